@@ -66,12 +66,16 @@ class WeightGradients:
     def run(self) -> None:
         """Computes all gradients and adds them up; what each needed is let go before the next."""
         while self._notes:
-            targets, compute = self._notes.popleft()
-            gradients = compute()
-            del compute
-            for target, gradient in zip(targets, gradients, strict=True):
-                if target is not None and gradient is not None:
-                    self._add(target, gradient.sum_to_size(target.shape))
+            self._run_oldest()
+
+    def _run_oldest(self) -> None:
+        """Apart, as names of a loop would keep the gradients made while the next ones are computed."""
+        targets, compute = self._notes.popleft()
+        gradients = compute()
+        del compute
+        for target, gradient in zip(targets, gradients, strict=True):
+            if target is not None and gradient is not None:
+                self._add(target, gradient.sum_to_size(target.shape))
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.graph import Graph, Layer, producer
 from planner.ir.plan import Decision
 from planner.ir.profile import Profile
@@ -19,6 +20,9 @@ from planner.layers import prepared_inputs
 _ENDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
 _COMPUTES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _SMALL, _SPARE, _BUCKET = 1 << 18, 1 << 20, 8 << 20
+_Like = tuple[int, int, int, int]
+"""Of a message: its receiver, its bytes, those of them in a frame, which the next message like it uses again, and of
+clouds, of which no two are alike, the micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +38,11 @@ class Holding:
         again: what is saved only once it is computed again, of a stage whose layers have layouts of their own.
         prepared: inputs that the host makes.
         samples: the rank's share.
+        standing: what its exchanges keep ready throughout.
+        made: by layer, gradients of parameters, where the rank has parts of them; else they follow from the graph.
         parameter_bytes: what the rank holds of parameters; ``elsewhere``: of these whose state another rank holds.
+        tied: parameters that other stages use too.
+        sums_behind: whether gradients are summed over ranks while the last backward runs.
     """
 
     layers: Sequence[Layer]
@@ -46,8 +54,12 @@ class Holding:
     again: float = 0.0
     prepared: int
     samples: float
+    standing: float = 0.0
+    made: Sequence[float] = ()
     parameter_bytes: int
     elsewhere: int = 0
+    tied: frozenset[str] = frozenset()
+    sums_behind: bool = False
     recompute: bool
     has_layouts: bool = False
 
@@ -62,14 +74,14 @@ class _Now:
     gradients: dict[int, int] = field(default_factory=dict)
     early: dict[int, int] = field(default_factory=dict)  # of stages that have no others yet, those made with inputs'
     halved: set[tuple[int, int]] = field(default_factory=set)
-    sent: list[tuple[int, Action, float, int]] = field(default_factory=list)  # (peer, what sent it, bytes, in a frame)
+    sent: list[tuple[_Like, Action, float]] = field(default_factory=list)  # (to whom, what sent it, bytes on its own)
     posted: int = 0
     prepared: int = 0
 
     def total(self) -> float:
         held = (*self.kept.values(), *self.inputs.values(), *self.seeds.values())
         made = {**self.early, **self.gradients}
-        return sum(held) + sum(made.values()) + sum(size for _, _, size, _ in self.sent) + self.posted + self.prepared
+        return sum(held) + sum(made.values()) + sum(size for _, _, size in self.sent) + self.posted + self.prepared
 
 
 class Account:
@@ -78,6 +90,7 @@ class Account:
     Args:
         holding: the stage of that number on that rank (rank, stage, micro-batch).
         places: where each action stands in the rows looked at, by rank; shared by the accounts of a program.
+        site_bytes: what every rank holds of the sites of a step.
     """
 
     def __init__(
@@ -88,14 +101,16 @@ class Account:
         rank: int,
         holding: Callable[[int, int, int], Holding],
         places: dict[int, dict[Action, int]],
+        site_bytes: int = 0,
     ) -> None:
+        self._site_bytes = site_bytes
         self._profile, self._decision, self._program, self._rank = profile, decision, program, rank
         self._row, self._holding, self._places = program.rows[rank], holding, places
         self._beside: dict[tuple[Op, int, int | None], list[Action]] = {}
         for action in self._row:
             self._beside.setdefault((action.op, action.stage, action.microbatch), []).append(action)
         self._versions = {stage: self._most_versions(stage) for stage in {action.stage for action in self._row}}
-        self._risen: dict[tuple[int, int, bool], _Rises] = {}
+        self._risen: dict[tuple[int, int, bool, bool], _Rises] = {}
         self._trains = any(action.op in (*_ENDS, Op.BACKWARD_INPUT) for action in self._row)
 
     def _stage(self, number: int, microbatch: int) -> Holding:
@@ -114,18 +129,21 @@ class Account:
             used = {name for layer in one.layers for name in layer.parameters}
             weights += (self._versions.get(stage, 1) - 1) * sum(parameters[name].num_bytes for name in used)
         buffers = sum(layer.buffer_bytes for one in held for layer in one.layers)
+        buffers += round(sum(one.standing for one in held))
         return weights + state + buffers + self.batch_bytes() + self.most()
 
     def most(self) -> int:
         """Beside parameters, optimiser state and buffers: the most at any action."""
-        now, most, framed = _Now(), 0.0, 0
+        now, most = _Now(), 0.0
+        framed: dict[_Like, int] = {}  # by receiver and sizes of its messages, the most under way
         receives = [action for action in self._row if action.op in RECEIVE]
         sizes = [sum(_buffer(*size) for size in self._sizes(action)) for action in receives]
-        window = receive_window(size for action in receives for size, _ in self._sizes(action))
-        now.posted, came = sum(sizes[:window]), 0
+        posted = [sum(_buffer(*size) for size in self._sizes(action) if not size[2]) for action in receives]
+        window = receive_window(size for action in receives for size, _, _ in self._sizes(action))
+        now.posted, came = sum(posted[:window]), 0
         for position, action in enumerate(self._row):
             if action.op in RECEIVE:
-                now.posted += (sizes[came + window] if came + window < len(sizes) else 0) - sizes[came]
+                now.posted += (posted[came + window] if came + window < len(posted) else 0) - posted[came]
                 self._receive(now, action, sizes[came])
                 came += 1
             elif action.op in SEND:
@@ -133,34 +151,41 @@ class Account:
                 share = self._unsaved_share(action.stage, action.microbatch or 0) if forward else 1.0
                 for message in self._program.messages_of(self._rank, action):
                     size, small = _bytes(message, forward)
-                    peer = message.dst if forward else message.src
-                    now.sent.append((peer, action, round(share * (size - small)), small))
-                framed = max(framed, sum(small for *_, small in now.sent))
+                    peer, number = message.dst if forward else message.src, action.microbatch or 0
+                    if self._shares_memory(peer):
+                        continue  # it is in a block, which its receiver holds
+                    like = (peer, size, small, number if prepared_inputs(self._profile.graph) else 0)
+                    now.sent.append((like, action, round(share * (size - small))))
+                    under_way = sum(other[2] for other, _, _ in now.sent if other == like)
+                    framed[like] = max(framed.get(like, 0), under_way)
                 most = max(most, now.total())
             elif action.op in _COMPUTES:
                 most = max(most, self._compute(now, action), now.total())
             elif action.op is Op.PREPARE:
                 now.prepared += self._stage(action.stage, action.microbatch or 0).prepared
             elif action.op is Op.REDUCE_GRAD:
-                several = len(self._program.ranks[action.stage]) > 1
-                own = self._stage(action.stage, 0).parameter_bytes if several else 0
-                most = max(most, now.total() + min(_BUCKET, own))
+                one, several = self._stage(action.stage, 0), len(self._program.ranks[action.stage]) > 1
+                summed = min(_BUCKET, one.parameter_bytes) if several else 0
+                if one.sums_behind:
+                    buckets = _buckets(one, self._profile.graph)
+                    summed = buckets[0][1] if len(buckets) == 1 else 0
+                most = max(most, now.total() + summed)
             elif action.op is Op.UPDATE:
                 most = max(most, now.total() + self._update_bytes(action.stage))
                 if any(a.op is Op.UPDATE and a.stage == action.stage for a in self._row[position + 1 :]):
                     now.gradients.pop(action.stage, None)
                     now.early.pop(action.stage, None)
-        return round(most) + framed
+        return round(most) + sum(framed.values())
 
     def batch_bytes(self) -> int:
-        """Of all inputs of a step but those that the host prepares."""
+        """Of all inputs of a step but those that the host prepares, and of its sites."""
         if not self._row:
             return 0
         graph = self._profile.graph
         made = set(prepared_inputs(graph))
         times = self._decision.global_batch / graph.samples
         sizes = (s.num_bytes * (times if s.has_samples else 1) for n, s in graph.inputs.items() if n not in made)
-        return round(sum(sizes))
+        return round(sum(sizes)) + self._site_bytes
 
     def _compute(self, now: _Now, action: Action) -> float:
         """What there is while it runs; ``now`` becomes what is there afterwards."""
@@ -169,7 +194,10 @@ class Account:
         now.seeds.pop(key, None)
         made = action.stage in now.gradients or (action.op is Op.BACKWARD_INPUT and action.stage in now.early)
         first = not made or self._versions[action.stage] > 1
-        rises = self._rises(stage, self._seed_bytes(*key), first)
+        sums = action.op in _ENDS and not any(
+            later.op in _ENDS and later.stage == action.stage for later in self._row[self._row.index(action) + 1 :]
+        )
+        rises = self._rises(stage, self._seed_bytes(*key), first, sums)
         before = now.total()
         if action.op is Op.FORWARD and not self._trains:
             now.inputs.pop(key, None)
@@ -194,10 +222,10 @@ class Account:
         now.gradients[action.stage] = stage.parameter_bytes
         return top
 
-    def _rises(self, stage: Holding, seeds: int, first: bool) -> _Rises:
-        key = (id(stage), seeds, first)  # stages of like micro-batches are one object
+    def _rises(self, stage: Holding, seeds: int, first: bool, sums: bool) -> _Rises:
+        key = (id(stage), seeds, first, sums)  # stages of like micro-batches are one object
         if key not in self._risen:
-            self._risen[key] = _Rises(stage, self._profile.graph, seeds, first)
+            self._risen[key] = _Rises(stage, self._profile.graph, seeds, first, sums)
         return self._risen[key]
 
     def _receive(self, now: _Now, action: Action, size: int) -> None:
@@ -209,9 +237,9 @@ class Account:
             peer = message.src if forward else message.dst
             now.sent = [sent for sent in now.sent if not self._told(peer, sent, action)]
 
-    def _told(self, peer: int, sent: tuple[int, Action, float, int], action: Action) -> bool:
+    def _told(self, peer: int, sent: tuple[_Like, Action, float], action: Action) -> bool:
         """Whether the message that ``action`` receives from ``peer`` left when what was sent had come there."""
-        to, sending, _, _ = sent
+        (to, *_), sending, _ = sent
         if to != peer or action.peer is None or sending.peer is None:
             return False
         answers = Op.SEND_FORWARD if action.op is Op.RECV_FORWARD else Op.SEND_BACKWARD
@@ -227,9 +255,17 @@ class Account:
             self._places[peer] = {action: place for place, action in enumerate(self._program.rows[peer])}
         return self._places[peer]
 
-    def _sizes(self, action: Action) -> list[tuple[int, int]]:
+    def _sizes(self, action: Action) -> list[tuple[int, int, bool]]:
+        """Of each message of a send or receive: its bytes, those in a frame, and whether both ends share memory."""
         forward = action.op in (Op.RECV_FORWARD, Op.SEND_FORWARD)
-        return [_bytes(message, forward) for message in self._program.messages_of(self._rank, action)]
+        messages = self._program.messages_of(self._rank, action)
+        return [
+            (*_bytes(message, forward), self._shares_memory(message.src + message.dst - self._rank))
+            for message in messages
+        ]
+
+    def _shares_memory(self, peer: int) -> bool:
+        return self._profile.cluster.link(self._rank, peer).transport == SHARED_MEMORY
 
     def _seed_bytes(self, stage: int, microbatch: int) -> int:
         """Gradients of the stage's outputs that come from other ranks, with room to spare."""
@@ -240,7 +276,7 @@ class Account:
         """Of the outputs that are sent on their own, the share that no layer of the stage saves."""
         stage = self._stage(number, microbatch)
         rows = self._beside.get((Op.SEND_FORWARD, number, microbatch), ())
-        alone = sum(size - small for action in rows for size, small in self._sizes(action))
+        alone = sum(size - small for action in rows for size, small, is_block in self._sizes(action) if not is_block)
         if not alone or stage.levels is None or stage.recompute:
             return 1.0 if alone else 0.0
         graph, names = self._profile.graph, [layer.name for layer in stage.layers]
@@ -282,12 +318,18 @@ class Account:
 class _Rises:
     """How high memory rises in the actions of a stage, above what there is without what the stage saved."""
 
-    def __init__(self, stage: Holding, graph: Graph, seeds: int, first: bool) -> None:
+    def __init__(self, stage: Holding, graph: Graph, seeds: int, first: bool, sums: bool) -> None:
         self._stage, self._seeds, self._first = stage, seeds, first
         self.saved = round(sum(stage.saved))
         self.left = round(max(sum(stage.saved), stage.left))
+        self._seeds_left = 0.0
         if stage.levels is not None:
-            self.left = round(sum(levels[4] for levels in stage.levels))
+            self._seeds_left = _seeds_left(stage, graph, seeds)
+            self.left = round(sum(levels[4] for levels in stage.levels) + self._seeds_left)
+        buckets = _buckets(stage, graph) if sums and stage.sums_behind else []
+        self._copied = [0] * len(stage.layers)
+        for place, size in buckets if len(buckets) > 1 else ():
+            self._copied[place] += size
         self._made = _made(stage, graph)
         defers = stage.defers or (True,) * len(self._made)
         self._early = [0.0 if later else size for later, size in zip(defers, self._made, strict=True)]
@@ -318,7 +360,8 @@ class _Rises:
         """While a whole backward runs."""
         if self._stage.levels is None:
             again = round(self._stage.again)
-            return self.saved + again + round(self._stage.workspace) + (self._all_made if self._first else 0)
+            needs = round(self._stage.workspace + max(self._copied, default=0))
+            return self.saved + again + needs + (self._all_made if self._first else 0)
         return self._down(1, self._stage.saved, self._made)
 
     def halved(self) -> float:
@@ -331,7 +374,8 @@ class _Rises:
     def weights(self) -> float:
         """While those of weights are."""
         if self._stage.levels is None:
-            return self.left + round(self._stage.workspace) + (self._all_made if self._first else 0)
+            needs = round(self._stage.workspace + max(self._copied, default=0))
+            return self.left + needs + (self._all_made if self._first else 0)
         return self._down(3, [levels[4] for levels in self._stage.levels], self._late)
 
     @property
@@ -345,14 +389,49 @@ class _Rises:
         for place in reversed(range(len(held))):
             made = made + makes[place] if self._first else makes[place]
             given = self._seeds if place < len(held) - 1 and which != 3 else 0
-            most = max(most, there + levels[place][which] + made + left + given)
+            beside = self._seeds_left if which == 3 else 0.0
+            copied = self._copied[place] if which != 2 else 0
+            most = max(most, there + levels[place][which] + made + left + given + beside + copied)
             there -= held[place]
             left += levels[place][4] if which == 2 else 0.0
         return round(most)
 
 
+def _seeds_left(stage: Holding, graph: Graph, seeds: int) -> float:
+    """Of gradients received, what stays for weight gradients in buffers larger than the gradients themselves."""
+    names = {layer.name for layer in stage.layers}
+    levels = stage.levels or ()
+    kept = sum(
+        one[7] for layer, one in zip(stage.layers, levels, strict=True) if names.isdisjoint(_readers(graph, layer.name))
+    )
+    kept = min(kept, sum(one[4] for one in levels))
+    return max(0.0, seeds - kept) if kept > 0 else 0.0
+
+
+def _buckets(stage: Holding, graph: Graph) -> list[tuple[int, int]]:
+    """Of each bucket of gradients: its earliest layer in the stage, and its bytes if they have to be put together."""
+    earliest: dict[str, int] = {}
+    for place, layer in enumerate(stage.layers):
+        for name in layer.parameters:
+            if name not in stage.tied:
+                earliest.setdefault(name, place)
+    found: list[list[str]] = []
+    room = 0
+    for name in reversed(earliest):
+        size = graph.parameters[name].num_bytes
+        if not found or size > room:
+            found.append([])
+            room = _BUCKET
+        found[-1].append(name)
+        room -= size
+    sizes = [sum(graph.parameters[name].num_bytes for name in names) if len(names) > 1 else 0 for names in found]
+    return [(min(earliest[name] for name in names), size) for names, size in zip(found, sizes, strict=True)]
+
+
 def _made(stage: Holding, graph: Graph) -> list[float]:
     """Gradients of parameters by layer; those that an earlier stage uses too come with the first layer."""
+    if stage.made:
+        return list(stage.made)
     names = [layer.name for layer in stage.layers]
     found = [0.0] * len(names)
     seen: dict[str, str] = {}
@@ -379,6 +458,6 @@ def _bytes(message: Message, forward: bool) -> tuple[int, int]:
     return sum(sizes), sum(size for size in sizes if size < _SMALL)
 
 
-def _buffer(size: int, small: int) -> int:
-    """Of a received message: behind its frame as much again, behind tensors on their own an eighth."""
-    return size + min((size - small) // 8, _SPARE) + min(small, _SPARE)
+def _buffer(size: int, small: int, is_block: bool) -> int:
+    """Of a received message: behind its frame as much again, behind tensors on their own an eighth, of blocks none."""
+    return size if is_block else size + min((size - small) // 8, _SPARE) + min(small, _SPARE)

@@ -119,14 +119,40 @@ class LaidOut:
         """Bytes of the parameters that a member uses."""
         return sum(float(sums.held_bytes[0, member]) for sums in self._sums.values())
 
-    def saved_bytes(self, member: int) -> float:
-        """What layers of a member save for the backward, and what it received from its group."""
-        own = sum(float(cost["saved_bytes"][member]) for cost in self._costs.values())
-        return own + sum(float(one.received_bytes[0, 0, member]) for one in self._crossings.values())
+    def saved_bytes(self, member: int) -> list[float]:
+        """What each layer of a member saves for the backward, and what it received from its group."""
+        own = [float(self._costs[layer.name]["saved_bytes"][member]) for layer in self.layers]
+        return [saved + self._received(layer, member) for saved, layer in zip(own, self.layers, strict=True)]
+
+    def made_bytes(self, member: int) -> list[float]:
+        """Parameters of each layer that a member uses."""
+        return [float(self._sums[layer.name].held_bytes[0, member]) for layer in self.layers]
+
+    def standing_bytes(self, member: int) -> float:
+        """What exchanges keep ready on a member."""
+        return sum(float(one.standing_bytes[0, 0, member]) for one in self._crossings.values())
+
+    def levels(self, member: int) -> list[list[float]] | None:
+        """How high memory rises in each layer; None if that was not measured."""
+        found = []
+        for layer in self.layers:
+            shards, index, kind = self._shards[layer.name], self.prices.index[layer.name], self._kinds[member]
+            samples, share = float(shards.samples[0, member]), float(shards.share[0, member])
+            whole = float(self._book.tables.at(kind, samples).workspace_bytes[index])
+            needs = float(self._costs[layer.name]["workspace_bytes"][member]) - share * whole
+            one = self._book.levels.of_part(kind, index, samples, share, self._received(layer, member), needs)
+            if one is None:
+                return None
+            found.append(one.tolist())
+        return found
 
     def workspace_bytes(self, member: int) -> float:
         """What the hungriest layer needs while it runs."""
         return max(float(cost["workspace_bytes"][member]) for cost in self._costs.values())
+
+    def _received(self, layer: Layer, member: int) -> float:
+        pairs = self._crossings.items()
+        return sum(float(one.received_bytes[0, 0, member]) for (_, reader), one in pairs if reader == layer.name)
 
     @property
     def _book(self) -> PriceBook:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 from planner.check.events import Spans, Step
 from planner.check.memory import Account, Holding
@@ -17,6 +18,7 @@ from planner.check.structure import has_layouts, samples_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of
 from planner.costs.stages.gradient_overlap import exposed_s
+from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.plan import Decision
 from planner.ir.profile import Profile
 from planner.ir.program import Program
@@ -80,7 +82,9 @@ def reckon(profile: Profile | PriceBook, decision: Decision, program: Program) -
     plain = _Plain(book, decision, program)
     places: dict[int, dict[Action, int]] = {}
     ranks = range(len(program.rows))
-    accounts = (Account(book.profile, decision, program, rank, plain.holding, places) for rank in ranks)
+    shared = any(len(group) > 1 for group in program.ranks)
+    sites = sum(book.preparations.found_bytes(rows, shared=shared) for rows in decision.micro_batches)
+    accounts = (Account(book.profile, decision, program, rank, plain.holding, places, sites) for rank in ranks)
     peaks = tuple(account.peak_bytes() for account in accounts)
     step = Step(book.network, program, plain.action_s, plain.summed)
     step_s = step.seconds()
@@ -230,6 +234,10 @@ class _Plain:
             return ties_s + update_s / len(group) + self.sum_s(group, self._stage_bytes(stage)) / 2
         return ties_s + update_s
 
+    def _shares_memory(self, stage: int) -> bool:
+        pairs = permutations(self.program.ranks[stage], 2)
+        return all(self.book.profile.cluster.link(*pair).transport == SHARED_MEMORY for pair in pairs)
+
     def _is_sharded(self, stage: int) -> bool:
         """Whether the stage's ranks divide the optimiser's state among them."""
         several = len(self.program.ranks[stage]) > 1
@@ -261,15 +269,21 @@ class _Plain:
         recompute, size = self.decision.stages[stage].recompute, self.decision.micro_batches[microbatch]
         if self.has_layouts[stage]:
             laid_out, member = self._of_size(stage, size), self.program.ranks[stage].index(rank)
-            saved = laid_out.saved_bytes(member)
+            kept, of_layers = laid_out.saved_bytes(member), None if recompute else laid_out.levels(member)
+            sizes = set(self.decision.micro_batches) if not self._shares_memory(stage) else set()
+            deferring = self.book.tables.deferring(kind)
             return Holding(
                 layers=layers,
-                saved=(0.0 if recompute else saved,),
+                saved=[0.0] if recompute else kept if of_layers is not None else [sum(kept)],
+                levels=of_layers,
+                defers=() if of_layers is None else [bool(deferring[at]) for at in indices],
                 workspace=laid_out.workspace_bytes(member),
-                left=saved,
-                again=saved if recompute else 0.0,
-                prepared=self.book.preparations.num_bytes(indices, size),
+                left=sum(kept),
+                again=sum(kept) if recompute else 0.0,
+                prepared=self.book.preparations.num_bytes(indices, size, len(self.program.ranks[stage])),
                 samples=size,
+                standing=sum(self._of_size(stage, each).standing_bytes(member) for each in sizes),
+                made=() if of_layers is None else laid_out.made_bytes(member),
                 parameter_bytes=round(laid_out.parameter_bytes(member)),
                 recompute=False,
                 has_layouts=True,
@@ -284,10 +298,12 @@ class _Plain:
             defers=() if levels is None else [bool(deferring[at]) for at in indices],
             workspace=max(float(costs["workspace_bytes"][at]) for at in indices),
             left=round(self.book.tables.left_bytes(kind, samples, runs_of(indices))),
-            prepared=self.book.preparations.num_bytes(indices, samples),
+            prepared=self.book.preparations.num_bytes(indices, samples, len(self.program.ranks[stage])),
             samples=samples,
             parameter_bytes=self.graph.parameter_bytes(frozenset(layer.name for layer in layers)),
             elsewhere=own - math.ceil(own / len(self.program.ranks[stage])) if self._is_sharded(stage) else 0,
+            tied=frozenset(name for name, users in self.users.items() if len(users) > 1),
+            sums_behind=len(self.program.ranks[stage]) > 1 and not self._is_sharded(stage),
             recompute=recompute,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 
 SAMPLE = "sample"
@@ -182,3 +183,22 @@ def value_name(layer: str, index: int) -> str:
 def producer(value: str) -> str:
     """Name of the layer (or graph input) that makes ``value``."""
     return value.partition(":")[0]
+
+
+def graph_of_sites(graph: Graph, rows: int, sizes: Mapping[str, int]) -> Graph:
+    """``graph`` for ``rows`` samples that have ``sizes`` sites, by the name of the number."""
+
+    @cache  # most layers of a level make tensors alike
+    def at(spec: TensorSpec) -> TensorSpec:
+        return spec_of_sites(spec, rows, graph.samples, sizes)
+
+    layers = tuple(replace(layer, outputs=tuple(map(at, layer.outputs))) for layer in graph.layers)
+    inputs = {name: at(spec) for name, spec in graph.inputs.items()}
+    return replace(graph, samples=rows, inputs=inputs, layers=layers)
+
+
+def spec_of_sites(spec: TensorSpec, rows: int, captured: int, sizes: Mapping[str, int]) -> TensorSpec:
+    """``spec``, of a graph of ``captured`` samples, for ``rows`` samples that have ``sizes`` sites."""
+    found = spec.at(rows, captured)
+    shape = tuple(sizes.get(dim, extent) for dim, extent in zip(found.dims, found.shape, strict=True))
+    return found if shape == found.shape else replace(found, shape=shape)

@@ -50,6 +50,8 @@ class Levels:
         backward_weight: above what is left for the weight gradients, while its own are computed.
         left: of what it saves, and of the gradients of its outputs: what some weight gradient needs later.
         outputs_saved: of its outputs, those that it saves itself.
+        inputs_saved: of what earlier layers made, what it is the first to save.
+        gradients_left: of the gradients of its outputs, those that some weight gradient needs later.
     """
 
     forward: int
@@ -58,6 +60,8 @@ class Levels:
     backward_weight: int
     left: int
     outputs_saved: int = 0
+    inputs_saved: int = field(default=0, metadata={"added": "0.1"})
+    gradients_left: int = field(default=0, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,8 @@ _OF_FIELDS: Mapping[str, tuple[float, float]] = {
     "backward_weight": _BYTES,
     "left": _BYTES,
     "outputs_saved": _BYTES,
+    "inputs_saved": _BYTES,
+    "gradients_left": _BYTES,
 }
 _ANY = (-1e18, 1e18)
 

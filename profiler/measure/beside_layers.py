@@ -26,7 +26,7 @@ from cuda_ops.sparse.local import Owned, local_map
 from cuda_ops.sparse.preparation import Clouds, Preparation
 from cuda_ops.sparse.recipe import Passage
 from planner.ir.errors import UnknownNameError, UsageError
-from planner.ir.graph import Graph
+from planner.ir.graph import Graph, graph_of_sites
 from planner.ir.profile import Optimizer, ParameterCost, PreparationCost, SiteHalo
 from planner.sites.arrangement import arrange, cut
 from planner.sites.balance import halo_sites
@@ -265,7 +265,7 @@ def preparation_costs(
     preparation = example.preparation
     words = preparation.size_of
     inputs = dict(zip(preparation.names, _names(preparation), strict=True))
-    runs = [_timed(preparation, raw) for _ in range(_NUM_RUNS)]
+    runs = [_timed(graph, preparation, raw) for _ in range(_NUM_RUNS)]
     seconds = {name: trimmed_mean([run[name] for run in runs]) for name in runs[0]}
     shares = [_timed_shares(graph, preparation, raw) for _ in range(_NUM_RUNS)]
     shared = {name: trimmed_mean([run[name] for run in shares]) for name in shares[0]}
@@ -316,7 +316,8 @@ def _names(preparation: Preparation) -> tuple[str, ...]:
     return BatchStructure.plain(preparation.num_inputs, len(preparation.per_site)).names
 
 
-def _timed(preparation: Preparation, raw: tuple[Tensor, ...]) -> dict[str, float]:
+def _timed(graph: Graph, preparation: Preparation, raw: tuple[Tensor, ...]) -> dict[str, float]:
+    """Seconds of each step; with ``collate``, the graph of so many sites, which every micro-batch is run by."""
     seconds: dict[str, float] = {}
 
     def timed(name: str, make: Callable[[], object]) -> object:
@@ -331,6 +332,9 @@ def _timed(preparation: Preparation, raw: tuple[Tensor, ...]) -> dict[str, float
     for route, word in preparation.size_of.items():
         if route:
             timed(word, partial(geometry.keys, route))
+    start_s = time.thread_time()
+    graph_of_sites(graph, made[0].num_samples, made[0].sizes)
+    seconds[_COLLATE] += time.thread_time() - start_s
     for index, spec in enumerate(preparation.recipe.maps):
         timed(f"map_{index}", partial(geometry.map, spec))
     for index, route in enumerate(preparation.recipe.segments):

@@ -146,6 +146,8 @@ def footprints(captured: Captured, tensors: Mapping[str, Tensor], samples: int) 
                     backward_weight=split.layers[k].weight,
                     left=split.layers[k].left,
                     outputs_saved=whole.layers[k].outputs_saved,
+                    inputs_saved=whole.layers[k].inputs_saved,
+                    gradients_left=split.layers[k].gradients_left,
                 ),
             )
             for k, part in enumerate(parts)
@@ -203,6 +205,8 @@ class _Layer:
     weight: int = 0
     left: int = 0
     outputs_saved: int = 0
+    inputs_saved: int = 0
+    gradients_left: int = 0
 
 
 class _Watched:
@@ -221,6 +225,7 @@ class _Watched:
         """Fills ``layers``."""
         for parameter in (parameter for part in self._parts for parameter in part.parameters):
             parameter.grad = None  # first gradients are not added to any
+        made: set[int] = set()
         for layer, part in zip(self.layers, self._parts, strict=True):
             with self._counter.hooks():
                 layer.forward, more = _rise(self._meter, partial(self._pass.forward, part))
@@ -228,18 +233,27 @@ class _Watched:
             layer.saved, self._counter.found = self._counter.found, {}
             results = {_address(value): _size(value) for value in map(self._pass.value, part.results)}
             layer.outputs_saved = sum(size for address, size in results.items() if address in layer.saved)
+            layer.inputs_saved = sum(size for address, size in layer.saved.items() if address in made)
+            made.update(results)
         for layer, unsaved in zip(self.layers, self._unsaved(), strict=True):
             layer.forward += unsaved
         first = {address: k for k, layer in enumerate(self.layers) for address in layer.saved}
         self._pass.start_backward()
         left: dict[int, Tensor] = {}  # kept alive, so that their addresses stay their own
+        came: dict[int, list[_Layer]] = {}  # by address of a gradient under way, the layers whose outputs it is of
         for k in reversed(range(len(self._parts))):
-            self._backward(k, first, left)
+            came = self._backward(k, first, left, came)
 
-    def _backward(self, k: int, first: Mapping[int, int], left: dict[int, Tensor]) -> None:
+    def _backward(
+        self, k: int, first: Mapping[int, int], left: dict[int, Tensor], came: Mapping[int, list[_Layer]]
+    ) -> dict[int, list[_Layer]]:
         part, layer = self._parts[k], self.layers[k]
-        given = _total(self._pass.gradients_of(part)[1])
-        under_way = _total(self._pass.gradients_under_way())
+        gradients = self._pass.gradients_of(part)[1]
+        given, own = _total(gradients), {_address(gradient) for gradient in gradients}
+        moving = list(self._pass.gradients_under_way())
+        under_way, addresses = _total(moving), {_address(gradient) for gradient in moving}
+        now = {a: [*came.get(a, ()), *([layer] if a in own else ())] for a in addresses | own}
+        del gradients, moving
         new = [parameter for parameter in part.parameters if parameter.grad is None]
         rise, _ = _rise(self._meter, lambda: self._pass.backward_input(part))
         made = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
@@ -247,16 +261,19 @@ class _Watched:
         layer.workspace = max(0, layer.workspace, given + rise - made)
         if not self._halves:
             self._pass.backward_weight(part)
-            return
+            return now
         for tensor in self._pass.left_of(part):
             address = _address(tensor)
             if address not in left and address not in self._known:
                 left[address] = tensor
                 self.layers[first.get(address, k)].left += _size(tensor)
+                for other in now.get(address, ()):
+                    other.gradients_left += _size(tensor)
         new = [parameter for parameter in part.parameters if parameter.grad is None]
         rise, _ = _rise(self._meter, lambda: self._pass.backward_weight(part))
         made = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
         layer.weight = max(0, rise - made)
+        return now
 
     def _unsaved(self) -> list[int]:
         """By layer, the bytes of earlier layers' values that it or a later one reads, and no earlier one has saved."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
@@ -27,7 +27,7 @@ from cuda_ops.sparse.local import Owned, local_segments
 from cuda_ops.sparse.preparation import SITES, Clouds, Preparation
 from cuda_ops.sparse.recipe import HALVES
 from planner.ir.errors import StageFailedError, UnsupportedModelError
-from planner.ir.graph import SAMPLE, Graph, TensorSpec
+from planner.ir.graph import SAMPLE, Graph, TensorSpec, graph_of_sites, spec_of_sites
 from planner.ir.plan import Decision
 from planner.sites.arrangement import Arrangement, arrange, cut_places
 from planner.sites.keys import block_keys
@@ -237,7 +237,7 @@ class PreparedBatch:
 
     def shapes(self, microbatch: int) -> Shapes:
         graph, sizes, rows = self.prepared.graph, self.sizes(microbatch), self.rows[microbatch]
-        return {name: _at(spec, rows, graph.samples, sizes).shape for name, spec in graph.inputs.items()}
+        return {name: spec_of_sites(spec, rows, graph.samples, sizes).shape for name, spec in graph.inputs.items()}
 
     def whole(self, name: str, microbatch: int) -> Tensor:
         """A graph input of all samples."""
@@ -300,21 +300,3 @@ def site_speeds(decision: Decision, stage: int) -> tuple[float, ...]:
             f"stage {stage} does not share out samples or sites", [f"it has {len(decision.stages[stage].ranks)} ranks"]
         )
     return tuple(float(stop - start) for start, stop in pairwise(points))
-
-
-def graph_of_sites(graph: Graph, rows: int, sizes: dict[str, int]) -> Graph:
-    """``graph`` for ``rows`` samples that have ``sizes`` sites."""
-
-    @cache  # most layers of a level make tensors alike
-    def at(spec: TensorSpec) -> TensorSpec:
-        return _at(spec, rows, graph.samples, sizes)
-
-    layers = tuple(replace(layer, outputs=tuple(map(at, layer.outputs))) for layer in graph.layers)
-    inputs = {name: at(spec) for name, spec in graph.inputs.items()}
-    return replace(graph, samples=rows, inputs=inputs, layers=layers)
-
-
-def _at(spec: TensorSpec, rows: int, captured: int, sizes: dict[str, int]) -> TensorSpec:
-    found = spec.at(rows, captured)
-    shape = tuple(sizes.get(dim, extent) for dim, extent in zip(found.dims, found.shape, strict=True))
-    return found if shape == found.shape else replace(found, shape=shape)

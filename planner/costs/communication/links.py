@@ -37,7 +37,7 @@ from planner.costs.communication.collectives import (
     transfer_s,
 )
 from planner.costs.layers.confidence import weakest
-from planner.ir.cluster import ALL_REDUCE, Cluster, Evidence, Link, transport_text
+from planner.ir.cluster import ALL_REDUCE, SHARED_MEMORY, Cluster, Evidence, Link, transport_text
 
 __all__ = ["Network", "Points", "collective_s", "fastest", "read_points", "transfer_s", "transport_of", "without_pairs"]
 
@@ -145,6 +145,12 @@ class Network:
             if ends in self._pairs and self.cluster.pair(src, dst) is not None:
                 return "\0".join(ends)
         return self.cluster.link_class(src, dst)
+
+
+def shares_memory(cluster: Cluster, ranks: Sequence[int]) -> bool:
+    """Whether messages between any two of ``ranks`` go through memory that they share."""
+    pairs = ((a, b) for a in ranks for b in ranks if a != b)
+    return all(cluster.link(*pair).transport == SHARED_MEMORY for pair in pairs)
 
 
 def transport_of(cluster: Cluster, ranks: Sequence[int]) -> str:

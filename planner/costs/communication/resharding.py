@@ -27,6 +27,8 @@ from planner.layers import is_convolution
 
 Array = NDArray[np.float64]
 
+STANDING_BYTES = 1 << 20
+"""Largest message for which a receive stands ready (:mod:`runtime.transport.works`)."""
 _ROUNDING = 1e-9  # ways that differ by less are equally cheap
 
 
@@ -38,6 +40,7 @@ class Crossing:
         forward_s, backward_s: messages one way and their adjoint; of a convolution's halo backward that of dx or of
             dy, whichever is smaller (``costs.communication.halo``).
         received_bytes: ``[..., ranks]``: what each rank gets and keeps until the backward.
+        standing_bytes: ``[..., ranks]``: what comes and what leaves, both ways, where receives stand ready for it.
         moved_bytes: in all, forward, partial sums included.
         is_halo: whether both layers are cut alike and ranks lack rows of space alone, so that what moves is a rim of
             each part (or nothing).
@@ -47,6 +50,7 @@ class Crossing:
     forward_s: Array
     backward_s: Array
     received_bytes: Array
+    standing_bytes: Array
     moved_bytes: Array
     is_halo: NDArray[np.bool_]
     ways: NDArray[np.int64]
@@ -89,7 +93,9 @@ def crossing(
             found = halo_of_dy(maker, values[0][0], k, reader, l)
             if found is not None and found.sum() < total.moved[k, l] / element:
                 total.seconds[1, k, l] = exchange_s(found * of_dy, ranks, network)
-    return Crossing(total.seconds[0], total.seconds[1], total.received, total.moved, is_halo, total.ways)
+                total.standing[1, k, l] = _standing(found * of_dy)
+    seconds, standing = total.seconds, total.standing.sum(axis=0)
+    return Crossing(seconds[0], seconds[1], total.received, standing, total.moved, is_halo, total.ways)
 
 
 def scattered_s(shards: Shards, ranks: tuple[int, ...], network: Network) -> Array:
@@ -134,6 +140,7 @@ class _Total:
     def __init__(self, shape: tuple[int, int], num_ranks: int) -> None:
         self.seconds = np.zeros((2, *shape))
         self.received = np.zeros((*shape, num_ranks))
+        self.standing = np.zeros((2, *shape, num_ranks))
         self.moved = np.zeros(shape)
         self.ways = np.ones(shape, dtype=np.int64)
 
@@ -141,7 +148,14 @@ class _Total:
         """One more value; its gradient returns if it has two passes."""
         self.seconds[:passes] += seconds
         self.received += part.sum(axis=-2)
+        self.standing[:passes] += _standing(part)
         self.moved += part.sum(axis=(-1, -2))
+
+
+def _standing(part: Counts) -> Array:
+    """By rank: it keeps room for what comes, and what it sent, until the next exchange of these values."""
+    small = np.where(part <= STANDING_BYTES, part, 0.0)
+    return np.asarray(small.sum(axis=-2) + small.sum(axis=-1))
 
 
 def _lacks_space_alone(dims: tuple[str, ...], held: Boxes, needed: Boxes) -> NDArray[np.bool_]:

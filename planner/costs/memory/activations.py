@@ -9,16 +9,30 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.costs.layers.cost_table import SizeTable, layers_of, span
-from planner.costs.memory.levels import Array, Course, Indices, course, layers_in, plain_course
+from planner.costs.memory.levels import (
+    BACKWARD,
+    GRADIENTS_LEFT,
+    LEFT,
+    OUTPUTS_SAVED,
+    WEIGHT,
+    Array,
+    Course,
+    Indices,
+    course,
+    layers_in,
+    plain_course,
+)
 from planner.costs.simulator.program import PREPARE_STEP, RECEIVE_STEP, REDUCE_STEP, SEND_STEP, CompiledProgram
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
+from planner.costs.stages.stage_cost import StageCost
+from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.program import Part, Program, receive_window
 from planner.ir.schedule import Op
 
@@ -31,12 +45,14 @@ class Activation:
         kept: from forward to the end of backward: what was saved.
         unsaved: of the outputs that are sent on their own, what nobody saves.
         recompute: whether what layers save is not among that, but computed again for the backward.
+        last: the course in which sums of gradients begin, of the last backward of a stage whose ranks sum them behind.
     """
 
     course: Course
     kept: int
     unsaved: int = 0
     recompute: bool = False
+    last: Course | None = None
 
     @property
     def saved(self) -> int:
@@ -56,6 +72,9 @@ def activation_of(
     placed = costs.stages[stage]
     if placed.laid_out:
         cost = placed.laid_out[costs.micro_batches[microbatch]]
+        laid_out = None if placed.recompute else _laid_out(costs, placed, cost, member, seeds)
+        if laid_out is not None:
+            return Activation(laid_out, laid_out.saved, sent_bytes)
         parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes, cost.parameter_bytes)
         saved, again, workspace, parameters = (round(float(part[member])) for part in parts)
         found = plain_course(saved, saved + again, parameters, workspace, again)
@@ -63,29 +82,79 @@ def activation_of(
     table, kind = costs.table(stage, member, microbatch), costs.book.kind(placed.ranks[member])
     samples = placed.samples[costs.micro_batches[microbatch]][member]
     known = costs.book.levels.known
-    key = (placed.runs, kind, samples, placed.parameter_bytes, seeds)
+    key = (placed.runs, kind, samples, placed.parameter_bytes, seeds, placed.sums_behind and placed.tied)
     if key not in known:
-        known[key] = _course_of(costs, placed, table, kind, samples, seeds)
-    found, unsaved = known[key]
+        copies = _copies(costs, placed)
+        found, unsaved = _course_of(costs, placed, table, kind, samples, seeds)
+        last = _course_of(costs, placed, table, kind, samples, seeds, copies)[0] if copies else None
+        known[key] = found, unsaved, last
+    found, unsaved, last = known[key]
     left = sent_bytes if unsaved is None or placed.recompute else min(unsaved, sent_bytes)
-    return Activation(found, 0 if placed.recompute else found.saved, left, placed.recompute)
+    return Activation(found, 0 if placed.recompute else found.saved, left, placed.recompute, last)
+
+
+def _laid_out(costs: StageCosts, placed: StagePlacement, cost: StageCost, member: int, seeds: int) -> Course | None:
+    """Of layers with layouts of their own; None if no levels are known."""
+    kind, own = costs.book.kind(placed.ranks[member]), cost.by_layer
+    found = []
+    for place, layer in enumerate(own.layers):
+        samples, share = float(own.samples[place, member]), float(own.share[place, member])
+        whole = float(costs.book.tables.at(kind, samples).workspace_bytes[layer])
+        more = float(own.workspace[place, member]) - share * whole
+        levels = costs.book.levels.of_part(kind, layer, samples, share, float(own.received[place, member]), more)
+        if levels is None:
+            return None
+        found.append(levels)
+    saved = own.saved[:, member] + own.received[:, member]
+    defers = costs.book.tables.deferring(kind)[list(own.layers)]
+    return course(saved, own.parameters[:, member], np.array(found).T, seeds, defers)
+
+
+def _copies(costs: StageCosts, placed: StagePlacement) -> dict[int, int]:
+    """By the layer (its index) that completes a bucket in the last backward, what putting it together takes.
+
+    One bucket alone is put together when it is summed; the only gradient of a bucket is summed where it lies.
+    """
+    found = costs.book.buckets(placed.runs, placed.tied) if placed.sums_behind else ()
+    return {one.first_layer: one.copied_bytes for one in found if one.copied_bytes} if len(found) > 1 else {}
 
 
 def _course_of(
-    costs: StageCosts, placed: StagePlacement, table: SizeTable, kind: str, samples: float, seeds: int
+    costs: StageCosts,
+    placed: StagePlacement,
+    table: SizeTable,
+    kind: str,
+    samples: float,
+    seeds: int,
+    copies: Mapping[int, int] | None = None,
 ) -> tuple[Course, int | None]:
     """The course, and what is sent to other stages without being saved; None if that is not known."""
-    levels = costs.book.levels.at(kind, samples)
+    levels, copies = costs.book.levels.at(kind, samples), copies or {}
     if levels is None:
         hungriest = max((float(table.workspace_bytes[a:b].max()) for a, b in placed.runs if a < b), default=0.0)
+        hungriest += max(copies.values(), default=0)
         left = costs.book.tables.left_bytes(kind, samples, placed.runs)
         return plain_course(span(table.saved_bytes, placed.runs), left, placed.parameter_bytes, hungriest), None
     layers = layers_in(placed.runs)
     saved_by = np.diff(table.saved_bytes)[layers]
     made = np.diff(costs.book.tables.graph.parameter_bytes)[layers]
-    defers = costs.book.tables.deferring(kind)[layers]
-    found = course(saved_by, _gradients(placed, made), levels[:, layers], seeds, defers)
+    defers, own = costs.book.tables.deferring(kind)[layers], levels[:, layers]
+    for layer, size in copies.items():
+        own[BACKWARD : WEIGHT + 1, layers == layer] += size
+    stays = _seeds_left(costs, layers, own, seeds)
+    found = course(saved_by, _gradients(placed, made), own, seeds, defers, stays)
     return found, _unsaved(costs, layers, saved_by, levels, samples)
+
+
+def _seeds_left(costs: StageCosts, layers: Indices, levels: Array, seeds: int) -> float:
+    """What stays of the gradients that were received, in their buffers, beside what is counted as left of them.
+
+    A gradient that no layer of the stage adds to is that of the weight gradients where it lies; a buffer goes whole.
+    """
+    inside, readers = set(layers.tolist()), costs.book.levels.readers
+    alone = [place for place, layer in enumerate(layers.tolist()) if inside.isdisjoint(readers[layer])]
+    counted = min(float(levels[GRADIENTS_LEFT, alone].sum()), float(levels[LEFT].sum()))
+    return max(0.0, seeds - counted) if counted > 0 else 0.0
 
 
 def _gradients(placed: StagePlacement, made: Array) -> Array:
@@ -106,10 +175,11 @@ def _unsaved(costs: StageCosts, layers: Indices, saved_by: Array, levels: Array,
             continue
         size = outputs[layer] * samples
         kept_by_reader = any(saved_by[inside[r]] >= 0.99 * size for r in readers[layer] if r in inside)
-        found += 0.0 if kept_by_reader else max(0.0, size - float(levels[-1, layer]))
+        found += 0.0 if kept_by_reader else max(0.0, size - float(levels[OUTPUTS_SAVED, layer]))
     return round(found)
 
 
+_ENDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
 BUCKET_BYTES = 8 * 2**20
 """Most bytes of gradients that the runtime copies together to sum them."""
 ALONE_BYTES = 256 * 1024
@@ -126,8 +196,9 @@ class Holdings:
         activations: by activation slot.
         gradients: of parameters, by rank and stage.
         messages: payload by message.
-        buffers: by message, what it takes where it is received.
+        buffers: by message, what it takes where it is received; posted: from its announcement on.
         sent: by message, what it keeps alive where it was sent, and what of that is in a frame.
+        frames: by message, equal for those that may use one frame after another.
         acknowledged: by message, those that its receiver then knows to have come.
         update, reduction: what an update, and a sum of gradients, need besides, by rank and stage.
         prepared: what the host makes of a micro-batch, by rank, stage and micro-batch.
@@ -137,7 +208,9 @@ class Holdings:
     gradients: dict[tuple[int, int], int]
     messages: tuple[int, ...]
     buffers: tuple[int, ...]
+    posted: tuple[int, ...]
     sent: tuple[tuple[int, int], ...]
+    frames: tuple[tuple[int, ...], ...]
     acknowledged: dict[int, tuple[int, ...]]
     update: dict[tuple[int, int], int]
     reduction: dict[tuple[int, int], int]
@@ -155,14 +228,15 @@ def activations(
             that is small itself, all.
     """
     small = small or [size if size < ALONE_BYTES else 0 for size in transfer_bytes]
-    alone, seeds = Counter[tuple[int, int, int]](), Counter[tuple[int, int, int]]()
+    alone, seeds, cluster = Counter[tuple[int, int, int]](), Counter[tuple[int, int, int]](), costs.book.profile.cluster
     for slot, transfer in enumerate(compiled.transfers):
         src, _, microbatch = transfer.route
         size = costs.micro_batches[microbatch]
-        if transfer.forward:
+        is_block = cluster.link(transfer.src, transfer.dst).transport == SHARED_MEMORY
+        if not transfer.forward:
+            seeds[transfer.dst, src, size] += buffer_bytes(transfer_bytes[slot], small[slot], is_block)
+        elif not is_block:
             alone[transfer.src, src, size] += transfer_bytes[slot] - small[slot]
-        else:
-            seeds[transfer.dst, src, size] += buffer_bytes(transfer_bytes[slot], small[slot])
     found = []
     unsaved: dict[tuple[int, int, int], float] = {}
     for each in compiled.activations:
@@ -170,12 +244,18 @@ def activations(
         member = costs.stages[each.stage].ranks.index(each.rank)
         found.append(activation_of(costs, each.stage, member, each.microbatch, alone[key], seeds[key]))
         unsaved[key] = found[-1].unsaved / alone[key] if alone[key] else 0.0
-    sent = []
-    for slot, _ in compiled.messages:
-        transfer = compiled.transfers[slot]
+    buffers, posted, sent = [], [], []
+    frames: list[tuple[int, ...]] = []
+    varies = bool(costs.book.preparations.inputs)  # no two messages have as many sites
+    for slot, channel in compiled.messages:
+        transfer, payload, framed = compiled.transfers[slot], transfer_bytes[slot], small[slot]
         src, _, microbatch = transfer.route
         share = unsaved.get((transfer.src, src, costs.micro_batches[microbatch]), 1.0) if transfer.forward else 1.0
-        sent.append((round(share * (transfer_bytes[slot] - small[slot])), small[slot]))
+        is_block = cluster.link(*compiled.channels[channel]).transport == SHARED_MEMORY
+        buffers.append(buffer_bytes(payload, framed, is_block))
+        posted.append(0 if is_block else buffers[-1])
+        sent.append((0, 0) if is_block else (round(share * (payload - framed)), framed))
+        frames.append((channel, payload, framed, len(frames) if varies else 0))
     gradients, update, reduction = {}, {}, {}
     needs = _update_needs(costs)
     for number, stage in enumerate(costs.stages):
@@ -185,18 +265,30 @@ def activations(
                 own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
             gradients[rank, number] = own if compiled.trains[rank] else 0
             update[rank, number] = round(needs * _largest_parameter(costs, stage))
-            reduction[rank, number] = min(BUCKET_BYTES, own) if len(stage.ranks) > 1 else 0
+            reduction[rank, number] = _put_together(costs, stage, own)
     return Holdings(
         tuple(found),
         gradients,
         tuple(transfer_bytes[slot] for slot, _ in compiled.messages),
-        tuple(buffer_bytes(transfer_bytes[slot], small[slot]) for slot, _ in compiled.messages),
+        tuple(buffers),
+        tuple(posted),
         tuple(sent),
+        tuple(frames),
         _acknowledged(compiled),
         update,
         reduction,
         _prepared(costs, compiled),
     )
+
+
+def _put_together(costs: StageCosts, stage: StagePlacement, own: int) -> int:
+    """What a sum of gradients needs besides when nothing of it has begun in the backward, of ``own`` bytes in all."""
+    if len(stage.ranks) < 2:
+        return 0
+    if not stage.sums_behind:
+        return min(BUCKET_BYTES, own)
+    found = costs.book.buckets(stage.runs, stage.tied)
+    return found[0].copied_bytes if len(found) == 1 else 0
 
 
 def small_bytes(program: Program, compiled: CompiledProgram) -> list[int]:
@@ -220,8 +312,14 @@ def _prepared(costs: StageCosts, compiled: CompiledProgram) -> dict[tuple[int, i
     }
 
 
-def buffer_bytes(payload: int, small: int) -> int:
-    """What a message takes where it is received: behind a tensor on its own an eighth to spare, behind a frame all."""
+def buffer_bytes(payload: int, small: int, is_block: bool = False) -> int:
+    """What a message takes where it is received: behind a tensor on its own an eighth to spare, behind a frame all.
+
+    Args:
+        is_block: it is received where its sender put it, in memory that both share.
+    """
+    if is_block:
+        return payload
     alone = payload - small
     return payload + min(alone // 8, SPARE_BYTES) + min(small, SPARE_BYTES)
 
@@ -312,7 +410,12 @@ class _Walk:
         )
         self._window = window
         self._num_received = 0
-        self._posted = sum(self._buffers[:window])
+        self._posting = [
+            sum(found.posted[message] for message in messages)
+            for code, _, messages in compiled.rows[rank]
+            if code == RECEIVE_STEP
+        ]
+        self._posted = sum(self._posting[:window])
         self._kept = 0  # of micro-batches under way, what their stages keep
         self._inputs: Counter[tuple[int, int]] = Counter()  # by stage and micro-batch, what was received for its F
         self._seeds: Counter[tuple[int, int]] = Counter()  # and for its B
@@ -322,6 +425,7 @@ class _Walk:
         self._early: dict[int, int] = {}  # by stage, gradients that came with those of inputs
         self._computed_again = Counter[int]()
         self._last = {a.stage: p for p, a in enumerate(compiled.grid[rank]) if a.op is Op.UPDATE}
+        self._summing = {a.stage: p for p, a in enumerate(compiled.grid[rank]) if a.op in _ENDS}
 
     def steps(self) -> Iterator[Held]:
         """All that change what is held."""
@@ -356,9 +460,9 @@ class _Walk:
 
     def _receive(self, stage: int, microbatch: int, forward: bool, messages: Sequence[int]) -> None:
         came = self._buffers[self._num_received]
-        self._posted -= came
+        self._posted -= self._posting[self._num_received]
         coming = self._num_received + self._window
-        self._posted += self._buffers[coming] if coming < len(self._buffers) else 0
+        self._posted += self._posting[coming] if coming < len(self._posting) else 0
         self._num_received += 1
         (self._inputs if forward else self._seeds)[stage, microbatch] += came
         for message in messages:
@@ -374,6 +478,8 @@ class _Walk:
     def _compute(self, position: int, slot: int, sign: int, key: tuple[int, int], op: Op) -> Held:
         activation = self._found.activations[slot]
         course, again = activation.course, activation.recompute
+        if activation.last is not None and position == self._summing.get(key[0]):
+            course = activation.last
         self._seeds.pop(key, None)
         before, has_all = self._total(), key[0] in self._with_gradients
         if sign > 0:
@@ -408,16 +514,18 @@ class _Walk:
         return later if is_later and self._compiled.versions[stage] < 2 else first
 
     def _most_in_frames(self) -> int:
-        """Frames are kept for the next messages: as many as are ever under way at once."""
-        most = now = 0
+        """Frames are kept for the next messages like them to that rank: as many as are ever under way at once."""
+        most, now = Counter[tuple[object, ...]](), Counter[tuple[object, ...]]()
         for code, _, messages in self._compiled.rows[self._rank]:
             for message in messages if code in (SEND_STEP, RECEIVE_STEP) else ():
                 if code == SEND_STEP:
-                    now += self._found.sent[message][1]
+                    key = self._found.frames[message]
+                    now[key] += self._found.sent[message][1]
+                    most[key] = max(most[key], now[key])
                 else:
-                    now -= sum(self._found.sent[own][1] for own in self._found.acknowledged.get(message, ()))
-            most = max(most, now)
-        return most
+                    for own in self._found.acknowledged.get(message, ()):
+                        now[self._found.frames[own]] -= self._found.sent[own][1]
+        return most.total()
 
     def _gradients(self) -> int:
         early = sum(size for stage, size in self._early.items() if stage not in self._with_gradients)

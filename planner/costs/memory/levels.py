@@ -9,6 +9,9 @@ l and gradients of parameters of g(k) bytes:
     backward for inputs     most over k of  s(<=k) + i(k) + l(>k) + e(>=k), later ones with e(k) alone
     backward for weights    most over k of  l(<=k) + w(k) + (g - e)(>=k), later ones with (g - e)(k) alone
 
+and where sums of gradients run behind the last backward, in that one c(k) more where layer k completes a bucket of c(k)
+bytes that is put together,
+
 since forward goes up the layers and backward down, and lets go of what a layer saved.  Layers that cannot leave their
 weight gradients for later (recurrent ones) make them with those of inputs: e is g there, and 0 elsewhere.  Levels are
 affine in the samples between the sizes measured, and beyond.  A profile without levels has workspaces: then every
@@ -31,7 +34,11 @@ Indices = NDArray[np.int64]
 Run = tuple[int, int]
 """Layers ``[first, last)`` by index in the graph."""
 
-_NAMES = tuple(each.name for each in fields(Levels))
+LEVEL_NAMES = tuple(each.name for each in fields(Levels))
+BACKWARD, WEIGHT, LEFT, OUTPUTS_SAVED, GRADIENTS_LEFT = map(
+    LEVEL_NAMES.index, ("backward", "backward_weight", "left", "outputs_saved", "gradients_left")
+)
+"""Quantities of a layer's levels by index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +74,15 @@ class LevelTables:
     Attributes:
         outputs: by layer, bytes of its outputs per sample.
         readers: by layer, those that read its outputs.
-        known: courses that were worked out, by stage and samples, with what is sent unsaved.
+        known: courses that were worked out, by stage and samples, with what is sent unsaved, and of last backwards.
     """
 
     profile: Profile
     outputs: tuple[float, ...] = field(init=False, repr=False)
     readers: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
-    known: dict[tuple[object, ...], tuple[Course, int | None]] = field(init=False, default_factory=dict, repr=False)
+    known: dict[tuple[object, ...], tuple[Course, int | None, Course | None]] = field(
+        init=False, default_factory=dict, repr=False
+    )
     _sizes: dict[str, tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
     _at: dict[tuple[str, float], Array] = field(init=False, default_factory=dict, repr=False)
 
@@ -98,6 +107,23 @@ class LevelTables:
             found = self._at[kind, samples] = np.maximum(affine(sizes, measured, samples), 0.0)
         return found
 
+    def of_part(
+        self, kind: str, layer: int, samples: float, share: float, received: float, needs: float
+    ) -> Array | None:
+        """``[quantity]`` of a part of a layer: its share of those of as many whole samples; None if not measured.
+
+        Args:
+            layer: by index.
+            received: bytes that come from other ranks while it runs, and whose gradients leave.
+            needs: workspace of the part beyond such a share, where it was measured itself.
+        """
+        whole = self.at(kind, samples)
+        if whole is None:
+            return None
+        found = whole[:, layer] * share
+        found[: WEIGHT + 1] += received + max(0.0, needs)
+        return np.asarray(found)
+
     def _measured(self, kind: str) -> tuple[Array, Array]:
         """Sizes at which all layers have levels, and these: ``[size, quantity, layer]``."""
         if kind not in self._sizes:
@@ -108,7 +134,7 @@ class LevelTables:
                     by_size.setdefault(one.samples, {})[index[one.layer]] = one.levels
             whole = {size: found for size, found in sorted(by_size.items()) if len(found) == len(index)}
             rows = [
-                [[float(getattr(found[k], name)) for k in range(len(index))] for name in _NAMES]
+                [[float(getattr(found[k], name)) for k in range(len(index))] for name in LEVEL_NAMES]
                 for found in whole.values()
             ]
             self._sizes[kind] = np.array(list(whole), dtype=np.float64), np.array(rows, dtype=np.float64)
@@ -128,7 +154,12 @@ def affine(sizes: Array, values: Array, at: float) -> Array:
 
 
 def course(
-    saved: Array, gradients: Array, levels: Array, seeds: float = 0.0, defers: NDArray[np.bool_] | None = None
+    saved: Array,
+    gradients: Array,
+    levels: Array,
+    seeds: float = 0.0,
+    defers: NDArray[np.bool_] | None = None,
+    seeds_left: float = 0.0,
 ) -> Course:
     """The course of a stage.
 
@@ -138,8 +169,9 @@ def course(
         seeds: what came of the gradients of its outputs: it stays to the end of backward, beside what the last layer
             is given.
         defers: by layer, whether its weight gradients can come later than those of inputs; None: of all layers.
+        seeds_left: of ``seeds``, what stays for weight gradients beside what ``levels`` have as left.
     """
-    forward, backward, halved, weight, left, _ = levels
+    forward, backward, halved, weight, left, *_ = levels
     early = np.zeros_like(gradients) if defers is None else np.where(defers, 0.0, gradients)
     late = gradients - early
     upto = np.cumsum(saved)
@@ -156,14 +188,14 @@ def course(
 
     return Course(
         saved=round(float(saved.sum())),
-        left=round(float(left.sum())),
+        left=round(float(left.sum()) + seeds_left),
         forward=most(before + forward),
         backward_first=most(upto + backward + made),
         backward_later=most(upto + backward + gradients),
         input_first=most(upto + halved + left_upto[-1:] - left_upto + made_early),
         input_later=most(upto + halved + left_upto[-1:] - left_upto + early),
-        weight_first=most(left_upto + weight + made_late),
-        weight_later=most(left_upto + weight + late),
+        weight_first=most(left_upto + weight + made_late + seeds_left),
+        weight_later=most(left_upto + weight + late + seeds_left),
         unrecorded=most(previous + forward),
         early=round(float(early.sum())),
     )

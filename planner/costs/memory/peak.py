@@ -2,17 +2,24 @@
 
     parameters + optimiser state (or a part of it) + buffers              all the time; of forward passes alone no
                                                                           state; all versions of parameters in use
-    the batch, whole                                                      all the time: every rank is given it
+    the batch, whole; the sites of all its clouds                         all the time: every rank is given it
     prepared inputs (kernel maps)                                         from their making to the end of the step
-    receive buffers, with room to spare                                   from their announcement to their receive
-    what was received                                                     from then to the end of B (or W)
+    receive buffers, with room to spare; in shared memory none            from their announcement to their receive
+    what was received, in its buffer                                      inputs: from then to the end of B (or W);
+                                                                          gradients: to the end of B, or to that of W if
+                                                                          weight gradients are made of them
     saved activations                                                     from F to B (or W), per micro-batch
     gradients of parameters                                               from the first B (or W) on, in which they come
                                                                           layer by layer
-    gradients sent, and sent outputs that nobody saves                    until a message tells that they came
-    frames, into which small tensors are copied to be sent                as many as are under way at once, all the time
+    gradients sent, and sent outputs that nobody saves                    until a message tells they came; in shared
+                                                                          memory the receiver alone holds them
+    frames, into which small tensors are copied to be sent                all the time, of each kind as many as are
+                                                                          under way at once
+    receives that stand ready for exchanges inside a stage, and           all the time; in shared memory none
+    what was sent in them
     the stage's highest level (planner.costs.memory.levels)                      while F, B, I or W runs
-    the largest bucket of gradients                                       while they are summed
+    a bucket of gradients, put together                                   in the last B (or W) if sums run behind it,
+                                                                          else while they are summed
     what the update of the largest parameter needs                        while the optimiser runs
 
 A backward in two halves keeps, from I to W, what the weight gradients that come later are computed from, and lets the
@@ -20,8 +27,8 @@ rest go.  A stage that recomputes keeps received inputs alone, and has its activ
 W.  What a rank holds depends on the order of its row alone, not on times.  Ignored: what a process takes before it has
 a model (interpreter, libraries), what libraries take without torch's allocator (oneDNN and MKL little), what passes
 between stages of one rank, and fragmentation.  Where layers have layouts of their own a rank holds its parts of their
-parameters, and what its group sent it; every action then needs the workspace of the hungriest layer beyond all that is
-saved.
+parameters, and what its group sent it, and each layer has its part's share of the whole one's levels; only where such a
+stage recomputes does every action need the workspace of the hungriest layer beyond all that is saved.
 """
 
 from __future__ import annotations
@@ -29,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from planner.costs.communication.links import shares_memory
 from planner.costs.layers.cost_table import span
 from planner.costs.memory.activations import Held, activations, walk
 from planner.costs.simulator.program import CompiledProgram
@@ -38,7 +46,7 @@ from planner.costs.stages.placement import StagePlacement
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Bytes that a rank holds; ``gradients`` and ``receive_buffers`` are those of a moment, the rest stays."""
+    """Bytes that a rank holds; ``gradients`` and most ``receive_buffers`` are those of a moment, the rest stays."""
 
     parameters: int
     gradients: int
@@ -97,13 +105,13 @@ def rank_memories(
 
 
 def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> tuple[Resident, ...]:
-    """What each rank holds throughout, hence no gradients and no receive buffers.
+    """What each rank holds throughout, hence no gradients, and of receive buffers those that stand ready.
 
     Args:
         transfer_bytes: by transfer slot.
     """
     versions = compiled.versions
-    batch = _batch_bytes(costs)
+    batch = _batch_bytes(costs) + costs.found_bytes()
     found = []
     for rank, row in enumerate(compiled.rows):
         stages = [stage for stage in costs.stages if rank in stage.ranks]
@@ -117,7 +125,8 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
             if rank in stage.ranks and versions[number] > 1
         )
         buffers = round(sum(span(costs.book.tables.graph.buffer_bytes, stage.runs) for stage in stages))
-        found.append(Resident(parameters + older, 0, state, buffers, 0, batch if row else 0))
+        standing = round(sum(_standing_bytes(costs, stage, rank) for stage in stages))
+        found.append(Resident(parameters + older, 0, state, buffers, standing, batch if row else 0))
     return tuple(found)
 
 
@@ -133,6 +142,13 @@ def _batch_bytes(costs: StageCosts) -> int:
             if name not in prepared
         )
     )
+
+
+def _standing_bytes(costs: StageCosts, stage: StagePlacement, rank: int) -> float:
+    """Of the receives that stand ready for exchanges of every size of micro-batch; none in shared memory."""
+    if not stage.laid_out or shares_memory(costs.book.profile.cluster, stage.ranks):
+        return 0.0
+    return sum(float(cost.standing_bytes[stage.ranks.index(rank)]) for cost in stage.laid_out.values())
 
 
 def _left_to_others(stage: StagePlacement) -> int:

@@ -109,7 +109,12 @@ class StageCosts:
         """What the stage's rank number ``member`` holds of prepared inputs (kernel maps) of a micro-batch."""
         placed, rows = self.stages[stage], self.micro_batches[microbatch]
         samples = placed.samples[rows][member] if placed.samples else rows
-        return self.book.preparations.num_bytes(layers_of(placed.runs), samples)
+        return self.book.preparations.num_bytes(layers_of(placed.runs), samples, len(placed.ranks))
+
+    def found_bytes(self) -> int:
+        """What every rank holds of the sites of a step."""
+        shared = any(len(stage.ranks) > 1 for stage in self.stages)
+        return sum(self.book.preparations.found_bytes(rows, shared=shared) for rows in self.micro_batches)
 
     def parameter_bytes(self, rank: int) -> int:
         """What the rank holds of parameters."""

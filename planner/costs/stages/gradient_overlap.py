@@ -31,10 +31,12 @@ class Bucket:
 
     Attributes:
         first_layer: by index, the earliest of the layers that have a part in them: backward comes to it last.
+        copied_bytes: what putting them together takes; nothing for a single one, which is summed where it lies.
     """
 
     num_bytes: int
     first_layer: int
+    copied_bytes: int = 0
 
 
 def buckets(graph: Graph, layers: Sequence[int], apart: frozenset[str] = frozenset()) -> tuple[Bucket, ...]:
@@ -50,10 +52,12 @@ def buckets(graph: Graph, layers: Sequence[int], apart: frozenset[str] = frozens
                 first.setdefault(name, index)
     names = list(first)
     sizes = [graph.parameters[name].num_bytes for name in names]
-    return tuple(
-        Bucket(sum(sizes[place] for place in places), min(first[names[place]] for place in places))
-        for places in in_buckets(sizes)
-    )
+    found = []
+    for places in in_buckets(sizes):
+        num_bytes = sum(sizes[place] for place in places)
+        copied = num_bytes if len(places) > 1 else 0
+        found.append(Bucket(num_bytes, min(first[names[place]] for place in places), copied))
+    return tuple(found)
 
 
 def exposed_s(

@@ -13,12 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from planner.costs.communication.halo import halo_rows
 from planner.ir.cluster import DeviceSpec
-from planner.ir.graph import Graph
-from planner.ir.profile import PreparationCost, Profile
+from planner.ir.graph import SITES, Graph, is_sites
+from planner.ir.profile import PreparationCost, Profile, SiteHalo
 from planner.layers import prepared_inputs
 
 _CORE = "cpu"
+_COORDINATES_BYTES = 3 * 4  # int32 (cuda_ops.sparse.preparation)
+_KEY_BYTES = _ROW_BYTES = 8  # int64
+_ORDER_BYTES = 4 * 8 + 2 * 8 + 4  # runtime.sparse.batch: coordinates with samples, order and place int64, rows int32
 
 
 def has_host_beside(device: DeviceSpec) -> bool:
@@ -72,10 +76,51 @@ class Preparations:
             self._seconds[key] = found
         return found
 
-    def num_bytes(self, layers: Iterable[int], samples: float) -> int:
-        """Bytes of the prepared inputs that layers read, for ``samples`` samples."""
-        graph = self.profile.graph
-        return sum(input_bytes(graph, name, samples) for name in sorted(self.read(layers)))
+    def num_bytes(self, layers: Iterable[int], samples: float, parts: int = 1) -> int:
+        """Bytes of what is made of a micro-batch for layers, which read ``samples`` samples of it.
+
+        Features are copied in the order of the sites.  Of a map whose sites several ranks share, each has its part, and
+        apart what joins its own sites where it borrows others.
+
+        Args:
+            parts: ranks that share out the sites.
+        """
+        if not self._prepared:
+            return 0
+        graph, layers = self.profile.graph, tuple(layers)
+        read = {name for index in layers for name in graph.layers[index].inputs if name in graph.inputs}
+        copied = sum(
+            input_bytes(graph, name, samples) for name in read - self._prepared if graph.inputs[name].has_sites
+        )
+        twice = 2 if parts > 1 and self._borrows(parts, samples * parts) else 1
+        return copied + twice * sum(input_bytes(graph, name, samples) for name in self.read(layers))
+
+    def found_bytes(self, samples: float, *, shared: bool) -> int:
+        """Bytes that every rank holds of a micro-batch's sites, from before the program on.
+
+        The user's coordinates; of each site its key, of the input's its row in the user's tensors too.
+
+        Args:
+            shared: whether some stage's ranks share out the sites: then also their order, and all maps.
+        """
+        if not self._prepared:
+            return 0
+        graph, counts = self.profile.graph, dict[str, int]()
+        for spec in graph.inputs.values():
+            counts.update((dim, extent) for dim, extent in zip(spec.dims, spec.shape, strict=True) if is_sites(dim))
+        each = _KEY_BYTES + (_ORDER_BYTES if shared else 0)
+        total = each * sum(counts.values()) + (_COORDINATES_BYTES + _ROW_BYTES) * counts.get(SITES, 0)
+        maps = sum(graph.inputs[name].num_bytes for name in self._prepared) if shared else 0
+        return round((total + maps) * samples / graph.samples)
+
+    def _borrows(self, parts: int, samples: float) -> bool:
+        """Whether ranks read sites of each other; they do not where each gets whole samples."""
+        measured: dict[str, list[SiteHalo]] = {}
+        for halo in self.profile.site_halos:
+            measured.setdefault(halo.layer, []).append(halo)
+        return not measured or any(
+            halo_rows(halos, self.profile.graph, 0, parts, max(1, round(samples))) >= 1 for halos in measured.values()
+        )
 
     def _read(self, index: int) -> frozenset[str]:
         found = self._inputs.get(index)

@@ -28,6 +28,26 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LayerBytes:
+    """What each layer of a stage keeps and reads, ``[layers, ranks]``, layers in the order of the graph.
+
+    Attributes:
+        layers: by index in the graph.
+        saved, workspace, parameters: bytes of the rank's part.
+        received: what it gets of other ranks and keeps until the backward.
+        samples, share: of the part, and what it is of the work of so many whole samples.
+    """
+
+    layers: tuple[int, ...]
+    saved: Array
+    workspace: Array
+    received: Array
+    parameters: Array
+    samples: NDArray[np.int64]
+    share: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StageCost:
     """A stage under given options, for one micro-batch (``*_s``) on its group.
 
@@ -42,6 +62,8 @@ class StageCost:
         saved_bytes: by rank, kept for each micro-batch between forward and backward, what was received included.
         transient_bytes: by rank, of recomputed layers, there for one micro-batch at a time.
         workspace_bytes, parameter_bytes: by rank.
+        by_layer: bytes of each layer.
+        standing_bytes: by rank, of its exchanges (``costs.communication.resharding``).
         moved_bytes: between ranks in a forward.
     """
 
@@ -64,6 +86,8 @@ class StageCost:
     transient_bytes: Array
     workspace_bytes: Array
     parameter_bytes: Array
+    by_layer: LayerBytes
+    standing_bytes: Array
     moved_bytes: float
     evidence: Evidence
 
@@ -132,6 +156,8 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option]) -> StageCost:
         transient_bytes=transient,
         workspace_bytes=np.max([table.workspace_bytes[0] for table in tables.values()], axis=0, initial=0.0),
         parameter_bytes=_total([table.parameter_bytes[0] for table in tables.values()], (ranks,)),
+        by_layer=_by_layer(prices, tables, crossings),
+        standing_bytes=_total([crossing.standing_bytes[0, 0] for crossing in crossings.values()], (ranks,)),
         moved_bytes=sum(float(crossing.moved_bytes[0, 0]) for crossing in crossings.values()),
         evidence=_evidence(prices, tables),
     )
@@ -188,6 +214,25 @@ def _kept(
         if again[reader] and not again[maker]:
             saved += prices.output_bytes(maker, tables[maker].shards)[0]
     return saved, transient
+
+
+def _by_layer(
+    prices: LayoutPrices, tables: Mapping[int, LayerTable], crossings: Mapping[tuple[int, int], Crossing]
+) -> LayerBytes:
+    place = {index: number for number, index in enumerate(tables)}
+    received = np.zeros((len(tables), len(prices.ranks)))
+    for (_, reader), crossing in crossings.items():
+        received[place[reader]] += crossing.received_bytes[0, 0]
+    every = tables.values()
+    return LayerBytes(
+        tuple(tables),
+        np.array([table.saved_bytes[0] for table in every]),
+        np.array([table.workspace_bytes[0] for table in every]),
+        received,
+        np.array([table.parameter_bytes[0] for table in every]),
+        np.array([table.shards.samples[0] for table in every]),
+        np.array([table.shards.share[0] for table in every]),
+    )
 
 
 def _evidence(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> Evidence:

@@ -299,3 +299,19 @@ def test_the_first_gradient_is_taken_in_the_parameters_layout_and_dtype() -> Non
     accumulate(parameter, torch.ones(2, 3, dtype=torch.bfloat16).t())
     assert parameter.grad.is_contiguous()
     assert parameter.grad.dtype == torch.float32
+
+
+def test_a_gradient_is_let_go_of_before_the_next_is_computed() -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+    left = WeightGradients(lambda target, gradient: None)
+
+    def compute() -> tuple[torch.Tensor, None]:
+        assert all(gradient() is None for gradient in made)
+        found = torch.ones(3)
+        made.append(weakref.ref(found))
+        return found, None
+
+    for _ in range(3):
+        left.note((torch.zeros(3), None), compute)
+    left.run()
+    assert len(made) == 3

@@ -39,9 +39,8 @@ ALONE = Cluster((), {})
 
 def crossing(seconds: float, is_halo: bool, received: float = 0.0) -> Crossing:
     one = np.array([[seconds]])
-    return Crossing(
-        one, 2 * one, np.full((1, 1, 2), received), one, np.array([[is_halo]]), np.ones((1, 1), dtype=np.int64)
-    )
+    bytes_in, none = np.full((1, 1, 2), received), np.zeros((1, 1, 2))
+    return Crossing(one, 2 * one, bytes_in, none, one, np.array([[is_halo]]), np.ones((1, 1), dtype=np.int64))
 
 
 def test_a_halo_costs_what_exceeds_the_compute_of_the_slowest_rank() -> None:

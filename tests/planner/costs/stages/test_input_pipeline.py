@@ -8,6 +8,7 @@ import pytest
 from planner.check.recompute import reckon
 from planner.costs.predict import predict
 from planner.costs.stages.input_pipeline import Preparations, closure, has_host_beside
+from planner.ir.graph import is_sites
 from planner.ir.plan import Decision
 from planner.ir.profile import PreparationCost, Profile
 from planner.ir.schedule import Action, Op
@@ -114,7 +115,7 @@ def test_maps_are_held_for_each_micro_batch_of_a_step() -> None:
     profile = sparse_profile(GRAPH, (1.0,))
     maps = Preparations(profile).num_bytes(ALL, 1)
     of_all = sum(spec.num_bytes for name, spec in GRAPH.inputs.items() if name.startswith(("neighbours", "reverse")))
-    assert maps == of_all // 4 + 2 * 8
+    assert maps == of_all // 4 + 2 * 8 + GRAPH.inputs["features"].num_bytes // 4
     one, three = (
         predict(profile, chain_decision(profile, micro_batches=(1,) * count, schedule="gpipe"))[0].ranks[0].peak_bytes
         for count in (1, 3)
@@ -122,7 +123,9 @@ def test_maps_are_held_for_each_micro_batch_of_a_step() -> None:
     saved = sum(m.saved_bytes for m in profile.measurements["kind-1"] if m.samples == 1)
     made = prepared_inputs(GRAPH)
     raw = sum(spec.num_bytes for name, spec in GRAPH.inputs.items() if name not in made)
-    assert three - one == 2 * (maps + saved + raw // 4)
+    counts = {dim: size for spec in GRAPH.inputs.values() for dim, size in zip(spec.dims, spec.shape, strict=True)}
+    sites = sum(8 * size for dim, size in counts.items() if is_sites(dim)) + (12 + 8) * counts["sites"]
+    assert three - one == 2 * (maps + saved + raw // 4 + sites // 4)
 
 
 def test_only_cores_of_the_host_prepare_for_themselves() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from planner.check import check
 from planner.costs.cost_model import PriceBook
+from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.constraints import Ways, parse_rule
 from planner.ir.problem import Problem
 from planner.schedules import default_names
@@ -205,6 +206,8 @@ def test_side_constraints_hold(rule: str, parts: int | None) -> None:
 
 def test_layouts_fit_where_samples_do_not() -> None:
     profile = priced(*plain(samples=1, height=64), speeds=(1.0, 1.0), sizes=(1, 2))
+    links = {name: replace(link, transport=SHARED_MEMORY) for name, link in profile.cluster.links.items()}
+    profile = replace(profile, cluster=replace(profile.cluster, links=links))  # over gloo, exchanges keep their buffers
     alone = Problem(profile, 1, num_ranks=1, memory_margin=0.0)
     _, whole = searched(alone)
     assert whole.best is not None
