@@ -44,7 +44,7 @@ def alone(profile: Profile, rank: int, micro_batches: tuple[int, ...] = (2, 2)) 
 
 
 def test_errors_that_plans_share_leave_no_doubt_and_others_do() -> None:
-    profile = noisy(chain_profile(3, 2, action_overhead_s=1e-4))
+    profile = noisy(chain_profile(3, 2, accumulate_s=2.4e-4))
     ties = Ties(PriceBook(profile))
     few, many = alone(profile, 0, (4,)), alone(profile, 0, (1, 1, 1, 1))  # 6 % longer, on a machine that varies by 20
     assert ties.confidence(few, many) == 1.0
