@@ -52,7 +52,7 @@ def run(
         return
     if options.profile_steps and files.update:
         raise UsageError(
-            "--update with --profile-steps would teach the profile steps that are slower than others",
+            "--update with --profile-steps would write steps into the plan that are slower than others",
             [f"{options.profile_steps} are traced by torch.profiler"],
             ["leave one of them out, and run twice"],
         )

@@ -91,7 +91,7 @@ def test_a_run_is_stopped_and_goes_on_under_another_plan(folder: Path) -> None:
         ("--data-from all", "no way to read data 'all'"),
         ("--optimizer AdamV", "no optimiser 'AdamV'"),
         ("--profile-steps 5:3", "--profile-steps 5:3 is no range of steps"),
-        ("--profile-steps 2 --update", "would teach the profile steps that are slower"),
+        ("--profile-steps 2 --update", "would write steps into the plan that are slower"),
         ("--profile-folder traces", "--profile-folder needs --profile-steps"),
     ],
 )
