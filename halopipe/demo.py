@@ -183,7 +183,7 @@ def _run_rival(plan: Plan, profile: Profile, measured_s: float, rivals: Mapping[
     result = run.train(rival, RunOptions(steps=_RIVAL_STEPS, data=_DATA, check_first_step=False))
     if result is not None:
         rival_s = result.measured(rival.prediction).step_s
-        ties = Comparison({"plan.json": plan, name: rival}, profile=profile).ties()
+        ties = Comparison({"plan.json": plan, name: rival}, profile=profile).ties
         emit(gain("plan.json", (plan.prediction, measured_s), name, (rival.prediction, rival_s), is_tie=bool(ties)))
 
 

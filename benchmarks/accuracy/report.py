@@ -17,8 +17,9 @@ from typing import Any
 
 from benchmarks.accuracy.cases import CHOSEN, NEW, ONE, SETTINGS, TIMED
 from benchmarks.report import Row, at_least, at_most
+from planner.costs.uncertainty import kind_of
+from planner.ir.profile import ONE_DEVICE, PIPELINE
 
-PIPELINE, SHARED = "pipeline", "a stage of several ranks"
 FAST = ("1gbit", "4gbit")
 _ALIKE = 0.01
 """Two plans whose measured steps differ by less have no order."""
@@ -33,7 +34,7 @@ class Outcome:
         step_s: median of those measured.
         peak_bytes: by rank: (predicted, measured); none where devices compute nothing.
         rounds_s: what the same work took in each round, some ten minutes apart.
-        kind: ``ONE``, ``PIPELINE``, or ``SHARED`` where a stage has several ranks.
+        kind: as :func:`planner.costs.uncertainty.kind_of`.
         speed_up: over one device, predicted; 0 where one device was not run.
         speed_ups: measured, by turn: one device's step, in the turns before and behind, over the plan's.
     """
@@ -78,7 +79,7 @@ class Outcome:
     @property
     def is_one_device(self) -> bool:
         """Whether nothing is sent."""
-        return self.kind == ONE
+        return self.kind == ONE_DEVICE
 
 
 def rows(found: Sequence[Outcome]) -> Iterator[Row]:
@@ -231,18 +232,12 @@ def outcomes_of(
                     medians[each["plan"]],
                     tuple((rank["peak_bytes"], peak) for rank, peak in zip(said["ranks"], peaks, strict=False)),
                     tuple(seen["rounds_s"]),
-                    _kind(each),
+                    kind_of(each["stages"]),
                     of[ONE]["prediction"]["step_s"] / said["step_s"] if ONE in of else 0.0,
                     ups.get(ran_as.get(each["decision"], ""), ()),
                 )
             )
     return found
-
-
-def _kind(said: Mapping[str, Any]) -> str:
-    if any(len(ranks) > 1 for ranks in said["stages"]):
-        return SHARED
-    return PIPELINE if len(said["stages"]) > 1 else ONE
 
 
 def steps_of(folder: Path, setting: str, plan: str) -> Parts:

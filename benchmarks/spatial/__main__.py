@@ -1,16 +1,18 @@
-"""Networks whose rows are divided between two ranks, beside half of the network with nobody to talk to.
+"""Networks whose rows are divided between two ranks, beside half of the network, and all of it, with nobody to talk to.
 
 Two processes on this machine, each on a core of its own with one thread, that share memory as in a run.  Both run, in
 turns and in changing order after a barrier that is not counted, the *ideal half* (the plain module on half of the rows:
-no messages, the same load on the machine's memory) and the divided network, with convolutions computed in three ways:
+no messages, the same load on the machine's memory), *one device* (the plain module on all rows, on one rank while the
+other waits) and the divided network, with convolutions computed in three ways:
 
     linear      what is held while messages travel, then what came is added (``convolution.overlapped``)
     interior    outputs that need nothing of others, then the boundary (Dryden et al. 2019)
     blocking    everything is fetched, then one convolution
     gloo        linear, with messages over gloo
 
-A row is the ideal half's seconds over those of the slower rank.  *Overhead*: main-thread CPU time of the forward and
-backward of one small convolution above that of torch's own.  Gradients of all ways are compared first.
+A row is the ideal half's seconds over those of the slower rank; the *speed-up* is one device's over ``linear``'s.
+*Overhead*: main-thread CPU time of the forward and backward of one small convolution above that of torch's own.
+Gradients of all ways are compared first.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ from benchmarks.devices.ranks import on_ranks
 from benchmarks.report import Row, at_least, at_most, run
 from benchmarks.spatial.interior import INTERIOR
 from benchmarks.spatial.sides import (
+    Alone,
     Case,
     Convolution,
     Divided,
-    Half,
+    Idle,
     Side,
     captured_case,
     mesh_like,
@@ -46,7 +49,7 @@ from runtime.stage.captured import CapturedModel
 from runtime.transport import GlooTransport, Transport, open_shared
 
 CASES = [
-    Case("mesh-like stack, 512 x 512", mesh_like, (1, 18, 512, 512), 0.97),
+    Case("mesh-like stack, 512 x 512", mesh_like, (1, 18, 512, 512), 0.97, 1.85),
     Case("mesh-like stack, 256 x 256", mesh_like, (1, 18, 256, 256), 0.95),
     Case("ResNet-50's stage at 56 x 56, 2 samples", residual_stage, (2, 64, 56, 56), 0.90),
     Case("one convolution 64 -> 64, 128 x 128", one_convolution, (1, 64, 128, 128), 0.95),
@@ -55,6 +58,7 @@ CASES = [
 OVERHEAD = "overhead of a convolution, forward and backward"
 SETTINGS = {"linear": LINEAR, "interior": INTERIOR, "blocking": HaloSettings("blocking")}
 MODES = (*SETTINGS, "gloo")
+ONE = "one device"
 GOAL_US = 100.0
 _WARM_UP = 3
 
@@ -92,6 +96,9 @@ def shares(case: Case, found: Sequence[Raced]) -> list[Row]:
         share = half_s / max(each.wall_s[mode] for each in found)
         name = f"{case.name}: {mode}"
         rows.append(at_least(name, share, "of ideal", case.goal) if mode == "linear" else Row(name, share, "of ideal"))
+    speed_up = max(each.wall_s[ONE] for each in found) / max(each.wall_s["linear"] for each in found)
+    name = f"{case.name}: speed-up"
+    rows.append(at_least(name, speed_up, "times", case.speed_up) if case.speed_up else Row(name, speed_up, "times"))
     return rows
 
 
@@ -118,7 +125,8 @@ def race(case: Case, captured: CapturedModel, transport: Transport, steps: int) 
     for each in divided.values():
         each.step()
     require_equal({mode: each.results for mode, each in divided.items()})
-    return timed({"half": Half(case), **divided}, transport, steps)
+    one = Alone(case, 1) if transport.rank == 0 else Idle()
+    return timed({"half": Alone(case, 2), ONE: one, **divided}, transport, steps)
 
 
 def race_small(transport: Transport, steps: int) -> Raced:

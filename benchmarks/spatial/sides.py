@@ -80,12 +80,14 @@ class Case:
     Attributes:
         shape: of the input: samples, channels, height, width.
         goal: share of the ideal half.
+        speed_up: goal for that over one device; 0: none.
     """
 
     name: str
     make: Callable[[], nn.Module]
     shape: tuple[int, int, int, int]
     goal: float
+    speed_up: float = 0.0
 
     def model(self) -> nn.Module:
         """The same weights on every rank."""
@@ -100,13 +102,13 @@ class Side(Protocol):
         """A forward and a backward."""
 
 
-class Half:
-    """Half of the rows, with zeros where the other half would be."""
+class Alone:
+    """All of the rows, or half of them with zeros where the other half would be: nobody is talked to."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, parts: int) -> None:
         samples, channels, height, width = case.shape
         self._model = case.model()
-        self._x = torch.randn(samples, channels, height // 2, width).requires_grad_()
+        self._x = torch.randn(samples, channels, height // parts, width).requires_grad_()
         self._dy = torch.randn_like(self._model(self._x))
 
     @property
@@ -119,6 +121,13 @@ class Half:
         self._x.grad = None
         self._model.zero_grad()
         self._model(self._x).backward(self._dy)
+
+
+class Idle:
+    """What the other rank does while one computes everything."""
+
+    def step(self) -> None:
+        """See :class:`Side`."""
 
 
 class Divided:

@@ -9,10 +9,11 @@ Each network is profiled in the same run, with its parts for up to four ranks at
     Dryden              the shortest-path heuristic of Dryden et al. 2019
     best mix            the planner's layout for each layer, channels included
 
-Up to four ranks the plans are run: processes of this machine over gloo, a thread and a core each.  *Where ranks share a
-core* (four on two) no clock on the wall says anything about four devices; there the processor time of the busiest rank
-stands for its step, messages' work included and waiting for others left out.  Speed-ups are told by processor time on
-two ranks as well, which other programs disturb less.  Losses of all plans are compared.
+Up to four ranks the plans are run: processes of this machine in shared memory, a thread and a core each; one device has
+its turn after each plan of two ranks, and a speed-up is over the mean of its turns before and behind.  *Where ranks
+share a core* (four on two) no clock on the wall says anything about four devices; there the processor time of the
+busiest rank stands for its step, messages' work included and waiting for others left out.  Speed-ups are told by
+processor time on two ranks as well, which other programs disturb less.  Losses of all plans are compared.
 
 Layer by layer: the profile's seconds of every part that was measured at exactly the shape a rank computes, beside that
 rank's processor time inside the running stage (``layer_clock``), forward and backward.  The stage's seconds hold the
@@ -91,13 +92,18 @@ def strong(network: str, found: Profile, model: Network, quick: bool = False) ->
     Raises:
         RuntimeError: two ways to divide the network compute different losses.
     """
-    losses = {}
+    losses, steps, alone_s, one = {}, 5 if quick else 10, 0.0, None
     for ranks in RUN_ON[: 2 if quick else None]:
         ways = Ways(found, SAMPLES, ranks, (SAMPLE_DIMS, SPATIAL_DIMS) if quick else ALL)
         for role, way in chosen(ways):
-            ran = model.run(way.decision, 5 if quick else 10, 4 if quick else 8)
+            ran = model.run(way.decision, steps, 4 if quick else 8)
             point = run_point(network, SAMPLES, role, ways, way, ran)
             losses[point.name] = ran.loss
+            if one is None:
+                one, alone_s = way.decision, ran.step_s
+            elif ranks <= num_cores():
+                before_s, alone_s = alone_s, model.run(one, steps).step_s
+                point = replace(point, alone_s=(before_s + alone_s) / 2)
             yield point
     require_equal_losses(losses)
 

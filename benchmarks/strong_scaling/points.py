@@ -52,6 +52,7 @@ class Point:
         measured_share: of the compute of all ranks, how much is of parts that were profiled at their own shapes.
         measured_s: None where it was not run; where ranks share cores, the processor time of the busiest.
         cpu_s: processor time of the busiest rank; ``wall_s``: of the slowest.
+        alone_s: one device's step in the turns before and behind; None where it had none.
     """
 
     network: str
@@ -68,6 +69,7 @@ class Point:
     cpu_s: float | None = None
     wall_s: float | None = None
     layers: tuple[LayerPoint, ...] = ()
+    alone_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -92,8 +94,8 @@ def rows_of(points: Sequence[Point]) -> Iterator[Row]:
         yield Row(f"{point.name}: error", 100 * error, "%", f"within {100 * GOAL_ERROR:g}", abs(error) <= GOAL_ERROR)
         if point.ranks > 1 and measured_s:
             yield Row(f"{point.name}: predicted speed-up", one.predicted_s / point.predicted_s, f"of {point.ranks}")
-            if point.ranks <= num_cores():
-                yield Row(f"{point.name}: measured speed-up", (one.measured_s or 0.0) / measured_s, f"of {point.ranks}")
+            if point.alone_s is not None:
+                yield Row(f"{point.name}: measured speed-up", point.alone_s / measured_s, f"of {point.ranks}")
             by_cpu = (one.cpu_s or 0.0) / (point.cpu_s or measured_s)
             yield Row(f"{point.name}: speed-up by processor time", by_cpu, f"of {point.ranks}")
         yield from layer_rows(point)

@@ -21,7 +21,7 @@ from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
-from runtime.transport import Transport
+from runtime.transport import Transport, open_shared
 
 _WARM_UP = 2
 _LOSS_TOLERANCE = 1e-3
@@ -33,7 +33,7 @@ class Ran:
 
     Attributes:
         step_s: from the common start to this rank's end.
-        cpu_s: processor time of the process in a step, the thread of gloo included.
+        cpu_s: processor time of the process in a step, the moments in which it looks for a message included.
         loss: of the first step; nan on ranks that do not make it.
         layer_s: forward and backward of each layer, of other steps, in which every layer was timed.
     """
@@ -81,7 +81,7 @@ class Network:
         def work(transport: Transport) -> Ran:
             return self._run(decision, transport, steps, timed_steps)
 
-        return Measured(tuple(on_ranks(decision.num_ranks, work, groups)))
+        return Measured(tuple(on_ranks(decision.num_ranks, work, groups, opened=open_shared)))
 
     def _run(self, decision: Decision, transport: Transport, steps: int, timed_steps: int) -> Ran:
         rows = decision.global_batch

@@ -15,7 +15,7 @@ from halopipe.run_spec.result import RunResult
 from halopipe.terminal import units
 from halopipe.terminal.output_files import in_turn
 from planner.ir.codec import dump, load
-from planner.ir.errors import HalopipeError, InputFileError
+from planner.ir.errors import HalopipeError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.plan import Plan
 from planner.ir.profile import MACHINE, STEP_RANGE, Correction, Profile
@@ -67,9 +67,7 @@ def teach(plan: Plan, plan_path: Path, given: Path | None, options: RunOptions, 
         return Lesson(f"the profile learns nothing from this run: {reason}")
     known = None if given is not None else solve.found_profile(plan, plan_path)
     path = given or (known[0] if known is not None else plan_path.parent / solve.PROFILE)
-    try:
-        load(path, Profile)
-    except InputFileError:
+    if not path.is_file():
         return Lesson(f"no profile to learn from this run: {path} is none; name it with --profile")
     try:
         with in_turn(path, _PATIENCE_S):

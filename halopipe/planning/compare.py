@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from halopipe.planning.solve import ties_of
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _MOST_MOVES = 12
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Comparison:
     """Plans by name; the first is the one that the others are held against.
 
@@ -50,9 +51,15 @@ class Comparison:
             "plans": [asdict(row) for row in self.rows()],
             "differences": {name: list(lines) for name, lines in self.differences().items()},
             "infeasible": dict(self.infeasible),
-            "ties": self.ties(),
+            "ties": self.ties,
         }
 
+    @cached_property
+    def fastest(self) -> str:
+        """The plan that is predicted to be the fastest."""
+        return next(row.plan for row in self.rows() if row.slower == 0)
+
+    @cached_property
     def ties(self) -> dict[str, float]:
         """By plan that cannot be told from the fastest at the mean: with what probability that one is the faster.
 
@@ -66,11 +73,10 @@ class Comparison:
             and (plan.inputs.profile_fingerprint, plan.inputs.corrections)
             == (first.inputs.profile_fingerprint, first.inputs.corrections)
         }
-        fastest = next(row.plan for row in self.rows() if row.slower == 0)
-        if self.profile is None or fastest not in alike:
+        if self.profile is None or self.fastest not in alike:
             return {}
         judge, wanted = ties_of(self.profile), first.inputs.request.confidence or DEFAULT_CONFIDENCE
-        best = alike[fastest]
+        best = alike[self.fastest]
         return {
             name: judge.confidence(best, other)
             for name, other in alike.items()
@@ -82,8 +88,7 @@ class Comparison:
         rows = self.rows()
         header = ["plan", "step", "samples/s", "slower", "bubble", "peak memory", "stages", "schedule", "status"]
         measured = any(row.measured_step_s is not None for row in rows)
-        ties = self.ties()
-        cells = [_cells(row, measured, is_tie=row.plan in ties) for row in rows]
+        cells = [_cells(row, measured, is_tie=row.plan in self.ties) for row in rows]
         return header[:2] + ["measured"] * measured + header[2:], cells
 
     def render(self) -> str:
@@ -96,10 +101,9 @@ class Comparison:
         over = {plan.prediction.transport for plan in self.plans.values()} - {""}
         if len(over) > 1:
             lines += ["", f"  note: they are predicted over different transports: {'; '.join(sorted(over))}"]
-        if ties := self.ties():
-            fastest = next(row.plan for row in self.rows() if row.slower == 0)
-            named = ", ".join(f"{name} ({units.percent(confidence)})" for name, confidence in ties.items())
-            lines += ["", f"  a tie: {fastest} is the fastest at the mean, and not surely faster than {named}"]
+        if self.ties:
+            named = ", ".join(f"{name} ({units.percent(confidence)})" for name, confidence in self.ties.items())
+            lines += ["", f"  a tie: {self.fastest} is the fastest at the mean, and not surely faster than {named}"]
         alike: dict[tuple[str, ...], list[str]] = {}
         for name, differences in self.differences().items():
             alike.setdefault(differences, []).append(name)

@@ -186,13 +186,22 @@ def _pieces(consumer: Consumer, found: Evaluation) -> dict[str, Tensor]:
             if name in outputs:
                 box, tensor = outputs[name]
             elif name in graph.inputs:
-                spec = replace(graph.inputs[name], shape=tuple(shapes[name]))
-                box = _beside(outputs, values, spec.shape, name)
-                tensor = part_in(found.batch, name, m, box, spec)
+                box = _beside(outputs, values, tuple(shapes[name]), name)
+                tensor = _part(graph, found, name, m, box)
             else:
                 continue
             pieces[json.dumps([m, number, [[interval.start, interval.stop] for interval in box]])] = tensor
     return pieces
+
+
+def _part(graph: Graph, found: Evaluation, name: str, microbatch: int, box: Box) -> Tensor:
+    """The part ``box`` of an input of the model."""
+    spec = replace(graph.inputs[name], shape=tuple(found.batch.shapes(microbatch)[name]))
+    return part_in(found.batch, name, microbatch, box, spec)
+
+
+def _without(box: Box, dim: int) -> Box:
+    return (*box[: dim % len(box)], *box[dim % len(box) + 1 :])
 
 
 def _beside(outputs: Mapping[str, Piece], values: Mapping[str, TensorSpec], shape: tuple[int, ...], name: str) -> Box:
@@ -203,7 +212,7 @@ def _beside(outputs: Mapping[str, Piece], values: Mapping[str, TensorSpec], shap
         return box
     dim = _class_dim(prediction, target)
     if dim is not None:
-        return (*box[: dim % len(box)], *box[dim % len(box) + 1 :])
+        return _without(box, dim)
     place = list(whole(shape))
     if SAMPLE in target.dims:
         by, of = target.dims.index(SAMPLE), prediction.dims.index(SAMPLE) if SAMPLE in prediction.dims else 0
@@ -239,21 +248,19 @@ def _joined(pieces: list[Piece]) -> Tensor:
 
 def _answers(consumer: Consumer, classes: Classes, found: Evaluation) -> tuple[int, int]:
     """Of this rank's part; none where the right classes are made by another stage, or no rank has all classes."""
-    graph, batch = consumer.graph, found.batch
-    spec, right, asked = graph.values()[classes.logits], 0, 0
+    graph, right, asked = consumer.graph, 0, 0
+    num_classes = graph.values()[classes.logits].shape[classes.dim]
     for m, outputs in found.outputs.items():
         if classes.logits not in outputs:
             continue
         box, logits = outputs[classes.logits]
-        dim = classes.dim % len(box)
-        if len(box[dim]) != spec.shape[dim]:
+        if len(box[classes.dim]) != num_classes:
             continue
-        place, targets = (*box[:dim], *box[dim + 1 :]), None
+        place, targets = _without(box, classes.dim), None
         if classes.target in outputs and outputs[classes.target][0] == place:
             targets = outputs[classes.target][1]
         elif classes.target in graph.inputs:
-            whole = replace(graph.inputs[classes.target], shape=tuple(batch.shapes(m)[classes.target]))
-            targets = part_in(batch, classes.target, m, place, whole).to(logits.device)
+            targets = _part(graph, found, classes.target, m, place).to(logits.device)
         if targets is not None:
             counts = classes.count(logits, targets)
             right, asked = right + counts[0], asked + counts[1]

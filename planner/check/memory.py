@@ -197,7 +197,7 @@ class Account:
         sums = action.op in _ENDS and not any(
             later.op in _ENDS and later.stage == action.stage for later in self._row[self._row.index(action) + 1 :]
         )
-        rises = self._rises(stage, self._seed_bytes(*key), first, sums)
+        rises = self._rises(stage, self._seed_bytes(*key), first, sums, self._in_buffers(*key))
         before = now.total()
         if action.op is Op.FORWARD and not self._trains:
             now.inputs.pop(key, None)
@@ -222,11 +222,30 @@ class Account:
         now.gradients[action.stage] = stage.parameter_bytes
         return top
 
-    def _rises(self, stage: Holding, seeds: int, first: bool, sums: bool) -> _Rises:
-        key = (id(stage), seeds, first, sums)  # stages of like micro-batches are one object
+    def _rises(self, stage: Holding, seeds: int, first: bool, sums: bool, there: tuple[float, ...]) -> _Rises:
+        key = (id(stage), seeds, first, sums, there)  # stages of like micro-batches are one object
         if key not in self._risen:
-            self._risen[key] = _Rises(stage, self._profile.graph, seeds, first, sums)
+            self._risen[key] = _Rises(stage, self._profile.graph, seeds, first, sums, there)
         return self._risen[key]
+
+    def _in_buffers(self, number: int, microbatch: int) -> tuple[float, ...]:
+        """By layer, of what it saves, what surely lies where it was received, in one message from another stage."""
+        stage, graph = self._stage(number, microbatch), self._profile.graph
+        if stage.levels is None or stage.has_layouts:
+            return (0.0,) * len(stage.layers)
+        messages = [
+            self._program.messages_of(self._rank, action)
+            for action in self._beside.get((Op.RECV_FORWARD, number, microbatch), ())
+        ]
+        theirs = {part.value for each in messages if len(each) == 1 for part in each[0].parts}
+        names, values = {layer.name for layer in stage.layers}, graph.values()
+        found = []
+        for layer, levels, saved in zip(stage.layers, stage.levels, stage.saved, strict=True):
+            sizes = {x: values[x].num_bytes / graph.samples * stage.samples for x in set(layer.inputs)}
+            mine = sum(size for x, size in sizes.items() if x not in graph.inputs and producer(x) in names)
+            came = sum(size for x, size in sizes.items() if x in theirs)
+            found.append(min(max(0.0, levels[6] - mine), came, saved))
+        return tuple(found)
 
     def _receive(self, now: _Now, action: Action, size: int) -> None:
         key = (action.stage, action.microbatch or 0)
@@ -318,14 +337,20 @@ class Account:
 class _Rises:
     """How high memory rises in the actions of a stage, above what there is without what the stage saved."""
 
-    def __init__(self, stage: Holding, graph: Graph, seeds: int, first: bool, sums: bool) -> None:
+    def __init__(
+        self, stage: Holding, graph: Graph, seeds: int, first: bool, sums: bool, there: tuple[float, ...]
+    ) -> None:
         self._stage, self._seeds, self._first = stage, seeds, first
-        self.saved = round(sum(stage.saved))
+        self._saved = [saved - less for saved, less in zip(stage.saved, there, strict=False)]
+        self.saved = round(sum(stage.saved) - sum(there))
         self.left = round(max(sum(stage.saved), stage.left))
         self._seeds_left = 0.0
+        self._levels: list[list[float]] = []
         if stage.levels is not None:
             self._seeds_left = _seeds_left(stage, graph, seeds)
-            self.left = round(sum(levels[4] for levels in stage.levels) + self._seeds_left)
+            for one, less in zip(stage.levels, there, strict=True):
+                self._levels.append([one[0] - less, *one[1:4], one[4] - min(less, max(0.0, one[4] - one[7])), *one[5:]])
+            self.left = round(sum(levels[4] for levels in self._levels) + self._seeds_left)
         buckets = _buckets(stage, graph) if sums and stage.sums_behind else []
         self._copied = [0] * len(stage.layers)
         for place, size in buckets if len(buckets) > 1 else ():
@@ -341,7 +366,7 @@ class _Rises:
         if self._stage.levels is None:
             return self.saved + round(self._stage.workspace)
         below = most = 0.0
-        for saved, levels in zip(self._stage.saved, self._stage.levels, strict=True):
+        for saved, levels in zip(self._saved, self._levels, strict=True):
             most = max(most, below + levels[0])
             below += saved
         return round(most)
@@ -351,7 +376,7 @@ class _Rises:
         if self._stage.levels is None:
             return self.saved + round(self._stage.workspace)
         before = most = 0.0
-        for saved, levels in zip(self._stage.saved, self._stage.levels, strict=True):
+        for saved, levels in zip(self._saved, self._levels, strict=True):
             most = max(most, before + levels[0])
             before = saved
         return round(most)
@@ -362,21 +387,21 @@ class _Rises:
             again = round(self._stage.again)
             needs = round(self._stage.workspace + max(self._copied, default=0))
             return self.saved + again + needs + (self._all_made if self._first else 0)
-        return self._down(1, self._stage.saved, self._made)
+        return self._down(1, self._saved, self._made)
 
     def halved(self) -> float:
         """While the gradients of inputs are computed alone."""
         if self._stage.levels is None:
             needs = round(self._stage.workspace)
             return max(self.left + needs, self.saved + round(self._stage.again) + needs)
-        return self._down(2, self._stage.saved, self._early)
+        return self._down(2, self._saved, self._early)
 
     def weights(self) -> float:
         """While those of weights are."""
         if self._stage.levels is None:
             needs = round(self._stage.workspace + max(self._copied, default=0))
             return self.left + needs + (self._all_made if self._first else 0)
-        return self._down(3, [levels[4] for levels in self._stage.levels], self._late)
+        return self._down(3, [levels[4] for levels in self._levels], self._late)
 
     @property
     def _all_made(self) -> int:
@@ -384,7 +409,7 @@ class _Rises:
 
     def _down(self, which: int, held: Sequence[float], makes: Sequence[float]) -> float:
         """From the last layer to the first, each of which lets go of what it held, and makes gradients."""
-        levels = self._stage.levels or ()
+        levels = self._levels
         there, made, left, most = sum(held), 0.0, 0.0, 0.0
         for place in reversed(range(len(held))):
             made = made + makes[place] if self._first else makes[place]

@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 
 from planner.check.events import Spans, Step
 from planner.check.memory import Account, Holding
 from planner.check.prices import LaidOut, LayerPrices
 from planner.check.structure import has_layouts, samples_of
+from planner.costs.communication.links import shares_memory
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of
 from planner.costs.stages.gradient_overlap import exposed_s
-from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.plan import Decision
 from planner.ir.profile import Profile
 from planner.ir.program import Program
@@ -234,10 +233,6 @@ class _Plain:
             return ties_s + update_s / len(group) + self.sum_s(group, self._stage_bytes(stage)) / 2
         return ties_s + update_s
 
-    def _shares_memory(self, stage: int) -> bool:
-        pairs = permutations(self.program.ranks[stage], 2)
-        return all(self.book.profile.cluster.link(*pair).transport == SHARED_MEMORY for pair in pairs)
-
     def _is_sharded(self, stage: int) -> bool:
         """Whether the stage's ranks divide the optimiser's state among them."""
         several = len(self.program.ranks[stage]) > 1
@@ -270,7 +265,8 @@ class _Plain:
         if self.has_layouts[stage]:
             laid_out, member = self._of_size(stage, size), self.program.ranks[stage].index(rank)
             kept, of_layers = laid_out.saved_bytes(member), None if recompute else laid_out.levels(member)
-            sizes = set(self.decision.micro_batches) if not self._shares_memory(stage) else set()
+            is_shared = shares_memory(self.book.profile.cluster, self.program.ranks[stage])
+            sizes = set() if is_shared else set(self.decision.micro_batches)
             deferring = self.book.tables.deferring(kind)
             return Holding(
                 layers=layers,

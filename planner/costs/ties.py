@@ -32,9 +32,10 @@ from planner.layers import throughout_sites
 
 DRAWS = 1000
 OWN = 0.3
-"""Of the variance that a kind of plans has beyond one device's, the part of each plan's own: in 62 plans that were
-predicted before they were run, pipelines of a setting were 0.087 apart, and 0.116 from one device ("errors apart" of
-``python -m benchmarks.accuracy``)."""
+"""Of the variance that a kind of plans has beyond one device's, the part of each plan's own: of 63 plans that were
+predicted before they were run, pipelines of a setting were 0.045 apart (0.062 by these figures), and 0.118 from one
+device (0.08), plans with a stage of several ranks 0.117 (0.098) and 0.158 (0.126): "errors apart" of ``python -m
+benchmarks.accuracy``."""
 SITES = 0.3
 """Standard deviation of one more factor, of all plans whose ranks share sites: 0.3 and 0.45 off in ``python -m
 benchmarks.accuracy`` and ``benchmarks.sparse_vgg``."""

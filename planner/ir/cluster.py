@@ -54,6 +54,10 @@ def host_tier(hosts: Collection[str]) -> str:
 SHARED_MEMORY, GLOO, MPI, NCCL, IN_PROCESS = "shared memory", "gloo", "mpi", "nccl", "in process"
 """What moves messages between ranks: the names of transports."""
 
+STANDING_BYTES = 1 << 20
+"""Largest message for which a receive of gloo stands ready: a larger buffer would lie idle, and its time is that of
+the data."""
+
 
 def transport_text(within: str, between: str) -> str:
     """What ranks exchange by, within their hosts and between them; empty where nothing is exchanged or known."""

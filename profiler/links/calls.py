@@ -51,13 +51,8 @@ def measure_calls(link: str, core: int | Collection[int] | None) -> tuple[Collec
         WorkerError: it died or took too long.
     """
     with Child("profiler.links.calls:_calls", link, core=core) as child:
-        reports = child.reports(SILENCE_S)
-        try:
-            while True:
-                next(reports)
-        except StopIteration as stop:
-            found: tuple[Collective, ...] = stop.value
-            return found
+        found: tuple[Collective, ...] = child.result(SILENCE_S)
+        return found
 
 
 def _calls(_: Report, link: str) -> tuple[Collective, ...]:

@@ -24,6 +24,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from planner.ir.cluster import STANDING_BYTES
 from runtime.transport.base import Deadline, Pending, gone
 
 T = TypeVar("T")
@@ -141,9 +142,6 @@ class Barrier:
 KEYED = 1 << 30
 """Tags from here on are those of keyed exchanges."""
 
-MOST_BYTES = 1 << 20
-"""A larger receive does not stand ready: its buffer would lie idle, and its time is that of the data."""
-
 MOST_STANDING = 4096
 """Receives that stand ready at most; shapes that do not come again leave theirs behind."""
 
@@ -189,7 +187,7 @@ class Standing:
                 place = (rank, key, tuple(tensor.shape), tensor.dtype)
                 ready = self._ready.pop(place, None)
                 if ready is None:
-                    stands = tensor.nbytes <= MOST_BYTES
+                    stands = tensor.nbytes <= STANDING_BYTES
                     ready = self._posted(place, torch.empty_like(tensor) if stands else tensor)
                 came.append((place, ready, tensor))
         sends = [self._send(tensor, rank, key) for rank, tensor in sent.items() if tensor.numel()]
@@ -202,9 +200,9 @@ class Standing:
 
     def keep(self, key: int, sends: list[_Sent], deadline_s: float) -> None:
         """Small sends are waited for when their key comes again; until then they hold what they send."""
-        kept = [each for each in sends if each[2].nbytes <= MOST_BYTES]
+        kept = [each for each in sends if each[2].nbytes <= STANDING_BYTES]
         for work, rank, tensor in sends:
-            if tensor.nbytes > MOST_BYTES:
+            if tensor.nbytes > STANDING_BYTES:
                 self.wait(work, rank, Deadline(deadline_s))
         if kept:
             self._sent.setdefault(key, []).extend(kept)
@@ -223,7 +221,7 @@ class Standing:
         return _Ready(self._begin(self._pairs().recv, buffer, place[0], place[1]), buffer)
 
     def _send(self, tensor: torch.Tensor, rank: int, key: int) -> _Sent:
-        if tensor.nbytes <= MOST_BYTES:  # the caller may write to it before this send is waited for
+        if tensor.nbytes <= STANDING_BYTES:  # the caller may write to it before this send is waited for
             tensor = tensor.detach().clone()
         return self._begin(self._pairs().send, tensor, rank, key), rank, tensor
 

@@ -99,7 +99,7 @@ def machine_of(corrections: Iterable[Correction]) -> tuple[Correction, ...]:
 
 def ranges_from(observations: Sequence[Observation]) -> tuple[Correction, ...]:
     """How wide the ranges of those kinds of plans are that were run."""
-    wanted = next((wanted for wanted in (_all, _of_devices) if _helps(observations, wanted)), None)
+    wanted = _counted(observations)
     by_kind: dict[str, list[float]] = {}
     for plan, (before, after) in zip(_by_plan(observations), _errors(observations, wanted or _all), strict=False):
         by_kind.setdefault(plan[0].kind, []).append(before if wanted is None else after)
@@ -115,10 +115,8 @@ def ranges_from(observations: Sequence[Observation]) -> tuple[Correction, ...]:
 
 def corrections_from(observations: Sequence[Observation]) -> tuple[Correction, ...]:
     """The corrections that count; none if they would not make plans better that they were not found from."""
-    for wanted in (_all, _of_devices):
-        if _helps(observations, wanted):
-            return _corrections(_by_plan(observations), wanted)
-    return ()
+    wanted = _counted(observations)
+    return _corrections(_by_plan(observations), wanted) if wanted is not None else ()
 
 
 def errors_left(observations: Sequence[Observation]) -> tuple[tuple[float, float], ...]:
@@ -202,6 +200,11 @@ def _corrections(plans: Iterable[Sequence[Observation]], wanted: Wanted) -> tupl
         factor = factor_from([math.exp(median(logs)) for logs in plan_logs], fmean(noises[of]), num_repeats)
         corrections.append(Correction(of, factor, len(plan_logs)))
     return tuple(sorted(corrections, key=lambda one: (one.of.what, one.of.where, one.of.shared)))
+
+
+def _counted(observations: Sequence[Observation]) -> Wanted | None:
+    """The classes whose corrections count; None if none would make plans better."""
+    return next((wanted for wanted in (_all, _of_devices) if _helps(observations, wanted)), None)
 
 
 def _helps(observations: Sequence[Observation], wanted: Wanted) -> bool:

@@ -21,14 +21,12 @@ from planner.costs.communication.links import Network
 from planner.costs.shards.boxes import Boxes, Counts, moved
 from planner.costs.shards.device_mesh import SPACE
 from planner.costs.shards.option import Shards
-from planner.ir.cluster import PIECES, Cluster
+from planner.ir.cluster import PIECES, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers import is_convolution
 
 Array = NDArray[np.float64]
 
-STANDING_BYTES = 1 << 20
-"""Largest message for which a receive stands ready (:mod:`runtime.transport.works`)."""
 _ROUNDING = 1e-9  # ways that differ by less are equally cheap
 
 

@@ -17,13 +17,16 @@ import numpy as np
 from planner.costs.layers.cost_table import SizeTable, layers_of, span
 from planner.costs.memory.levels import (
     BACKWARD,
+    FORWARD,
     GRADIENTS_LEFT,
+    INPUTS_SAVED,
     LEFT,
     OUTPUTS_SAVED,
     WEIGHT,
     Array,
     Course,
     Indices,
+    Run,
     course,
     layers_in,
     plain_course,
@@ -61,13 +64,14 @@ class Activation:
 
 
 def activation_of(
-    costs: StageCosts, stage: int, member: int, microbatch: int, sent_bytes: int, seeds: int
+    costs: StageCosts, stage: int, member: int, microbatch: int, sent_bytes: int, seeds: int, came: Sequence[int] = ()
 ) -> Activation:
     """Of the stage's rank number ``member``.
 
     Args:
         sent_bytes: of its outputs for this micro-batch, what is sent on its own.
         seeds: of the gradients that it receives for it, with their buffers.
+        came: stages whose outputs it receives for it in one message each.
     """
     placed = costs.stages[stage]
     if placed.laid_out:
@@ -82,11 +86,12 @@ def activation_of(
     table, kind = costs.table(stage, member, microbatch), costs.book.kind(placed.ranks[member])
     samples = placed.samples[costs.micro_batches[microbatch]][member]
     known = costs.book.levels.known
-    key = (placed.runs, kind, samples, placed.parameter_bytes, seeds, placed.sums_behind and placed.tied)
+    senders = tuple(sorted(run for number in came for run in costs.stages[number].runs))
+    key = (placed.runs, kind, samples, placed.parameter_bytes, seeds, placed.sums_behind and placed.tied, senders)
     if key not in known:
         copies = _copies(costs, placed)
-        found, unsaved = _course_of(costs, placed, table, kind, samples, seeds)
-        last = _course_of(costs, placed, table, kind, samples, seeds, copies)[0] if copies else None
+        found, unsaved = _course_of(costs, placed, table, kind, samples, seeds, senders)
+        last = _course_of(costs, placed, table, kind, samples, seeds, senders, copies)[0] if copies else None
         known[key] = found, unsaved, last
     found, unsaved, last = known[key]
     left = sent_bytes if unsaved is None or placed.recompute else min(unsaved, sent_bytes)
@@ -126,6 +131,7 @@ def _course_of(
     kind: str,
     samples: float,
     seeds: int,
+    senders: Sequence[Run],
     copies: Mapping[int, int] | None = None,
 ) -> tuple[Course, int | None]:
     """The course, and what is sent to other stages without being saved; None if that is not known."""
@@ -142,8 +148,22 @@ def _course_of(
     for layer, size in copies.items():
         own[BACKWARD : WEIGHT + 1, layers == layer] += size
     stays = _seeds_left(costs, layers, own, seeds)
-    found = course(saved_by, _gradients(placed, made), own, seeds, defers, stays)
+    there = np.minimum(_in_buffers(costs, layers, own, samples, senders), saved_by)
+    own[FORWARD] -= there
+    own[LEFT] -= np.clip(own[LEFT] - own[GRADIENTS_LEFT], 0.0, there)
+    found = course(saved_by - there, _gradients(placed, made), own, seeds, defers, stays)
     return found, _unsaved(costs, layers, saved_by, levels, samples)
+
+
+def _in_buffers(costs: StageCosts, layers: Indices, levels: Array, samples: float, senders: Sequence[Run]) -> Array:
+    """By layer, of what it saves, at least so much that other stages made: it lies where it was received."""
+    inside, outside = set(layers.tolist()), set(layers_in(senders).tolist())
+    found = np.zeros(len(layers))
+    for place, layer in enumerate(layers.tolist()):
+        read = costs.book.levels.inputs[layer]
+        mine, theirs = (samples * sum(size for maker, size in read if maker in made) for made in (inside, outside))
+        found[place] = min(max(0.0, levels[INPUTS_SAVED, place] - mine), theirs)
+    return found
 
 
 def _seeds_left(costs: StageCosts, layers: Indices, levels: Array, seeds: int) -> float:
@@ -229,9 +249,12 @@ def activations(
     """
     small = small or [size if size < ALONE_BYTES else 0 for size in transfer_bytes]
     alone, seeds, cluster = Counter[tuple[int, int, int]](), Counter[tuple[int, int, int]](), costs.book.profile.cluster
+    came: dict[tuple[int, int, int], Counter[int]] = {}
     for slot, transfer in enumerate(compiled.transfers):
-        src, _, microbatch = transfer.route
+        src, dst, microbatch = transfer.route
         size = costs.micro_batches[microbatch]
+        if transfer.forward:
+            came.setdefault((transfer.dst, dst, size), Counter())[src] += 1
         is_block = cluster.link(transfer.src, transfer.dst).transport == SHARED_MEMORY
         if not transfer.forward:
             seeds[transfer.dst, src, size] += buffer_bytes(transfer_bytes[slot], small[slot], is_block)
@@ -242,7 +265,8 @@ def activations(
     for each in compiled.activations:
         key = (each.rank, each.stage, costs.micro_batches[each.microbatch])
         member = costs.stages[each.stage].ranks.index(each.rank)
-        found.append(activation_of(costs, each.stage, member, each.microbatch, alone[key], seeds[key]))
+        whole = [src for src, num_senders in came.get(key, {}).items() if num_senders == 1]
+        found.append(activation_of(costs, each.stage, member, each.microbatch, alone[key], seeds[key], whole))
         unsaved[key] = found[-1].unsaved / alone[key] if alone[key] else 0.0
     buffers, posted, sent = [], [], []
     frames: list[tuple[int, ...]] = []

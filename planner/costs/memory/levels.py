@@ -35,8 +35,9 @@ Run = tuple[int, int]
 """Layers ``[first, last)`` by index in the graph."""
 
 LEVEL_NAMES = tuple(each.name for each in fields(Levels))
-BACKWARD, WEIGHT, LEFT, OUTPUTS_SAVED, GRADIENTS_LEFT = map(
-    LEVEL_NAMES.index, ("backward", "backward_weight", "left", "outputs_saved", "gradients_left")
+FORWARD, BACKWARD, WEIGHT, LEFT, OUTPUTS_SAVED, INPUTS_SAVED, GRADIENTS_LEFT = map(
+    LEVEL_NAMES.index,
+    ("forward", "backward", "backward_weight", "left", "outputs_saved", "inputs_saved", "gradients_left"),
 )
 """Quantities of a layer's levels by index."""
 
@@ -73,12 +74,14 @@ class LevelTables:
 
     Attributes:
         outputs: by layer, bytes of its outputs per sample.
+        inputs: by layer, of each value that it reads and a layer made: that layer, and bytes per sample.
         readers: by layer, those that read its outputs.
         known: courses that were worked out, by stage and samples, with what is sent unsaved, and of last backwards.
     """
 
     profile: Profile
     outputs: tuple[float, ...] = field(init=False, repr=False)
+    inputs: tuple[tuple[tuple[int, float], ...], ...] = field(init=False, repr=False)
     readers: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
     known: dict[tuple[object, ...], tuple[Course, int | None, Course | None]] = field(
         init=False, default_factory=dict, repr=False
@@ -90,11 +93,14 @@ class LevelTables:
         graph = self.profile.graph
         index = {layer.name: position for position, layer in enumerate(graph.layers)}
         readers: list[dict[int, None]] = [{} for _ in graph.layers]
+        inputs: list[tuple[tuple[int, float], ...]] = []
+        values = graph.values()
         for position, layer in enumerate(graph.layers):
-            for name in layer.inputs:
-                if name not in graph.inputs:
-                    readers[index[producer(name)]][position] = None
-        self.readers = tuple(map(tuple, readers))
+            made = {name: index[producer(name)] for name in layer.inputs if name not in graph.inputs}
+            inputs.append(tuple((maker, values[name].num_bytes / graph.samples) for name, maker in made.items()))
+            for maker in made.values():
+                readers[maker][position] = None
+        self.inputs, self.readers = tuple(inputs), tuple(map(tuple, readers))
         self.outputs = tuple(sum(spec.num_bytes for spec in layer.outputs) / graph.samples for layer in graph.layers)
 
     def at(self, kind: str, samples: float) -> Array | None:

@@ -5,7 +5,7 @@
     workspace    of the hungriest layer, where levels of layers are not known (``planner.costs.memory.levels``); where
                  they are, the first backward makes gradients as it lets go of what was saved: the lesser of the two
                  need not be there with everything else
-    received     for each micro-batch in flight, where something surely comes in
+    received     for each micro-batch in flight, where something surely comes in and no layer may save it where it lies
 
 The exact reading, action by action, is :mod:`planner.costs.memory.peak`.
 
@@ -116,7 +116,8 @@ def holder_of(
     Args:
         parts: among how many members the optimiser's state is divided.
         workspaces: those worked out before, by kind, samples and recompute; added to.
-        received: by cut, bytes a sample that surely come in there; None: nothing does.
+        received: by cut, bytes a sample that surely come in there; None: nothing does.  Not added where levels of
+            layers are known: layers may save what came where it lies.
     """
     graph, full, rest = book.tables.graph, book.tables.at(kind, sizes[0]), book.tables.at(kind, sizes[1])
     resident = cuts.sums(
@@ -140,8 +141,8 @@ def holder_of(
         limit_bytes,
         cuts.sums(np.diff(graph.parameter_bytes)) if by_layer and trains else None,
         once if by_layer and trains else None,
-        None if received is None else received * sizes[0],
-        None if received is None else received * sizes[1],
+        None if received is None or by_layer else received * sizes[0],
+        None if received is None or by_layer else received * sizes[1],
     )
 
 

@@ -8,7 +8,7 @@
     what was received, in its buffer                                      inputs: from then to the end of B (or W);
                                                                           gradients: to the end of B, or to that of W if
                                                                           weight gradients are made of them
-    saved activations                                                     from F to B (or W), per micro-batch
+    saved activations, less what surely lies where it was received        from F to B (or W), per micro-batch
     gradients of parameters                                               from the first B (or W) on, in which they come
                                                                           layer by layer
     gradients sent, and sent outputs that nobody saves                    until a message tells they came; in shared

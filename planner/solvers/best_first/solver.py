@@ -92,10 +92,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     if start.is_restricted and outcome.status in ("proven", "within gap"):  # others may know what is not searched
         queue.take_hints()
         outcome = queue.outcome(outcome.status)
-    first, outcome = (
-        outcome,
-        with_layouts(evaluator, outcome, max(0.0, ends_s - time.monotonic() - queue.answer_s(problem.time_limit_s))),
-    )
+    first, left_s = outcome, ends_s - time.monotonic() - queue.answer_s(problem.time_limit_s)
+    outcome = with_layouts(evaluator, outcome, max(0.0, left_s))
     evaluator.stops = ends_s
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)

@@ -28,7 +28,6 @@ from benchmarks.accuracy.cases import (
 )
 from benchmarks.accuracy.plans import case, pipeline
 from benchmarks.accuracy.report import (
-    SHARED,
     Outcome,
     errors_apart,
     kendall_tau,
@@ -43,6 +42,7 @@ from benchmarks.devices.testbed import RATES
 from planner.ir.fingerprint import fingerprint
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
+from planner.ir.profile import SHARING
 from planner.ir.timeline import Span
 from planner.schedules import names, traits
 from tests.planner.factories import chain_profile
@@ -103,9 +103,9 @@ def test_a_speed_up_is_over_the_turns_of_one_device_beside_the_plans() -> None:
 
 
 def test_errors_that_plans_of_a_setting_share_are_not_apart() -> None:
-    alone, shared = replace(OUTCOME, kind=ONE, predicted_s=1.2), replace(OUTCOME, kind=SHARED, predicted_s=1.2)
-    assert errors_apart([alone, shared]) == {(SHARED, ONE): pytest.approx(0.0)}
-    assert errors_apart([alone, replace(shared, predicted_s=0.6)]) == {(SHARED, ONE): pytest.approx(math.log(2))}
+    alone, shared = replace(OUTCOME, kind=ONE, predicted_s=1.2), replace(OUTCOME, kind=SHARING, predicted_s=1.2)
+    assert errors_apart([alone, shared]) == {(ONE, SHARING): pytest.approx(0.0)}
+    assert errors_apart([alone, replace(shared, predicted_s=0.6)]) == {(ONE, SHARING): pytest.approx(math.log(2))}
     assert errors_apart([alone, replace(shared, setting="B")]) == {}
 
 
@@ -229,7 +229,7 @@ def test_the_committed_results_are_of_the_committed_predictions() -> None:
         name: list(plans) for name, plans in measured["settings"].items()
     }
     shown = {row["name"]: row["value"] for row in json.loads((RESULTS / "accuracy.json").read_text())}
-    assert shown["plans"] == sum(map(len, predicted.values()))
+    assert shown["plans"] == sum(len({each["decision"] for each in plans}) for plans in predicted.values())
     for setting in predicted:
         profile = gzip.decompress((RESULTS / "accuracy" / f"{setting}.profile.json.gz").read_bytes())
         assert json.loads(profile)["halopipe"] == "profile"

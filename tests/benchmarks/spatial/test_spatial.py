@@ -11,6 +11,7 @@ from benchmarks.devices.ranks import on_ranks
 from benchmarks.spatial.__main__ import (
     CASES,
     MODES,
+    ONE,
     SETTINGS,
     Raced,
     overheads,
@@ -19,7 +20,7 @@ from benchmarks.spatial.__main__ import (
     require_equal,
     shares,
 )
-from benchmarks.spatial.sides import Divided, Half, captured_case
+from benchmarks.spatial.sides import Alone, Divided, captured_case
 
 SMALL = [replace(case, shape=(*case.shape[:2], 32, 16)) for case in CASES]
 
@@ -37,7 +38,7 @@ def test_the_network_is_computed_together(case):
         found = [
             Divided(case, captured, transport, replace(settings, most_extra=1.0)) for settings in SETTINGS.values()
         ]
-        return [(each.y.detach(), each.stage.wire.sent_bytes) for each in found], Half(case).shape
+        return [(each.y.detach(), each.stage.wire.sent_bytes) for each in found], Alone(case, 2).shape
 
     ranks = on_ranks(2, work)
     model = case.model()
@@ -57,22 +58,25 @@ def test_a_race_times_every_side():
         return race(SMALL[3], captured, transport, 2), race_small(transport, 2)
 
     captured = captured_case(SMALL[3])
-    for raced in (each for pair in on_ranks(2, work) for each in pair):
-        assert set(raced.wall_s) == set(raced.cpu_s) == {"half", *MODES}
+    found = on_ranks(2, work)
+    assert all(set(large.wall_s) == {ONE, "half", *MODES} for large, _ in found)
+    for raced in (each for pair in found for each in pair):
+        assert set(raced.wall_s) == set(raced.cpu_s) >= {"half", *MODES}
         assert min(raced.wall_s.values()) > 0.0
 
 
 def test_rows_are_of_the_slower_rank():
     clocks = [
         Raced(
-            {"half": half, "linear": half + more, "interior": 4.0, "blocking": 5.0, "gloo": 6.0},
-            dict.fromkeys(("half", *MODES), cpu),
+            {"half": half, ONE: 3.0 * half, "linear": half + more, "interior": 4.0, "blocking": 5.0, "gloo": 6.0},
+            dict.fromkeys(("half", ONE, *MODES), cpu),
         )
         for half, more, cpu in ((1.0, 1.0, 0.0), (0.5, 0.1, 1.0))
     ]
     rows = {row.name.rsplit(": ", 1)[1]: row for row in shares(CASES[0], clocks)}
     assert (rows["linear"].value, rows["linear"].holds) == (0.5, False)
     assert rows["blocking"].value == 0.2
+    assert (rows["speed-up"].value, rows["speed-up"].holds) == (1.5, False)
     assert [row.value for row in overheads(clocks)] == [0.0] * 4
 
 

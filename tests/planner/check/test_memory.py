@@ -53,6 +53,31 @@ def test_the_peaks_are_reckoned_the_same(schedule: str, seed: int) -> None:
     assert check(replace(plan, prediction=replace(plan.prediction, ranks=low)), profile) != ()
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_an_input_that_is_saved_where_it_was_received_counts_once(schedule: str) -> None:
+    """Layer l4 saves what l3, of the stage before, made: 4 KiB a sample, and as much of its own making."""
+    size = 4096
+
+    def plan(inputs_saved: int) -> tuple[int, ...]:
+        def measured(one: Measurement) -> Measurement:
+            saved = size * one.samples if one.layer == "l4" else 0
+            some = Levels(2 * saved, 0, 0, 0, saved, 0, min(inputs_saved, 1) * saved)
+            return replace(one, levels=some, saved_bytes=2 * saved)
+
+        bare = chain_profile(8, 2, activation_bytes=size)
+        measurements = {kind: tuple(map(measured, found)) for kind, found in bare.measurements.items()}
+        profile = replace(bare, measurements=measurements)
+        candidate = Candidate.chain((0, 4, 9), ((0,), (1,)), ((1,), (1,)), (1,) * 4, schedule)
+        evaluator = Evaluator(Problem(profile, 4, memory_margin=0.0), PriceBook(profile))
+        found = plan_of_candidate(evaluator, candidate)
+        assert check(found, profile) == ()
+        return tuple(rank.peak_bytes for rank in found.prediction.ranks)
+
+    apart, once = plan(0), plan(1)
+    assert once[0] == apart[0]
+    assert apart[1] - once[1] in (size, 2 * size)  # of one micro-batch, or of two where weight gradients come later
+
+
 def test_gradients_that_cannot_wait_come_with_those_of_inputs() -> None:
     saved, gradients, levels = np.zeros(3), np.array([10.0, 100.0, 1.0]), np.zeros((6, 3))
     found = course(saved, gradients, levels, defers=np.array([True, False, True]))
