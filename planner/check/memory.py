@@ -348,8 +348,9 @@ class _Rises:
         self._levels: list[list[float]] = []
         if stage.levels is not None:
             self._seeds_left = _seeds_left(stage, graph, seeds)
-            for one, less in zip(stage.levels, there, strict=True):
-                self._levels.append([one[0] - less, *one[1:4], one[4] - min(less, max(0.0, one[4] - one[7])), *one[5:]])
+            for one, own, less in zip(stage.levels, self._saved, there, strict=True):
+                left = one[4] - min(less, max(0.0, one[4] - one[7] - own))  # of what it saves besides, all may be left
+                self._levels.append([one[0] - less, *one[1:4], left, *one[5:]])
             self.left = round(sum(levels[4] for levels in self._levels) + self._seeds_left)
         buckets = _buckets(stage, graph) if sums and stage.sums_behind else []
         self._copied = [0] * len(stage.layers)

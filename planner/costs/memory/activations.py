@@ -150,7 +150,7 @@ def _course_of(
     stays = _seeds_left(costs, layers, own, seeds)
     there = np.minimum(_in_buffers(costs, layers, own, samples, senders), saved_by)
     own[FORWARD] -= there
-    own[LEFT] -= np.clip(own[LEFT] - own[GRADIENTS_LEFT], 0.0, there)
+    own[LEFT] -= np.clip(own[LEFT] - own[GRADIENTS_LEFT] - (saved_by - there), 0.0, there)  # so much at least is of it
     found = course(saved_by - there, _gradients(placed, made), own, seeds, defers, stays)
     return found, _unsaved(costs, layers, saved_by, levels, samples)
 

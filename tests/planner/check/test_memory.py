@@ -61,7 +61,7 @@ def test_an_input_that_is_saved_where_it_was_received_counts_once(schedule: str)
     def plan(inputs_saved: int) -> tuple[int, ...]:
         def measured(one: Measurement) -> Measurement:
             saved = size * one.samples if one.layer == "l4" else 0
-            some = Levels(2 * saved, 0, 0, 0, saved, 0, min(inputs_saved, 1) * saved)
+            some = Levels(2 * saved, 0, 0, 0, 2 * saved, 0, min(inputs_saved, 1) * saved)
             return replace(one, levels=some, saved_bytes=2 * saved)
 
         bare = chain_profile(8, 2, activation_bytes=size)
