@@ -7,6 +7,8 @@ result.losses, result.measured(plan.prediction)
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
+from pathlib import Path
 
 from halopipe.launch.job_environment import job_rank
 from halopipe.launch.processes import warm_workers
@@ -27,9 +29,11 @@ def run_plan(plan: Plan, options: RunOptions | None = None, progress: Progress |
 
     Raises:
         RankCountError: the job has another number of ranks than the plan, or a host of it has.
-        UsageError: options do not fit together, or Slurm started several of this process without torchrun.
+        UsageError: options do not fit together, another job writes its checkpoints into the same folder, or Slurm
+            started several of this process without torchrun.
         StaleFileError: the plan was made for another model.
         WorkerError: a worker failed; NumericsError: it computes something else than one device.
+        EndedError: somebody asked the job to end.
     """
     options = options or RunOptions()
     require_consistent(plan, options)
@@ -43,5 +47,7 @@ def run_plan(plan: Plan, options: RunOptions | None = None, progress: Progress |
     if not on_gpus(seats_of(plan.decision, options.device)):
         warm_workers()
     from halopipe.launch.spawn import spawn  # loads torch
+    from runtime.checkpoint.lock import held
 
-    return spawn(plan, options, progress)
+    with held(Path(options.checkpoint)) if options.checkpoint else nullcontext():
+        return spawn(plan, options, progress)

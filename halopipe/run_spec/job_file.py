@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -25,7 +25,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create
 
 from halopipe.run_spec.options import (
     ASKED,
+    DURATION,
     FACTORY,
+    INTERVAL,
     METRICS,
     PATH,
     SIZE,
@@ -121,6 +123,8 @@ def located(kind: str, value: Any, folder: Path) -> Any:
 
 
 def _relative(kind: str, value: Any, folder: Path) -> Any:
+    if kind == INTERVAL:
+        return units.parse_interval(value)
     head, text, tail = _path_in(kind, value)
     return f"{head}{os.path.relpath(text, folder)}{tail}" if text else value
 
@@ -142,7 +146,7 @@ def _path_in(kind: str, value: Any) -> tuple[str, str, str]:
 def _kinds() -> dict[str, Any]:
     """The type of each field, in a file."""
     hints = {**get_type_hints(RunOptions), **get_type_hints(RunFiles)}
-    return {name: hints[name] if option_of(name).kind != SIZE else _Size for name in ASKED}
+    return {name: _KINDS.get(option_of(name).kind, hints[name]) for name in ASKED}
 
 
 @functools.cache
@@ -174,15 +178,25 @@ def _power(value: Any) -> Any:
         return value
 
 
-def _size(value: Any) -> Any:
-    try:
-        units.parse_size(str(value))
-    except UsageError as error:
-        raise ValueError(f"{error.title}; {', '.join(error.remedies)}") from None
-    return str(value)
+def _checked(parse: Callable[[str], object]) -> Callable[[Any], Any]:
+    """Refuses what ``parse`` does, and leaves the rest as it is written."""
+
+    def check(value: Any) -> Any:
+        try:
+            parse(str(value))
+        except UsageError as error:
+            raise ValueError(f"{error.title}; {', '.join(error.remedies)}") from None
+        return str(value) if isinstance(value, float) else value
+
+    return check
 
 
-_Size = Annotated[str | int, BeforeValidator(_size)]
+_Size = Annotated[str | int, BeforeValidator(_checked(units.parse_size))]
+_KINDS: Mapping[str, Any] = {
+    SIZE: _Size,
+    DURATION: Annotated[str | float, BeforeValidator(_checked(units.parse_seconds))],
+    INTERVAL: Annotated[str | int, BeforeValidator(_checked(units.parse_interval))],
+}
 
 
 def _fault(path: Path, fault: Any, words: Mapping[str, tuple[int, str]]) -> tuple[int, str]:

@@ -38,6 +38,32 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Saves:
+    """The checkpoints of a run, and what they cost its training, on the rank where they cost most.
+
+    Attributes:
+        number: that were begun, the last one included.
+        failed: of them, that did not reach the disk.
+        stood_s: how long training stood still for all but the last one: the state is copied, files are written beside.
+        slower_s: what steps took more while files were written.
+        last_s: of the save at the end, which is waited for.
+        interval_s: between two saves, as it was in the end; 0 where steps are counted.
+    """
+
+    number: int = 0
+    failed: int = 0
+    stood_s: float = 0.0
+    slower_s: float = 0.0
+    last_s: float = 0.0
+    interval_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of training, without the save at the end."""
+        return self.stood_s + self.slower_s
+
+
+@dataclass(frozen=True, slots=True)
 class RunProgress:
     """How far a run is.
 
@@ -45,12 +71,14 @@ class RunProgress:
         step: complete steps, those before a checkpoint included.
         loss: of the last one, where it is known already.
         step_s: how long it took.
+        word: a line for people; empty: there is none.
     """
 
     step: int
     num_steps: int
     loss: float | None
     step_s: float
+    word: str = ""
 
 
 Progress = Callable[[RunProgress], None]
@@ -77,6 +105,7 @@ class RunResult:
         data: what data it was, and how it was asked for.
         transport: that the ranks exchanged by; empty of one rank.
         lone: stages that were run alone; ``not_lone``: why some were not.
+        saves: what checkpoints cost.
     """
 
     losses: tuple[float, ...]
@@ -98,6 +127,7 @@ class RunResult:
     transport: str = ""
     lone: tuple[LonePasses, ...] = ()
     not_lone: str = ""
+    saves: Saves = field(default_factory=Saves)
 
     @property
     def timed_seconds(self) -> tuple[float, ...]:
@@ -107,6 +137,12 @@ class RunResult:
     def timeline_file(self, predicted: Timeline, drift: Drift | None = None) -> TimelineFile:
         """What is written to ``timeline.json``."""
         return TimelineFile(predicted, self.timeline, self.step_seconds, self.losses, self.transport, drift)
+
+    @property
+    def saves_share(self) -> float:
+        """Of the time of all steps and saves, what saves have cost; the last one is no part of it."""
+        whole_s = sum(self.step_seconds) + self.saves.stood_s
+        return self.saves.seconds / whole_s if whole_s else 0.0
 
     def measured(self, prediction: Prediction) -> Measured:
         """What is written into the plan, beside its prediction."""
