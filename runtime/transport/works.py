@@ -127,7 +127,7 @@ class Barrier:
         """
         number = _CODE | self._num_done % (1 << 26)
         self._num_done += 1
-        token = torch.tensor([word], dtype=torch.uint8)
+        token = torch.full((1,), word, dtype=torch.uint8)
         words_of = {rank: torch.empty_like(token) for rank in self._others}
         start = self._works.start
         came = {r: start(partial(self._world.recv, [words_of[r]], r, number), _WHAT, ("rank", r)) for r in self._others}
@@ -135,7 +135,7 @@ class Barrier:
         for works in (came, told):
             for rank, work in works.items():
                 self._works.wait(work, _WHAT, ("rank", rank), deadline)
-        return max([word, *map(int, words_of.values())])
+        return max([word, *(int(each.item()) for each in words_of.values())])
 
 
 KEYED = 1 << 30
