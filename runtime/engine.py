@@ -22,13 +22,20 @@ from planner.ir.timeline import Span
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import is_versioned, updates_of
 from runtime.checkpoint.state import RankState
-from runtime.checkpoint.training_state import load_rank_state, named_parts, named_state, rank_state, speakers
+from runtime.checkpoint.training_state import (
+    load_rank_state,
+    named_parts,
+    named_state,
+    rank_state,
+    speakers,
+    unread_state,
+)
 from runtime.monitor.activity import Activity
 from runtime.optim.finishing import Finishing, check_finishing
 from runtime.optim.optimizer import MakeScheduler
 from runtime.optim.optimizer_state import StateSource, load_state
 from runtime.optim.whole_state import Given, pieces_of, whole_of
-from runtime.pipeline.executor import Context, Executor, RowTrace, StepEnvironment
+from runtime.pipeline.executor import Asking, Context, Executor, RowTrace, StepEnvironment, StopBeforeStepError
 from runtime.pipeline.messages import Piece
 from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
 from runtime.pipeline.sample_weights import Weighing
@@ -172,6 +179,7 @@ class Engine:
         self._state = named_state(self._residents, model, module)
         self._parts = named_parts(self._residents, self._state)
         self._speaks = speakers(model, decision)
+        self._unread = unread_state(model, module, self._speaks)
         self._inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
         # Shapes that are not the capture's are found on a copy without parameters.
         reshape = partial(graph_at, without_data(model)) if model.sizes and model.prepared is None else None
@@ -203,6 +211,11 @@ class Engine:
         return self._around.meter
 
     @property
+    def asking(self) -> Asking:
+        """What this rank asks of the others when a step begins, and what all of them agreed on."""
+        return self._around.asking
+
+    @property
     def is_updated(self) -> bool:
         """Whether the last step ended with an update."""
         return self._finishing.is_last
@@ -215,6 +228,7 @@ class Engine:
         Raises:
             UsageError: the tensors are not what the model takes, or more rows than planned.
             StageFailedError, DeadlineError, TransportError: the step failed; the engine cannot be used any more.
+            StopBeforeStepError: a rank asked to stop; the state is as before, the engine takes no more steps.
         """
         return self.step_on(WholeBatch(self._inputs, (*inputs, *targets), self._decision.micro_batches))
 
@@ -235,7 +249,11 @@ class Engine:
         executor = self._executor(binding, evaluates=False)
         self._finishing.begin()
         self._norm = None
-        ran, step_s = self._run(executor, batch)
+        try:
+            ran, step_s = self._run(executor, batch)
+        except StopBeforeStepError:
+            self._finishing.take_back()
+            raise
         loss = self._loss(binding)
         self._step += 1
         self._activity.num_done, self._activity.loss, self._activity.step_s = self._step, loss, step_s
@@ -315,11 +333,12 @@ class Engine:
                 ["they are not saved"],
                 ["save after an update"],
             )
-        return rank_state(self._residents, self._state, self._speaks, self._transport.rank, self._step)
+        rank = self._transport.rank
+        return rank_state(self._residents, self._state, self._speaks, rank, self._step, self._unread)
 
     def load_state(self, source: StateSource) -> None:
         """Goes on from what was saved, under whatever plan of the same model."""
-        self._step = load_rank_state(self._residents, self._state, source)
+        self._step = load_rank_state(self._residents, self._state, source, self._unread)
 
     def gradients(self) -> dict[str, Tensor]:
         """Gradients of the last step's parameters on this rank, by the user's own names.

@@ -88,7 +88,7 @@ def test_the_manifest_gives_run_options_that_there_are() -> None:
     assert (module, name, verb) == ("-m", "halopipe", "run")
     run = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
     values = run.make_context(verb, list(arguments)).params
-    assert (values["steps"], values["checkpoint_every"]) == (1000, 100)
+    assert (values["steps"], values["checkpoint_every"]) == (1000, "100")
     assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"] == [container]
 
 

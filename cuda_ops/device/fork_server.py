@@ -71,6 +71,9 @@ class Process(Protocol):
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, once it has ended; subprocess.TimeoutExpired if it still runs after so many seconds."""
 
+    def terminate(self) -> None:
+        """Ask it to end, by SIGTERM."""
+
     def kill(self) -> None:
         """End it at once."""
 
@@ -176,10 +179,16 @@ class _Forked:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return code
 
+    def terminate(self) -> None:
+        self._send(signal.SIGTERM)
+
     def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
         if self.code is None:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+                signal.pidfd_send_signal(self.handle, number)
 
     def _look(self, timeout_s: float | None) -> int | None:
         if self.code is None:

@@ -182,6 +182,7 @@ RUN: dict[str, Any] = {
     "dtype": dtypes,
     "compiler": named(lambda: COMPILERS),
     "device": named(lambda: ("cpu",)),
+    "checkpoint_every": named(lambda: ("auto", "10min", "100")),
     "transport": named(_transports),
     "lone_passes": named(_lone_passes),
     "data": models,

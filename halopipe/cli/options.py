@@ -12,7 +12,19 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from halopipe.cli import completion
-from halopipe.run_spec.options import ASKED, METRICS, PATH, SIZE, WORD, RunFiles, RunOptions, flag_of, option_of
+from halopipe.run_spec.options import (
+    ASKED,
+    DURATION,
+    INTERVAL,
+    METRICS,
+    PATH,
+    SIZE,
+    WORD,
+    RunFiles,
+    RunOptions,
+    flag_of,
+    option_of,
+)
 
 
 def a_number(value: float) -> float:
@@ -160,6 +172,8 @@ def _parameter(name: str, kind: Any) -> inspect.Parameter:
         kind, default = Path | None, Path(str(default)) if default else None
     elif option.kind in (SIZE, WORD):
         kind, default = str, ""
+    elif option.kind in (DURATION, INTERVAL):
+        kind, default = str, str(default) if option.kind == INTERVAL else f"{default:g}s"
     shown = typer.Option(
         *([flag, option.short] if option.short else [flag]),
         metavar=option.metavar or None,
@@ -183,8 +197,13 @@ def _value(name: str, given: Any) -> Any:
         from halopipe.run_spec.job_file import located
 
         return located(kind, given, Path.cwd())
-    if kind == SIZE:
+    if kind in (SIZE, DURATION, INTERVAL):
         from halopipe.terminal import units
 
-        return units.parse_size(given) if given else 0
+        parse: Callable[[str], Any] = {
+            SIZE: units.parse_size,
+            DURATION: units.parse_seconds,
+            INTERVAL: units.parse_interval,
+        }[kind]
+        return parse(given) if given else 0
     return _meant(name, given)

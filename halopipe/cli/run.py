@@ -65,7 +65,7 @@ def run(
     events = folder_of(options.metrics)
     metrics = Path(options.metrics) if options.metrics and events is None else None
     replaced = [plan] if files.update else []
-    with claimed([output, trace, made(metrics)], [plan, profile], [checkpoint, events, traces], replaced):
+    with claimed([output, trace, made(metrics)], [plan, profile], [events, traces], replaced):
         planned = solve.load_plan(plan)
         if hosts is not None:
             raise hosts_refused(hosts, f"run {shlex.quote(str(plan))}", planned.decision)

@@ -119,6 +119,12 @@ class Processes:
                 self._ended[rank] = Ended(code, result, error, _text(self._output(rank)))
         return self._ended
 
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to those that still run."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.terminate()
+
     def end(self) -> None:
         """Kill those that still run; none is alive afterwards."""
         for process in self._processes.values():

@@ -7,6 +7,8 @@ result.losses, result.measured(plan.prediction)
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halopipe.launch.job_environment import job_rank
@@ -40,9 +42,11 @@ def run_plan(
 
     Raises:
         RankCountError: the job has another number of ranks than the plan, or a host of it has.
-        UsageError: options do not fit together, or Slurm started several of this process without torchrun.
+        UsageError: options do not fit together, another job writes its checkpoints into the same folder, or Slurm
+            started several of this process without torchrun.
         StaleFileError: the plan was made for another model.
         WorkerError: a worker failed; NumericsError: it computes something else than one device.
+        EndedError: somebody asked the job to end.
     """
     options = options or RunOptions()
     require_consistent(plan, options)
@@ -62,5 +66,7 @@ def run_plan(
     if not on_gpus(seats_of(plan.decision, options.device)):
         warm_workers()
     from halopipe.launch.restart import supervised  # loads torch
+    from runtime.checkpoint.lock import held
 
-    return supervised(plan, options, progress, decide)
+    with held(Path(options.checkpoint)) if options.checkpoint else nullcontext():
+        return supervised(plan, options, progress, decide)

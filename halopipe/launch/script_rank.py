@@ -19,11 +19,11 @@ from torch import nn
 from cuda_ops._torch import PrefixStore
 from halopipe.launch.execute import joined, terms_of_script
 from halopipe.run_spec.options import ScriptOptions
+from halopipe.training.checkpoint_folders import load_weights
 from halopipe.training.session import Execution
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from profiler import load_model
-from profiler.source.model import LoadedModel
 from runtime.checkpoint.training_state import LOSS
 from runtime.monitor.failure import write_error
 from runtime.monitor.watch import LOOPBACK, SETUP_S, join_store
@@ -64,7 +64,8 @@ def serve(folder: Path, rank: int) -> None:
     store = PrefixStore("job", join_store(LOOPBACK, script.port))
     model = load_model(script.plan.inputs.model, script.options.get("seed", 0))
     if script.has_state:
-        _load_weights(model, torch.load(folder / STATE, weights_only=False))
+        function = getattr(model.loss_fn, "function", model.loss_fn)
+        load_weights(model.module, function, torch.load(folder / STATE, weights_only=False))
     optimizer = script.optimizer
     if isinstance(optimizer, Described):
         function = getattr(model.loss_fn, "function", model.loss_fn)
@@ -138,19 +139,6 @@ def until(is_there: Callable[[], bool], longest_s: float) -> None:
     while not is_there():
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.1, longest_s)
-
-
-def _load_weights(model: LoadedModel, state: Mapping[str, Any]) -> None:
-    function = getattr(model.loss_fn, "function", model.loss_fn)
-    try:
-        model.module.load_state_dict({name: value for name, value in state.items() if not name.startswith(LOSS)})
-        if isinstance(function, nn.Module):
-            own = {name.removeprefix(LOSS): value for name, value in state.items() if name.startswith(LOSS)}
-            function.load_state_dict(own)
-    except RuntimeError as error:
-        raise UsageError(
-            "the module is not the one that the plan was made for", str(error).splitlines()[1:], ["plan again"]
-        ) from error
 
 
 def named_parameters(module: nn.Module, loss_fn: Any) -> dict[str, nn.Parameter]:

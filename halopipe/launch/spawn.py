@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,10 @@ from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult, stage_medians
 from halopipe.training.checkpointing import Start
 from halopipe.training.rank_device import on_gpus, require_devices, seats_of
+from halopipe.training.save_times import EndRequest
 from halopipe.training.time_breakdown import ranks_measured, stage_once_s
 from planner.ir.codec import plain
+from planner.ir.errors import WorkerDiedError
 from planner.ir.files import write_text
 from planner.ir.plan import Decision, Plan
 from planner.ir.schedule import Op
@@ -25,7 +28,7 @@ from planner.ir.timeline import MemorySample, Timeline
 from runtime.engine import device_of
 from runtime.monitor.activity import Beat
 from runtime.monitor.waits import Waits
-from runtime.monitor.watch import Workers, host_store, run_workers
+from runtime.monitor.watch import host_store, run_workers
 from runtime.numerics.compare import Difference, NumericsReport, report
 
 if TYPE_CHECKING:
@@ -63,6 +66,7 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
         results[0].transport,
         tuple(each for result in results for each in result.lone),
         next((result.not_lone for result in results if result.not_lone), ""),
+        saves=max((result.saves for result in results), key=lambda saves: saves.seconds),
     )
     if progress is not None:
         progress(RunProgress(result.first_step + len(seconds), options.steps, losses[-1], seconds[-1]))
@@ -179,12 +183,27 @@ def _why(ended: Ended) -> str:
     return f"the run on one device ended by {how} without a word"
 
 
-def _watched(job: Job, workers: Sequence[Workers], store: Store, progress: Progress | None) -> list[RankResult]:
-    """The result of each rank."""
-    last = 0
+def _watched(job: Job, workers: Sequence[Processes], store: Store, progress: Progress | None) -> list[RankResult]:
+    """The result of each rank.
+
+    Where checkpoints are written, who asks this process to end asks the ranks: they save, and raise EndedError.
+    """
+    last, end, passed_on, remarks = 0, EndRequest(job.options.grace_s), False, dict[int, str]()
 
     def watch(beats: Mapping[int, Beat]) -> None:
-        nonlocal last
+        nonlocal last, passed_on
+        if end.why and not passed_on:
+            passed_on = True
+            sys.stderr.write(f"{end.why}: the job saves before its next step, and ends; Ctrl-C again ends it at once\n")
+            for each in workers:
+                each.ask_to_end()
+        if end.is_late():
+            sys.stderr.write(f"{end.late()}\n")
+            raise SystemExit(end.exit_code)
+        for rank, beat in beats.items():
+            if progress is not None and beat.remark and beat.remark != remarks.get(rank):
+                remarks[rank] = beat.remark
+                progress(RunProgress(last, job.options.steps, None, 0.0, beat.remark))
         known = [beat for beat in beats.values() if beat.loss is not None]
         if progress is not None and known and known[0].num_done > last:
             last = known[0].num_done
@@ -192,7 +211,13 @@ def _watched(job: Job, workers: Sequence[Workers], store: Store, progress: Progr
 
     decision = job.plan.decision
     waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
-    texts = run_workers(workers, titles_of(decision), store, watch, waits)
+    with end.heard() if job.options.checkpoint else nullcontext():
+        try:
+            texts = run_workers(workers, titles_of(decision), store, watch, waits)
+        except WorkerDiedError:
+            if end.signal:  # it was not ready to hear that
+                raise SystemExit(end.exit_code) from None
+            raise
     return [RankResult.from_json(texts[rank]) for rank in sorted(texts)]
 
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cuda_ops._torch import PrefixStore
@@ -27,6 +28,7 @@ from halopipe.run_spec.result import Progress, RunProgress, RunResult
 from halopipe.training.checkpointing import settled_by_rank_0
 from planner.ir.errors import TransportError, UsageError
 from planner.ir.plan import Plan
+from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
 from runtime.monitor.activity import PATIENCE_S, within
 from runtime.monitor.failure import cause, read_error, write_error
@@ -52,7 +54,12 @@ def join(job_rank: JobRank, plan: Plan, options: RunOptions, progress: Progress 
     job_rank.require_size(plan.decision)
     end_with_torchrun()
     store, board = job_stores(job_rank.rank, job_rank.num_ranks)
-    with told_to_all(board, job_rank.rank, job_rank.num_ranks), job_folder() as folder:
+    is_writer = bool(options.checkpoint) and job_rank.rank == 0
+    with (
+        told_to_all(board, job_rank.rank, job_rank.num_ranks),
+        held(Path(options.checkpoint)) if is_writer else contextlib.nullcontext(),
+        job_folder() as folder,
+    ):
         start = settled_by_rank_0(plan, options, store, job_rank.rank)
         if progress is not None and job_rank.rank == 0:
             for line in start.lines:

@@ -90,6 +90,7 @@ def report(plan: Plan, result: RunResult, predicted: Timeline, drift: Drift | No
     if result.losses:
         lines.append(_losses(result))
     lines += map(_score, result.scores)
+    lines += _saves(result)
     if result.numerics is not None:
         lines.append(f"numerics: {result.numerics}")
     return "\n".join(lines)
@@ -109,6 +110,17 @@ def _losses(result: RunResult) -> str:
         start, end = fmean(losses[:_AVERAGED]), fmean(losses[-_AVERAGED:])
         text += f"; mean of the first {_AVERAGED} {start:.4f}, of the last {_AVERAGED} {end:.4f}"
     return text
+
+
+def _saves(result: RunResult) -> list[str]:
+    saves = result.saves
+    if not saves.number:
+        return []
+    text = f"{units.count(saves.number, 'checkpoint')}: {units.percent(result.saves_share)} of the run"
+    text += f" ({units.seconds(saves.stood_s)} to copy, {units.seconds(saves.slower_s)} of slower steps)"
+    text += f", every {units.duration(saves.interval_s)}" if saves.interval_s else ""
+    text += f"; the last took {units.seconds(saves.last_s)}" if saves.last_s else ""
+    return [text + (f"; {saves.failed} failed" if saves.failed else "")]
 
 
 def _score(score: Score) -> str:
@@ -131,6 +143,7 @@ def data(plan: Plan, result: RunResult, drift: Drift | None = None) -> dict[str,
         "losses": list(result.losses),
         "evaluations": plain(result.scores),
         "step_seconds": list(result.step_seconds),
+        "checkpoints": {**plain(result.saves), "share": result.saves_share} if result.saves.number else None,
         "numerics": plain(result.numerics),
     }
 

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from halopipe.run_spec.options import RunOptions
-from halopipe.run_spec.result import Score
+from halopipe.run_spec.result import Saves, Score
 from planner.ir.codec import dumps, loads, plain
 from planner.ir.files import write_text
 from planner.ir.plan import Plan
@@ -238,6 +238,7 @@ class RankResult:
         scores: of the evaluations; the same on all ranks.
         trained: whether the steps were training steps.
         lone: its stages run alone; ``not_lone``: why they were not.
+        saves: its checkpoints.
     """
 
     rank: int
@@ -256,6 +257,7 @@ class RankResult:
     transport: str = ""
     lone: tuple[LonePasses, ...] = ()
     not_lone: str = ""
+    saves: Saves = field(default_factory=Saves)
 
     def to_json(self) -> str:
         """As text."""
@@ -286,6 +288,7 @@ class RankResult:
             record["transport"],
             tuple(LonePasses(*each.values()) for each in map(_with_tuples, record["lone"])),
             record["not_lone"],
+            Saves(**record["saves"]),
         )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -25,7 +25,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create
 
 from halopipe.run_spec.options import (
     ASKED,
+    DURATION,
     FACTORY,
+    INTERVAL,
     METRICS,
     PATH,
     SIZE,
@@ -122,6 +124,8 @@ def located(kind: str, value: Any, folder: Path) -> Any:
 
 
 def _relative(kind: str, value: Any, folder: Path) -> Any:
+    if kind == INTERVAL:
+        return units.parse_interval(value)
     head, text, tail = _path_in(kind, value)
     return f"{head}{os.path.relpath(text, folder)}{tail}" if text else value
 
@@ -143,9 +147,11 @@ def _path_in(kind: str, value: Any) -> tuple[str, str, str]:
 def _kinds() -> dict[str, Any]:
     """The type of each field, in a file."""
     hints = {**get_type_hints(RunOptions), **get_type_hints(RunFiles)}
-    special = {SIZE: lambda _: _Size, WORD: _word}
-    kinds = {name: special.get(option_of(name).kind) for name in ASKED}
-    return {name: kind(option_of(name).words) if kind else hints[name] for name, kind in kinds.items()}
+    found = {}
+    for name in ASKED:
+        option = option_of(name)
+        found[name] = _word(option.words) if option.kind == WORD else _KINDS.get(option.kind, hints[name])
+    return found
 
 
 @functools.cache
@@ -177,15 +183,25 @@ def _power(value: Any) -> Any:
         return value
 
 
-def _size(value: Any) -> Any:
-    try:
-        units.parse_size(str(value))
-    except UsageError as error:
-        raise ValueError(f"{error.title}; {', '.join(error.remedies)}") from None
-    return str(value)
+def _checked(parse: Callable[[str], object]) -> Callable[[Any], Any]:
+    """Refuses what ``parse`` does, and leaves the rest as it is written."""
+
+    def check(value: Any) -> Any:
+        try:
+            parse(str(value))
+        except UsageError as error:
+            raise ValueError(f"{error.title}; {', '.join(error.remedies)}") from None
+        return str(value) if isinstance(value, float) else value
+
+    return check
 
 
-_Size = Annotated[str | int, BeforeValidator(_size)]
+_Size = Annotated[str | int, BeforeValidator(_checked(units.parse_size))]
+_KINDS: Mapping[str, Any] = {
+    SIZE: _Size,
+    DURATION: Annotated[str | float, BeforeValidator(_checked(units.parse_seconds))],
+    INTERVAL: Annotated[str | int, BeforeValidator(_checked(units.parse_interval))],
+}
 
 
 def _word(words: Sequence[str]) -> Any:

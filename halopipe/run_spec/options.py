@@ -20,6 +20,7 @@ AUTO, SHARED, GLOO, MPI = TRANSPORTS = ("", "shared", "gloo", "mpi")
 """What ranks on processors exchange by; shared: memory within a host, gloo between hosts."""
 
 PATH, SIZE, METRICS, FACTORY, WORD = "path", "size", "metrics", "factory", "word"
+DURATION, INTERVAL = "duration", "interval"
 (IF_ANY,) = RESUME = ("auto",)
 """What may follow ``--resume``: go on from a checkpoint if there is any; without it there must be one."""
 
@@ -45,8 +46,9 @@ class Option:
         short: the same, one letter.
         least: limit of a number.
         kind: ``path``: a file or folder, kept as absolute; ``metrics``: the same, perhaps behind ``tb:``; ``factory``:
-            the name of one may begin with a path; ``size``: bytes, written such as ``2GiB``; ``word``: a flag
-            (True), which one of ``words`` may follow.
+            the name of one may begin with a path; ``size``: bytes, written such as ``2GiB``; ``duration``: seconds,
+            written such as ``10min``; ``interval``: a number of steps, or text: a duration, or ``auto``; ``word``: a
+            flag (True), which one of ``words`` may follow.
     """
 
     help: str
@@ -82,6 +84,10 @@ class RunOptions:
         metrics: see :mod:`halopipe.training.metrics`.
         profile_steps: ``3:5``, from the third to the fifth, counted from 1; empty for none.
         profile_folder: a Chrome trace a rank, see :mod:`halopipe.training.torch_traces`.
+        checkpoint_every: a number of steps, or text: a time such as ``10min``, or ``auto``, see
+            :mod:`halopipe.training.save_times`; 0: at the end alone.
+        mtbf_s: seconds between two failures of the whole job, on the average, for ``auto``; 0: what clusters show.
+        grace_s: the longest from a SIGTERM to the end of the job; it saves within.
         resume: whatever plan the checkpoint was made under; its seed counts then.  ``auto``: the newest that is
             sound, and anew where there is none (:func:`halopipe.training.checkpointing.settled`).
         resume_step: of the checkpoint that was settled on; -1: the newest.
@@ -140,7 +146,32 @@ class RunOptions:
         kind=FACTORY,
     )
     checkpoint: str = _option("", "Folder of checkpoints, which all hosts share.", "FOLDER", CHECKPOINTS, kind=PATH)
-    checkpoint_every: int = _option(0, "Save every N steps; 0: at the end alone.", "N", CHECKPOINTS, least=0)
+    checkpoint_every: int | str = _option(
+        0,
+        "Save every so many steps (50), after so much time (10min), or as is best (auto); 0: at the end alone.",
+        "INTERVAL",
+        CHECKPOINTS,
+        least=0,
+        kind=INTERVAL,
+    )
+    mtbf_s: float = _option(
+        0.0,
+        "For auto: time between failures of the whole job, such as 6h; 154 days a host if not given.",
+        "TIME",
+        CHECKPOINTS,
+        flag="--mtbf",
+        least=0.0,
+        kind=DURATION,
+    )
+    grace_s: float = _option(
+        30.0,
+        "After SIGTERM or Ctrl-C, the job has so long to save and end.",
+        "TIME",
+        CHECKPOINTS,
+        flag="--grace",
+        least=0.0,
+        kind=DURATION,
+    )
     keep: int = _option(0, "Keep the newest K checkpoints; 0: all.", "K", CHECKPOINTS, least=0)
     resume: bool | str = _option(
         False,

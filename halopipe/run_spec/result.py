@@ -38,6 +38,32 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Saves:
+    """The checkpoints of a run, and what they cost its training, on the rank where they cost most.
+
+    Attributes:
+        number: that were begun, the last one included.
+        failed: of them, that did not reach the disk.
+        stood_s: how long training stood still for all but the last one: the state is copied, files are written beside.
+        slower_s: what steps took more while files were written.
+        last_s: of the save at the end, which is waited for.
+        interval_s: between two saves, as it was in the end; 0 where steps are counted.
+    """
+
+    number: int = 0
+    failed: int = 0
+    stood_s: float = 0.0
+    slower_s: float = 0.0
+    last_s: float = 0.0
+    interval_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of training, without the save at the end."""
+        return self.stood_s + self.slower_s
+
+
+@dataclass(frozen=True, slots=True)
 class RunProgress:
     """How far a run is.
 
@@ -81,6 +107,7 @@ class RunResult:
         lone: stages that were run alone; ``not_lone``: why some were not.
         restarts: one for each loss of ranks; losses, seconds and scores are of all attempts, the rest of the last one.
         end: that all steps had been done before, in words; nothing was run then.
+        saves: what checkpoints cost.
     """
 
     losses: tuple[float, ...]
@@ -104,6 +131,7 @@ class RunResult:
     not_lone: str = ""
     restarts: tuple[Restart, ...] = ()
     end: str = ""
+    saves: Saves = field(default_factory=Saves)
 
     @property
     def timed_seconds(self) -> tuple[float, ...]:
@@ -114,6 +142,12 @@ class RunResult:
         """What is written to ``timeline.json``."""
         steps = predicted, self.timeline, self.step_seconds, self.losses
         return TimelineFile(*steps, self.transport, drift, self.restarts)
+
+    @property
+    def saves_share(self) -> float:
+        """Of the time of all steps and saves, what saves have cost; the last one is no part of it."""
+        whole_s = sum(self.step_seconds) + self.saves.stood_s
+        return self.saves.seconds / whole_s if whole_s else 0.0
 
     def measured(self, prediction: Prediction) -> Measured:
         """What is written into the plan, beside its prediction."""

@@ -7,7 +7,8 @@ Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere, not
 
 How a verb ends: what it raises becomes text on stderr and an exit code.
 
-0 ok, 1 bug, 2 usage, 3 bad or stale input file, 4 no feasible plan, 5 a worker failed, 6 a check failed, 130 Ctrl-C.
+0 ok, 1 bug, 2 usage, 3 bad or stale input file, 4 no feasible plan, 5 a worker failed, 6 a check failed, 7 ended when
+asked to, 130 Ctrl-C.
 """
 
 from __future__ import annotations

@@ -24,6 +24,9 @@ def require_known(what: str, wanted: Iterable[str], known: Sequence[str]) -> Non
 
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _MOST_DIGITS = 18
+AUTO_INTERVAL = "auto"
+"""In place of an interval: the best one is found."""
+
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -37,6 +40,17 @@ def seconds(value_s: float) -> str:
         if abs(value_s) >= factor * 0.9995:
             return f"{_three_digits(value_s / factor)} {unit}"
     return f"{value_s:.1e} s"
+
+
+_LONG_UNITS = ((86400.0, 48 * 3600.0, "days"), (3600.0, 100 * 60.0, "h"), (60.0, 100.0, "min"))
+
+
+def duration(value_s: float) -> str:
+    """As :func:`seconds`, of what lasts longer in minutes, hours or days: ``25 min``, ``7.5 h``, ``12 days``."""
+    for factor, least_s, unit in _LONG_UNITS:
+        if value_s >= least_s:
+            return f"{_three_digits(value_s / factor) if unit == 'h' else round(value_s / factor)} {unit}"
+    return seconds(value_s)
 
 
 def seconds_within(value_s: float, low_s: float, high_s: float) -> str:
@@ -101,6 +115,37 @@ def parse_size(text: str) -> int:
     if found < 1:
         raise UsageError(f"{text!r} is not a size", [], ["write a number and a unit: 2GiB, 512MB"])
     return found
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of ``30s``, ``10min``, ``6h``, ``2d`` or ``300``.
+
+    Raises:
+        UsageError: it is no time.
+    """
+    from planner.catalogue.reading import SECONDS, parse_quantity
+
+    try:
+        return parse_quantity(f"{text}s" if text.strip().replace(".", "", 1).isdecimal() else text, SECONDS)
+    except (OverflowError, ValueError):
+        raise UsageError(f"{text!r} is no time", [], ["write a number and a unit: 30s, 10min, 6h"]) from None
+
+
+def parse_interval(text: str) -> int | str:
+    """How often: a number of steps, or as it is written ``auto`` or a time such as ``10min``.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if text.strip().isdecimal() and len(text) <= _MOST_DIGITS:
+        return int(text)
+    try:
+        if text != AUTO_INTERVAL and not parse_seconds(text) > 0:
+            raise UsageError("")
+    except UsageError:
+        remedies = ["write a number of steps (50), a time (10min, 300s), or auto"]
+        raise UsageError(f"{text!r} does not say how often", [], remedies) from None
+    return text
 
 
 def parse_integers(text: str, what: str, example: str) -> tuple[int, ...]:

@@ -40,6 +40,8 @@ def require_consistent(plan: Plan, options: RunOptions) -> None:
     units.require_known("way to calibrate", [options.lone_passes], LONE_PASSES)
     units.require_known("transport", [options.transport], TRANSPORTS)
     units.require_known("way to resume", [options.resume] if isinstance(options.resume, str) else [], RESUME)
+    if isinstance(options.checkpoint_every, str):
+        units.parse_interval(options.checkpoint_every)
     for fault in chain(_numbers(options), _lacking(options), _at_odds(plan, options)):
         raise fault
     _require_known_optimizer(options)
@@ -66,7 +68,7 @@ def _numbers(options: RunOptions) -> Iterator[UsageError]:
 def out_of_limits(name: str, value: Any) -> Iterator[UsageError]:
     """What is wrong with the value of an option, if it is a number below its limit, or none."""
     least = option_of(name).least
-    if least is not None and not value >= least:
+    if least is not None and not isinstance(value, str) and not value >= least:
         yield UsageError(f"{flag_of(name)} is {value:g}", [f"the least is {least:g}"], [f"{flag_of(name)} {least:g}"])
 
 
@@ -77,6 +79,7 @@ def _lacking(options: RunOptions) -> Iterator[UsageError]:
         ("eval_batches", "eval_data", "halopipe.data:digits"),
         ("eval_metric", "eval_data", "halopipe.data:digits"),
         ("checkpoint_every", "checkpoint", "checkpoints"),
+        ("mtbf_s", "checkpoint_every", "auto"),
         ("keep", "checkpoint", "checkpoints"),
         ("resume", "checkpoint", "checkpoints"),
         ("restarts", "checkpoint", "checkpoints"),
@@ -118,7 +121,7 @@ def _at_odds(plan: Plan, options: RunOptions) -> Iterator[UsageError]:
         )
     for name in ("steps", "checkpoint_every"):
         value = getattr(options, name)
-        if options.checkpoint and value % options.accumulate:
+        if options.checkpoint and isinstance(value, int) and value % options.accumulate:
             yield UsageError(
                 f"{flag_of(name)} {value} is no multiple of --accumulate {options.accumulate}",
                 ["a checkpoint between updates would lose the gradients gathered so far"],

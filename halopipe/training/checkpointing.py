@@ -4,6 +4,9 @@ A checkpoint as runs read it: what it holds beside the model's state, and whethe
 
     data/epoch, data/batches, data/samples     the position in the data
     run/step, run/seed                         steps done; what data and dropout are drawn with
+    run/plan                                   the plan in words
+    run/failures, run/seconds, run/ended       of a job that chooses its interval: what it has seen so far
+    run/weights_alone                          the checkpoint was made of a plain state dict
 
 Its fingerprint is the model's: plans are made anew as machines come and go, and any plan of the model goes on.
 """
@@ -11,36 +14,37 @@ Its fingerprint is the model's: plans are made anew as machines come and go, and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, NoReturn
 
 from halopipe.data.sources import Position
 from halopipe.run_spec.options import IF_ANY, RunOptions
+from halopipe.run_spec.result import Saves
 from halopipe.terminal import units
-from planner.ir.errors import CorruptFileError, HalopipeError, MissingFileError, StaleFileError, UsageError
-from planner.ir.files import replaced
+from halopipe.terminal.units import AUTO_INTERVAL
+from halopipe.training.rank_device import hosts_of
+from halopipe.training.save_times import EndRequest, SaveTimes
+from planner.ir.errors import (
+    CheckpointError,
+    CorruptFileError,
+    EndedError,
+    HalopipeError,
+    StaleFileError,
+    UsageError,
+)
 from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import Graph
-from planner.ir.plan import Plan
-from runtime.checkpoint import (
-    BackgroundSaver,
-    Checkpoint,
-    Number,
-    RankState,
-    complete_steps,
-    joined,
-    save,
-    whole_state_dict,
-)
+from planner.ir.plan import Decision, Plan
+from runtime.checkpoint import BackgroundSaver, Checkpoint, Number, RankState, complete_steps, joined, save
 from runtime.checkpoint.folders import complete_path
-from runtime.checkpoint.state import MODEL
 from runtime.checkpoint.training_state import STEP
 from runtime.engine import Engine
+from runtime.monitor.activity import Activity
 from runtime.monitor.failure import read_error, write_error
+from runtime.pipeline.executor import NOTHING, SAVE, STOP
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -51,6 +55,8 @@ _CHOSEN = "resume"
 
 SAVE_S = 600.0
 """Longest time until a checkpoint is on disk."""
+
+_log = logging.getLogger(__name__)
 
 
 def resumed(options: RunOptions, graph: Graph, store: Store, rank: int) -> Saved | None:
@@ -191,14 +197,41 @@ def settled_by_rank_0(plan: Plan, options: RunOptions, store: Store, rank: int) 
 class Checkpoints:
     """Writes the checkpoints of a run while it goes on; all ranks call the same.
 
+    A save that fails while steps are left, as on a full disk, is told, and tried again at the next interval: the last
+    good checkpoint is still there.  One at the end of the job ends it with the error.
+
     Args:
         seed: of what is drawn.
+        decision: of the plan.
+        begun: what the run goes on from; None: it begins anew.
+        end: whether somebody asked this process to end.
+
+    Attributes:
+        is_due: whether to save after the step that was noted last; the same on all ranks.
     """
 
-    def __init__(self, options: RunOptions, engine: Engine, graph: Graph, transport: Transport, seed: int) -> None:
-        self._every, self._last, self._engine, self._rank = options.checkpoint_every, 0, engine, transport.rank
-        self._fingerprints, self._seed = fingerprints_of(graph), seed
+    def __init__(
+        self,
+        options: RunOptions,
+        engine: Engine,
+        graph: Graph,
+        transport: Transport,
+        seed: int,
+        decision: Decision,
+        begun: Saved | None,
+        activity: Activity,
+        end: EndRequest,
+    ) -> None:
+        self._folder, self._accumulate, self._steps = options.checkpoint, options.accumulate, options.steps
+        self._last = engine.num_steps
+        self._engine, self._rank, self._activity, self._end = engine, transport.rank, activity, end
+        self._fingerprints, self._seed, self._plan = fingerprints_of(graph), seed, plan_text(decision)
+        failures, ran_s = (0, 0.0) if begun is None else begun.history
+        self._times = SaveTimes.of(options, len(set(hosts_of(decision))), failures, ran_s)
+        self._has_history = options.checkpoint_every == AUTO_INTERVAL
         self._saver: BackgroundSaver | None = None
+        self._is_writing = self.is_due = False
+        engine.asking.mine = self._wish
         if options.checkpoint:
             self._saver = BackgroundSaver(
                 options.checkpoint,
@@ -210,32 +243,95 @@ class Checkpoints:
             )
 
     @property
-    def is_due(self) -> bool:
-        """Whether to save after this step."""
-        return bool(self._every) and self._engine.num_steps % self._every == 0
+    def saves(self) -> Saves:
+        """What was saved, and what it cost."""
+        return self._times.saves
+
+    def stepped(self, step_s: float) -> None:
+        """Note a step, which took so long with its waits."""
+        self._times.stepped(step_s, beside_writing=self._is_writing)
+        agreed = self._engine.asking.agreed == SAVE
+        self.is_due = agreed or self._times.is_due_after(self._engine.num_steps)
+        if self._saver is not None and self._is_writing and not self._saver.is_writing:
+            self._is_writing = False
+            self._say(self._saver.failure)
+
+    def save(self, position: Position) -> None:
+        """Begin to save; training may go on once this returns."""
+        if self._saver is None:
+            return
+        with self._times.saving():
+            self._settle(self._saver)
+            self._begin(self._saver, position, is_last=False)
+        self._is_writing = True
 
     def finish(self, position: Position) -> None:
         """Save the last state unless that is done, and wait until it is on disk.
 
         Raises:
-            CheckpointError: a checkpoint could not be saved.
+            CheckpointError: it could not be saved.
         """
-        if self._saver is not None:
-            if self._last != self._engine.num_steps:
-                self.save(position)
+        if self._saver is None:
+            return
+        if self._last == self._engine.num_steps:
+            self._saver.wait()
+            return
+        with self._times.saving(is_last=True):
+            self._settle(self._saver)
+            self._begin(self._saver, position, is_last=True)
             self._saver.wait()
 
-    def save(self, position: Position) -> None:
-        """Begin to save; training may go on once this returns.
+    def end(self, position: Position) -> NoReturn:
+        """Save the last state and end the job, which somebody asked for.
 
         Raises:
-            CheckpointError: the one before could not be saved.
+            EndedError: it is on disk.
+            CheckpointError: it could not be saved.
         """
-        if self._saver is not None:
-            self._last = self._engine.num_steps
-            self._saver.save(
-                self._last, with_numbers(self._engine.state(), self._rank, self._seed, position), self._fingerprints
-            )
+        self.finish(position)
+        num_steps, why = self._engine.num_steps, self._end.why or "another rank was asked"
+        done = f"after {units.count(num_steps, 'step')}" if num_steps else "before its first step"
+        saved = complete_path(Path(self._folder), num_steps)
+        there = bool(self._folder) and saved.exists()
+        raise EndedError(
+            f"the job ended {done}: {why}",
+            [f"saved as {saved}" if there else "nothing was to be saved"],
+            ["--resume, to go on from there"] if there else ["run it again"],
+        )
+
+    def _settle(self, saver: BackgroundSaver) -> None:
+        """Until the last save is on disk, or known to have failed."""
+        try:
+            saver.wait()
+        except CheckpointError as error:
+            self._times.failed()
+            if self._is_writing:  # nobody has looked since it ended
+                self._say(error)
+        self._is_writing = False
+
+    def _begin(self, saver: BackgroundSaver, position: Position, *, is_last: bool) -> None:
+        self._last = self._engine.num_steps
+        numbers: dict[str, Number] = {PLAN: self._plan}
+        if self._has_history:
+            is_last = is_last or self._last == self._steps
+            numbers |= {FAILURES: self._times.failures, RAN: self._times.seconds_run, ENDED: is_last}
+        state = with_numbers(self._engine.state(), self._rank, self._seed, position, numbers)
+        saver.save(self._last, state, self._fingerprints)
+
+    def _wish(self) -> int:
+        """What this rank asks of all before a step: rank 0's clock says when to save, whoever is asked to end tells."""
+        num_steps = self._engine.num_steps
+        if self._end.why and num_steps % self._accumulate == 0:
+            return STOP
+        return SAVE if self._rank == 0 and self._times.is_due and (num_steps + 1) % self._accumulate == 0 else NOTHING
+
+    def _say(self, error: HalopipeError | None) -> None:
+        """Tell people that a checkpoint was not saved, while the job goes on; rank 0 does."""
+        if error is None or self._rank:
+            return
+        text = "; ".join([error.title, *error.details, "the job goes on, and tries again at the next interval"])
+        _log.warning("%s", text)
+        self._activity.remark = text
 
 
 def save_now(folder: str | Path, engine: Engine, graph: Graph, transport: Transport, *, seed: int, keep: int) -> None:
@@ -252,16 +348,19 @@ def save_now(folder: str | Path, engine: Engine, graph: Graph, transport: Transp
     )
 
 
-def with_numbers(state: RankState, rank: int, seed: int, position: Position | None) -> RankState:
+def with_numbers(
+    state: RankState, rank: int, seed: int, position: Position | None, more: Mapping[str, Number] | None = None
+) -> RankState:
     """``state`` and what belongs to the run; rank 0 writes that."""
-    numbers: dict[str, Number] = {SEED: seed}
+    numbers: dict[str, Number] = {SEED: seed, **(more or {})}
     if position is not None:
         numbers |= {f"{DATA}/{name}": getattr(position, name) for name in ("epoch", "batches", "samples")}
     return joined((state, RankState({}, {}, numbers, frozenset(numbers) if rank == 0 else frozenset())))
 
 
-SEED = "run/seed"
+SEED, PLAN = "run/seed", "run/plan"
 DATA = "data"
+FAILURES, RAN, ENDED = "run/failures", "run/seconds", "run/ended"
 _NONE = "none"
 
 
@@ -279,6 +378,14 @@ class Saved:
     def seed(self, otherwise: int) -> int:
         """Of what was drawn."""
         return int(self.checkpoint.number(SEED) or 0) if SEED in self.checkpoint else otherwise
+
+    @property
+    def history(self) -> tuple[int, float]:
+        """How often the job has failed, and how long it ran; after a save that was not its last, once more."""
+        if RAN not in self.checkpoint:
+            return 0, 0.0
+        failures, ended = (int(self.checkpoint.number(key) or 0) for key in (FAILURES, ENDED))
+        return failures + (not ended), float(self.checkpoint.number(RAN) or 0.0)
 
     @property
     def position(self) -> Position:
@@ -314,33 +421,11 @@ def _require_model(saved: Saved, mine: str) -> None:
         )
 
 
-def describe(checkpoint: Checkpoint) -> str:
-    """What a checkpoint holds, in a few lines."""
-    saved, manifest = Saved(checkpoint), checkpoint.manifest
-    at, num_bytes = saved.position, sum(files.data_bytes for files in manifest.folders.values())
-    num_weights = sum(key.startswith(MODEL) for key in manifest.tensors)
-    ranks = units.count(manifest.num_ranks, "rank")
-    weights = units.count(num_weights, "parameter or buffer", "parameters and buffers")
-    others = [str(step) for step in complete_steps(checkpoint.path.parent) if step != manifest.step]
-    lines = [
-        f"{checkpoint.path}: {units.count(saved.step, 'step')} done",
-        f"  {units.size(num_bytes)}, saved by {ranks}, torch {manifest.torch_version}",
-        f"  {weights}, model {manifest.fingerprints.get('model', _NONE)}",
-        f"  data: {units.count(at.batches, 'batch', 'batches')} of epoch {at.epoch}",
-    ]
-    return "\n".join([*lines, *([f"  other steps there: {', '.join(others)}"] if others else [])])
-
-
-def write_state_dict(checkpoint: Checkpoint, path: Path) -> None:
-    """Parameters and buffers as a plain file of torch, for ``module.load_state_dict(torch.load(path))``.
-
-    Raises:
-        CorruptFileError: the checkpoint is damaged.
-        MissingFileError: the file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(path) as stream:
-            torch.save(whole_state_dict(checkpoint), stream)
-    except (OSError, RuntimeError) as error:  # torch says RuntimeError where there is no folder
-        raise MissingFileError(f"cannot write {path}", str(error).splitlines()[:1]) from error
+def plan_text(decision: Decision) -> str:
+    """``2 stages on 3 ranks, 1f1b, 4 micro-batches``."""
+    counted = (
+        units.count(len(decision.stages), "stage") + f" on {units.count(decision.num_ranks, 'rank')}",
+        decision.schedule,
+        units.count(len(decision.micro_batches), "micro-batch", "micro-batches"),
+    )
+    return ", ".join(counted)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NoReturn
 
 from halopipe.data.feeds import COMPARING, Consumer, Feed
 from halopipe.data.sharded_feed import Supply
-from halopipe.data.sources import ended
+from halopipe.data.sources import Position, ended
 from halopipe.run_spec.job import Compared, Journal, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Score
@@ -23,6 +25,7 @@ from planner.ir.timeline import Span
 from runtime.engine import Engine, StepResult
 from runtime.memory import storage_bytes, with_peak
 from runtime.monitor.activity import Activity
+from runtime.pipeline.executor import StopBeforeStepError
 from runtime.pipeline.microbatches import Batch
 
 KEPT_STEPS = 64
@@ -66,19 +69,31 @@ class Loop:
     _scores: list[Score] = field(default_factory=list)
     _memory: deque[tuple[int, tuple[int, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     _peak_bytes: int = 0
+    _done: Position = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._done = self.feed.position
 
     def run(self) -> RankResult:
         """All steps from the engine's own number on.
 
         Raises:
             UsageError: the data ends before.
+            EndedError: somebody asked the job to end.
         """
+        try:
+            return self._run_all()
+        except StopBeforeStepError:
+            self._end()
+
+    def _run_all(self) -> RankResult:
         options, first = self.options, self.engine.num_steps
         compared: tuple[Compared, ...] = ()
         traces = TorchTraces(options, self.consumer.transport.rank, self.activity, first)
         for number in range(first, options.steps):
             if self.lone is not None and number == min(first + options.warmup, options.steps - 1):
                 self.lone.before(self.engine, forgets=options.accumulate == 1)
+            begun_s = time.perf_counter()
             with traces.around(number + 1):
                 self.activity.begin("waiting for data")
                 with self.engine.between_steps("reading the batch"):
@@ -87,6 +102,8 @@ class Loop:
                     raise ended(number)
                 is_watched = number - first == options.warmup - 1 and not traces.traces(number + 1)
                 result = self._step(batch, is_watched=is_watched)
+            self._done = self.feed.position
+            self.checkpoints.stepped(time.perf_counter() - begun_s)
             self._note(number, batch, result)
             if number == options.accumulate - 1 and self.compare is not None:
                 self.reference, compared = self.compare(self._losses)
@@ -118,6 +135,7 @@ class Loop:
             self.consumer.transport.name if self.consumer.transport.world_size > 1 else "",
             () if self.lone is None else self.lone.passes,
             "" if self.lone is None else self.lone.skipped,
+            saves=self.checkpoints.saves,
         )
 
     @property
@@ -160,10 +178,18 @@ class Loop:
             with self.engine.between_steps(COMPARING):
                 self.feed.agreement.confirm()
 
-    def _save(self, *, is_last: bool = False) -> None:
+    def _end(self) -> NoReturn:
+        """The batch that was taken for a step which is not done is read again by whoever goes on."""
+        self._saving()
+        self.checkpoints.end(self._done)
+
+    def _saving(self) -> None:
         self._confirm()
         self.activity.begin("saving a checkpoint")
         self.activity.deadline_s = SAVE_S
+
+    def _save(self, *, is_last: bool = False) -> None:
+        self._saving()
         if is_last:
             self.checkpoints.finish(self.feed.position)
         else:

@@ -155,7 +155,7 @@ def terms_of(job: Job) -> Terms:
     optimizer, scheduler = makers_of(options, inputs.optimizer)
     said = {
         name: str(getattr(options, name))
-        for name in ("optimizer", "scheduler", "data", "data_from", "compiler", "transport")
+        for name in ("optimizer", "scheduler", "data", "data_from", "compiler", "transport", "checkpoint_every")
     }
     return Terms(
         job.plan,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from halopipe.training.lone_passes import Timer, budget_s
 from halopipe.training.loop import AfterStep, Loop
 from halopipe.training.metrics import Metrics
 from halopipe.training.rank import Opened, OpenTransport, Place, Prepared, Rank, open_rank
+from halopipe.training.save_times import EndRequest
 from halopipe.training.single_device import compare_losses, terms_of
 from planner.ir.graph import Graph
 from planner.layers.boundary import Boundaries
@@ -66,13 +68,17 @@ def work(
         local_rank=local_rank,
         open_transport=open_transport,
     ) as opened:
-        return _Work(job, opened, after_step, journal).run()
+        end = EndRequest(job.options.grace_s)
+        with end.heard(ends=True) if job.options.checkpoint else nullcontext():
+            return _Work(job, opened, after_step, end, journal).run()
 
 
 class _Work:
-    def __init__(self, job: Job, rank: Rank, after_step: AfterStep, journal: Journal | None = None) -> None:
+    def __init__(
+        self, job: Job, rank: Rank, after_step: AfterStep, end: EndRequest, journal: Journal | None = None
+    ) -> None:
         self._job, self._rank, self._place, self._after_step = job, rank, rank.place, after_step
-        self._journal = journal
+        self._end, self._journal = end, journal
 
     @property
     def _activity(self) -> Activity:
@@ -104,7 +110,7 @@ class _Work:
             with_peak(lambda: None)  # the profiler takes seconds to start
         self._activity.begin("waiting for the others")
         opened.consumer.transport.barrier(SETUP_S)
-        return self._steps(opened, supply, position, seed, lone)
+        return self._steps(opened, supply, position, seed, lone, saved)
 
     def _supply(self, opened: Opened, prepared: Prepared, seed: int) -> Supply:
         return Supply(opened.consumer, self._job.options, prepared.model, seed)
@@ -120,7 +126,15 @@ class _Work:
         found = lone_stages(decision, model, program, place.rank, prepared.model.tensors, place.device)
         return Timer(found[0], seconds, opened.consumer.transport, self._activity, place.rank, found[1])
 
-    def _steps(self, opened: Opened, supply: Supply, position: Position, seed: int, lone: Timer | None) -> RankResult:
+    def _steps(
+        self,
+        opened: Opened,
+        supply: Supply,
+        position: Position,
+        seed: int,
+        lone: Timer | None,
+        begun: Saved | None,
+    ) -> RankResult:
         options, place, consumer, engine = self._job.options, self._place, opened.consumer, opened.engine
         teller = loss_rank(consumer)
         metrics = Metrics(options.metrics, place.store, place.rank, teller, engine.num_steps)
@@ -131,7 +145,17 @@ class _Work:
             supply,
             supply.training(position, engine.num_steps),
             metrics,
-            Checkpoints(options, engine, consumer.graph, consumer.transport, seed),
+            Checkpoints(
+                options,
+                engine,
+                consumer.graph,
+                consumer.transport,
+                seed,
+                self._job.plan.decision,
+                begun,
+                self._activity,
+                self._end,
+            ),
             self._after_step,
             self._activity,
             trains(self._job.plan),

@@ -30,7 +30,7 @@ _UNITS: Mapping[str, Mapping[str, float]] = {
     BYTES: _BYTE_UNITS,
     BYTES_PER_S: {**{f"{unit}/S": factor for unit, factor in _BYTE_UNITS.items() if unit}, **_BIT_RATES},
     FLOP_PER_S: {f"{prefix}FLOP/S": factor for prefix, factor in _DECIMAL.items()},
-    SECONDS: {"S": 1.0, "MS": 1e-3, "US": 1e-6, "µS".upper(): 1e-6, "NS": 1e-9},
+    SECONDS: {"S": 1.0, "MS": 1e-3, "US": 1e-6, "µS".upper(): 1e-6, "NS": 1e-9, "MIN": 60.0, "H": 3600.0, "D": 86400.0},
 }
 _EXAMPLES = {BYTES: "16GiB or 512MB", BYTES_PER_S: "900GB/s or 25Gbit/s", FLOP_PER_S: "15.7TFLOP/s", SECONDS: "5us"}
 

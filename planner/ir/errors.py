@@ -25,9 +25,10 @@
     │   ├── TransportError           H504
     │   ├── CheckpointError          H505
     │   └── OutOfMemoryError         H506
-    └── CheckError                   H600    6   a check said no
-        ├── NumericsError            H601
-        └── PlanCheckError           H602
+    ├── CheckError                   H600    6   a check said no
+    │   ├── NumericsError            H601
+    │   └── PlanCheckError           H602
+    └── EndedError                   H701    7   somebody asked the job to end, and it did
 
 An error says what was wrong, where, the two numbers that disagree, and what to do next.
 
@@ -46,6 +47,7 @@ class HalopipeError(Exception):
     """Base of all errors a user may meet.
 
     Attributes:
+        word: begins the text.
         title: one line, what went wrong.
         details: where, and the two numbers that disagree; one fact a line.
         remedies: what to do next; one action a line.
@@ -53,6 +55,7 @@ class HalopipeError(Exception):
         usual: what helps against errors of this kind, shown where ``remedies`` are none.
     """
 
+    word: ClassVar[str] = "error"
     code: ClassVar[str] = "H100"
     exit_code: ClassVar[int] = 1
     usual: ClassVar[tuple[str, ...]] = ("report it, with the command and all that it wrote",)
@@ -72,7 +75,7 @@ class HalopipeError(Exception):
 
     def render(self) -> str:
         """The error as a user reads it: ``error[H401] title``, indented details, then remedies, never none."""
-        lines = [f"error[{self.code}] {self.title}"]
+        lines = [f"{self.word}[{self.code}] {self.title}"]
         lines += [f"  {line}" for detail in self.details for line in detail.splitlines()]
         lines += [f"  try: {remedy}" for remedy in self.remedies or self.usual]
         return "\n".join(lines)
@@ -293,6 +296,13 @@ class PlanCheckError(CheckError):
         "plan again: halopipe plan PROFILE",
         "or undo what was edited by hand",
     )
+
+
+class EndedError(HalopipeError):
+    """The job ended because somebody asked it to (SIGTERM, Ctrl-C), in good order; the text says what was saved."""
+
+    word, code, exit_code = "ended", "H701", 7
+    usual = ("run again with --resume, to go on from there",)
 
 
 def operator_of(layer: Layer) -> str:

@@ -7,6 +7,7 @@
                     rank-1/
     FOLDER/step-140.tmp/             being written, or left by a crash: never read
     FOLDER/step-80.damaged-1/        found damaged when step 80 was saved again: kept, never read
+    FOLDER/.halopipe.lock           of the job that writes there, see :mod:`runtime.checkpoint.lock`
 
 A folder gets its final name in one rename, after every file and folder in it has been forced to disk.
 """

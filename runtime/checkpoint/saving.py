@@ -17,7 +17,9 @@ Saving while training goes on: a copy in memory is written by a thread, and the 
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 import threading
 import time
@@ -89,7 +91,7 @@ def save(
     state: RankState,
     rank: int,
     num_ranks: int,
-    barrier: Callable[[], None],
+    barrier: Callable[[], object],
     fingerprints: Mapping[str, str],
     *,
     keep: int = 0,
@@ -144,19 +146,22 @@ class SavedPart:
                 _log.warning("the checkpoint of step %d is damaged; it is now %s", self._step, aside)
             begin(self._folder, self._step)
         except (OSError, InputFileError) as error:
-            return self._failed("rank 0 could not make its folder", error)
+            return self._failed("rank 0 could not make its folder", self._with_room(error))
         return None
 
     def write(self, state: RankState, fingerprints: Mapping[str, str]) -> HalopipeError | None:
         """Write this rank's folder and, last, the manifest of it."""
         if complete_path(self._folder, self._step).exists():
             return self._exists()
+        num_bytes = _written_bytes(state)
         try:
+            _require_room(self._folder, num_bytes)
             manifest = write_rank(self._path, self._step, state, self._rank, self._num_ranks, fingerprints)
             write_file(self._record(self._rank), to_text(manifest).encode())
         except (OSError, RuntimeError, ValueError, CheckpointError) as error:
-            self._tell(error)
-            return self._failed(f"rank {self._rank} could not write its part", error)
+            explained = self._with_room(error, num_bytes)
+            self._tell(explained)
+            return self._failed(f"rank {self._rank} could not write its part", explained)
         return None
 
     def finish(self) -> HalopipeError | None:
@@ -167,7 +172,7 @@ class SavedPart:
             if complete_path(self._folder, self._step).exists():  # and the other ranks will see it
                 _log.warning("the checkpoint of step %d may not outlive a loss of power: %s", self._step, error)
                 return None
-            return self._failed("rank 0 could not complete it", error)
+            return self._failed("rank 0 could not complete it", self._with_room(error))
         return None
 
     def all_written(self, deadline_s: float) -> None:
@@ -248,6 +253,17 @@ class SavedPart:
             ["another folder", f"remove {path}"],
         )
 
+    def _with_room(self, error: Exception, num_bytes: int = 0) -> Exception:
+        """The error; of a full disk with what this rank needs, what is free, and which disk it is."""
+        if not isinstance(error, OSError) or error.errno not in _FULL:
+            return error
+        mount = self._folder.absolute()
+        while not os.path.ismount(mount):
+            mount = mount.parent
+        needs = f"rank {self._rank} needs {num_bytes} bytes, " if num_bytes else ""
+        room = f"{needs}{shutil.disk_usage(mount).free} are free on the disk of {mount}"
+        return OSError(error.errno, f"{error.strerror}: {room}")
+
     def _failed(self, what: str, error: Exception) -> CheckpointError:
         title = f"the checkpoint of step {self._step} was not saved: {what}"
         if isinstance(error, HalopipeError):
@@ -259,6 +275,8 @@ class SavedPart:
         remedies = []
         if isinstance(error, FileNotFoundError):
             remedies = [_SHARE]
+        elif isinstance(error, OSError) and error.errno in _FULL:
+            remedies = [f"free space, or another folder than {self._folder}", "--keep 2: older checkpoints are deleted"]
         elif isinstance(error, OSError):
             remedies = [f"free space, or another folder than {self._folder}"]
         return CheckpointError(title, [str(error), f"complete checkpoints there: steps {older}"], remedies)
@@ -270,6 +288,24 @@ def _is_sound(folder: Path, step: int) -> bool:
     except InputFileError:
         return False
     return True
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SMALL_BYTES = 64 * 1024
+"""Room for manifests and names, beside tensors."""
+
+
+def _require_room(folder: Path, num_bytes: int) -> None:
+    """Raises OSError where the disk of ``folder`` has no room for so many bytes: it is not filled to find that out."""
+    disk = shutil.disk_usage(folder)
+    if disk.total and num_bytes + _SMALL_BYTES > disk.free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _written_bytes(state: RankState) -> int:
+    """Of the tensors that a rank writes, each once; those that cannot be written are left to who tries."""
+    tensors = [each for each in map(state.tensors.__getitem__, saved_tensors(state)) if each.layout is torch.strided]
+    return sum({place_of(tensor) or number: tensor.nbytes for number, tensor in enumerate(tensors)}.values())
 
 
 class BackgroundSaver:
@@ -288,7 +324,7 @@ class BackgroundSaver:
         folder: str | Path,
         rank: int,
         num_ranks: int,
-        barrier: Callable[[], None],
+        barrier: Callable[[], object],
         *,
         keep: int = 0,
         deadline_s: float = 600.0,
@@ -298,6 +334,16 @@ class BackgroundSaver:
         self._copies: dict[str, Tensor] = {}
         self._running: tuple[SavedPart, threading.Thread] | None = None
         self._failure: HalopipeError | None = None
+
+    @property
+    def failure(self) -> HalopipeError | None:
+        """What went wrong with the last save as far as this rank knows, which is all on rank 0 once it is written."""
+        return None if self.is_writing else self._failure
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this rank's part of a save is being written."""
+        return self._running is not None and self._running[1].is_alive()
 
     def save(self, step: int, state: RankState, fingerprints: Mapping[str, str]) -> None:
         """Wait for the last save, copy ``state`` and begin to write it; the tensors may change once this returns.

@@ -25,6 +25,9 @@ LOSS = "loss_fn."
 STEP = "run/step"
 """Key of the number of training steps done."""
 
+WEIGHTS_ALONE = "run/weights_alone"
+"""Key of a checkpoint that has parameters and buffers alone: optimisers and schedules begin anew."""
+
 
 def named_state(residents: Mapping[int, Resident], model: CapturedModel, module: nn.Module) -> dict[str, Tensor]:
     """What this rank's stages have of the state dict of ``module``, by each of its names, in its order; or parts of it.
@@ -53,6 +56,17 @@ def _of_loss(residents: Mapping[int, Resident], model: CapturedModel) -> dict[st
     return {name: attribute(model.graph_module, name) for name in sorted(names)}
 
 
+def unread_state(model: CapturedModel, module: nn.Module, speaks: Mapping[str, int]) -> dict[str, Tensor]:
+    """What the state dict of ``module`` has and no layer reads: it stays as it is, under any plan.
+
+    Args:
+        speaks: see :func:`speakers`.
+    """
+    read = {id(attribute(model.graph_module, name)) for name in speaks}
+    own = module.state_dict(keep_vars=True)
+    return {name: value for name, value in own.items() if isinstance(value, Tensor) and id(value) not in read}
+
+
 def named_parts(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) -> dict[str, Part]:
     """Of what :func:`named_state` gave, that which not every rank of its stage has all of."""
     found: dict[int, Part] = {}
@@ -75,21 +89,23 @@ def rank_state(
     speaks: Mapping[str, int],
     rank: int,
     step: int,
+    unread: Mapping[str, Tensor],
 ) -> RankState:
     """Parameters, buffers, the optimisers' state and the number of steps.
 
     Args:
+        unread: see :func:`unread_state`; rank 0 saves it.
         speaks: see :func:`speakers`.
         named: see :func:`named_state`.
     """
     owned = _owned(residents, speaks, rank)
-    tensors = {MODEL + name: tensor.detach() for name, tensor in named.items()}
+    tensors = {MODEL + name: tensor.detach() for name, tensor in (*named.items(), *unread.items())}
     boxes: dict[str, BoxOf] = {
         MODEL + name: (part.box, part.shape) for name, part in named_parts(residents, named).items()
     }
     writes = {MODEL + name for name, tensor in named.items() if tensor in owned}
     numbers: dict[str, Number] = {STEP: step}
-    writes |= {STEP} if rank == 0 else set()
+    writes |= {STEP, *(MODEL + name for name in unread)} if rank == 0 else set()
     own = RankState(tensors, {}, numbers, frozenset(writes), boxes)
     optimizers = (
         state_of(resident.optimizer, resident.updates.speaks_for)
@@ -100,8 +116,12 @@ def rank_state(
 
 
 @torch.no_grad()
-def load_rank_state(residents: Mapping[int, Resident], named: Mapping[str, Tensor], source: StateSource) -> int:
+def load_rank_state(
+    residents: Mapping[int, Resident], named: Mapping[str, Tensor], source: StateSource, unread: Mapping[str, Tensor]
+) -> int:
     """Puts back what :func:`rank_state` gave on whatever ranks; the number of steps done.
+
+    Checkpoints of earlier releases lack what no operator reads.
 
     Raises:
         CorruptFileError: ``source`` lacks something, or has it in another shape.
@@ -110,7 +130,11 @@ def load_rank_state(residents: Mapping[int, Resident], named: Mapping[str, Tenso
     for name, tensor in named.items():
         key, part = MODEL + name, parts.get(name)
         tensor.copy_(source.read(key) if part is None else source.read_box(key, part.box))
-    for resident in residents.values():
+    there = source.tensors()
+    for name, tensor in unread.items():
+        if MODEL + name in there:
+            tensor.copy_(source.read(MODEL + name))
+    for resident in residents.values() if WEIGHTS_ALONE not in source.numbers() else ():
         if resident.optimizer is not None:
             load_state(resident.optimizer, source)
     step = source.number(STEP)

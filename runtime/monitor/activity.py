@@ -40,6 +40,7 @@ class Activity:
         num_done: complete steps.
         loss: of the last complete step, where this rank knows it.
         step_s: how long the last complete step took.
+        remark: the last thing that people should hear while the job runs; the launcher tells them.
         listener: told as well of all that begins.
     """
 
@@ -50,6 +51,7 @@ class Activity:
     num_done: int = 0
     loss: float | None = None
     step_s: float = 0.0
+    remark: str = ""
     listener: Callable[[str], None] | None = None
 
     def begin(self, what: str) -> None:
@@ -78,6 +80,7 @@ class Beat:
     loss: float | None
     step_s: float
     silent_s: float = 0.0
+    remark: str = ""
 
     def __str__(self) -> str:
         where = f"step {self.step}, " if self.step >= 0 else ""
@@ -131,7 +134,8 @@ class Heartbeat:
             self._number += 1
             now = self._activity
             for_s = time.monotonic() - now.since_s if now.since_s else 0.0
-            said = {name: getattr(now, name) for name in ("what", "step", "deadline_s", "num_done", "loss", "step_s")}
+            names = ("what", "step", "deadline_s", "num_done", "loss", "step_s", "remark")
+            said = {name: getattr(now, name) for name in names}
             beat = Beat(rank=self._rank, number=self._number, for_s=for_s, **said)
             try:
                 self._store.set(_key(self._rank), json.dumps(asdict(beat)))

@@ -65,6 +65,11 @@ class Finishing:
         for phase in self._phases:
             phase.advance()
 
+    def take_back(self) -> None:
+        """Call where the step that was begun is not done after all."""
+        for phase in self._phases:
+            phase.go_back()
+
     @property
     def is_last(self) -> bool:
         """Whether the step ends with an update; after others, training goes on from the gradients too."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Protocol, cast
@@ -36,6 +36,26 @@ from runtime.transport import Transport
 
 GRID_WIDTH = 4
 """Actions shown on each side of the one that failed."""
+
+NOTHING, SAVE, STOP = range(3)
+"""What a rank asks of all when a step begins: nothing, a checkpoint behind this step, or an end before it."""
+
+
+class StopBeforeStepError(Exception):
+    """A rank asked all ranks to stop: raised on each of them before the same step, of which nothing was done."""
+
+
+@dataclass(slots=True)
+class Asking:
+    """What the ranks ask of one another; it travels with the barrier that every step begins with, and costs nothing.
+
+    Attributes:
+        mine: gives what this rank asks for; called when a step begins.
+        agreed: the most that a rank asked for when the last step began; the same on all ranks.
+    """
+
+    mine: Callable[[], int] = lambda: NOTHING
+    agreed: int = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +107,7 @@ class StepEnvironment:
         device: where stages compute.
         finish: called before the first update that ends a step.
         meter: counts the memory of the device; None: it is not counted.
+        asking: what ranks agree on when a step begins.
     """
 
     transport: Transport
@@ -97,6 +118,7 @@ class StepEnvironment:
     device: torch.device = CPU
     finish: Callable[[], None] | None = None
     meter: MemoryMeter | None = None
+    asking: Asking = field(default_factory=Asking)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +243,11 @@ class Executor:
         Args:
             step: number of the training step, for people.
             turn: number of the run of a program, training or not; the same on all ranks: it is in the messages' names.
+
+        Raises:
+            StopBeforeStepError: a rank has asked for it.
         """
-        activity = self._around.activity
+        activity, asking = self._around.activity, self._around.asking
         activity.begin(START)
         activity.step, activity.deadline_s = step, self._around.deadline_s
         self._step, self._batch = step, batch
@@ -232,9 +257,12 @@ class Executor:
             resident.program.reset(step) if self._evaluates else resident.reset(step)
         self._post.begin(turn)
         try:
-            self._around.transport.barrier(self._around.deadline_s)
+            asking.agreed = self._around.transport.barrier(self._around.deadline_s, asking.mine())
         except HalopipeError as error:
             raise self._around.context.of(error, self._step, START) from error
+        if asking.agreed == STOP:
+            activity.begin(BETWEEN)
+            raise StopBeforeStepError
 
     def run(self) -> RowTrace:
         """Execute the row.

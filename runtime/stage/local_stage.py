@@ -50,6 +50,10 @@ class Phase:
         """The next step."""
         self.number = (self.number + 1) % self.count
 
+    def go_back(self) -> None:
+        """The step before."""
+        self.number = (self.number - 1) % self.count
+
 
 Feed = Callable[[Batch], torch.Tensor]
 """From the batch of a step, this rank's part of one graph input."""

@@ -152,8 +152,8 @@ class Transport(Protocol):
         """Replace ``tensor``, a small one, by its largest elements over ``ranks``; NaN is larger than all."""
         ...
 
-    def barrier(self, deadline_s: float) -> None:
-        """Wait until every rank is here."""
+    def barrier(self, deadline_s: float, word: int = 0) -> int:
+        """Wait until every rank is here; each brings a word from 0 to 255, and all get the largest of them."""
         ...
 
     def close(self) -> None:

@@ -191,8 +191,8 @@ class Messages:
     def flush(self, deadline_s: float) -> None:
         self._flush(Deadline(deadline_s))
 
-    def barrier(self, deadline_s: float) -> None:
-        self._barrier.wait(Deadline(deadline_s))
+    def barrier(self, deadline_s: float, word: int = 0) -> int:
+        return self._barrier.wait(Deadline(deadline_s), word)
 
     def num_buffers(self) -> tuple[int, int]:
         """How many announced messages, and how many sent ones, have their buffers now."""

@@ -225,8 +225,8 @@ class MixedTransport:
     def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         self._among(ranks).all_max(tensor, ranks, deadline_s)
 
-    def barrier(self, deadline_s: float) -> None:
-        self._gloo.barrier(deadline_s)
+    def barrier(self, deadline_s: float, word: int = 0) -> int:
+        return self._gloo.barrier(deadline_s, word)
 
     def close(self) -> None:
         self._shared.close()

@@ -282,9 +282,10 @@ class InProcessTransport:
     def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         self._meet("maximum", tensor, (), ranks, deadline_s, _MAX).wait()
 
-    def barrier(self, deadline_s: float) -> None:
-        token = torch.zeros(())
-        self._meet("barrier", token, (), tuple(range(self.world_size)), deadline_s, _SUM).wait()
+    def barrier(self, deadline_s: float, word: int = 0) -> int:
+        token = torch.tensor(word, dtype=torch.uint8)
+        self._meet("barrier", token, (), tuple(range(self.world_size)), deadline_s, _MAX).wait()
+        return int(token)
 
     def close(self) -> None:
         self._hub.leave(self.rank)

@@ -201,8 +201,8 @@ class ChannelTransport(Together):
             peer.flush(deadline)
         self._check_headers()
 
-    def barrier(self, deadline_s: float) -> None:
-        self._barrier.wait(Deadline(deadline_s))
+    def barrier(self, deadline_s: float, word: int = 0) -> int:
+        return self._barrier.wait(Deadline(deadline_s), word)
 
     def close(self) -> None:
         is_stuck = bool(self._sends or self._receives) and self._device.type != "cpu"

@@ -176,14 +176,13 @@ class SharedMemoryTransport:
     def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         largest(self, tensor, ranks, deadline_s)
 
-    def barrier(self, deadline_s: float) -> None:
+    def barrier(self, deadline_s: float, word: int = 0) -> int:
         deadline = Deadline(deadline_s)
         channel, what = _BARRIER | self._next("barrier"), ("barrier",)
         others = self.others_of(range(self.world_size))
         for rank in others:
-            self.segments.announce(rank, channel)
-        for rank in others:
-            self.next_block(rank, channel, what, deadline)
+            self.segments.announce(rank, channel, word)  # in place of a block
+        return max([word, *(self.next_block(rank, channel, what, deadline) for rank in others)])
 
     def close(self) -> None:
         self._why_unusable = "this rank has closed its transport"

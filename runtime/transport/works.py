@@ -119,24 +119,23 @@ class Barrier:
         self._others = [rank for rank in range(world.size()) if rank != world.rank()]
         self._num_done = 0
 
-    def wait(self, deadline: Deadline) -> None:
-        """Until every rank is here.
+    def wait(self, deadline: Deadline, word: int = 0) -> int:
+        """Until every rank is here; the largest word of all, see :meth:`runtime.transport.base.Transport.barrier`.
 
         Raises:
             DeadlineError, TransportError: they name a rank that is not.
         """
         number = _CODE | self._num_done % (1 << 26)
         self._num_done += 1
-        token = torch.zeros(1, dtype=torch.uint8)
+        token = torch.full((1,), word, dtype=torch.uint8)
+        words_of = {rank: torch.empty_like(token) for rank in self._others}
         start = self._works.start
-        came = {
-            r: start(partial(self._world.recv, [torch.empty_like(token)], r, number), _WHAT, ("rank", r))
-            for r in self._others
-        }
+        came = {r: start(partial(self._world.recv, [words_of[r]], r, number), _WHAT, ("rank", r)) for r in self._others}
         told = {r: start(partial(self._world.send, [token], r, number), _WHAT, ("rank", r)) for r in self._others}
         for works in (came, told):
             for rank, work in works.items():
                 self._works.wait(work, _WHAT, ("rank", rank), deadline)
+        return max([word, *(int(each.item()) for each in words_of.values())])
 
 
 KEYED = 1 << 30

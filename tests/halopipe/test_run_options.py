@@ -121,7 +121,7 @@ def test_a_run_that_is_ended_while_it_saves_leaves_only_whole_checkpoints(folder
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, stderr
+    assert process.returncode == 7, stderr  # it saved once more
     steps = complete_steps(folder / "saved")
     assert len(steps) >= 3, stderr
     Checkpoint.open(folder / "saved").verify()

@@ -8,20 +8,28 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from halopipe.launch import spawn
+from halopipe.launch.processes import Ended
 from halopipe.launch.run import run_plan
+from halopipe.run_spec.job import Job, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress, RunResult
 from planner.ir.codec import dump
-from planner.ir.errors import DeadlineError, RankCountError, StageFailedError, WorkerDiedError
+from planner.ir.errors import DeadlineError, EndedError, RankCountError, StageFailedError, UsageError, WorkerDiedError
 from planner.ir.plan import Plan
 from planner.ir.timeline import Timeline
+from runtime.checkpoint import Checkpoint, complete_steps
+from runtime.checkpoint.lock import held
+from runtime.monitor.activity import Activity, Heartbeat
+from tests.forks import forked
+from tests.halopipe import learners
 from tests.halopipe.bombs import POISONED_STEP
 from tests.halopipe.plans import RESNET, mined, plan_of
 from tests.processes import Program, writing_into
@@ -206,3 +214,94 @@ def test_a_run_that_is_interrupted_or_killed_ends_its_workers_and_leaves_no_file
     end_s = time.monotonic() + 10  # who was killed leaves that to the process that forked its workers
     while (writing_into(nothing_left) or list(nothing_left.glob("halopipe-*"))) and time.monotonic() < end_s:
         time.sleep(0.05)
+
+
+LONG = {"steps": 100_000, "data": "tests.halopipe.learners:stream", "deadline_s": 30.0}
+
+
+def ending(number: signal.Signals, step: int) -> Callable[[RunProgress], None]:
+    """Sends this process a signal when a step is done, once."""
+    sent: list[int] = []
+
+    def progress(at: RunProgress) -> None:
+        if at.step >= step and not sent:
+            sent.append(at.step)
+            os.kill(os.getpid(), number)
+
+    return progress
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_launcher_that_is_asked_to_end_has_its_workers_save(
+    tmp_path: Path, number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "saved"
+    with pytest.raises(EndedError) as caught:
+        run_plan(learners.plan(), RunOptions(**{**OPTIONS, **LONG, "checkpoint": str(folder)}), ending(number, 3))
+    (saved,) = complete_steps(folder)
+    assert caught.value.title.startswith(f"the job ended after {saved} steps: ")
+    assert caught.value.details == (f"saved as {folder}/step-{saved}",)
+    assert saved >= 3
+    Checkpoint.open(folder).verify()
+    assert list(folder.iterdir()) == [folder / f"step-{saved}"]  # no lock
+    assert f"{number.name}: the job saves before its next step, and ends" in capfd.readouterr().err
+
+
+def test_ranks_that_torchrun_started_end_together_when_one_is_asked(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    folder, plan = tmp_path / "saved", learners.plan()
+
+    def rank(number: int) -> tuple[str, tuple[str, ...]]:
+        options = RunOptions(**{**OPTIONS, **LONG, "checkpoint": str(folder), "checkpoint_every": "1ms"})
+        try:
+            run_plan(plan, options, ending(signal.SIGTERM, 3) if number == 0 else None)
+        except EndedError as error:
+            return error.title.partition(": ")[0], error.details
+        return "", ()
+
+    ended = forked(2, rank, [{**job, "RANK": str(each), "LOCAL_RANK": str(each)} for each in range(2)])
+    last = complete_steps(folder)[-1]
+    assert ended == [(f"the job ended after {last} steps", (f"saved as {folder}/step-{last}",))] * 2
+    assert not (folder / ".halopipe.lock").exists()
+
+
+def test_a_job_that_does_not_end_within_the_grace_time_is_ended(tmp_path: Path) -> None:
+    options = {**OPTIONS, "checkpoint": str(tmp_path / "saved"), "grace_s": 0.3}
+    begun_s = time.monotonic()
+    with pytest.raises(SystemExit) as caught:
+        run_plan(mined(0, "sleep"), RunOptions(**options), ending(signal.SIGTERM, POISONED_STEP))
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert time.monotonic() - begun_s < 60
+    assert complete_steps(tmp_path / "saved") == ()
+
+
+def test_a_folder_that_another_job_writes_to_is_refused_before_any_process_starts(tmp_path: Path) -> None:
+    with held(tmp_path / "saved"), pytest.raises(UsageError, match="another job writes its checkpoints into"):
+        run(mined(), checkpoint=str(tmp_path / "saved"))
+
+
+def test_what_a_rank_has_to_say_is_told_while_the_job_runs(tmp_path: Path) -> None:
+    store, seen = dist.HashStore(), list[str]()
+    result = RankResult(0, (0.5,), (1.0,), {}, 0, ())
+
+    class Speaking:
+        """A worker that says something, and ends once it was heard."""
+
+        ranks = (0,)
+
+        def start(self) -> None:
+            heartbeat = Heartbeat(store, 0, Activity(remark="the disk is full"))
+            heartbeat.publish()
+            heartbeat.publish()
+
+        def ended(self) -> dict[int, Ended]:
+            return {0: Ended(0, result.to_json())} if seen else {}
+
+        def end(self) -> None:
+            pass
+
+    job = Job(learners.plan([]), RunOptions(), tmp_path)
+    assert spawn._watched(job, [Speaking()], store, lambda at: seen.append(at.word)) == [result]
+    assert seen == ["the disk is full"]

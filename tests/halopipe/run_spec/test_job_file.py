@@ -145,3 +145,23 @@ def test_what_is_no_job_file_is_refused(asked: list[RunOptions], text: str, mess
 def test_the_schema_has_every_option_and_nothing_else() -> None:
     keys = json.loads(job_file.schema())["properties"].keys()
     assert keys == {"halopipe", "version", "plan", *map(job_file.key_of, ASKED)}
+
+
+def test_intervals_and_times_are_written_as_on_the_command_line(asked: list[RunOptions], tmp_path: Path) -> None:
+    saved = "--checkpoint saved --checkpoint-every"
+    for number, words in enumerate(("50", "10min --grace 45", "auto --mtbf 6h")):
+        command = ["run", "jobs/plan.json", *f"{saved} {words}".split()]
+        assert call(*command).exit_code == 0
+        assert call(*command, "--write-job", f"{number}.yaml").exit_code == 0
+        jsonschema.validate(
+            yaml.safe_load(Path(f"{number}.yaml").read_text()), json.loads(call("schema", "job").stdout)
+        )
+        assert call("run", f"{number}.yaml").exit_code == 0
+        assert asked[-1] == asked[-2]
+    found = [(each.checkpoint_every, each.mtbf_s, each.grace_s) for each in asked[::2]]
+    assert found == [(50, 0.0, 30.0), ("10min", 0.0, 45.0), ("auto", 21600.0, 30.0)]
+    assert yaml.safe_load(Path("0.yaml").read_text())["checkpoint-every"] == 50
+    bad = call("run", "jobs/plan.json", *f"{saved} often".split())
+    assert (bad.exit_code, "'often' does not say how often" in bad.stderr) == (2, True)
+    Path("bad.yaml").write_text(f"{HEAD}checkpoint-every: often\nmtbf: soon\n".replace("plan.json", "jobs/plan.json"))
+    assert call("run", "bad.yaml").exit_code == 3

@@ -100,3 +100,39 @@ def test_arguments_are_json_or_text() -> None:
 def test_what_is_no_argument_is_refused(pairs: list[str]) -> None:
     with pytest.raises(UsageError, match="--arg"):
         units.parse_arguments(pairs)
+
+
+@pytest.mark.parametrize(
+    ("text", "value_s"),
+    [("30s", 30.0), ("10min", 600.0), ("6 h", 21600.0), ("1.5d", 129600.0), ("300", 300.0), ("250ms", 0.25)],
+)
+def test_a_time_is_read(text: str, value_s: float) -> None:
+    assert units.parse_seconds(text) == pytest.approx(value_s)
+    assert units.parse_interval(text) == (300 if text == "300" else text)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "10 weeks", "nan", "inf", "1e3s", "0s", "0min"])
+def test_what_does_not_say_how_often_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="does not say how often"):
+        units.parse_interval(text)
+
+
+def test_how_often_is_steps_a_time_or_whatever_is_best() -> None:
+    assert [units.parse_interval(text) for text in ("0", "50", "auto")] == [0, 50, "auto"]
+    with pytest.raises(UsageError, match="'soon' is no time"):
+        units.parse_seconds("soon")
+
+
+@pytest.mark.parametrize(
+    ("value_s", "text"),
+    [
+        (0.4, "400 ms"),
+        (99.0, "99.0 s"),
+        (100.0, "2 min"),
+        (3600.0, "60 min"),
+        (5.5 * 3600, "5.50 h"),
+        (20 * 86400.0, "20 days"),
+    ],
+)
+def test_what_lasts_long_has_units_of_its_own(value_s: float, text: str) -> None:
+    assert units.duration(value_s) == text

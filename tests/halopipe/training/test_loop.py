@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
+import os
 import shutil
 from functools import cache
 from pathlib import Path
@@ -13,10 +16,12 @@ import torch
 
 from halopipe.reports import run
 from halopipe.run_spec.result import RunResult, Score
-from halopipe.training.checkpointing import describe, write_state_dict
-from planner.ir.errors import MissingFileError, StaleFileError, UsageError
+from halopipe.training.checkpoint_folders import describe, write_state_dict
+from halopipe.training.checkpointing import Checkpoints
+from planner.ir.errors import CheckpointError, EndedError, MissingFileError, StaleFileError, UsageError
 from planner.ir.plan import Plan
-from runtime.checkpoint import Checkpoint, complete_steps
+from runtime.checkpoint import Checkpoint, complete_steps, saving
+from runtime.pipeline.executor import STOP
 from tests.halopipe import learners
 from tests.halopipe.ranks import run_job
 
@@ -260,3 +265,124 @@ def test_evaluation_may_look_at_some_batches_alone(tmp_path: Path) -> None:
     found = run_job(plans()["two"], tmp_path, steps=2, eval_data=f"{DATA}stream", eval_every=1, eval_batches=3)
     assert [(each.step, each.num_samples) for each in found.scores] == [(1, 18), (2, 18)]
     assert found.scores[0].loss != found.scores[1].loss
+
+
+def ask_to_end(patch: pytest.MonkeyPatch, rank: int, step: int) -> None:
+    """``rank``, and no other, is asked to end when it has done so many steps."""
+    stepped = Checkpoints.stepped
+
+    def asked(self: Checkpoints, step_s: float) -> None:
+        stepped(self, step_s)
+        if (self._rank, self._engine.num_steps) == (rank, step):
+            self._end.ask("SIGTERM")
+
+    patch.setattr(Checkpoints, "stepped", asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "accumulate", "saved"),
+    [("two", "each", 1, 3), ("four", "first", 1, 3), ("four", "share", 1, 3), ("two", "each", 2, 4)],
+)
+def test_a_job_of_which_one_rank_is_asked_to_end_saves_and_goes_on_as_if_it_had_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, way: str, accumulate: int, saved: int
+) -> None:
+    recipe = {**RECIPE, "data_from": way, "accumulate": accumulate}
+    whole = run_job(plans()[name], tmp_path, **recipe)
+    folder = tmp_path / "saved"
+    with monkeypatch.context() as patch:
+        ask_to_end(patch, rank=1, step=3)
+        with pytest.raises(EndedError, match=f"the job ended after {saved} steps") as caught:
+            run_job(plans()[name], tmp_path, **recipe, checkpoint=str(folder))
+    assert (caught.value.exit_code, caught.value.details) == (7, (f"saved as {folder}/step-{saved}",))
+    assert complete_steps(folder) == (saved,)
+    Checkpoint.open(folder).verify()
+    rest = run_job(plans()[name], tmp_path, **recipe, checkpoint=str(folder), resume=True)
+    assert rest.first_step == saved
+    assert rest.losses == whole.losses[saved:]
+
+
+def test_a_job_that_is_asked_before_its_first_step_or_while_it_evaluates_ends_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "saved"
+    options = {**RECIPE, **EVALUATION, "checkpoint": str(folder), "checkpoint_every": 4}
+    ask_to_end(monkeypatch, rank=0, step=4)  # after which it evaluates
+    with pytest.raises(EndedError, match="after 4 steps"):
+        run_job(plans()["two"], tmp_path, **options)
+    assert complete_steps(folder) == (4,)
+    monkeypatch.setattr(Checkpoints, "_wish", lambda self: STOP)  # from the first step on
+    with pytest.raises(EndedError, match="after 4 steps"):  # nothing is done since: nothing is saved again
+        run_job(plans()["two"], tmp_path, **options, resume=True)
+    with pytest.raises(EndedError, match="before its first step") as caught:
+        run_job(plans()["two"], tmp_path, **{**options, "checkpoint": str(tmp_path / "other")})
+    assert caught.value.details == ("nothing was to be saved",)
+
+
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, tuple(range(1, 9))), (2, (2, 4, 6, 8))])
+def test_all_ranks_save_behind_the_step_that_the_clock_of_one_says(
+    tmp_path: Path, accumulate: int, steps: tuple[int, ...]
+) -> None:
+    recipe = {**RECIPE, "accumulate": accumulate}
+    timed = {"checkpoint": str(tmp_path / "saved"), "checkpoint_every": "1us"}
+    found = run_job(plans()["four"], tmp_path, **recipe, **timed)
+    assert complete_steps(tmp_path / "saved") == steps
+    assert found.losses == run_job(plans()["four"], tmp_path, **recipe).losses
+    assert (found.saves.number, found.saves.failed) == (len(steps), 0)
+    assert found.saves.stood_s > 0
+    text = run.report(plans()["four"], found, run.predicted_timeline(plans()["four"]))
+    assert f"\n{len(steps)} checkpoints: " in text
+    assert run.data(plans()["four"], found)["checkpoints"]["number"] == len(steps)
+
+
+def test_auto_goes_on_with_what_it_has_seen_of_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halopipe.training.save_times.FIRST_S", 1e-6)
+    options = {**RECIPE, "checkpoint": str(tmp_path / "saved"), "checkpoint_every": "auto"}
+    found = run_job(plans()["two"], tmp_path, **{**options, "steps": 5})
+    assert found.saves.number >= 2
+    assert found.saves.interval_s > 0
+    first = Checkpoint.open(tmp_path / "saved", 1)
+    assert [first.number(f"run/{name}") for name in ("failures", "ended")] == [0, False]
+    assert first.number("run/plan") == "2 stages on 2 ranks, 1f1b, 2 micro-batches"
+    shutil.rmtree(tmp_path / "saved" / "step-5")  # it ended in good order; now it did not
+    run_job(plans()["two"], tmp_path, **options, resume=True)
+    last = Checkpoint.open(tmp_path / "saved")
+    assert [last.number(f"run/{name}") for name in ("failures", "ended")] == [1, True]
+    assert last.number("run/seconds") > first.number("run/seconds") > 0
+
+
+def full_at(patch: pytest.MonkeyPatch, *steps: int) -> None:
+    """The disk of rank 1 is full at these steps."""
+    write_rank = saving.write_rank
+
+    def write(path: Path, step: int, state: object, rank: int, *others: object) -> object:
+        if rank == 1 and step in steps:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_rank(path, step, state, rank, *others)
+
+    patch.setattr(saving, "write_rank", write)
+
+
+def test_a_full_disk_costs_a_checkpoint_and_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full_at(monkeypatch, 2, 6)
+    saved = {"checkpoint": str(tmp_path / "saved"), "checkpoint_every": 2}
+    found = run_job(plans()["two"], tmp_path, **RECIPE, **saved)
+    assert complete_steps(tmp_path / "saved") == (4, 8)
+    assert found.losses == run_job(plans()["two"], tmp_path, **RECIPE).losses
+    assert (found.saves.number, found.saves.failed) == (4, 2)
+    ours = "halopipe.training.checkpointing"
+    (said, _) = [each.getMessage() for each in caplog.records if (each.name, each.levelno) == (ours, logging.WARNING)]
+    assert said.startswith("the checkpoint of step 2 was not saved")
+    assert "rank 1: [Errno 28] No space left on device: rank 1 needs " in said
+    assert " are free on the disk of /" in said
+    assert said.endswith("the job goes on, and tries again at the next interval")
+
+
+def test_a_full_disk_at_the_end_keeps_the_last_good_one_and_fails_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_at(monkeypatch, 8)
+    with pytest.raises(CheckpointError, match="the checkpoint of step 8 was not saved"):
+        run_job(plans()["two"], tmp_path, **RECIPE, checkpoint=str(tmp_path / "saved"), checkpoint_every=3)
+    assert complete_steps(tmp_path / "saved") == (3, 6)

@@ -9,7 +9,7 @@ import pytest
 from planner.ir import errors as module
 from planner.ir.errors import HalopipeError, InfeasibleError
 
-EXIT_CODES = {"H1": 1, "H2": 2, "H3": 3, "H4": 4, "H5": 5, "H6": 6}
+EXIT_CODES = {"H1": 1, "H2": 2, "H3": 3, "H4": 4, "H5": 5, "H6": 6, "H7": 7}
 
 
 def classes(root: type[HalopipeError] = HalopipeError) -> Iterator[type[HalopipeError]]:

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -212,3 +215,17 @@ def test_a_rank_that_does_not_see_the_folder_is_told_to_share_it(tmp_path: Path)
     assert "ranks have not written their part: 1" in str(errors[0])
     assert all("a folder that all hosts share" in str(error) for error in errors)
     assert list((tmp_path / "host-0").iterdir()) == []
+
+
+def test_a_disk_without_room_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_all(tmp_path, 1, of_two_ranks(seed=1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1000, used=900, free=100))
+    errors = [str(error) for error in try_save(tmp_path, 2, of_two_ranks(seed=2))]
+    room = f"are free on the disk of {next(path for path in tmp_path.parents if os.path.ismount(path))}"
+    # 12 numbers and 5 of the moment; 5 numbers and 7 of the moment
+    assert f"No space left on device: rank 0 needs 68 bytes, 100 {room}" in errors[0]
+    assert f"No space left on device: rank 1 needs 48 bytes, 100 {room}" in errors[1]
+    assert "try: --keep 2" in errors[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=0, used=0, free=0))  # it does not say
+    save_all(tmp_path, 2, of_two_ranks(seed=2))

@@ -368,6 +368,17 @@ def test_no_rank_passes_a_barrier_before_all_have_come(run, tmp_path):
     run(3, program)
 
 
+def test_a_barrier_gives_all_ranks_the_largest_word(run):
+    def program(transport):
+        given = [
+            transport.barrier(DEADLINE_S, (7, 200, 0)[transport.rank]),
+            transport.barrier(DEADLINE_S, transport.rank),
+        ]
+        return [*given, transport.barrier(DEADLINE_S)]
+
+    assert run(3, program) == [[200, 2, 0]] * 3
+
+
 def test_a_barrier_names_the_rank_that_is_missing(run):
     def program(transport):
         if transport.rank == 2:

@@ -1,0 +1,192 @@
+"""Folders of checkpoints as people look after them: what is there and whether it is sound, weights out and in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halopipe.terminal import tables, units
+from halopipe.training.checkpointing import PLAN, SEED, Saved
+from planner.ir.errors import CorruptFileError, InputFileError, MissingFileError, UsageError
+from planner.ir.files import replaced
+from planner.ir.plan import Plan
+from profiler.source.source import load_model
+from runtime.checkpoint import Checkpoint, Number, RankState, complete_steps, save, whole_state_dict
+from runtime.checkpoint.folders import complete_path
+from runtime.checkpoint.state import MODEL
+from runtime.checkpoint.training_state import LOSS, STEP, WEIGHTS_ALONE
+
+_NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checkpoint of a folder.
+
+    Attributes:
+        fault: what is wrong with it; empty: it is sound, as far as was looked.
+        plan: in words, that it was saved by; empty where it does not say.
+        age_s: since it was complete.
+    """
+
+    step: int
+    num_bytes: int
+    fault: str
+    plan: str
+    age_s: float
+
+
+def entries(folder: Path, *, every_byte: bool = False, step: int | None = None) -> tuple[Entry, ...]:
+    """The checkpoints in ``folder``, growing; or that of ``step`` alone.
+
+    Args:
+        every_byte: whether all hashes are compared, not only that of the manifest, and sizes.
+
+    Raises:
+        MissingFileError: there is none.
+    """
+    steps = complete_steps(folder)
+    if not steps or (step is not None and step not in steps):
+        Checkpoint.open(folder, step)  # raises
+    return tuple(_entry(folder, each, every_byte) for each in (steps if step is None else [step]))
+
+
+def _entry(folder: Path, step: int, every_byte: bool) -> Entry:
+    path = complete_path(folder, step)
+    age_s = max(0.0, time.time() - path.stat().st_mtime)
+    num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    try:
+        found = Checkpoint.open(folder, step)
+        if every_byte:
+            found.verify()
+    except InputFileError as error:
+        return Entry(step, num_bytes, "; ".join(error.details) or error.title, "", age_s)
+    plan = str(found.number(PLAN)) if PLAN in found else units.count(found.manifest.num_ranks, "rank")
+    return Entry(step, num_bytes, "", plan, age_s)
+
+
+def listing(found: tuple[Entry, ...], *, every_byte: bool = False) -> str:
+    """Checkpoints as a table."""
+    good = "sound" if every_byte else "complete"
+    rows = [
+        [str(each.step), units.size(each.num_bytes), units.duration(each.age_s), each.plan, each.fault or good]
+        for each in found
+    ]
+    return tables.table(["step", "size", "age", "plan", "state"], rows)
+
+
+def require_sound(folder: Path, found: tuple[Entry, ...]) -> None:
+    """Raises :class:`CorruptFileError` where one is damaged; it names all that are, and the newest that is not."""
+    damaged = [each for each in found if each.fault]
+    if damaged:
+        sound = [each.step for each in found if not each.fault]
+        raise CorruptFileError(
+            f"{units.count(len(damaged), 'checkpoint')} of {len(found)} in {folder} "
+            + ("is damaged" if len(damaged) == 1 else "are damaged"),
+            [f"{complete_path(folder, each.step)}: {each.fault}" for each in damaged],
+            [f"the newest sound one: {complete_path(folder, sound[-1])}"] if sound else [],
+        )
+
+
+def describe(checkpoint: Checkpoint) -> str:
+    """What a checkpoint holds, in a few lines."""
+    saved, manifest = Saved(checkpoint), checkpoint.manifest
+    at, num_bytes = saved.position, sum(files.data_bytes for files in manifest.folders.values())
+    num_weights = sum(key.startswith(MODEL) for key in manifest.tensors)
+    by = f", by {checkpoint.number(PLAN)}" if PLAN in checkpoint else ""
+    ranks = f"{units.count(manifest.num_ranks, 'rank')}{by}"
+    weights = units.count(num_weights, "parameter or buffer", "parameters and buffers")
+    others = [str(step) for step in complete_steps(checkpoint.path.parent) if step != manifest.step]
+    lines = [
+        f"{checkpoint.path}: {units.count(saved.step, 'step')} done",
+        f"  {units.size(num_bytes)}, saved by {ranks}, torch {manifest.torch_version}",
+        f"  {weights}, model {manifest.fingerprints.get('model', _NONE)}",
+        f"  data: {units.count(at.batches, 'batch', 'batches')} of epoch {at.epoch}",
+    ]
+    return "\n".join([*lines, *([f"  other steps there: {', '.join(others)}"] if others else [])])
+
+
+def write_state_dict(checkpoint: Checkpoint, path: Path) -> None:
+    """Parameters and buffers as a plain file of torch, for ``module.load_state_dict(torch.load(path))``.
+
+    Raises:
+        CorruptFileError: the checkpoint is damaged.
+        MissingFileError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(path) as stream:
+            torch.save(whole_state_dict(checkpoint), stream)
+    except (OSError, RuntimeError) as error:  # torch says RuntimeError where there is no folder
+        raise MissingFileError(f"cannot write {path}", str(error).splitlines()[:1]) from error
+
+
+def read_state_dict(path: Path, plan: Plan, folder: Path, seed: int = 0) -> Path:
+    """Makes a checkpoint of a plain state dict, ``folder/step-0``, for runs of ``plan`` to begin from.
+
+    Runs go on from it, with optimisers and schedules of their own: it has weights alone, in the plan's dtype.
+
+    Args:
+        seed: of what such a run draws.
+
+    Raises:
+        MissingFileError, CorruptFileError: the file cannot be read, or holds no state dict.
+        UsageError: it is not of the plan's model, or ``folder`` has checkpoints.
+    """
+    if complete_steps(folder):
+        steps = ", ".join(map(str, complete_steps(folder)))
+        raise UsageError(f"{folder} has checkpoints already", [f"steps {steps}"], ["another folder"])
+    state = _state_dict(path)
+    model = load_model(plan.inputs.model, seed)
+    function = getattr(model.loss_fn, "function", model.loss_fn)
+    load_weights(model.module, function, state)
+    whole = dict(model.module.state_dict())
+    if isinstance(function, nn.Module):
+        whole |= {LOSS + name: value for name, value in function.state_dict().items()}
+    tensors = {MODEL + name: value for name, value in whole.items() if isinstance(value, Tensor)}
+    numbers: dict[str, Number] = {STEP: 0, SEED: seed, WEIGHTS_ALONE: True}
+    everything = RankState(tensors, {}, numbers, frozenset(tensors) | frozenset(numbers))
+    save(folder, 0, everything, 0, 1, lambda: None, {"model": plan.inputs.model_fingerprint})
+    return complete_path(folder, 0)
+
+
+def load_weights(module: nn.Module, loss_fn: Any, state: Mapping[str, Any]) -> None:
+    """Loads ``state``, in which what belongs to a loss that is a module is called ``loss_fn.*``.
+
+    Raises:
+        UsageError: it is another model's.
+    """
+    try:
+        module.load_state_dict({name: value for name, value in state.items() if not name.startswith(LOSS)})
+        if isinstance(loss_fn, nn.Module):
+            own = {name.removeprefix(LOSS): value for name, value in state.items() if name.startswith(LOSS)}
+            loss_fn.load_state_dict(own)
+    except RuntimeError as error:
+        raise UsageError(
+            "the module is not the one that the plan was made for", str(error).splitlines()[1:], ["plan again"]
+        ) from error
+
+
+def _state_dict(path: Path) -> dict[str, Tensor]:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise MissingFileError(f"cannot read {path}", [error.strerror or str(error)]) from None
+    except Exception as error:  # noqa: BLE001 - a file that somebody made may raise anything
+        raise CorruptFileError(f"{path} is no state dict", str(error).splitlines()[:1], [_HOW]) from None
+    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+        raise CorruptFileError(f"{path} is no state dict", [f"it holds a {type(found).__name__}"], [_HOW])
+    if not found or not all(isinstance(value, Tensor) for value in found.values()):
+        inside = [key for key, value in found.items() if isinstance(value, Mapping)]
+        within = [f"{key} is a mapping: perhaps the state dict is that" for key in inside[:1]]
+        raise CorruptFileError(f"{path} is no state dict", ["not all of its values are tensors", *within], [_HOW])
+    return dict(found)
+
+
+_HOW = "torch.save(module.state_dict(), FILE)"

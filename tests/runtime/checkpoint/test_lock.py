@@ -1,0 +1,170 @@
+"""Two jobs never write into one folder, and no lock outlives its owner for long."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from planner.ir.errors import MissingFileError, UsageError
+from runtime.checkpoint import lock
+from runtime.checkpoint.lock import LOCK, STALE_S, Owner, held
+from tests.runtime.checkpoint.faults import in_child
+
+
+def leave(folder: Path, owner: Owner, age_s: float = 0.0) -> Path:
+    """The lock of ``owner``, who renewed it so long ago."""
+    path = folder / LOCK
+    path.write_text(json.dumps(asdict(owner)))
+    then = time.time() - age_s
+    os.utime(path, (then, then))
+    return path
+
+
+def elsewhere(**changes: object) -> Owner:
+    return replace(Owner.here({}), host="node9", place="node9 another boot", pid=1, **changes)
+
+
+def test_a_folder_is_held_by_one_job_and_free_afterwards(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "saved"
+    with held(folder):
+        with pytest.raises(UsageError, match="another job writes its checkpoints into") as caught, held(folder):
+            pass
+        assert f"process {os.getpid()} on " in caught.value.details[0]
+        assert "another --checkpoint folder" in caught.value.remedies
+    assert list(folder.iterdir()) == []
+    with held(folder):
+        pass
+
+
+def test_a_job_that_was_killed_gives_the_folder_up_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def killed() -> None:
+        with held(tmp_path):
+            os._exit(9)
+
+    assert in_child(killed) == 9
+    assert (tmp_path / LOCK).exists()
+    with caplog.at_level(logging.WARNING), held(tmp_path):
+        assert re.search(r"taken over from process \d+ on .*: it has ended", caplog.text)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_number_that_came_again_is_not_the_same_process(tmp_path: Path) -> None:
+    mine = Owner.here({})
+    leave(tmp_path, replace(mine, started=mine.started - 1))
+    with held(tmp_path):
+        pass
+    leave(tmp_path, replace(mine, pid=os.getppid(), started=lock._started(os.getppid())))
+    with pytest.raises(UsageError), held(tmp_path):
+        pass
+
+
+def test_a_job_of_another_host_is_believed_until_it_was_silent_for_long(tmp_path: Path) -> None:
+    leave(tmp_path, elsewhere(), STALE_S / 2)
+    with pytest.raises(UsageError) as caught, held(tmp_path):
+        pass
+    assert "process 1 on node9, since " in caught.value.details[0]
+    assert re.search(r"start again in (29|30) s, or remove .*/\.halopipe\.lock", caught.value.remedies[1])
+    leave(tmp_path, elsewhere(), STALE_S + 1)
+    with held(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "abc", "SLURM_JOB_ID": "7"}, "torchrun abc"),
+        ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, "slurm 7.0"),
+        ({"SLURM_JOB_ID": "7"}, "slurm 7.batch"),
+        ({}, ""),
+    ],
+)
+def test_the_same_job_may_start_again_on_another_host(
+    tmp_path: Path, environment: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Owner.here(environment).job == name
+    leave(tmp_path, elsewhere(job=name))
+    here = Owner.here(environment)
+    monkeypatch.setattr(Owner, "here", lambda: here)
+    if not name:
+        with pytest.raises(UsageError), held(tmp_path):
+            pass
+        return
+    with held(tmp_path):
+        assert lock._owner(tmp_path / LOCK) == here
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"pid": "x"}', "\0"])
+def test_a_lock_that_says_nothing_is_waited_for_as_one_of_another_host(tmp_path: Path, text: str) -> None:
+    path = tmp_path / LOCK
+    path.write_text(text)
+    with pytest.raises(UsageError, match="not known"), held(tmp_path):
+        pass
+    os.utime(path, (0, 0))
+    with held(tmp_path):
+        pass
+    path.touch()
+    (tmp_path / f"{LOCK}.taking").touch()  # of one that ended just then
+    for left in tmp_path.iterdir():
+        os.utime(left, (0, 0))
+    with held(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_many_that_find_a_stale_lock_one_gets_the_folder(tmp_path: Path) -> None:
+    leave(tmp_path, elsewhere(), STALE_S + 1)
+    together, over = threading.Barrier(8), threading.Barrier(8)
+    won: list[int] = []
+
+    def race(number: int) -> None:
+        together.wait(10.0)
+        try:
+            with held(tmp_path):
+                won.append(number)
+                over.wait(10.0)
+        except UsageError:
+            over.wait(10.0)
+
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def until(is_there: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 10.0
+    while not is_there() and time.monotonic() < end_s:
+        time.sleep(0.005)
+    assert is_there()
+
+
+def test_it_is_renewed_and_one_that_was_taken_over_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lock, "BEAT_S", 0.01)
+    path = tmp_path / LOCK
+    with held(tmp_path):
+        os.utime(path, (0, 0))
+        until(lambda: path.stat().st_mtime > 1e6)
+        leave(tmp_path, elsewhere())
+        until(lambda: "has taken over the folder" in caplog.text)
+    assert path.exists()  # it is another's
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MissingFileError, match=r"cannot write into .*file/x"), held(tmp_path / "file" / "x"):
+        pass
