@@ -148,6 +148,12 @@ def _lone_passes() -> Iterable[str]:
     return LONE_PASSES
 
 
+def _on_nan() -> Iterable[str]:
+    from halopipe.run_spec.options import ON_NAN
+
+    return ON_NAN
+
+
 def _readers() -> Iterable[str]:
     from halopipe.run_spec.options import DATA_FROM
 
@@ -178,6 +184,7 @@ RUN: dict[str, Any] = {
     "device": named(lambda: ("cpu",)),
     "transport": named(_transports),
     "lone_passes": named(_lone_passes),
+    "on_nan": named(_on_nan),
     "data": models,
     "eval_data": models,
     "data_from": named(_readers),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from planner.ir.plan import Measured, Prediction, RankMeasured
 from planner.ir.schedule import Action, Op
-from planner.ir.timeline import Drift, LonePasses, Timeline, TimelineFile
+from planner.ir.timeline import Drift, LeftOut, LonePasses, Slow, Timeline, TimelineFile
 
 if TYPE_CHECKING:
     from runtime.numerics.compare import NumericsReport
@@ -45,12 +45,16 @@ class RunProgress:
         step: complete steps, those before a checkpoint included.
         loss: of the last one, where it is known already.
         step_s: how long it took.
+        slow: ranks and links that were found to be slow so far, in order; the newest word on each counts.
+        left_out: the last updates that were left out.
     """
 
     step: int
     num_steps: int
     loss: float | None
     step_s: float
+    slow: tuple[Slow, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
 
 Progress = Callable[[RunProgress], None]
@@ -61,7 +65,7 @@ class RunResult:
     """What a run showed.
 
     Attributes:
-        losses: by step.
+        losses: by step; those of updates that were left out are not among them.
         step_seconds: by step, of the slowest rank.
         warmup: how many of them are left out of medians.
         timeline: the step of median length.
@@ -77,6 +81,8 @@ class RunResult:
         data: what data it was, and how it was asked for.
         transport: that the ranks exchanged by; empty of one rank.
         lone: stages that were run alone; ``not_lone``: why some were not.
+        left_out: updates that were not made, as a loss or gradient was NaN or infinite.
+        slow: ranks and links that were found to be slow while the job ran.
     """
 
     losses: tuple[float, ...]
@@ -98,6 +104,8 @@ class RunResult:
     transport: str = ""
     lone: tuple[LonePasses, ...] = ()
     not_lone: str = ""
+    left_out: tuple[LeftOut, ...] = ()
+    slow: tuple[Slow, ...] = ()
 
     @property
     def timed_seconds(self) -> tuple[float, ...]:

@@ -12,7 +12,9 @@ from halopipe.run_spec.options import (
     DATA_FROM,
     FIELDS,
     LONE_PASSES,
+    ON_NAN,
     SHARE,
+    SKIP,
     TRANSPORTS,
     RunOptions,
     flag_of,
@@ -37,6 +39,7 @@ def require_consistent(plan: Plan, options: RunOptions) -> None:
     units.require_known("way to read data", [options.data_from], DATA_FROM)
     units.require_known("way to calibrate", [options.lone_passes], LONE_PASSES)
     units.require_known("transport", [options.transport], TRANSPORTS)
+    units.require_known("thing to do about NaN", [options.on_nan], ON_NAN)
     for fault in chain(_numbers(options), _lacking(options), _at_odds(plan, options)):
         raise fault
     _require_known_optimizer(options)
@@ -104,6 +107,12 @@ def _at_odds(plan: Plan, options: RunOptions) -> Iterator[UsageError]:
             f"--check-numerics needs an update, the first is after {options.accumulate} steps",
             [f"--steps is {options.steps}"],
             [f"--steps {options.accumulate}"],
+        )
+    if options.on_nan == SKIP and updates_within(plan.decision.rows()):
+        yield UsageError(
+            "--on-nan skip needs a schedule that updates the weights at the end of a step",
+            [f"{plan.decision.schedule} updates them within a step: what was updated cannot be left out"],
+            ["--on-nan stop", "halopipe plan --schedule 1f1b"],
         )
     if options.check_numerics and updates_within(plan.decision.rows()):
         yield UsageError(
