@@ -135,7 +135,7 @@ class Metrics:
             told = {"loss": result.loss, "learning_rate": _rate(result.learning_rates)}
             self._store.set(_key(number), json.dumps(told))
         if self._writer is not None:
-            line = {
+            line: dict[str, Any] = {
                 "step": number,
                 "epoch": epoch,
                 "loss": None,

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cuda_ops._torch import Store
 from planner.ir.timeline import LeftOut, Slow
@@ -158,10 +158,9 @@ class Heartbeat:
             self._number += 1
             now = self._activity
             for_s = time.monotonic() - now.since_s if now.since_s else 0.0
-            said = {name: getattr(now, name) for name in ("what", "step", "deadline_s", "num_done", "loss", "step_s")}
-            told: dict[str, Any] = now.steps.told()
-            found = {"slow": now.slow, "left_out": now.left_out}
-            beat = Beat(rank=self._rank, number=self._number, for_s=for_s, **said, **told, **found)
+            names = ("what", "step", "deadline_s", "num_done", "loss", "step_s", "slow", "left_out")
+            said = {name: getattr(now, name) for name in names} | now.steps.told()
+            beat = Beat(rank=self._rank, number=self._number, for_s=for_s, **said)
             try:
                 self._store.set(_key(self._rank), json.dumps(asdict(beat)))
             except RuntimeError as error:
@@ -192,8 +191,8 @@ def read_board(store: Store, num_ranks: int) -> Mapping[int, Beat]:
 
 def _beat(text: bytes) -> Beat:
     record = json.loads(text)
-    record["slow"] = tuple(Slow(**each) for each in record["slow"])
-    record["left_out"] = tuple(LeftOut(**each) for each in record["left_out"])
+    record["slow"] = tuple(Slow(**each) for each in record.get("slow", ()))
+    record["left_out"] = tuple(LeftOut(**each) for each in record.get("left_out", ()))
     return Beat(**record)
 
 

@@ -4,17 +4,17 @@
     common     the median of the other ranks' ratios: what the machine has changed since the profile is on all ranks
     factor     ratio / common
     slow       ``IN_A_ROW`` steps one after another, each of a factor of ``LEAST_EACH``, of ``LEAST_MEAN`` on average;
-               ``IN_A_ROW_NOISY`` of a rank whose steps differed by more than ``NOISY`` before (standard deviation)
+               ``IN_A_ROW_NOISY`` where steps vary by more than ``NOISY`` (deviation)
 
-               ``IN_A_ROW_NOISY`` of a rank whose steps differed by more than ``NOISY`` before (deviation)
-predicted in them, or else one that the plan thinks slow could become slow unseen.
+Where the plan predicts nothing, a rank's first steps stand in for that.  So they do where a rank was clearly faster
+than predicted in them, or else one that the plan thinks slow could become slow unseen.
 
 A link is slow where its receiver waits ``LINK_FACTOR`` times as long for what its sender has sent as in its first
 steps (or as the plan predicts, where the first are slow already), and that is ``LINK_SHARE`` of the step: a slow link
 behind which everything hides costs nothing.
 
-What this does not see: ranks of a stage that exchange inside their layers wait there, so all of them take as long as the
-slowest; where a plan has no other ranks, that looks like a slower machine.
+What this does not see: ranks of a stage that exchange inside their layers wait there, so all of them take as long as
+the slowest; where a plan has no other ranks, that looks like a slower machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import fmean, median
-from typing import Protocol
+from typing import Any, Protocol
 
 from planner.ir.plan import Decision, Prediction
 from planner.ir.schedule import MESSAGE, RECEIVE, Action, Op
@@ -100,7 +100,7 @@ class Steps:
         if number % (1 << max(0, math.ceil(math.log2(_MARK_S / max(step_s, 1e-6))))) == 0:
             self.marked = (number, spans)
 
-    def told(self) -> dict[str, object]:
+    def told(self) -> dict[str, Any]:
         """As :class:`Told` has it."""
         last, (marked, spans) = self.last, self.marked
         busy = [busy_s(each) for _, each in last]
@@ -221,7 +221,7 @@ class Watch:
         pace, factors = self._paces[rank], self._factors(rank)
         if not factors:
             return None
-        newest = factors[-_in_a_row(pace.ratios) :]
+        newest = factors[-self._in_a_row(rank) :]
         factor = fmean(newest)
         longer_s = fmean(told.busy_s) * (1.0 - 1.0 / factor) if told.busy_s and factor > 1.0 else 0.0
         is_slow = min(newest) >= LEAST_EACH and longer_s >= LEAST_S
@@ -236,6 +236,11 @@ class Watch:
         if max(newest) < LEAST_EACH:
             pace.parts_s = dict(told.parts_s)
         return None
+
+    def _in_a_row(self, rank: int) -> int:
+        """How many steps make a rank slow: by how it, and the others, varied before."""
+        others = [_noise(pace.ratios) for pace in self._paces.values() if len(pace.ratios) >= _KEPT]
+        return IN_A_ROW_NOISY if max(_noise(self._paces[rank].ratios), median(others)) > NOISY else IN_A_ROW
 
     def _mates(self, rank: int) -> set[int]:
         """The other ranks of its stages."""
@@ -252,12 +257,11 @@ class Watch:
         return f"{most} takes {_ms(told.parts_s[most])} a step{before}"
 
 
-def _in_a_row(ratios: Iterable[float]) -> int:
-    """How many steps make a rank slow, by the median deviation of those before."""
+def _noise(ratios: Iterable[float]) -> float:
+    """The deviation of all but the last, which may be slow, by their median one."""
     before = list(ratios)[:-IN_A_ROW]
     middle = median(before)
-    noise = _SIGMA * median(abs(each - middle) for each in before) / middle
-    return IN_A_ROW if noise <= NOISY else IN_A_ROW_NOISY
+    return _SIGMA * median(abs(each - middle) for each in before) / middle
 
 
 @dataclass(slots=True)

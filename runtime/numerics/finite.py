@@ -190,7 +190,8 @@ class Examiner:
         """Has the gradient of what ``node`` made looked at, unless that is a parameter, which outlives the step."""
         for tensor in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(tensor, Tensor) and tensor.requires_grad and not isinstance(tensor, nn.Parameter):
-                self._hooks.append(tensor.register_hook(partial(self._look, traced, microbatch, node)))
+                register: Callable[[Callable[[Tensor], None]], RemovableHandle] = tensor.register_hook
+                self._hooks.append(register(partial(self._look, traced, microbatch, node)))
 
     def _look(self, traced: Traced, microbatch: int, node: fx.Node, gradient: Tensor) -> None:
         if microbatch in self.gradients or not (kind := kind_of(gradient)):
