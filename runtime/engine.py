@@ -183,7 +183,7 @@ class Engine:
             model.graph.loss,
             decision.layers,
             self._where,
-            lambda ran: self._run(self._executor(ran.binding, evaluates=False), ran.batch, ran.number),
+            self._run_again,
         )
         self._norm: float | None = None
         self._loss_stage = decision.layers[producer(model.graph.loss)].stage
@@ -253,7 +253,6 @@ class Engine:
                 [f"the batch has micro-batches of {batch.rows}, the plan {self._decision.micro_batches}"],
                 ["leave the smaller last batch out (drop_last=True)", "--schedule 1f1b"],
             )
-        self.settle()
         rates = tuple(
             chain.from_iterable(r.optimizer.learning_rates() for r in self._residents.values() if r.optimizer)
         )
@@ -275,7 +274,6 @@ class Engine:
 
     def evaluate_on(self, batch: Batch) -> Evaluation:
         """As :meth:`evaluate`, on any batch."""
-        self.settle()
         batch, binding, ahead_s = self._bound(batch)
         executor = self._executor(binding, evaluates=True)
         ran, step_s = self._run(executor, batch, self._step)
@@ -410,13 +408,23 @@ class Engine:
         return rank_state(self._residents, self._state, self._speaks, self._transport.rank, self._step)
 
     def _run(self, executor: Executor, batch: Batch, number: int) -> tuple[RowTrace, float]:
-        """What the row did in the step of this number, and seconds from the common start to this rank's end."""
+        """What the row did in the step of this number, and seconds from the common start to this rank's end.
+
+        Raises:
+            NotFiniteError: as :meth:`settle`: the others' word on the last step is here when all begin the next.
+        """
+        self._turn += 1
         executor.prepare(number, self._turn, batch)
+        self.settle()
         start = time.perf_counter()
         ran = executor.run()
-        step_s = time.perf_counter() - start
-        self._turn += 1
-        return ran, step_s
+        return ran, time.perf_counter() - start
+
+    def _run_again(self, ran: Ran) -> None:
+        """The same step on the same batch, which another may have been bound after."""
+        if self._preparing is None:
+            self._weighing.begin(ran.batch, ran.binding.residents)
+        self._run(self._executor(ran.binding, evaluates=False), ran.batch, ran.number)
 
     def _bound(self, batch: Batch) -> tuple[Batch, Binding, float]:
         """The batch as the graph's inputs, the plan bound to it, and the seconds of finding the sites of clouds."""

@@ -2,10 +2,10 @@
 
     step k     forward, backward, sums     each rank looks at its losses and gradients       update, or none
                start a sum: is it bad?  ---------------------------------------+
-    between    the next batch is read                                          |
-    step k+1   settle: the others' word on step k  <---------------------------+   goes on, or run k again and say where
+    step k+1   read the batch, wait until all begin                            |
+               settle: the others' word on step k  <---------------------------+   goes on, or run k again and say where
 
-Ranks so wait for nobody before an update, and the word is there when the slowest of them ends the step.  Where they
+Ranks so wait for nobody before an update, and the word is there when all of them begin the next step.  Where they
 meet before the update anyway, to clip gradients, or have to, as updates may be left out, they agree there
 (:class:`runtime.optim.finishing.Finishing`).
 """
@@ -44,6 +44,7 @@ class Ran:
     Attributes:
         number: counted from 0.
         loss: None on ranks that do not make it.
+        bad: names of parameters, of those that this rank updates, whose gradients are not finite.
         kept: the buffers that layers write, as they were before.
     """
 
@@ -52,6 +53,7 @@ class Ran:
     binding: Binding
     loss: float | None
     kept: Sequence[Tensor] = ()
+    bad: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +122,13 @@ class Guard:
             return ""
         if not finishing.is_agreed:
             is_bad = finishing.is_spoilt or (ran.loss is not None and not math.isfinite(ran.loss))
+            ran = _with_names(ran) if is_bad else ran
             told, everyone = torch.tensor([float(is_bad)]), tuple(range(self._transport.world_size))
             self._word = _Word(ran, told, self._transport.start_sum(told, everyone, self._deadline_s))
             return ""
         if not finishing.is_spoilt:
             return ""
+        ran = _with_names(ran)
         if self.on_nan is OnNan.STOP:
             raise self._explained(ran)
         self._put_back(ran)
@@ -180,9 +184,7 @@ class Guard:
     def _explained(self, ran: Ran, *, runs_again: bool = True) -> NotFiniteError:
         """Where it first appeared; all ranks call this together."""
         rank = self._transport.rank
-        stages = [each.optimizer for each in ran.binding.residents.values() if each.optimizer is not None]
-        gradients = {name: tensor.grad for each in stages for name, tensor in each.tensors.items()}
-        own = Report(rank, ran.loss, tuple(name for name, each in gradients.items() if kind_of(each)))
+        own = Report(rank, ran.loss, ran.bad)
         if runs_again:
             own = self._examined(ran, own)
         reports = [own]
@@ -207,3 +209,10 @@ class Guard:
             for each in residents:
                 each.program.examine(None)
         return replace(own, origins=tuple(examiner.found))
+
+
+def _with_names(ran: Ran) -> Ran:
+    """With the parameters whose gradients are not finite, while these are there."""
+    stages = [each.optimizer for each in ran.binding.residents.values() if each.optimizer is not None]
+    gradients = {name: tensor.grad for each in stages for name, tensor in each.tensors.items()}
+    return replace(ran, bad=tuple(name for name, each in gradients.items() if kind_of(each)))
