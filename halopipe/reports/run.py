@@ -69,7 +69,7 @@ def report(plan: Plan, result: RunResult, predicted: Timeline, drift: Drift | No
     file = result.timeline_file(predicted)
     measured = result.measured(plan.prediction)
     samples_per_s = plan.decision.global_batch / measured.step_s
-    steps = units.count(len(result.losses), "step")
+    steps = units.count(len(result.step_seconds), "step")
     over, note = result.transport, transports_text(plan.prediction, result.transport)
     lines = [
         f"{steps}, {units.seconds(measured.step_s)} a step (median), {units.rate(samples_per_s)} samples/s"
