@@ -360,8 +360,8 @@ def execute(
         optimizer: an optimiser object of the model, a function that makes one of parameters, or text such as
             ``AdamW:lr=0.001``.
         options: ``scheduler``, ``clip_norm``, ``accumulate``, ``seed``, ``deadline_s``, ``compiler``, ``device``,
-            ``check_first_step``: as of a run, see :class:`halopipe.run_spec.options.RunOptions`; scheduler and compiler
-            may be functions, and a scheduler the object that was made on the optimiser object.
+            ``check_first_step``, ``on_nan``: as of a run, see :class:`halopipe.run_spec.options.RunOptions`; scheduler
+            and compiler may be functions, and a scheduler the object that was made on the optimiser object.
     """
     from halopipe.launch import execute as executing
 

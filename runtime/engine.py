@@ -31,6 +31,8 @@ from runtime.checkpoint.training_state import (
     unread_state,
 )
 from runtime.monitor.activity import Activity
+from runtime.numerics.finite import OnNan
+from runtime.numerics.guard import Guard, Ran
 from runtime.optim.finishing import Finishing, check_finishing
 from runtime.optim.optimizer import MakeScheduler
 from runtime.optim.optimizer_state import StateSource, load_state
@@ -66,6 +68,7 @@ class StepResult:
         gradient_norm: of all gradients before they were clipped; None where they are not, or not yet.
         learning_rates: that this step used, of this rank's optimisers' groups.
         peak_bytes: the most in use in each action, then behind the last; empty where memory is not counted.
+        left_out: why no rank made the update, where it was left out (``on_nan``).
     """
 
     loss: float | None
@@ -75,6 +78,7 @@ class StepResult:
     gradient_norm: float | None = None
     learning_rates: tuple[float, ...] = ()
     peak_bytes: tuple[int, ...] = ()
+    left_out: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ class Engine:
         seed: of what layers draw (dropout): the same numbers under every plan.
         clip_norm: largest norm of all gradients together; 0: they are not clipped.
         accumulate: steps whose gradients make up one update.
+        on_nan: what is done about a loss or gradient that is NaN or infinite.
         deadline_s: longest wait for another rank.
         lookahead: receives announced ahead; 0: as many as the memory model counts.
         compiler: backend of torch.compile (``inductor``) for the stages' training functions, whose ranks then exchange
@@ -141,6 +146,7 @@ class Engine:
         seed: int = 0,
         clip_norm: float = 0.0,
         accumulate: int = 1,
+        on_nan: OnNan = OnNan.IGNORE,
         deadline_s: float = 120.0,
         lookahead: int = 0,
         compiler: Compiler | None = None,
@@ -155,7 +161,7 @@ class Engine:
         boundaries = Boundaries.of_decision(model.graph, decision)
         program = boundaries.program(decision)
         ties = ties_in(decision, model.graph)
-        if ties or clip_norm:
+        if ties or clip_norm or on_nan is OnNan.SKIP:
             check_finishing(program)
         self._versioned, self._trains = is_versioned(program), program.trains
         self._refuse_what_versions_forbid(accumulate)
@@ -170,8 +176,21 @@ class Engine:
             ties,
             transport,
             clip_norm=clip_norm,
+            on_nan=on_nan,
             accumulate=accumulate,
             deadline_s=deadline_s,
+        )
+        self._guard = Guard(
+            on_nan,
+            self._residents,
+            self._finishing,
+            transport,
+            self._activity,
+            deadline_s,
+            model.graph.loss,
+            decision.layers,
+            self._where,
+            self._run_again,
         )
         self._norm: float | None = None
         self._loss_stage = decision.layers[producer(model.graph.loss)].stage
@@ -220,6 +239,11 @@ class Engine:
         """Whether the last step ended with an update."""
         return self._finishing.is_last
 
+    @property
+    def has_updated(self) -> bool:
+        """The same, and it was not left out."""
+        return self._finishing.is_last and not self._finishing.is_spoilt
+
     def step(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> StepResult:
         """One training step on a batch that every rank is given whole.
 
@@ -229,6 +253,7 @@ class Engine:
             UsageError: the tensors are not what the model takes, or more rows than planned.
             StageFailedError, DeadlineError, TransportError: the step failed; the engine cannot be used any more.
             StopBeforeStepError: a rank asked to stop; the state is as before, the engine takes no more steps.
+            NotFiniteError: so did the step before, or this one.
         """
         return self.step_on(WholeBatch(self._inputs, (*inputs, *targets), self._decision.micro_batches))
 
@@ -247,17 +272,19 @@ class Engine:
         )
         batch, binding, ahead_s = self._bound(batch)
         executor = self._executor(binding, evaluates=False)
-        self._finishing.begin()
-        self._norm = None
+        self._finishing.begin(binding.residents)
+        self._norm, kept = None, self._guard.begin()
         try:
-            ran, step_s = self._run(executor, batch)
+            ran, step_s = self._run(executor, batch, self._step)
         except StopBeforeStepError:
             self._finishing.take_back()
             raise
         loss = self._loss(binding)
         self._step += 1
+        left_out = self._guard.judge(Ran(self._step - 1, batch, binding, loss, kept))
         self._activity.num_done, self._activity.loss, self._activity.step_s = self._step, loss, step_s
-        return StepResult(loss, ahead_s + step_s, ran.spans, ran.thread_s, self._norm, rates, ran.peak_bytes)
+        self._activity.steps.note(self._step, ran.spans, step_s)
+        return StepResult(loss, ahead_s + step_s, ran.spans, ran.thread_s, self._norm, rates, ran.peak_bytes, left_out)
 
     def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Evaluation:
         """Forward passes in evaluation mode (running statistics, nothing dropped); nothing is changed by them."""
@@ -267,7 +294,7 @@ class Engine:
         """As :meth:`evaluate`, on any batch."""
         batch, binding, ahead_s = self._bound(batch)
         executor = self._executor(binding, evaluates=True)
-        ran, step_s = self._run(executor, batch)
+        ran, step_s = self._run(executor, batch, self._step)
         seconds = ahead_s + step_s
         return Evaluation(
             self._loss(binding),
@@ -298,7 +325,8 @@ class Engine:
 
         Its form is told in :mod:`runtime.optim.whole_state`.  Raises as :meth:`state`.
         """
-        own = pieces_of(self.state(), self._transport.rank)
+        self.settle()
+        own = pieces_of(self._rank_state(), self._transport.rank)
         return whole_of(united(own, self._transport, self._around.deadline_s), self._step)
 
     def load_optimizer_state(self, state: Mapping[str, Any]) -> None:
@@ -326,15 +354,12 @@ class Engine:
 
         Raises:
             UsageError: gradients wait for those of the next steps (``accumulate``), which is not part of the state.
+            NotFiniteError: the state, or the last step, has NaN or infinity, and that is not to be ignored.
         """
-        if not self.is_updated:
-            raise UsageError(
-                f"after step {self._step} gradients wait for the update",
-                ["they are not saved"],
-                ["save after an update"],
-            )
-        rank = self._transport.rank
-        return rank_state(self._residents, self._state, self._speaks, rank, self._step, self._unread)
+        self.settle()
+        found = self._rank_state()
+        self._guard.require_finite(found, self._state, self._step)
+        return found
 
     def load_state(self, source: StateSource) -> None:
         """Goes on from what was saved, under whatever plan of the same model."""
@@ -345,6 +370,7 @@ class Engine:
 
         Where the ranks of a stage divide its optimiser or parameters, all of them have to call this together.
         """
+        self.settle()
         found = (
             gathered_gradients(each, self._transport, self._around.deadline_s) for each in self._residents.values()
         )
@@ -372,18 +398,52 @@ class Engine:
         except (DeadlineError, TransportError) as error:
             raise self._around.context.of(error, self._step, doing) from error
 
+    def settle(self) -> None:
+        """Waits for the others' word on the last step; call before anything but the next step is made of it.
+
+        Raises:
+            NotFiniteError: on some rank its loss or a gradient is NaN or infinite; all ranks raise this.
+        """
+        with self.between_steps("waiting for the others to end the step"):
+            self._guard.settle(self._step)
+
     def close(self) -> None:
         """Leave the transport."""
         self._transport.close()
 
-    def _run(self, executor: Executor, batch: Batch) -> tuple[RowTrace, float]:
-        """What the row did, and seconds from the common start to this rank's end."""
-        executor.prepare(self._step, self._turn, batch)
+    def _where(self, rank: int, layer: str) -> str:
+        placement = self._decision.layers.get(layer)
+        stage = "" if placement is None else f", stage {placement.stage}"
+        return f"rank {rank} ({device_of(self._decision, rank)}{stage})"
+
+    def _rank_state(self) -> RankState:
+        if not self.is_updated:
+            raise UsageError(
+                f"after step {self._step} gradients wait for the update",
+                ["they are not saved"],
+                ["save after an update"],
+            )
+        rank = self._transport.rank
+        return rank_state(self._residents, self._state, self._speaks, rank, self._step, self._unread)
+
+    def _run(self, executor: Executor, batch: Batch, number: int) -> tuple[RowTrace, float]:
+        """What the row did in the step of this number, and seconds from the common start to this rank's end.
+
+        Raises:
+            NotFiniteError: as :meth:`settle`: the others' word on the last step is here when all begin the next.
+        """
+        self._turn += 1
+        executor.prepare(number, self._turn, batch)
+        self.settle()
         start = time.perf_counter()
         ran = executor.run()
-        step_s = time.perf_counter() - start
-        self._turn += 1
-        return ran, step_s
+        return ran, time.perf_counter() - start
+
+    def _run_again(self, ran: Ran) -> None:
+        """The same step on the same batch, which another may have been bound after."""
+        if self._preparing is None:
+            self._weighing.begin(ran.batch, ran.binding.residents)
+        self._run(self._executor(ran.binding, evaluates=False), ran.batch, ran.number)
 
     def _bound(self, batch: Batch) -> tuple[Batch, Binding, float]:
         """The batch as the graph's inputs, the plan bound to it, and the seconds of finding the sites of clouds."""

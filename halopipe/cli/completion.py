@@ -154,6 +154,12 @@ def _lone_passes() -> Iterable[str]:
     return LONE_PASSES
 
 
+def _on_nan() -> Iterable[str]:
+    from halopipe.run_spec.options import ON_NAN
+
+    return ON_NAN
+
+
 def _readers() -> Iterable[str]:
     from halopipe.run_spec.options import DATA_FROM
 
@@ -185,6 +191,7 @@ RUN: dict[str, Any] = {
     "checkpoint_every": named(lambda: ("auto", "10min", "100")),
     "transport": named(_transports),
     "lone_passes": named(_lone_passes),
+    "on_nan": named(_on_nan),
     "data": models,
     "eval_data": models,
     "data_from": named(_readers),

@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.launch.job_environment import JobRank, job_rank
 from halopipe.launch.torchrun import job_stores
-from halopipe.run_spec.options import FIELDS, TRANSPORTS, ScriptOptions
+from halopipe.run_spec.options import FIELDS, ON_NAN, TRANSPORTS, ScriptOptions
 from halopipe.terminal.units import require_known
 from halopipe.training.check_options import out_of_limits
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
@@ -37,6 +37,7 @@ from planner.passes.versions import updates_within
 from profiler import LoadedModel, load_model
 from profiler.source.model import Loss, own_loss
 from profiler.source.parts import model_of
+from runtime.numerics.finite import OnNan
 from runtime.optim.optimizer import Followed, MakeOptimizer
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def terms_of_script(
         for fault in out_of_limits(name, chosen[name]):  # type: ignore[literal-required]  # names of this very type
             raise fault
     require_known("transport", [chosen["transport"]], TRANSPORTS)
+    require_known("thing to do about NaN", [chosen["on_nan"]], ON_NAN)
     scheduler, compiler = chosen["scheduler"] or None, chosen["compiler"] or None
     schedule = make_scheduler_of(parse_scheduler(scheduler)) if isinstance(scheduler, str) else scheduler
     if isinstance(optimizer, torch.optim.Optimizer) and schedule is not None and not isinstance(schedule, LRScheduler):
@@ -122,6 +124,7 @@ def terms_of_script(
             "transport": chosen["transport"],
             "check_first_step": str(check),
         },
+        OnNan(chosen["on_nan"]),
     )
     return terms, _device(chosen["device"]), check
 

@@ -199,4 +199,4 @@ class _Supervisor:
 
     def _say(self, step: int, word: str) -> None:
         if self.progress is not None:
-            self.progress(RunProgress(step, self.options.steps, None, 0.0, word))
+            self.progress(RunProgress(step, self.options.steps, None, 0.0, word=word))

@@ -66,10 +66,13 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
         results[0].transport,
         tuple(each for result in results for each in result.lone),
         next((result.not_lone for result in results if result.not_lone), ""),
+        left_out=results[0].left_out,
+        slow=results[0].slow,
         saves=max((result.saves for result in results), key=lambda saves: saves.seconds),
     )
     if progress is not None:
-        progress(RunProgress(result.first_step + len(seconds), options.steps, losses[-1], seconds[-1]))
+        told = (losses[-1] if losses else None, seconds[-1], result.slow, result.left_out)
+        progress(RunProgress(result.first_step + len(seconds), options.steps, *told))
     return result
 
 
@@ -203,11 +206,12 @@ def _watched(job: Job, workers: Sequence[Processes], store: Store, progress: Pro
         for rank, beat in beats.items():
             if progress is not None and beat.remark and beat.remark != remarks.get(rank):
                 remarks[rank] = beat.remark
-                progress(RunProgress(last, job.options.steps, None, 0.0, beat.remark))
+                progress(RunProgress(last, job.options.steps, None, 0.0, word=beat.remark))
         known = [beat for beat in beats.values() if beat.loss is not None]
         if progress is not None and known and known[0].num_done > last:
-            last = known[0].num_done
-            progress(RunProgress(last, job.options.steps, known[0].loss, known[0].step_s))
+            last, first = known[0].num_done, beats.get(0, known[0])
+            told = (known[0].loss, known[0].step_s, first.slow, first.left_out)
+            progress(RunProgress(last, job.options.steps, *told))
 
     decision = job.plan.decision
     waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])

@@ -30,7 +30,7 @@ from planner.ir.errors import TransportError, UsageError
 from planner.ir.plan import Plan
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
-from runtime.monitor.activity import PATIENCE_S, within
+from runtime.monitor.activity import PATIENCE_S, Activity, within
 from runtime.monitor.failure import cause, read_error, write_error
 from runtime.monitor.watch import SETUP_S, host_store_at, join_store, meet
 
@@ -63,7 +63,7 @@ def join(job_rank: JobRank, plan: Plan, options: RunOptions, progress: Progress 
         start = settled_by_rank_0(plan, options, store, job_rank.rank)
         if progress is not None and job_rank.rank == 0:
             for line in start.lines:
-                progress(RunProgress(start.step, options.steps, None, 0.0, line))
+                progress(RunProgress(start.step, options.steps, None, 0.0, word=line))
         options = start.options
         if start.is_end:
             gathered(store, job_rank.rank, job_rank.num_ranks, "done")
@@ -121,9 +121,10 @@ def _work(job: Job, rank: int, local_rank: int, store: Store, board: Store, prog
     """Work as ``rank``."""
     from halopipe.training.work import work
 
-    def after_step(step: int, result: StepResult) -> None:
+    def after_step(step: int, result: StepResult, activity: Activity) -> None:
         if progress is not None:
-            progress(RunProgress(step + 1, job.options.steps, result.loss, result.step_s))
+            told = (result.loss, result.step_s, activity.slow, activity.left_out)
+            progress(RunProgress(step + 1, job.options.steps, *told))
 
     return work(job, rank, store, board, after_step=after_step, local_rank=local_rank)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,12 @@ from planner.ir.timeline import Drift, Restart, Timeline
 if TYPE_CHECKING:
     from halopipe.run_spec.options import RunOptions
     from halopipe.run_spec.result import RunProgress, RunResult, Score
+    from planner.ir.timeline import LeftOut, Slow
 
 _AVERAGED = 5
 """Steps whose losses are averaged, since one batch says little."""
+
+_MOST_SHOWN = 8
 
 
 def train(plan: Plan, options: RunOptions) -> RunResult | None:
@@ -33,17 +37,22 @@ def train(plan: Plan, options: RunOptions) -> RunResult | None:
     from halopipe.launch.run import run_plan
 
     with Reporter("running") as reporter:
+        told = Told()
 
         def show(at: RunProgress) -> None:
             if at.word:
                 console.remark(at.word)
                 return
+            for text in told.new(at.slow, at.left_out):
+                console.remark(text)
             loss = "" if at.loss is None else f", loss {at.loss:.4g}"
             reporter.update(at.step, at.num_steps, f"step {at.step}{loss}, {units.seconds(at.step_s)}")
 
         result = run_plan(plan, options, show)
     if result is not None:
         _require_finite(result.losses, result.first_step)
+        for text in told.new(result.slow, result.left_out):
+            console.remark(text)
         if options.profile_steps:
             console.remark(f"steps {options.profile_steps} were traced, which made them slower")
         if options.data and result.data:
@@ -63,7 +72,7 @@ def report(plan: Plan, result: RunResult, predicted: Timeline, drift: Drift | No
     file = result.timeline_file(predicted)
     measured = result.measured(plan.prediction)
     samples_per_s = plan.decision.global_batch / measured.step_s
-    steps = units.count(len(result.losses), "step")
+    steps = units.count(len(result.step_seconds), "step")
     over, note = result.transport, transports_text(plan.prediction, result.transport)
     lines = [
         f"{steps}, {units.seconds(measured.step_s)} a step (median), {units.rate(samples_per_s)} samples/s"
@@ -89,6 +98,7 @@ def report(plan: Plan, result: RunResult, predicted: Timeline, drift: Drift | No
             lines += ["", f"{timeline.source}:", tables.gantt(timeline, solve.device_names(plan)), ""]
     if result.losses:
         lines.append(_losses(result))
+    lines += _numbers(result)
     lines += map(_score, result.scores)
     lines += _saves(result)
     if result.numerics is not None:
@@ -105,7 +115,9 @@ def _losses(result: RunResult) -> str:
     losses, first = result.losses, result.first_step + 1
     if not result.trained:
         return f"mean loss of {units.count(len(losses), 'step')} {fmean(losses):.4f}; forward passes alone, no training"
-    text = f"loss {losses[0]:.4f} at step {first}, {losses[-1]:.4f} at step {result.first_step + len(losses)}"
+    text = (
+        f"loss {losses[0]:.4f} at step {first}, {losses[-1]:.4f} at step {result.first_step + len(result.step_seconds)}"
+    )
     if len(losses) >= 2 * _AVERAGED:
         start, end = fmean(losses[:_AVERAGED]), fmean(losses[-_AVERAGED:])
         text += f"; mean of the first {_AVERAGED} {start:.4f}, of the last {_AVERAGED} {end:.4f}"
@@ -121,6 +133,39 @@ def _saves(result: RunResult) -> list[str]:
     text += f", every {units.duration(saves.interval_s)}" if saves.interval_s else ""
     text += f"; the last took {units.seconds(saves.last_s)}" if saves.last_s else ""
     return [text + (f"; {saves.failed} failed" if saves.failed else "")]
+
+
+class Told:
+    """What was told of slow ranks and of updates that were left out, so that it is told once."""
+
+    def __init__(self) -> None:
+        self._num_slow = self._last_step = 0
+
+    def new(self, slow: Sequence[Slow], left_out: Sequence[LeftOut]) -> list[str]:
+        """Of all that is known by now, what was not told yet, a line each."""
+        texts = [slow_text(each) for each in slow[self._num_slow :]]
+        texts += [f"no update after step {each.step}: {each.why}" for each in left_out if each.step > self._last_step]
+        self._num_slow = len(slow)
+        self._last_step = max((each.step for each in left_out), default=self._last_step)
+        return texts
+
+
+def slow_text(one: Slow) -> str:
+    """A rank or link that is slow, in a line."""
+    who = f"rank {one.rank}" if one.peer is None else f"the link from rank {one.peer} to rank {one.rank}"
+    if one.factor == 1.0:
+        return f"{who}: {one.why}, at step {one.step}"
+    than = "of what the plan predicts, beside the other ranks" if one.peer is None else "of what is usual"
+    return f"{who} is slow: {one.factor:.2f} times the seconds {than}, at step {one.step}; {one.why}"
+
+
+def _numbers(result: RunResult) -> list[str]:
+    """What was slow, and how many updates were left out."""
+    count = units.count(len(result.left_out), "update")
+    steps = ", ".join(str(each.step) for each in result.left_out[:_MOST_SHOWN])
+    more = ", ..." if len(result.left_out) > _MOST_SHOWN else ""
+    lines = [f"{count} left out, of steps with NaN or infinity: {steps}{more}"] if result.left_out else []
+    return [*lines, *map(slow_text, result.slow)]
 
 
 def _score(score: Score) -> str:
@@ -144,6 +189,8 @@ def data(plan: Plan, result: RunResult, drift: Drift | None = None) -> dict[str,
         "evaluations": plain(result.scores),
         "step_seconds": list(result.step_seconds),
         "checkpoints": {**plain(result.saves), "share": result.saves_share} if result.saves.number else None,
+        "left_out": plain(result.left_out),
+        "slow": plain(result.slow),
         "numerics": plain(result.numerics),
     }
 

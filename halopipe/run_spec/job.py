@@ -28,7 +28,7 @@ from planner.ir.codec import dumps, loads, plain
 from planner.ir.files import write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
-from planner.ir.timeline import LonePasses, Span
+from planner.ir.timeline import LeftOut, LonePasses, Slow, Span
 
 
 @contextlib.contextmanager
@@ -238,6 +238,7 @@ class RankResult:
         scores: of the evaluations; the same on all ranks.
         trained: whether the steps were training steps.
         lone: its stages run alone; ``not_lone``: why they were not.
+        left_out, slow: as of a :class:`halopipe.run_spec.result.RunResult`; slow ones are known to rank 0.
         saves: its checkpoints.
     """
 
@@ -257,6 +258,8 @@ class RankResult:
     transport: str = ""
     lone: tuple[LonePasses, ...] = ()
     not_lone: str = ""
+    left_out: tuple[LeftOut, ...] = ()
+    slow: tuple[Slow, ...] = ()
     saves: Saves = field(default_factory=Saves)
 
     def to_json(self) -> str:
@@ -288,6 +291,8 @@ class RankResult:
             record["transport"],
             tuple(LonePasses(*each.values()) for each in map(_with_tuples, record["lone"])),
             record["not_lone"],
+            tuple(LeftOut(**each) for each in record["left_out"]),
+            tuple(Slow(**each) for each in record["slow"]),
             Saves(**record["saves"]),
         )
 

@@ -19,6 +19,9 @@ LONG_RUNS, ALWAYS, NEVER = LONE_PASSES = ("auto", "on", "off")
 AUTO, SHARED, GLOO, MPI = TRANSPORTS = ("", "shared", "gloo", "mpi")
 """What ranks on processors exchange by; shared: memory within a host, gloo between hosts."""
 
+STOP, SKIP, IGNORE = ON_NAN = ("stop", "skip", "ignore")
+"""What is done about a step whose loss or gradients are NaN or infinite."""
+
 PATH, SIZE, METRICS, FACTORY, WORD = "path", "size", "metrics", "factory", "word"
 DURATION, INTERVAL = "duration", "interval"
 (IF_ANY,) = RESUME = ("auto",)
@@ -99,6 +102,7 @@ class RunOptions:
         lone_passes: ``auto``: of runs of 20 steps and more, at most 5 % of their time
             (:mod:`halopipe.training.lone_passes`).
         check_first_step: the job ends before its second step where they differ.
+        on_nan: see :mod:`runtime.numerics.finite`; ``skip`` needs a schedule that updates at the end of a step.
     """
 
     steps: int = _option(20, "Steps to train, those before a checkpoint included.", "N", least=1)
@@ -194,6 +198,13 @@ class RunOptions:
         "Compare the first step with one device, where that fits into memory, and end if it differs.",
         panel=CHECKS,
     )
+    on_nan: str = _option(
+        STOP,
+        "What to do about a loss or gradient that is NaN or infinite: 'stop' and name the layer, 'skip' the update, or "
+        "'ignore' it.",
+        "WHAT",
+        CHECKS,
+    )
     deadline_s: float = _option(120.0, "Seconds that a wait may last.", "SECONDS", CHECKS, flag="--deadline", least=1.0)
     memory_limit_bytes: int = _option(
         0,
@@ -260,6 +271,7 @@ class ScriptOptions(TypedDict, total=False):
     transport: str
     device: Any
     check_first_step: bool
+    on_nan: str
 
 
 FIELDS: Mapping[str, dataclasses.Field[Any]] = {each.name: each for each in dataclasses.fields(RunOptions)}

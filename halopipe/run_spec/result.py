@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from planner.ir.plan import Measured, Prediction, RankMeasured
 from planner.ir.schedule import Action, Op
-from planner.ir.timeline import Drift, LonePasses, Restart, Timeline, TimelineFile
+from planner.ir.timeline import Drift, LeftOut, LonePasses, Restart, Slow, Timeline, TimelineFile
 
 if TYPE_CHECKING:
     from runtime.numerics.compare import NumericsReport
@@ -71,6 +71,8 @@ class RunProgress:
         step: complete steps, those before a checkpoint included.
         loss: of the last one, where it is known already.
         step_s: how long it took.
+        slow: ranks and links that were found to be slow so far, in order; the newest word on each counts.
+        left_out: the last updates that were left out.
         word: what happened, a line for people; empty where nothing did but steps.
     """
 
@@ -78,6 +80,8 @@ class RunProgress:
     num_steps: int
     loss: float | None
     step_s: float
+    slow: tuple[Slow, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     word: str = ""
 
 
@@ -89,7 +93,7 @@ class RunResult:
     """What a run showed.
 
     Attributes:
-        losses: by step.
+        losses: by step; those of updates that were left out are not among them.
         step_seconds: by step, of the slowest rank.
         warmup: how many of them are left out of medians.
         timeline: the step of median length.
@@ -105,6 +109,8 @@ class RunResult:
         data: what data it was, and how it was asked for.
         transport: that the ranks exchanged by; empty of one rank.
         lone: stages that were run alone; ``not_lone``: why some were not.
+        left_out: updates that were not made, as a loss or gradient was NaN or infinite.
+        slow: ranks and links that were found to be slow while the job ran.
         restarts: one for each loss of ranks; losses, seconds and scores are of all attempts, the rest of the last one.
         end: that all steps had been done before, in words; nothing was run then.
         saves: what checkpoints cost.
@@ -129,6 +135,8 @@ class RunResult:
     transport: str = ""
     lone: tuple[LonePasses, ...] = ()
     not_lone: str = ""
+    left_out: tuple[LeftOut, ...] = ()
+    slow: tuple[Slow, ...] = ()
     restarts: tuple[Restart, ...] = ()
     end: str = ""
     saves: Saves = field(default_factory=Saves)

@@ -13,8 +13,10 @@ from halopipe.run_spec.options import (
     FIELDS,
     IF_ANY,
     LONE_PASSES,
+    ON_NAN,
     RESUME,
     SHARE,
+    SKIP,
     TRANSPORTS,
     RunOptions,
     flag_of,
@@ -42,6 +44,7 @@ def require_consistent(plan: Plan, options: RunOptions) -> None:
     units.require_known("way to resume", [options.resume] if isinstance(options.resume, str) else [], RESUME)
     if isinstance(options.checkpoint_every, str):
         units.parse_interval(options.checkpoint_every)
+    units.require_known("thing to do about NaN", [options.on_nan], ON_NAN)
     for fault in chain(_numbers(options), _lacking(options), _at_odds(plan, options)):
         raise fault
     _require_known_optimizer(options)
@@ -112,6 +115,12 @@ def _at_odds(plan: Plan, options: RunOptions) -> Iterator[UsageError]:
             f"--check-numerics needs an update, the first is after {options.accumulate} steps",
             [f"--steps is {options.steps}"],
             [f"--steps {options.accumulate}"],
+        )
+    if options.on_nan == SKIP and updates_within(plan.decision.rows()):
+        yield UsageError(
+            "--on-nan skip needs a schedule that updates the weights at the end of a step",
+            [f"{plan.decision.schedule} updates them within a step: what was updated cannot be left out"],
+            ["--on-nan stop", "halopipe plan --schedule 1f1b"],
         )
     if options.check_numerics and updates_within(plan.decision.rows()):
         yield UsageError(

@@ -21,18 +21,18 @@ from halopipe.training.lone_passes import Timer
 from halopipe.training.metrics import Metrics
 from halopipe.training.single_device import Reference
 from halopipe.training.torch_traces import TorchTraces
-from planner.ir.timeline import Span
+from planner.ir.timeline import LeftOut, Span
 from runtime.engine import Engine, StepResult
 from runtime.memory import storage_bytes, with_peak
-from runtime.monitor.activity import Activity
+from runtime.monitor.activity import SHOWN, Activity
 from runtime.pipeline.executor import StopBeforeStepError
 from runtime.pipeline.microbatches import Batch
 
 KEPT_STEPS = 64
 """Last steps whose spans are kept."""
 
-AfterStep = Callable[[int, StepResult], None]
-"""Told of each step, by its number."""
+AfterStep = Callable[[int, StepResult, Activity], None]
+"""Told of each step, by its number, and what this rank says of itself."""
 
 
 @dataclass(slots=True)
@@ -69,6 +69,7 @@ class Loop:
     _scores: list[Score] = field(default_factory=list)
     _memory: deque[tuple[int, tuple[int, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     _peak_bytes: int = 0
+    _left_out: list[LeftOut] = field(default_factory=list)
     _done: Position = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,6 +81,7 @@ class Loop:
         Raises:
             UsageError: the data ends before.
             EndedError: somebody asked the job to end.
+            NotFiniteError: a loss or gradient is NaN or infinite, where that is to stop the job.
         """
         try:
             return self._run_all()
@@ -106,11 +108,16 @@ class Loop:
             self.checkpoints.stepped(time.perf_counter() - begun_s)
             self._note(number, batch, result)
             if number == options.accumulate - 1 and self.compare is not None:
-                self.reference, compared = self.compare(self._losses)
+                self.engine.settle()
+                if self._left_out:
+                    self.reference = Reference(skipped=f"the update of step {self._left_out[0].step} was left out")
+                else:
+                    self.reference, compared = self.compare(self._losses)
             if options.eval_data and options.eval_every and (number + 1) % options.eval_every == 0:
                 self._evaluate()
             if self.checkpoints.is_due:
                 self._save()
+        self.engine.settle()
         self._confirm()
         if options.eval_data and not (self._scores and self._scores[-1].step == options.steps):
             self._evaluate()
@@ -135,12 +142,14 @@ class Loop:
             self.consumer.transport.name if self.consumer.transport.world_size > 1 else "",
             () if self.lone is None else self.lone.passes,
             "" if self.lone is None else self.lone.skipped,
+            left_out=tuple(self._left_out),
+            slow=tuple(self.activity.slow),
             saves=self.checkpoints.saves,
         )
 
     @property
     def _losses(self) -> tuple[float, ...]:
-        return tuple(result.loss for result in self._results if result.loss is not None)
+        return tuple(each.loss for each in self._results if each.loss is not None and not each.left_out)
 
     def _step(self, batch: Batch, *, is_watched: bool) -> StepResult:
         if self.engine.meter is not None or not is_watched:
@@ -162,15 +171,18 @@ class Loop:
         return StepResult(found.loss, found.step_s, found.spans, (), peak_bytes=found.peak_bytes)
 
     def _note(self, number: int, batch: Batch, result: StepResult) -> None:
-        self._results.append(StepResult(result.loss, result.step_s, (), ()))
+        self._results.append(StepResult(result.loss, result.step_s, (), (), left_out=result.left_out))
+        if result.left_out:
+            self._left_out.append(LeftOut(number + 1, result.left_out))
+            self.activity.left_out = tuple(self._left_out[-SHOWN:])
         self._spans.append((len(self._results) - 1, result.spans))
         if result.peak_bytes:
             self._memory.append((len(self._results) - 1, result.peak_bytes))
             self._peak_bytes = max(self._peak_bytes, *result.peak_bytes)
-        self.metrics.step(number + 1, self.feed.position.epoch, sum(batch.rows), result)
+        self.metrics.step(number + 1, self.feed.position.epoch, sum(batch.rows), result, self.activity.slow)
         if self.journal is not None:
             self.journal.step(number, result.loss, result.step_s)
-        self.after_step(number, result)
+        self.after_step(number, result, self.activity)
 
     def _confirm(self) -> None:
         """That all ranks read the same, which is looked at now and then."""
@@ -184,6 +196,7 @@ class Loop:
         self.checkpoints.end(self._done)
 
     def _saving(self) -> None:
+        self.engine.settle()
         self._confirm()
         self.activity.begin("saving a checkpoint")
         self.activity.deadline_s = SAVE_S

@@ -1,7 +1,8 @@
 """The metrics of a run as it goes, written by rank 0: what it is told of a step is a record, which a writer keeps.
 
     metrics.jsonl    a line of JSON a record; so is any other name
-    metrics.csv      a row a record, of the columns :data:`COLUMNS`
+    metrics.csv      a row a record, of the columns :data:`COLUMNS`; the others have also ``slow``, while ranks or links
+                     are (their factors by name), and ``left_out``, true where no update was made
     tb:FOLDER        events for TensorBoard; a folder that is there, or a name that ends in / without ``tb:`` as well
 
 The loss is made on another rank, which leaves it in the store of the job; rank 0 looks there after each step and writes
@@ -18,7 +19,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,6 +28,7 @@ from halopipe.run_spec.options import TENSORBOARD
 from halopipe.run_spec.result import Score
 from planner.ir.errors import MissingFileError, UsageError
 from planner.ir.files import write_text
+from planner.ir.timeline import Slow
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -70,6 +72,12 @@ class Writer(Protocol):
     def close(self) -> None:
         """No more will come."""
         ...
+
+
+def slow_now(slow: Sequence[Slow]) -> dict[str, float]:
+    """Of ranks and links, such as ``rank 2`` and ``link 0-1``, the factors of those that have not recovered."""
+    newest = {f"rank {one.rank}" if one.peer is None else f"link {one.peer}-{one.rank}": one.factor for one in slow}
+    return {name: factor for name, factor in newest.items() if factor != 1.0}
 
 
 def folder_of(place: str) -> Path | None:
@@ -117,13 +125,17 @@ class Metrics:
         if self._writer is not None:
             self._writer.begin(first_step)
 
-    def step(self, number: int, epoch: int, rows: int, result: StepResult) -> None:
-        """Note a step; ``number`` counts from 1."""
+    def step(self, number: int, epoch: int, rows: int, result: StepResult, slow: Sequence[Slow] = ()) -> None:
+        """Note a step; ``number`` counts from 1.
+
+        Args:
+            slow: ranks and links that were found to be slow so far.
+        """
         if self._tells:
             told = {"loss": result.loss, "learning_rate": _rate(result.learning_rates)}
             self._store.set(_key(number), json.dumps(told))
         if self._writer is not None:
-            line = {
+            line: dict[str, Any] = {
                 "step": number,
                 "epoch": epoch,
                 "loss": None,
@@ -132,6 +144,10 @@ class Metrics:
                 "learning_rate": _rate(result.learning_rates),
                 "gradient_norm": result.gradient_norm,
             }
+            if result.left_out:
+                line["left_out"] = True
+            if now := slow_now(slow):
+                line["slow"] = now
             self._waiting.append(line)
             self._settle(self._writer, 0.0)
 
@@ -270,7 +286,8 @@ class _Events:
                 if value is None or name in ("step", "epoch", "eval_samples"):
                     continue
                 if isinstance(value, dict):
-                    parts = [(f"eval/{own}", part) for own, part in value.items()]
+                    group = name if name == "slow" else "eval"
+                    parts = [(f"{group}/{own}", part) for own, part in value.items()]
                 else:
                     tag = f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
                     several = enumerate(value) if isinstance(value, list) else [("", value)]

@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +41,10 @@ from runtime.engine import Engine, device_of
 from runtime.memory import limit_memory, out_of_memory
 from runtime.monitor.activity import Activity
 from runtime.monitor.failure import also, read_error, write_error
+from runtime.monitor.slow import Watch
 from runtime.monitor.waits import Voice
 from runtime.monitor.watch import SETUP_S
+from runtime.numerics.finite import OnNan
 from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
 from runtime.pipeline.messages import CPU
 from runtime.spatial.compiling.compiled import Compiler
@@ -80,6 +82,7 @@ class Terms:
     compiler: Compiler | None = None
     transport: str = ""
     said: Mapping[str, str] = field(default_factory=dict)
+    on_nan: OnNan = OnNan.STOP
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +164,19 @@ def open_rank(
         return rank_device.opened(seat, where, hosts, store, groups, program, SETUP_S, terms.transport)
 
     with contextlib.ExitStack() as stack:
-        voice = stack.enter_context(Voice(board, decision, rank, terms.deadline_s, SETUP_S))
+        slow = _watch(terms) if rank == 0 and decision.num_ranks > 1 else None
+        voice = stack.enter_context(Voice(board, decision, rank, terms.deadline_s, SETUP_S, slow))
         meter = meter_of(where or CPU) if is_metered else None
         joins = open_transport or join
         place = Place(rank, decision.num_ranks, store, joins, voice.activity, voice.others, where, meter)
         yield Rank(terms, place, stack)
+
+
+def _watch(terms: Terms) -> Watch:
+    """What finds slow ranks; where the job computes otherwise than the profile measured, by their first steps."""
+    plan, planned = terms.plan, terms.plan.inputs.model.dtype
+    alike = not terms.compiler and terms.said.get("dtype", planned) == planned
+    return Watch(plan.decision, plan.prediction if alike else replace(plan.prediction, ranks=()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +246,7 @@ class Rank:
             seed=drawn,
             clip_norm=terms.clip_norm,
             accumulate=terms.accumulate,
+            on_nan=terms.on_nan,
             deadline_s=terms.deadline_s,
             compiler=terms.compiler,
             device=place.device,
@@ -278,6 +290,7 @@ def _agree(terms: Terms, place: Place, captured: Captured) -> None:
             "seed": str(terms.seed),
             "clip_norm": f"{terms.clip_norm:g}",
             "accumulate": str(terms.accumulate),
+            "on_nan": terms.on_nan.value,
             **terms.said,
         },
         "weights": {name: _digest(tensor) for name, tensor in _state(captured).items()},

@@ -204,6 +204,8 @@ class Execution:
 
         Raises:
             DifferentDataError: ranks were given different batches: seen before the first 8 steps, later within 64.
+            NotFiniteError: the loss or a gradient is NaN or infinite, with ``on_nan="stop"``; see
+                :class:`runtime.numerics.finite.OnNan` for what is then as before.
         """
         return cast("float", self.train(batch).loss)  # told to all ranks
 
@@ -211,11 +213,16 @@ class Execution:
         """As :meth:`step`, with everything that is known of the step: times, learning rates, norm of the gradients."""
         self._trained.step = self.num_steps - self._trained.noted
         result = self._engine.step_on(self._bound(batch, self._trained))
+        self._engine.settle()
+        if result.left_out and self.rank == 0:
+            _log.warning("no update was made: %s", result.left_out)
+        if self._watched is not None and result.left_out:
+            self._watched = None  # there is no first update to compare
         if self._watched is not None:
             self.numerics = self._watched.after(self._item(batch), result)
             if self._watched.is_over:
                 self._watched = None
-        if self.followed is not None and self.is_updated:
+        if self.followed is not None and self._engine.has_updated:
             self.followed.updated()
         return replace(result, loss=self._told(result.loss))
 

@@ -54,6 +54,7 @@ from runtime.numerics.compare import (
     tensor_differences,
     tolerance_of,
 )
+from runtime.numerics.finite import OnNan
 from runtime.numerics.single_device import LossOf, in_rows, serial_step, serial_step_each
 from runtime.optim.optimizer import StageOptimizer
 from runtime.pipeline.microbatches import InputSpecs, WholeBatch, filled
@@ -168,6 +169,7 @@ def terms_of(job: Job) -> Terms:
         options.compiler or None,
         options.transport,
         {**said, "steps": str(options.steps), "dtype": job.source.dtype, "autocast": job.source.autocast},
+        OnNan(options.on_nan),
     )
 
 

@@ -45,7 +45,7 @@ def work(
     store: Store,
     board: Store,
     open_transport: OpenTransport | None = None,
-    after_step: AfterStep = lambda step, result: None,
+    after_step: AfterStep = lambda step, result, activity: None,
     *,
     device: torch.device | None = None,
     local_rank: int | None = None,

@@ -27,7 +27,8 @@
     │   └── OutOfMemoryError         H506
     ├── CheckError                   H600    6   a check said no
     │   ├── NumericsError            H601
-    │   └── PlanCheckError           H602
+    │   ├── PlanCheckError           H602
+    │   └── NotFiniteError           H603
     └── EndedError                   H701    7   somebody asked the job to end, and it did
 
 An error says what was wrong, where, the two numbers that disagree, and what to do next.
@@ -295,6 +296,20 @@ class PlanCheckError(CheckError):
     usual = (
         "plan again: halopipe plan PROFILE",
         "or undo what was edited by hand",
+    )
+
+
+class NotFiniteError(CheckError):
+    """A loss or a gradient of a training step is NaN or infinite; the text names rank, micro-batch and layer.
+
+    It comes again when the job is started again: the same step is made of the same numbers.
+    """
+
+    code = "H603"
+    usual = (
+        "a smaller learning rate, such as --optimizer SGD:lr=0.001",
+        "--clip-norm 1, against gradients that grow",
+        "--on-nan skip leaves such updates out",
     )
 
 

@@ -124,6 +124,38 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """An update that was not made, as a loss or gradient was NaN or infinite (``--on-nan skip``).
+
+    Attributes:
+        step: counted from 1.
+        why: where that appeared.
+    """
+
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A rank, or the link to it, that is slower than expected while a job runs (``runtime.monitor.slow``).
+
+    Attributes:
+        factor: of a rank, seconds of its own actions over those that the plan predicts, less what all ranks have in
+            common; of a link, seconds of messages over those of its first steps.  1.0: it has recovered.
+        step: at which that was seen, counted from 1.
+        why: in words, with what it does.
+        peer: the rank at the other end of the link, which sends; None: it is the rank itself.
+    """
+
+    rank: int
+    factor: float
+    step: int
+    why: str
+    peer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TimelineFile:
     """What a run writes: the plan's predicted step beside the measured ones.
 

@@ -12,16 +12,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
 from cuda_ops._torch import Store
+from planner.ir.timeline import LeftOut, Slow
+from runtime.monitor.slow import Moves, Steps
 
 INTERVAL_S = 0.5
 PATIENCE_S = 1.5
 
 SILENT_S = 0.9
 """A rank that said nothing for so long is stopped, or its host or link is gone."""
+
+SHOWN = 8
+"""Updates left out that are told of, the newest."""
 
 T = TypeVar("T")
 
@@ -42,6 +47,9 @@ class Activity:
         step_s: how long the last complete step took.
         remark: the last thing that people should hear while the job runs; the launcher tells them.
         listener: told as well of all that begins.
+        steps: what the last steps took.
+        slow: ranks and links that were found to be slow, on the rank that looks for them.
+        left_out: the last updates that were left out, at most ``SHOWN``.
     """
 
     what: str = "starting"
@@ -53,6 +61,9 @@ class Activity:
     step_s: float = 0.0
     remark: str = ""
     listener: Callable[[str], None] | None = None
+    steps: Steps = field(default_factory=Steps)
+    slow: tuple[Slow, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
     def begin(self, what: str) -> None:
         """Say what is done from now on."""
@@ -68,6 +79,7 @@ class Beat:
 
     Attributes:
         silent_s: how long ago that was, as far as the reader knows.
+        last, busy_s, parts_s, marked, moves: as of a :class:`runtime.monitor.slow.Told`.
     """
 
     rank: int
@@ -80,6 +92,13 @@ class Beat:
     loss: float | None
     step_s: float
     silent_s: float = 0.0
+    last: int = 0
+    busy_s: tuple[float, ...] = ()
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    marked: int = 0
+    moves: Moves = ()
+    slow: tuple[Slow, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     remark: str = ""
 
     def __str__(self) -> str:
@@ -107,10 +126,18 @@ class Heartbeat:
 
     Args:
         store: a client of its own: one that waits for something would keep the beats back.
+        watch: called after every second beat.
     """
 
-    def __init__(self, store: Store, rank: int, activity: Activity, interval_s: float = INTERVAL_S) -> None:
-        self._store, self._rank, self._activity = store, rank, activity
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        activity: Activity,
+        interval_s: float = INTERVAL_S,
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store, self._rank, self._activity, self._watch = store, rank, activity, watch
         self.interval_s = interval_s
         self._number = 0
         self._stop = threading.Event()
@@ -134,8 +161,8 @@ class Heartbeat:
             self._number += 1
             now = self._activity
             for_s = time.monotonic() - now.since_s if now.since_s else 0.0
-            names = ("what", "step", "deadline_s", "num_done", "loss", "step_s", "remark")
-            said = {name: getattr(now, name) for name in names}
+            names = ("what", "step", "deadline_s", "num_done", "loss", "step_s", "slow", "left_out", "remark")
+            said = {name: getattr(now, name) for name in names} | now.steps.told()
             beat = Beat(rank=self._rank, number=self._number, for_s=for_s, **said)
             try:
                 self._store.set(_key(self._rank), json.dumps(asdict(beat)))
@@ -146,6 +173,11 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._stop.wait(self.interval_s):
             self.publish()
+            if self._number % 2:
+                try:
+                    self._watch()
+                except Exception:  # a heart beats on  # noqa: BLE001
+                    _log.warning("rank %d cannot look for slow ranks", self._rank, exc_info=True)
 
 
 def read_board(store: Store, num_ranks: int) -> Mapping[int, Beat]:
@@ -154,10 +186,17 @@ def read_board(store: Store, num_ranks: int) -> Mapping[int, Beat]:
     try:
         for rank in range(num_ranks):
             if store.check([_key(rank)]):
-                beats[rank] = Beat(**json.loads(store.get(_key(rank))))
+                beats[rank] = _beat(store.get(_key(rank)))
     except RuntimeError as error:
         _log.debug("cannot read the board: %s", error)
     return beats
+
+
+def _beat(text: bytes) -> Beat:
+    record = json.loads(text)
+    record["slow"] = tuple(Slow(**each) for each in record.get("slow", ()))
+    record["left_out"] = tuple(LeftOut(**each) for each in record.get("left_out", ()))
+    return Beat(**record)
 
 
 def fresh_board(store: Store, num_ranks: int, patience_s: float) -> Mapping[int, Beat]:

@@ -14,12 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 
 from cuda_ops._torch import Store
 from planner.ir.plan import Decision
 from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
-from runtime.monitor.activity import INTERVAL_S, PATIENCE_S, Activity, Beat, Heartbeat, describe, fresh_board, within
+from runtime.monitor.activity import (
+    INTERVAL_S,
+    PATIENCE_S,
+    Activity,
+    Beat,
+    Heartbeat,
+    describe,
+    fresh_board,
+    read_board,
+    within,
+)
+from runtime.monitor.slow import Watch
 
 START = "waiting for the others to start the step"
 END = "waiting until all messages are taken"
@@ -242,16 +254,26 @@ class Voice:
         board: a client of its own of the job's store: one that waits for something would keep the beats back.
         deadline_s: of a step's waits; a rank speaks a few times within it.
         setup_s: of what comes before the first step.
+        slow: finds slow ranks in what all of them say, on one of them; None: another one does.
 
     Attributes:
         activity: what this rank does, for the engine to write.
     """
 
-    def __init__(self, board: Store, decision: Decision, rank: int, deadline_s: float, setup_s: float) -> None:
+    def __init__(
+        self,
+        board: Store,
+        decision: Decision,
+        rank: int,
+        deadline_s: float,
+        setup_s: float,
+        slow: Watch | None = None,
+    ) -> None:
         self._board, self._rank, self._num_ranks = board, rank, decision.num_ranks
         self._waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
         self.activity = Activity(deadline_s=setup_s)
-        self._heartbeat = Heartbeat(board, rank, self.activity, min(INTERVAL_S, deadline_s / 4))
+        watch = (lambda: None) if slow is None else partial(self._find, slow)
+        self._heartbeat = Heartbeat(board, rank, self.activity, min(INTERVAL_S, deadline_s / 4), watch)
 
     def __enter__(self) -> Voice:
         self.activity.begin("starting")
@@ -266,6 +288,10 @@ class Voice:
     def others(self) -> str:
         """What the other ranks do, and below it whom this rank waits for; a second or so, also if nobody answers."""
         return within(PATIENCE_S, self._look, "unknown, as the store of the job does not answer")
+
+    def _find(self, slow: Watch) -> None:
+        """Reads what all ranks say of their steps; what is found is told with the next beat."""
+        self.activity.slow += tuple(slow.note(read_board(self._board, self._num_ranks)))
 
     def _look(self) -> str:
         self._heartbeat.publish()

@@ -8,6 +8,7 @@ same order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,9 +16,10 @@ import torch
 from torch import nn
 from torch.nn.utils import get_total_norm
 
-from planner.ir.errors import StageFailedError, UsageError
+from planner.ir.errors import UsageError
 from planner.ir.program import Program
 from planner.ir.schedule import Op, format_grid
+from runtime.numerics.finite import OnNan
 from runtime.optim.of_stage import Tie
 from runtime.optim.sharding import ShardedParameters
 from runtime.stage.local_stage import Phase, Resident
@@ -35,7 +37,7 @@ class Finishing:
         ties: of the whole plan, with their groups declared to ``transport``.
         clip_norm: largest norm of all gradients; 0: they are not clipped.
         norm_type: of which norm, ``inf`` for the largest element.
-        error_if_nonfinite: stop when the norm is not a finite number.
+        on_nan: what is done about losses and gradients that are NaN or infinite.
         accumulate: steps whose gradients make up one update, each weighted by one over their number.
         deadline_s: longest wait for another rank.
     """
@@ -48,22 +50,29 @@ class Finishing:
         *,
         clip_norm: float = 0.0,
         norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
+        on_nan: OnNan = OnNan.IGNORE,
         accumulate: int = 1,
         deadline_s: float,
     ) -> None:
         self._residents, self._transport, self._deadline_s = residents, transport, deadline_s
-        self._clip_norm, self._norm_type, self._strict = clip_norm, norm_type, error_if_nonfinite
+        self._bound = residents
+        self._clip_norm, self._norm_type, self._on_nan = clip_norm, norm_type, on_nan
         named = {name: p for resident in residents.values() for name, p in resident.parameters.items()}
         self._tied = [(named[name], tie) for tie in ties if transport.rank in tie.ranks for name in tie.names]
         self._phases = [Phase(), *(resident.phase for resident in residents.values())]
         for phase in self._phases:
             phase.count, phase.number = accumulate, accumulate - 1
 
-    def begin(self) -> None:
-        """Call when a step begins, before the residents are reset."""
+    def begin(self, residents: Mapping[int, Resident] | None = None) -> None:
+        """Call when a step begins, before the residents are reset.
+
+        Args:
+            residents: as they are bound to the batch of the step.
+        """
+        self._bound = residents or self._residents
         for phase in self._phases:
             phase.advance()
+            phase.checks = self._on_nan is OnNan.STOP and not self.is_agreed
 
     def take_back(self) -> None:
         """Call where the step that was begun is not done after all."""
@@ -75,22 +84,40 @@ class Finishing:
         """Whether the step ends with an update; after others, training goes on from the gradients too."""
         return self._phases[0].is_last
 
+    @property
+    def is_agreed(self) -> bool:
+        """Whether :meth:`run` tells all ranks before the first update if something in the step is not finite."""
+        clips = self._on_nan is OnNan.STOP and bool(self._clip_norm) and self.is_last
+        return self._on_nan is OnNan.SKIP or clips
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether something that this rank knows of is not finite, so that it makes no update."""
+        return any(phase.is_spoilt for phase in self._phases)
+
+    def spoil(self) -> None:
+        """Leave the update of this step out, and look at nothing any more."""
+        for phase in self._phases:
+            phase.is_spoilt, phase.checks = True, False
+
     @torch.no_grad()
     def run(self) -> float | None:
         """Call before the first update of the step, on every rank; without effect until the last step before an update.
 
         Returns:
             The norm of all gradients before clipping; None where they are not clipped.
-
-        Raises:
-            StageFailedError: the norm is not finite and was asked to be.
         """
-        if not self.is_last:
-            return None
-        self._sum_ties()
-        if not self._clip_norm:
-            return None
-        norm = self._norm()
+        if self.is_last:
+            self._sum_ties()
+        norm, bad = None, False
+        if self.is_last and self._clip_norm:
+            norm, bad = self._norm()
+        elif self.is_agreed:
+            bad = self._is_spoilt_anywhere()
+        if self.is_agreed and bad:
+            self.spoil()
+        if norm is None or self.is_spoilt:
+            return norm
         coefficient = self._clip_norm / (norm + _EPSILON)
         if not coefficient >= 1.0:  # also where it is not a number, as torch does
             for gradient in self._gradients():
@@ -106,20 +133,23 @@ class Finishing:
         for each in pending:
             each.wait()
 
-    def _norm(self) -> float:
+    def _norm(self) -> tuple[float, bool]:
+        """That of all gradients; and whether it, or a loss on some rank, is not finite."""
         gradients = [tensor.grad for tensor in self._counted() if tensor.grad is not None]
-        norms = torch.zeros(self._transport.world_size, dtype=torch.float64)
+        norms = torch.zeros(self._transport.world_size + 1, dtype=torch.float64)
         norms[self._transport.rank] = get_total_norm(gradients, self._norm_type).item() if gradients else 0.0
+        if self._on_nan is not OnNan.IGNORE:
+            norms[-1] = not all(resident.is_finite(gradients=False) for resident in self._bound.values())
         everyone = tuple(range(self._transport.world_size))
         self._transport.all_reduce(norms, everyone, self._deadline_s)  # one rank's number and zeros, at each place
-        norm: float = torch.linalg.vector_norm(norms, self._norm_type).item()
-        if self._strict and not torch.isfinite(torch.tensor(norm)):
-            raise StageFailedError(
-                f"the norm of all gradients is {norm}",
-                [f"ranks have {', '.join(f'{each:.3g}' for each in norms.tolist())}"],
-                ["a smaller learning rate", "allow such gradients"],
-            )
-        return norm
+        norm: float = torch.linalg.vector_norm(norms[:-1], self._norm_type).item()
+        return norm, bool(norms[-1]) or not math.isfinite(norm)
+
+    def _is_spoilt_anywhere(self) -> bool:
+        """Whether on some rank a loss or gradient is not finite."""
+        bad = torch.tensor([float(not all(resident.is_finite() for resident in self._bound.values()))])
+        self._transport.all_reduce(bad, tuple(range(self._transport.world_size)), self._deadline_s)
+        return bool(bad.item())
 
     def _counted(self) -> Iterator[nn.Parameter]:
         """Those whose gradients this rank adds to the norm."""
@@ -149,14 +179,14 @@ class Finishing:
 def check_finishing(program: Program) -> None:
     """Raises :class:`UsageError` unless nothing but updates of the whole step follow the first update of each rank.
 
-    Tied parameters and clipping need all gradients before the first update.
+    Tied parameters, clipping and updates that may be left out on all ranks need all gradients before the first update.
     """
     for rank, row in enumerate(program.rows):
         first = next((index for index, action in enumerate(row) if action.op is Op.UPDATE), len(row))
         for action in row[first:]:
             if action.op is not Op.UPDATE or action.microbatch is not None:
                 raise UsageError(
-                    "tied parameters and clipping need every gradient of a step before its first update",
+                    "tied parameters, clipping and --on-nan skip need every gradient of a step before its first update",
                     [
                         f"rank {rank} comes to {action} with or after its first update",
                         format_grid(program.rows, (rank, action), _GRID_WIDTH),

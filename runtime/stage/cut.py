@@ -20,7 +20,7 @@ not, and as the statistics of batch normalisation do not that are taken over all
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ from cuda_ops.dense.user_functions import LINEAR_BACKWARD, function_of
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision
+from runtime.numerics.finite import Traced
 from runtime.stage.captured import CapturedModel, attribute
 
 _STATISTICS = {
@@ -136,6 +137,7 @@ class StageFunction:
         mutated: names of the attributes that the function writes (running statistics).
         sizes: further integers that it reads, by name.
         idle: attributes that are parameters and get no gradient, as the loss does not depend on them.
+        traced: its operators; None: it was made otherwise.
     """
 
     function: Run
@@ -145,6 +147,7 @@ class StageFunction:
     mutated: frozenset[str]
     sizes: tuple[str, ...] = ()
     idle: frozenset[str] = frozenset()
+    traced: Traced | None = field(default=None, compare=False, repr=False)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -236,6 +239,9 @@ class _Cut:
                 first = (further[node.name],) if node.name in further else ()
                 copies[node] = graph.call_function(_named(function), (*first, *args), kwargs)
         graph.output(tuple(copies[self._nodes[self._node_of_value[value]]] for value in outputs))
+        layers = {
+            copies[node].name: self._layer_of_node[node.name] for node in body if node.name in self._layer_of_node
+        }
         for node in graph.nodes:
             node.meta.clear()  # what the capture noted there would keep the whole model alive
         return StageFunction(
@@ -245,6 +251,7 @@ class _Cut:
             {name: self._attribute(name) for name in attributes},
             frozenset(mutated),
             tuple(name for name in sizes if name != NUM_SAMPLES),
+            traced=Traced(graph, layers, {copies[node].name: _operator(node) for node in body}),
         )
 
     def _needed(self) -> tuple[list[fx.Node], list[fx.Node], dict[str, list[fx.Node]], dict[str, list[fx.Node]]]:
@@ -306,6 +313,11 @@ def _compiled_late(graph: fx.Graph) -> Run:
         return made[0](*arguments)
 
     return run
+
+
+def _operator(node: fx.Node) -> str:
+    target: Any = node.target
+    return str(target) if schema_of(target) is not None else getattr(target, "__name__", str(target))
 
 
 def _as_it_is(node: fx.Node) -> None:

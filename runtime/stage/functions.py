@@ -25,6 +25,7 @@ from cuda_ops.dense.recurrent import autocast
 from cuda_ops.dense.user_functions import is_user_function
 from cuda_ops.device.placing import move
 from planner.ir.errors import UnsupportedModelError
+from runtime.numerics.finite import Examiner
 from runtime.spatial.decompose import DividedStage
 from runtime.spatial.empties import connected
 from runtime.stage.batch_norm import synchronise
@@ -70,7 +71,12 @@ class StageCalls:
         function: for training, on a share with rows.
         variant: None: there is only ``function``.
         told: of what is run, before each run: what layers draw by, how they are divided.
+
+    Attributes:
+        examiner: runs functions in their place, where it is to be known what each operator makes.
     """
+
+    examiner: Examiner | None = None
 
     def __init__(
         self,
@@ -90,7 +96,10 @@ class StageCalls:
         arguments = (call.portion.num_samples, *call.portion.sizes, *call.values, *call.state)
         device = next((tensor.device.type for tensor in (*call.state, *call.values)), "cpu")
         with autocast(device, self._autocast):
-            outputs = function.function(*arguments)
+            if self.examiner is None or function.traced is None:
+                outputs = function.function(*arguments)
+            else:
+                outputs = self.examiner.run(function.traced, function, call.portion.microbatch, arguments)
         return dict(zip(function.outputs, outputs, strict=True))
 
     def run_without_gradients(self, call: Call, training: bool = True) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from runtime.numerics.finite import all_finite
 from runtime.optim.of_stage import Updates
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.sharding import ShardedParameters
@@ -31,10 +32,17 @@ class Share:
 
 @dataclass(slots=True)
 class Phase:
-    """Where a step stands among the ``count`` steps whose gradients make up one update."""
+    """Where a step stands among the ``count`` steps whose gradients make up one update.
+
+    Attributes:
+        checks: whether each stage looks by itself at the gradients and losses that it has.
+        is_spoilt: something is NaN or infinite since the first of these steps: no update is made of it.
+    """
 
     count: int = 1
     number: int = 0
+    checks: bool = False
+    is_spoilt: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -49,6 +57,7 @@ class Phase:
     def advance(self) -> None:
         """The next step."""
         self.number = (self.number + 1) % self.count
+        self.is_spoilt &= not self.is_first
 
     def go_back(self) -> None:
         """The step before."""
@@ -120,10 +129,28 @@ class Resident:
 
     def update(self) -> None:
         """One step of the optimiser and of its schedule; without effect until the last step before an update."""
+        if self.phase.checks and not self.phase.is_spoilt:
+            self.phase.is_spoilt = not self._agrees(self.is_finite())
         if self.phase.is_last:
             self.program.before_update()  # also without an optimiser: versions are counted
-            if self.optimizer is not None:
+            if self.optimizer is not None and not self.phase.is_spoilt:
                 self.optimizer.step()
+
+    def is_finite(self, *, gradients: bool = True) -> bool:
+        """Whether the losses so far, and the ``gradients`` that this rank updates by, are numbers and finite."""
+        samples = [share.portion.num_samples for share in self.shares]
+        found = [loss for microbatch, loss in self.program.losses.items() if samples[microbatch]]
+        if gradients and self.optimizer is not None:
+            found += [each.grad for each in self.optimizer.tensors.values() if each.grad is not None]
+        return all_finite(found)
+
+    def _agrees(self, finite: bool) -> bool:
+        """Ranks that divide an optimiser step together or not at all."""
+        if not (self.phase.is_last and isinstance(self.updates.reduction, ShardedParameters)):
+            return finite
+        bad = torch.tensor([float(not finite)])
+        self.add(bad)
+        return not bad.item()
 
     def reset(self, step: int = 0) -> None:
         """Forget the last step: its micro-batches, and its gradients unless this one, ``step``, adds to them."""

@@ -32,6 +32,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from cuda_ops._torch import run_backward
 from cuda_ops.dense.backward_halves import Gradients
 from cuda_ops.dense.deferred_gradients import Current, WeightGradients, accumulate
+from runtime.numerics.finite import Examiner
 from runtime.stage.cut import StageFunction
 from runtime.stage.functions import Call, StageCalls, Told, Variant
 from runtime.stage.modes import Manner, MicrobatchSlice
@@ -182,6 +183,15 @@ class StageProgram:
         return self._function.sizes
 
     @property
+    def mutated(self) -> frozenset[str]:
+        """Names of the buffers that layers write."""
+        return self._function.mutated
+
+    def examine(self, examiner: Examiner | None) -> None:
+        """From now on, have ``examiner`` look at what each operator makes, forward and backward; None: no more."""
+        self._calls.examiner = examiner
+
+    @property
     def num_held(self) -> int:
         """Micro-batches on their way."""
         return len(self._held)
@@ -256,6 +266,8 @@ class StageProgram:
         if held.left is not None:
             held.left.run()
         self.weights.collect(held.weights, held.version)
+        if self._calls.examiner is not None:
+            self._calls.examiner.backward(microbatch, self._function.parameters)
 
     def evaluate(self, portion: MicrobatchSlice, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As :meth:`forward`, in evaluation mode and on the newest weights; nothing is kept, no buffer is written.

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
 import torch
@@ -146,3 +146,56 @@ def short(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterato
     """Two batches and no more."""
     for _ in range(2):
         yield torch.ones(global_batch, *input_shape[1:]), torch.zeros(global_batch, dtype=torch.int64)
+
+
+def broken(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Good batches; at step ``POISONED_STEP`` the last sample is no number."""
+    shape = (global_batch, *input_shape[1:])
+    for step in count():
+        inputs = torch.ones(shape)
+        if step == POISONED_STEP:
+            inputs[-1] = float("nan")
+        yield inputs, torch.zeros(shape)
+
+
+DOZE_S = 4e-3
+
+
+@torch.library.custom_op("halopipe_tests::doze", mutates_args=())
+def doze(x: Tensor, slow: bool) -> Tensor:
+    time.sleep(2 * DOZE_S if slow and x.abs().max() > TIRING else DOZE_S)
+    return x.clone()
+
+
+@doze.register_fake
+def _(x: Tensor, slow: bool) -> Tensor:
+    return torch.empty_like(x)
+
+
+doze.register_autograd(lambda ctx, gradient: (gradient, None))
+TIRING = 5.0
+TIRING_STEP = 40
+
+
+class Dozing(nn.Module):
+    def __init__(self, width: int, slow: bool) -> None:
+        super().__init__()
+        self.linear, self.slow = nn.Linear(width, width), slow
+        nn.init.eye_(self.linear.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return doze(self.linear(x), self.slow)
+
+
+def tiring(*, input_shape: tuple[int, ...] = (4, 3)) -> tuple[nn.Module, tuple[Tensor, Tensor], object]:
+    """Two layers that take their time; the second takes twice as long once its input is tiring."""
+    module = nn.Sequential(Dozing(input_shape[1], False), Dozing(input_shape[1], True))
+    return module, (torch.ones(input_shape), torch.ones(input_shape)), functional.mse_loss
+
+
+def tires(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches that are tiring from ``TIRING_STEP`` on."""
+    shape = (global_batch, *input_shape[1:])
+    for step in count():
+        inputs = torch.full(shape, 2 * TIRING if step >= TIRING_STEP else 1.0)
+        yield inputs, inputs

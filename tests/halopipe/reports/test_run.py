@@ -10,7 +10,7 @@ from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress, RunResult, Score
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import NumericsError
-from planner.ir.timeline import Restart, Span, Timeline, TimelineFile
+from planner.ir.timeline import LeftOut, Restart, Slow, Span, Timeline, TimelineFile
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 
 PROFILE = chain_profile(3)
@@ -104,3 +104,31 @@ def test_a_run_over_another_transport_is_shown_without_a_difference() -> None:
     text = explain.explain(measured)
     assert "over gloo" in text
     assert "difference" not in text
+
+
+def test_what_is_slow_or_left_out_is_told_once_and_stands_in_the_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = (Slow(2, 1.31, 40, "stage 2 backward takes 12 ms a step"), Slow(1, 8.0, 50, "held up", 0))
+    left_out = (LeftOut(3, "step 3: NaN first in layer fc"),)
+
+    def run_plan(plan: object, options: object, progress: launch_run.Progress) -> RunResult:
+        progress(RunProgress(3, 60, None, 0.0, (), left_out))
+        progress(RunProgress(40, 60, 2.3, 0.011, slow[:1], left_out))
+        progress(RunProgress(41, 60, 2.3, 0.011, slow[:1], left_out))
+        return replace(RESULT, slow=(*slow, Slow(2, 1.0, 60, "it has recovered")), left_out=left_out)
+
+    monkeypatch.setattr(launch_run, "run_plan", run_plan)
+    result = run.train(PLAN, RunOptions(steps=60))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "step" in line]
+    slow_rank = "rank 2 is slow: 1.31 times the seconds of what the plan predicts, beside the other ranks, at step 40; "
+    assert lines == [
+        "no update after step 3: step 3: NaN first in layer fc",
+        f"{slow_rank}stage 2 backward takes 12 ms a step",
+        "the link from rank 0 to rank 1 is slow: 8.00 times the seconds of what is usual, at step 50; held up",
+        "rank 2: it has recovered, at step 60",
+    ]
+    report = run.report(PLAN, result, RESULT.timeline)
+    assert "1 update left out, of steps with NaN or infinity: 3" in report
+    assert lines[1] in report
+    assert run.data(PLAN, result)["slow"][1] == {"rank": 1, "factor": 8.0, "step": 50, "why": "held up", "peer": 0}

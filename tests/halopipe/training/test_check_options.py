@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.options import ON_NAN, RunOptions
 from halopipe.training.check_options import require_consistent, trains
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.plan import Plan
+from runtime.numerics.finite import OnNan
 from tests.halopipe import learners
 
 
@@ -129,3 +130,14 @@ def test_a_folder_with_checkpoints_is_not_written_to_by_another_run(tmp_path: Pa
         require_consistent(plan(), RunOptions(checkpoint=str(tmp_path), resume=resume))
     (tmp_path / "file").touch()
     assert "is no folder" in refused(checkpoint=str(tmp_path / "file")).title
+
+
+def test_what_is_done_about_nan_is_known_and_fits_the_schedule() -> None:
+    assert tuple(OnNan) == ON_NAN
+    with pytest.raises(UnknownNameError, match="'skop'"):
+        require_consistent(plan(), RunOptions(on_nan="skop"))
+    error = refused("pipedream", on_nan="skip")
+    assert error.title.startswith("--on-nan skip needs a schedule that updates the weights at the end of a step")
+    assert error.remedies == ("--on-nan stop", "halopipe plan --schedule 1f1b")
+    for each in ON_NAN:
+        require_consistent(plan(), RunOptions(on_nan=each))

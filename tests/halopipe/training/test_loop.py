@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,21 @@ from halopipe.reports import run
 from halopipe.run_spec.result import RunResult, Score
 from halopipe.training.checkpoint_folders import describe, write_state_dict
 from halopipe.training.checkpointing import Checkpoints
-from planner.ir.errors import CheckpointError, EndedError, MissingFileError, StaleFileError, UsageError
-from planner.ir.plan import Plan
+from planner.ir.errors import (
+    CheckpointError,
+    EndedError,
+    MissingFileError,
+    NotFiniteError,
+    StaleFileError,
+    UsageError,
+)
+from planner.ir.plan import Plan, RankPrediction
+from planner.ir.profile import ModelSource
 from runtime.checkpoint import Checkpoint, complete_steps, saving
 from runtime.pipeline.executor import STOP
 from tests.halopipe import learners
+from tests.halopipe.bombs import DOZE_S
+from tests.halopipe.plans import mined, plan_of
 from tests.halopipe.ranks import run_job
 
 DATA = "tests.halopipe.learners:"
@@ -386,3 +397,40 @@ def test_a_full_disk_at_the_end_keeps_the_last_good_one_and_fails_the_job(
     with pytest.raises(CheckpointError, match="the checkpoint of step 8 was not saved"):
         run_job(plans()["two"], tmp_path, **RECIPE, checkpoint=str(tmp_path / "saved"), checkpoint_every=3)
     assert complete_steps(tmp_path / "saved") == (3, 6)
+
+
+def test_a_step_with_nan_ends_the_job_and_the_last_good_checkpoint_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    with pytest.raises(NotFiniteError, match=r"step 3: the batch has NaN in .*, micro-batch 1"):
+        run_job(mined(), tmp_path, data="tests.halopipe.bombs:broken", checkpoint=str(folder), checkpoint_every=1)
+    assert 1 in complete_steps(folder)
+    assert 3 not in complete_steps(folder)
+
+
+def test_an_update_that_is_skipped_is_counted_and_told(tmp_path: Path) -> None:
+    options = {"data": "tests.halopipe.bombs:broken", "on_nan": "skip", "metrics": str(tmp_path / "m.jsonl")}
+    plan = mined()
+    found = run_job(plan, tmp_path, **options, optimizer="SGD:lr=0.01")
+    assert [each.step for each in found.left_out] == [3]
+    assert len(found.losses) == 5
+    assert "1 update left out, of steps with NaN or infinity: 3" in run.report(plan, found, found.timeline)
+    assert json.dumps(run.data(plan, found), allow_nan=False)
+    lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text("utf-8").splitlines()]
+    assert [line.get("left_out", False) for line in lines] == [False, False, True, False, False, False]
+    assert lines[3]["loss"] < lines[1]["loss"]
+
+
+def test_a_rank_that_becomes_slow_is_named_in_result_and_metrics(tmp_path: Path) -> None:
+    """Takes 4 s: what ranks say of their steps is looked at once a second."""
+    plan = plan_of(ModelSource("tests.halopipe.bombs:tiring", {}, (4, 3)), [0.5])
+    ranks = tuple(RankPrediction(rank, 2 * DOZE_S, 0.0, 0.0, 0, 0) for rank in range(2))
+    plan = replace(plan, prediction=replace(plan.prediction, ranks=ranks))
+    metrics = tmp_path / "m.jsonl"
+    options = {"data": "tests.halopipe.bombs:tires", "optimizer": "SGD:lr=0.0", "steps": 160}
+    found = run_job(plan, tmp_path, **options, metrics=str(metrics))
+    assert [(one.rank, one.peer) for one in found.slow] == [(1, None)]
+    assert 40 < found.slow[0].step < 160
+    assert 1.3 < found.slow[0].factor < 2.5
+    assert found.slow[0].why.startswith("stage 1 forward takes ")
+    last = json.loads(metrics.read_text("utf-8").splitlines()[-1])
+    assert last["slow"] == {"rank 1": pytest.approx(found.slow[0].factor)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -30,6 +31,7 @@ from planner.ir.errors import (
     CorruptFileError,
     DifferentDataError,
     FactoryError,
+    NotFiniteError,
     StaleFileError,
     UnknownNameError,
     UsageError,
@@ -40,6 +42,7 @@ from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.monitor.waits import Voice
+from runtime.numerics.finite import OnNan
 from runtime.optim.optimizer import Followed
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
@@ -421,3 +424,38 @@ def test_a_batch_is_given_as_the_user_has_it() -> None:
         expected.append(loss.item())
     made = together(plan_of(source, [0.5], (3, 3)), run, make=lambda module: adamw(module.layers))
     assert loss_of(made) == pytest.approx(expected, rel=1e-10)
+
+
+def no_number(rows: int, step: int) -> tuple[Tensor, Tensor]:
+    inputs, targets = batch(rows, step)
+    return inputs.index_fill(0, torch.tensor([0]), math.nan), targets
+
+
+def test_a_step_with_nan_raises_itself_on_every_rank() -> None:
+    raised: list[str] = []
+
+    def train(execution: Execution) -> None:
+        execution.step(batch(6, 0))
+        with pytest.raises(NotFiniteError) as caught:
+            execution.step(no_number(6, 1))
+        raised.append(caught.value.title)
+
+    together(learners.plan(), train, on_nan=OnNan.STOP)
+    assert len(raised) == 2
+    assert set(raised) == {"step 2: the batch has NaN in inputs, micro-batch 0"}
+
+
+def test_a_schedule_of_the_users_own_waits_where_an_update_is_skipped() -> None:
+    def made(module: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
+        optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+        return optimizer, lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def train(execution: Execution) -> tuple[float, int, float]:
+        losses = [execution.step(each) for each in (batch(6, 0), no_number(6, 1), batch(6, 2))]
+        assert math.isnan(losses[1])
+        assert execution.followed is not None
+        return execution.followed.optimizer.param_groups[0]["lr"], execution.num_steps, losses[2]
+
+    found = together(learners.plan(), train, make=made, on_nan=OnNan.SKIP)
+    assert [each[:2] for each in found] == [(0.25, 3)] * 2
+    assert math.isfinite(found[0][2])

@@ -1,0 +1,218 @@
+"""What stands between a step and the next: nothing that is made of NaN or infinity goes on, or is saved.
+
+    step k     forward, backward, sums     each rank looks at its losses and gradients       update, or none
+               start a sum: is it bad?  ---------------------------------------+
+    step k+1   read the batch, wait until all begin                            |
+               settle: the others' word on step k  <---------------------------+   goes on, or run k again and say where
+
+Ranks so wait for nobody before an update, and the word is there when all of them begin the next step.  Where they
+meet before the update anyway, to clip gradients, or have to, as updates may be left out, they agree there
+(:class:`runtime.optim.finishing.Finishing`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from planner.ir.errors import NotFiniteError
+from runtime.checkpoint.state import MODEL, RankState
+from runtime.monitor.activity import Activity
+from runtime.monitor.waits import BETWEEN, START
+from runtime.numerics.finite import Examiner, OnNan, Report, all_finite, explained, kind_of
+from runtime.optim.finishing import Finishing
+from runtime.pipeline.microbatches import Batch
+from runtime.pipeline.specialize import Binding
+from runtime.spatial.collectives import united
+from runtime.stage.local_stage import Resident
+from runtime.transport import Pending, Transport
+
+_MOST_EXPLAINED = 3
+"""Updates that are left out of which the layer is looked for, since the step is run once more for that."""
+
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A training step that is over, with what it takes to run it again.
+
+    Attributes:
+        number: counted from 0.
+        loss: None on ranks that do not make it.
+        bad: names of parameters, of those that this rank updates, whose gradients are not finite.
+        kept: the buffers that layers write, as they were before.
+    """
+
+    number: int
+    batch: Batch
+    binding: Binding
+    loss: float | None
+    kept: Sequence[Tensor] = ()
+    bad: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """What ranks tell each other of a step: on how many of them something ``is_bad``, after the wait."""
+
+    ran: Ran
+    is_bad: Tensor
+    pending: Pending
+
+
+class Guard:
+    """Of one rank.
+
+    Args:
+        residents: the stages of this rank.
+        loss: the value that is the loss.
+        layers: in the order of forward.
+        where: a rank in words, from its number and a layer.
+        again: runs a step once more.
+    """
+
+    def __init__(
+        self,
+        on_nan: OnNan,
+        residents: Mapping[int, Resident],
+        finishing: Finishing,
+        transport: Transport,
+        activity: Activity,
+        deadline_s: float,
+        loss: str,
+        layers: Iterable[str],
+        where: Callable[[int, str], str],
+        again: Callable[[Ran], object],
+    ) -> None:
+        self.on_nan, self._residents, self._finishing = on_nan, residents, finishing
+        self._transport, self._activity, self._deadline_s = transport, activity, deadline_s
+        self._loss, self._order = loss, {name: place for place, name in enumerate(layers)}
+        self._where, self._again = where, again
+        self._written = [
+            tensor
+            for each in residents.values()
+            for name, tensor in each.buffers.items()
+            if name in each.program.mutated
+        ]
+        self._word: _Word | None = None
+        self._num_left_out = 0
+        self._was_spoilt = False
+
+    def begin(self) -> list[Tensor]:
+        """Call when a step begins; gives what is to be put back where its update is left out."""
+        self._was_spoilt = self._finishing.is_spoilt
+        return [tensor.clone() for tensor in self._written] if self.on_nan is OnNan.SKIP else []
+
+    def judge(self, ran: Ran) -> str:
+        """Call when a step is over.
+
+        Returns:
+            Why no rank makes the update; empty if that is not so.
+
+        Raises:
+            NotFiniteError: on all ranks, where they know already that the step ends the job.
+        """
+        finishing = self._finishing
+        if self.on_nan is OnNan.IGNORE or self._was_spoilt:
+            return ""
+        if not finishing.is_agreed:
+            is_bad = finishing.is_spoilt or (ran.loss is not None and not math.isfinite(ran.loss))
+            ran = _with_names(ran) if is_bad else ran
+            told, everyone = torch.tensor([float(is_bad)]), tuple(range(self._transport.world_size))
+            self._word = _Word(ran, told, self._transport.start_sum(told, everyone, self._deadline_s))
+            return ""
+        if not finishing.is_spoilt:
+            return ""
+        ran = _with_names(ran)
+        if self.on_nan is OnNan.STOP:
+            raise self._explained(ran)
+        self._put_back(ran)
+        self._num_left_out += 1
+        error = self._explained(ran, runs_again=self._num_left_out <= _MOST_EXPLAINED)
+        self._put_back(ran)
+        return error.title
+
+    def settle(self, step: int) -> None:
+        """Waits for the others' word on the last step; ``step`` is the next.
+
+        Raises:
+            NotFiniteError: on all ranks: a loss or gradient of the last step is NaN or infinite on some of them.
+        """
+        word, self._word = self._word, None
+        if word is None:
+            return
+        self._activity.begin(START)
+        self._activity.step, self._activity.deadline_s = step, self._deadline_s
+        word.pending.wait()
+        self._activity.begin(BETWEEN)
+        if word.is_bad.item():
+            raise self._explained(word.ran)
+
+    def require_finite(self, state: RankState, named: Mapping[str, Tensor], step: int) -> None:
+        """Raises :class:`NotFiniteError` where what is to be saved after ``step`` is not.
+
+        Buffers that no layer writes may be infinite, as masks are.
+
+        Args:
+            named: parameters and buffers by the names that ``state`` has them under.
+        """
+        if self.on_nan is OnNan.IGNORE:
+            return
+        buffers = (tensor for each in self._residents.values() for tensor in each.buffers.values())
+        fixed = {id(tensor) for tensor in buffers} - {id(tensor) for tensor in self._written}
+        masks = {MODEL + name for name, tensor in named.items() if id(tensor) in fixed}
+        held = {key: tensor for key, tensor in state.tensors.items() if key not in masks}
+        if all_finite(held.values()):
+            return
+        bad = [key for key, tensor in held.items() if kind_of(tensor)]
+        raise NotFiniteError(
+            f"after step {step} the state has NaN or infinity, so it is not saved",
+            [f"rank {self._transport.rank}: {', '.join(bad[:_MOST_NAMED])}; {len(bad)} of {len(held)} tensors"],
+            ["go on from the checkpoint before, with a smaller learning rate", "--on-nan ignore saves it all the same"],
+        )
+
+    @torch.no_grad()
+    def _put_back(self, ran: Ran) -> None:
+        for tensor, before in zip(self._written, ran.kept, strict=True):
+            tensor.copy_(before)
+
+    def _explained(self, ran: Ran, *, runs_again: bool = True) -> NotFiniteError:
+        """Where it first appeared; all ranks call this together."""
+        rank = self._transport.rank
+        own = Report(rank, ran.loss, ran.bad)
+        if runs_again:
+            own = self._examined(ran, own)
+        reports = [own]
+        if not own.trouble:
+            told = united({f"rank {rank}": own.encoded()}, self._transport, self._deadline_s)
+            reports = sorted(map(Report.decoded, told.values()), key=lambda each: each.rank)
+        return explained(ran.number + 1, reports, self._loss, self._order, self._where)
+
+    def _examined(self, ran: Ran, own: Report) -> Report:
+        """``own`` with what this rank finds when the step is run again, which updates nothing."""
+        examiner, residents = Examiner(own.rank), ran.binding.residents.values()
+        self._finishing.spoil()
+        for each in residents:
+            each.forget_gradients()  # the examiner looks for the first micro-batch that spoils one
+            each.program.examine(examiner)
+        try:
+            self._again(ran)
+        except Exception as error:  # noqa: BLE001  # that the step is bad is known, and must be told whatever comes
+            return replace(own, trouble=f"it could not be run again: {type(error).__name__}: {error}")
+        finally:
+            examiner.close()
+            for each in residents:
+                each.program.examine(None)
+        return replace(own, origins=tuple(examiner.found))
+
+
+def _with_names(ran: Ran) -> Ran:
+    """With the parameters whose gradients are not finite, while these are there."""
+    stages = [each.optimizer for each in ran.binding.residents.values() if each.optimizer is not None]
+    gradients = {name: tensor.grad for each in stages for name, tensor in each.tensors.items()}
+    return replace(ran, bad=tuple(name for name, each in gradients.items() if kind_of(each)))
