@@ -22,6 +22,7 @@ import importlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -30,7 +31,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -83,6 +84,7 @@ def start(
     files: Sequence[int] = (),
     loads: Sequence[str] = CAPTURE,
     afresh: bool = False,
+    leaves: str = "",
 ) -> Process:
     """Start a process that calls ``module:function(*arguments, *files)`` and exits with the code that this returns.
 
@@ -95,6 +97,7 @@ def start(
         files: open files that are given to the function, under numbers of the new process.
         loads: modules that the function will need, which the server loads once for all.
         afresh: a new interpreter, not a fork of the server.
+        leaves: a folder of this job alone, which the server removes if this process is killed and cannot do so.
     """
     paths = _paths(environment)
     request = {
@@ -104,6 +107,7 @@ def start(
         "environment": dict(environment),
         "path": paths,
         "folder": os.getcwd(),
+        "leaves": leaves,
     }
     with tempfile.TemporaryFile() as written:
         written.write(json.dumps(request).encode())
@@ -283,6 +287,7 @@ def serve(handle: int, loads: Sequence[str]) -> None:
     link.set_inheritable(False)
     _load(loads)
     ends: dict[int, tuple[int, int]] = {}
+    left: set[str] = set()
     with selectors.DefaultSelector() as selector:
         selector.register(link, selectors.EVENT_READ)
         while True:
@@ -290,8 +295,8 @@ def serve(handle: int, loads: Sequence[str]) -> None:
                 if key.fileobj is link:
                     said, files, _, _ = socket.recv_fds(link, 1, _MOST_FILES)
                     if not said:
-                        _end(ends)
-                    pid, tells = _fork(files, [link.fileno(), *(file for file, _ in ends.values()), *ends])
+                        _end(ends, left)
+                    pid, tells = _fork(files, left, [link.fileno(), *(file for file, _ in ends.values()), *ends])
                     watched = os.pidfd_open(pid)
                     ends[watched] = tells, pid
                     selector.register(watched, selectors.EVENT_READ)
@@ -308,16 +313,22 @@ def serve(handle: int, loads: Sequence[str]) -> None:
                     os.close(tells)
 
 
-def _end(ends: Mapping[int, tuple[int, int]]) -> None:
+def _end(ends: Mapping[int, tuple[int, int]], left: Collection[str]) -> None:
     for watched in ends:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(watched, signal.SIGKILL)
+    for _, pid in ends.values():
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)  # it may be writing
+    for folder in left:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
-def _fork(handles: Sequence[int], private: Sequence[int]) -> tuple[int, int]:
+def _fork(handles: Sequence[int], left: set[str], private: Sequence[int]) -> tuple[int, int]:
     request, output, *files, tells = handles
     wanted = _read(request)
+    left.update(filter(None, [wanted["leaves"]]))
     _import(wanted)
     server = os.getpid()
     pid = os.fork()

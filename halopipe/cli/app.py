@@ -32,6 +32,7 @@ from halopipe.cli import (
     run,
     schema,
 )
+from halopipe.cli.options import with_words
 from halopipe.terminal.console import INTERRUPTED, emit, reported, screen_columns
 
 _FRAMED = 80
@@ -42,6 +43,13 @@ _COLUMNS = screen_columns() or _FRAMED
 
 class _Command(TyperCommand):
     """A verb; in a narrow terminal its help has a name and below it what it is, and cuts nothing."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        parser: Any = super().make_parser(ctx)
+        if self.name == "run":
+            parse = parser.parse_args
+            parser.parse_args = lambda args: parse(with_words(args))
+        return parser
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

@@ -142,6 +142,12 @@ def _transports() -> Iterable[str]:
     return TRANSPORTS[1:]
 
 
+def _resumes() -> Iterable[str]:
+    from halopipe.run_spec.options import RESUME
+
+    return RESUME
+
+
 def _lone_passes() -> Iterable[str]:
     from halopipe.run_spec.options import LONE_PASSES
 
@@ -182,5 +188,6 @@ RUN: dict[str, Any] = {
     "eval_data": models,
     "data_from": named(_readers),
     "profile": profiles,
+    "resume": named(_resumes),
 }
 """By field of :mod:`halopipe.run_spec.options`; for others the shell offers files."""

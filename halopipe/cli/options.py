@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from halopipe.cli import completion
-from halopipe.run_spec.options import ASKED, METRICS, PATH, SIZE, RunFiles, RunOptions, flag_of, option_of
+from halopipe.run_spec.options import ASKED, METRICS, PATH, SIZE, WORD, RunFiles, RunOptions, flag_of, option_of
 
 
 def a_number(value: float) -> float:
@@ -34,14 +34,51 @@ def _from_job(context: typer.Context, path: Path) -> Path:
         job = job_file.read(path)
     except HalopipeError as error:
         raise typer.Exit(console.report(error)) from None
-    context.default_map = {**(context.default_map or {}), **job.options}
+    told = {name: _spelled(name, value) for name, value in job.options.items()}
+    context.default_map = {**(context.default_map or {}), **told}
     return job.plan
 
 
 def given_options(context: typer.Context) -> dict[str, Any]:
     """By field, what the command line or its job file says of a run."""
     sources = {name: context.get_parameter_source(name) for name in ASKED}
-    return {name: context.params[name] for name, source in sources.items() if source and source.name != "DEFAULT"}
+    given = [name for name, source in sources.items() if source and source.name != "DEFAULT"]
+    return {name: _meant(name, context.params[name]) for name in given}
+
+
+_ALONE = "alone"
+"""The value of an option that has none."""
+
+
+def with_words(arguments: Sequence[str]) -> list[str]:
+    """The command line with ``--resume auto`` in one piece, and with a word for none behind ``--resume`` alone.
+
+    A parser takes whatever follows such an option for its value; here only a word that the option knows is one.
+    """
+    words = {flag_of(name): option_of(name).words for name in ASKED if option_of(name).kind == WORD}
+    found, rest = list[str](), list(arguments)
+    while rest:
+        each = rest.pop(0)
+        if each == "--":
+            return [*found, each, *rest]
+        if each in words:
+            each = f"{each}={rest.pop(0) if rest and rest[0] in words[each] else _ALONE}"
+        found.append(each)
+    return found
+
+
+def _spelled(name: str, value: Any) -> Any:
+    """Of a job file, as the command line has it."""
+    if option_of(name).kind != WORD or isinstance(value, str):
+        return value
+    return _ALONE if value else ""
+
+
+def _meant(name: str, given: Any) -> Any:
+    """Of the command line, as a job file has it."""
+    if option_of(name).kind != WORD:
+        return given
+    return given != "" if given in ("", _ALONE) else given
 
 
 JobPath = Annotated[
@@ -121,7 +158,7 @@ def _parameter(name: str, kind: Any) -> inspect.Parameter:
         flag = f"{flag}/--no-{flag.removeprefix('--')}" if default else flag
     if option.kind == PATH:
         kind, default = Path | None, Path(str(default)) if default else None
-    elif option.kind == SIZE:
+    elif option.kind in (SIZE, WORD):
         kind, default = str, ""
     shown = typer.Option(
         *([flag, option.short] if option.short else [flag]),
@@ -150,4 +187,4 @@ def _value(name: str, given: Any) -> Any:
         from halopipe.terminal import units
 
         return units.parse_size(given) if given else 0
-    return given
+    return _meant(name, given)

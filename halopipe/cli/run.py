@@ -76,6 +76,11 @@ def run(
         result = training.train(planned, options)
         if result is None:  # in a job of torchrun, rank 0 reports for all
             return
+        if result.end:
+            console.remark(result.end)
+            if json:
+                console.emit_json(training.data(planned, result))
+            return
         drift = None if source is None else calibration.drift(source, planned, options, result)
         file = result.timeline_file(predicted, drift)
         dump(file, files.output)

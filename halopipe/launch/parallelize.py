@@ -188,7 +188,7 @@ class Parallel:
         settings = None if self._followed is None else self._followed.settings
         self._ranks.call("save", folder=str(Path(folder).absolute()), keep=keep, settings=settings)
 
-    def load(self, folder: str | Path, *, step: int | None = None) -> int:
+    def load(self, folder: str | Path, *, step: int | str | None = None) -> int:
         """Go on from a checkpoint; see :meth:`halopipe.training.session.Execution.load`."""
         answer = self._ranks.call("load", folder=str(Path(folder).absolute()), step=step)
         self.num_steps, self._state_of = answer["num_steps"], -1

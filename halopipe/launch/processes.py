@@ -73,6 +73,7 @@ class Processes:
         folder: for results, errors and the workers' output.
         loads: modules that they need, loaded once for all.
         afresh: whether each has an interpreter of its own.
+        is_own: whether nobody else needs the folder: it goes even if this process is killed.
     """
 
     def __init__(
@@ -83,9 +84,10 @@ class Processes:
         *,
         loads: Sequence[str] = (),
         afresh: bool = False,
+        is_own: bool = False,
     ) -> None:
         self._members, self._folder, self._environment = tuple(members), folder, dict(environment)
-        self._loads, self._afresh = tuple(loads), afresh
+        self._loads, self._afresh, self._leaves = tuple(loads), afresh, str(folder) if is_own else ""
         self._processes: dict[int, fork_server.Process] = {}
         self._ended: dict[int, Ended] = {}
 
@@ -105,6 +107,7 @@ class Processes:
                     output=output.fileno(),
                     loads=self._loads,
                     afresh=self._afresh,
+                    leaves=self._leaves,
                 )
 
     def ended(self) -> Mapping[int, Ended]:
@@ -136,7 +139,7 @@ def workers_of(folder: Path, names: Mapping[int, str], *, afresh: bool = False, 
         afresh: as where they drive GPUs: CUDA shall not have been touched before a process is forked.
     """
     members = [Member(rank, call, (str(folder / JOB), name)) for rank, name in names.items()]
-    return Processes(members, folder, _environment_here(), loads=LOADS, afresh=afresh)
+    return Processes(members, folder, _environment_here(), loads=LOADS, afresh=afresh, is_own=True)
 
 
 def warm_workers() -> None:

@@ -7,6 +7,7 @@ result.losses, result.measured(plan.prediction)
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from halopipe.launch.job_environment import job_rank
 from halopipe.launch.processes import warm_workers
@@ -14,16 +15,28 @@ from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
 from halopipe.training.check_options import require_consistent
 from halopipe.training.rank_device import on_gpus, seats_of
+from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
+
+if TYPE_CHECKING:
+    from halopipe.launch.restart import Decide
 
 __all__ = ["RunOptions", "RunProgress", "RunResult", "run_plan"]
 
 
-def run_plan(plan: Plan, options: RunOptions | None = None, progress: Progress | None = None) -> RunResult | None:
+def run_plan(
+    plan: Plan,
+    options: RunOptions | None = None,
+    progress: Progress | None = None,
+    decide: Decide | None = None,
+) -> RunResult | None:
     """Trains by the plan and returns what was measured; nothing is left behind, whatever happens.
 
     Spawns a process for each rank on this host; where torchrun started this process (``RANK`` is set), runs that rank
     of the job.  There only rank 0 gets a result, the others None.
+
+    Args:
+        decide: asked after a loss of ranks for the plan to go on with; None: the same (:mod:`halopipe.launch.restart`).
 
     Raises:
         RankCountError: the job has another number of ranks than the plan, or a host of it has.
@@ -37,11 +50,17 @@ def run_plan(plan: Plan, options: RunOptions | None = None, progress: Progress |
     job = job_rank()
     if job is not None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler writes to the terminal
+        if options.restarts:
+            raise UsageError(
+                "--restarts is for a job of one host, which halopipe starts; this one was started by torchrun",
+                [f"--restarts is {options.restarts}"],
+                [f"torchrun --max-restarts {options.restarts} ... halopipe run PLAN --resume auto"],
+            )
         from halopipe.launch.torchrun import join  # loads torch
 
         return join(job, plan, options, progress)
     if not on_gpus(seats_of(plan.decision, options.device)):
         warm_workers()
-    from halopipe.launch.spawn import spawn  # loads torch
+    from halopipe.launch.restart import supervised  # loads torch
 
-    return spawn(plan, options, progress)
+    return supervised(plan, options, progress, decide)

@@ -6,13 +6,15 @@ import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cuda_ops._torch import HashStore
 from halopipe.launch.processes import Ended, Processes, workers_of
-from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path, job_folder
+from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult, stage_medians
+from halopipe.training.checkpointing import Start
 from halopipe.training.rank_device import on_gpus, require_devices, seats_of
 from halopipe.training.time_breakdown import ranks_measured, stage_once_s
 from planner.ir.codec import plain
@@ -67,6 +69,12 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
     return result
 
 
+def nothing_left(start: Start) -> RunResult:
+    """The result of a run all of whose steps were done before it."""
+    timeline = Timeline("measured", 0.0, ())
+    return RunResult((), (), start.options.warmup, timeline, (), (), (), first_step=start.step, end=start.end)
+
+
 def _timeline(results: list[RankResult], step: int, step_s: float) -> Timeline:
     spans = tuple(span for result in results for span in result.spans[step])
     memory = tuple(sample for result in results for sample in _samples(result, step))
@@ -99,8 +107,11 @@ def _numerics(options: RunOptions, plan: Plan, results: list[RankResult]) -> Num
     return report(found, dtype, witness=results[0].witness, strict=options.check_numerics)
 
 
-def spawn(plan: Plan, options: RunOptions, progress: Progress | None) -> RunResult:
-    """Run all ranks as processes of this host; none of them, and no file, is left afterwards.
+def spawn(plan: Plan, options: RunOptions, progress: Progress | None, folder: Path) -> RunResult:
+    """Run all ranks as processes of this host; none of them is left afterwards.
+
+    Args:
+        folder: of the job, see :func:`halopipe.run_spec.job.job_folder`.
 
     Raises:
         MissingDeviceError: the plan's GPUs are not there.
@@ -108,13 +119,12 @@ def spawn(plan: Plan, options: RunOptions, progress: Progress | None) -> RunResu
     seats = seats_of(plan.decision, options.device)
     require_devices(seats)
     store, port = host_store()
-    with job_folder() as folder:
-        job = Job(plan, options, folder, port)
-        job.write(folder / JOB)
-        workers = workers_of(folder, {seat.rank: str(seat.rank) for seat in seats}, afresh=on_gpus(seats))
-        with one_device(job):
-            results = _watched(job, [workers], store, progress)
-        return combine(plan, options, results, progress)
+    job = Job(plan, options, folder, port)
+    job.write(folder / JOB)
+    workers = workers_of(folder, {seat.rank: str(seat.rank) for seat in seats}, afresh=on_gpus(seats))
+    with one_device(job):
+        results = _watched(job, [workers], store, progress)
+    return combine(plan, options, results, progress)
 
 
 @contextmanager

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 from cuda_ops._torch import PrefixStore
 from cuda_ops.device.host import die_with_parent
 from halopipe.launch.job_environment import GLOO, JobRank, address_of, choose_gloo_interface, is_loopback
-from halopipe.launch.spawn import combine, one_device
+from halopipe.launch.spawn import combine, nothing_left, one_device
 from halopipe.run_spec.job import JOB, Job, RankResult, job_folder
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
+from halopipe.training.checkpointing import settled_by_rank_0
 from planner.ir.errors import TransportError, UsageError
 from planner.ir.plan import Plan
 from runtime.engine import StepResult
@@ -52,6 +53,14 @@ def join(job_rank: JobRank, plan: Plan, options: RunOptions, progress: Progress 
     end_with_torchrun()
     store, board = job_stores(job_rank.rank, job_rank.num_ranks)
     with told_to_all(board, job_rank.rank, job_rank.num_ranks), job_folder() as folder:
+        start = settled_by_rank_0(plan, options, store, job_rank.rank)
+        if progress is not None and job_rank.rank == 0:
+            for line in start.skipped:
+                progress(RunProgress(start.step, options.steps, None, 0.0, line))
+        options = start.options
+        if start.is_end:
+            gathered(store, job_rank.rank, job_rank.num_ranks, "done")
+            return nothing_left(start) if job_rank.rank == 0 else None
         rank = job_rank.rank_of(plan.decision)
         job = Job(plan, options, folder)
         job.write(folder / JOB)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from halopipe.launch.processes import error_path, result_path
-from halopipe.run_spec.job import REFERENCE, REFERENCE_RANK, Job
+from halopipe.run_spec.job import REFERENCE, REFERENCE_RANK, Job, Journal, journal_path
 from planner.ir.files import write_text
 
 
@@ -73,4 +73,5 @@ def _rank(job: Job, rank: int) -> str:
 
     board = join_store(LOOPBACK, job.port)
     store = PrefixStore("job", join_store(LOOPBACK, job.port))
-    return work(job, rank, store, board, local_rank=rank).to_json()
+    journal = Journal(journal_path(job.folder, rank)) if job.options.restarts else None
+    return work(job, rank, store, board, local_rank=rank, journal=journal).to_json()

@@ -13,7 +13,7 @@ from halopipe.terminal.console import Reporter
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
 from planner.ir.plan import Plan
-from planner.ir.timeline import Drift, Timeline
+from planner.ir.timeline import Drift, Restart, Timeline
 
 if TYPE_CHECKING:
     from halopipe.run_spec.options import RunOptions
@@ -35,6 +35,9 @@ def train(plan: Plan, options: RunOptions) -> RunResult | None:
     with Reporter("running") as reporter:
 
         def show(at: RunProgress) -> None:
+            if at.word:
+                console.remark(at.word)
+                return
             loss = "" if at.loss is None else f", loss {at.loss:.4g}"
             reporter.update(at.step, at.num_steps, f"step {at.step}{loss}, {units.seconds(at.step_s)}")
 
@@ -76,6 +79,7 @@ def report(plan: Plan, result: RunResult, predicted: Timeline, drift: Drift | No
     ]
     if note:
         lines.append(note)
+    lines += map(_restart, result.restarts)
     if drift is not None:
         lines += calibration.drift_lines(drift)
     if result.not_lone:
@@ -89,6 +93,11 @@ def report(plan: Plan, result: RunResult, predicted: Timeline, drift: Drift | No
     if result.numerics is not None:
         lines.append(f"numerics: {result.numerics}")
     return "\n".join(lines)
+
+
+def _restart(each: Restart) -> str:
+    again = f"{units.count(each.repeated_steps, 'step')} again" if each.repeated_steps else "no step again"
+    return f"started again after step {each.resumed_step} ({again}, {units.seconds(each.recovery_s)}): {each.error}"
 
 
 def _losses(result: RunResult) -> str:
@@ -111,12 +120,14 @@ def _score(score: Score) -> str:
 def data(plan: Plan, result: RunResult, drift: Drift | None = None) -> dict[str, Any]:
     """The run as plain data for JSON."""
     return {
-        "measured": plain(result.measured(plan.prediction)),
+        "measured": plain(result.measured(plan.prediction)) if result.step_seconds else None,
         "predicted_step_s": plan.prediction.step_s,
         "predicted_transport": plan.prediction.transport,
         "drift": plain(drift),
         "data": result.data,
         "first_step": result.first_step,
+        "end": result.end,
+        "restarts": plain(result.restarts),
         "losses": list(result.losses),
         "evaluations": plain(result.scores),
         "step_seconds": list(result.step_seconds),

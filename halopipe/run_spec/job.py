@@ -1,16 +1,22 @@
 """What the launcher tells a worker, and what a worker answers, as JSON in the job's folder.
 
-The folder of a job: there while it runs, gone afterwards whatever happens.
+The folder of a job: there while it runs, gone afterwards whatever happens.  Its owner holds a lock there, which the
+operating system lets go of when the owner ends in any way.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
+import shutil
 import signal
+import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -27,9 +33,29 @@ from planner.ir.timeline import LonePasses, Span
 
 @contextlib.contextmanager
 def job_folder() -> Iterator[Path]:
-    """A folder that is removed at the end, also when the process is told to end."""
-    with tempfile.TemporaryDirectory(prefix="halopipe-") as name, _ended_by_exception():
+    """A folder that is removed at the end, also when the process is told to end; if it is killed, by the next job."""
+    sweep()
+    with contextlib.ExitStack() as held, tempfile.TemporaryDirectory(prefix=_PREFIX) as name, _ended_by_exception():
+        held.enter_context(_claimed(Path(name)))
         yield Path(name)
+
+
+def sweep() -> None:
+    """Removes the folders of jobs whose processes are gone: nobody holds their locks any more."""
+    for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
+        with contextlib.suppress(OSError), owner.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(owner.parent)
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """Holds the lock of a folder, under a name that it has only once it is held."""
+    with (folder / "new").open("wb") as file:
+        with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there
+            fcntl.flock(file, fcntl.LOCK_EX)
+            (folder / "new").rename(folder / _OWNER)
+        yield
 
 
 @contextlib.contextmanager
@@ -48,6 +74,10 @@ def _ended_by_exception() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, before)
 
+
+_PREFIX = "halopipe-job-"
+_OWNER = f"owner-{socket.gethostname()}"
+"""The file in a job's folder that is locked while the job runs; other hosts may not see that it is."""
 
 NUM_COMPARED = 5
 """Steps that ``check_numerics`` compares."""
@@ -104,6 +134,71 @@ class Job:
         record = json.loads(path.read_text(encoding="utf-8"))
         plan, options = loads(record["plan"], Plan), RunOptions(**record["options"])
         return cls(plan, options, Path(record["folder"]), record["port"])
+
+
+def journal_path(folder: Path, rank: int) -> Path:
+    """Where a rank notes what it has done, for the case that it is lost."""
+    return folder / f"journal-{rank}.jsonl"
+
+
+class Journal:
+    """What a rank has done, a line a step and an evaluation, each written at once; open as long as its process."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def step(self, number: int, loss: float | None, step_s: float) -> None:
+        """Note a step; ``number`` counts from 0."""
+        self._note({"step": number, "loss": loss, "step_s": step_s, "at_s": time.monotonic()})
+
+    def score(self, score: Score) -> None:
+        """Note an evaluation."""
+        self._note({"score": plain(score)})
+
+    def _note(self, record: dict[str, Any]) -> None:
+        os.write(self._file, f"{json.dumps(record)}\n".encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What the ranks of an attempt had done when it ended.
+
+    Attributes:
+        losses, step_seconds: by step, counted from 0, of steps that all ranks had done.
+        scores: evaluations, by the steps done before.
+        began_s: ``time.monotonic()`` at the start of the first step; None where there was none.
+    """
+
+    losses: Mapping[int, float]
+    step_seconds: Mapping[int, float]
+    scores: Mapping[int, Score]
+    began_s: float | None = None
+
+    @classmethod
+    def read(cls, folder: Path, num_ranks: int) -> Done:
+        """What their journals say."""
+        notes = [_notes(journal_path(folder, rank)) for rank in range(num_ranks)]
+        steps = [{note["step"]: note for note in each if "step" in note} for each in notes]
+        common = sorted(set(steps[0]).intersection(*steps))
+        seconds = {step: max(each[step]["step_s"] for each in steps) for step in common}
+        losses = {step: each[step]["loss"] for step in common for each in steps if each[step]["loss"] is not None}
+        scores = {note["score"]["step"]: Score(**note["score"]) for each in notes for note in each if "score" in note}
+        first = common[:1]
+        began_s = min((each[step]["at_s"] - each[step]["step_s"] for step in first for each in steps), default=None)
+        return cls(losses, seconds, scores, began_s)
+
+
+def _notes(path: Path) -> list[dict[str, Any]]:
+    """All lines but one that its rank could not write to the end."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def cleared(folder: Path) -> None:
+    """Removes what an attempt left in the folder of its job."""
+    for path in folder.iterdir():
+        if path.name != _OWNER:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def failed_path(reference: Path) -> Path:

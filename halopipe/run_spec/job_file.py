@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -30,6 +30,7 @@ from halopipe.run_spec.options import (
     PATH,
     SIZE,
     TENSORBOARD,
+    WORD,
     RunFiles,
     RunOptions,
     flag_of,
@@ -142,7 +143,9 @@ def _path_in(kind: str, value: Any) -> tuple[str, str, str]:
 def _kinds() -> dict[str, Any]:
     """The type of each field, in a file."""
     hints = {**get_type_hints(RunOptions), **get_type_hints(RunFiles)}
-    return {name: hints[name] if option_of(name).kind != SIZE else _Size for name in ASKED}
+    special = {SIZE: lambda _: _Size, WORD: _word}
+    kinds = {name: special.get(option_of(name).kind) for name in ASKED}
+    return {name: kind(option_of(name).words) if kind else hints[name] for name, kind in kinds.items()}
 
 
 @functools.cache
@@ -183,6 +186,17 @@ def _size(value: Any) -> Any:
 
 
 _Size = Annotated[str | int, BeforeValidator(_size)]
+
+
+def _word(words: Sequence[str]) -> Any:
+    """The type of a flag that one of ``words`` may stand for."""
+
+    def known(value: Any) -> Any:
+        if isinstance(value, bool) or value in words:
+            return value
+        raise ValueError(f"input should be a valid boolean or {' or '.join(words)}")
+
+    return Annotated[bool | str, BeforeValidator(known)]
 
 
 def _fault(path: Path, fault: Any, words: Mapping[str, tuple[int, str]]) -> tuple[int, str]:

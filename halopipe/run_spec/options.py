@@ -19,7 +19,10 @@ LONG_RUNS, ALWAYS, NEVER = LONE_PASSES = ("auto", "on", "off")
 AUTO, SHARED, GLOO, MPI = TRANSPORTS = ("", "shared", "gloo", "mpi")
 """What ranks on processors exchange by; shared: memory within a host, gloo between hosts."""
 
-PATH, SIZE, METRICS, FACTORY = "path", "size", "metrics", "factory"
+PATH, SIZE, METRICS, FACTORY, WORD = "path", "size", "metrics", "factory", "word"
+(IF_ANY,) = RESUME = ("auto",)
+"""What may follow ``--resume``: go on from a checkpoint if there is any; without it there must be one."""
+
 _OPTION = "option"
 
 TENSORBOARD = "tb:"
@@ -42,7 +45,8 @@ class Option:
         short: the same, one letter.
         least: limit of a number.
         kind: ``path``: a file or folder, kept as absolute; ``metrics``: the same, perhaps behind ``tb:``; ``factory``:
-            the name of one may begin with a path; ``size``: bytes, written such as ``2GiB``.
+            the name of one may begin with a path; ``size``: bytes, written such as ``2GiB``; ``word``: a flag
+            (True), which one of ``words`` may follow.
     """
 
     help: str
@@ -52,6 +56,7 @@ class Option:
     short: str = ""
     least: float | None = None
     kind: str = ""
+    words: tuple[str, ...] = ()
 
 
 def _option(default: Any, help: str = "", metavar: str = "", panel: str = "", **others: Any) -> Any:
@@ -77,7 +82,10 @@ class RunOptions:
         metrics: see :mod:`halopipe.training.metrics`.
         profile_steps: ``3:5``, from the third to the fifth, counted from 1; empty for none.
         profile_folder: a Chrome trace a rank, see :mod:`halopipe.training.torch_traces`.
-        resume: whatever plan the checkpoint was made under; its seed counts then.
+        resume: whatever plan the checkpoint was made under; its seed counts then.  ``auto``: the newest that is
+            sound, and anew where there is none (:func:`halopipe.training.checkpointing.settled`).
+        resume_step: of the checkpoint that was settled on; -1: the newest.
+        restarts: see :mod:`halopipe.launch.restart`.
         deadline_s: the longest that one rank may wait for another, or do one thing.
         memory_limit_bytes: from the first step on; 0: no limit.
         transport: empty: NCCL where every rank has a GPU, MPI under mpiexec, else ``shared``, where that can be had.
@@ -134,7 +142,19 @@ class RunOptions:
     checkpoint: str = _option("", "Folder of checkpoints, which all hosts share.", "FOLDER", CHECKPOINTS, kind=PATH)
     checkpoint_every: int = _option(0, "Save every N steps; 0: at the end alone.", "N", CHECKPOINTS, least=0)
     keep: int = _option(0, "Keep the newest K checkpoints; 0: all.", "K", CHECKPOINTS, least=0)
-    resume: bool = _option(False, "Go on from the newest checkpoint, also of another plan.", panel=CHECKPOINTS)
+    resume: bool | str = _option(
+        False,
+        "Go on from the newest checkpoint, also of another plan; 'auto': begin anew where there is none, end where all "
+        "steps are done.",
+        "auto",
+        CHECKPOINTS,
+        kind=WORD,
+        words=RESUME,
+    )
+    resume_step: int = _option(-1)
+    restarts: int = _option(
+        0, "Start again up to N times where a rank is lost, from the newest checkpoint.", "N", CHECKPOINTS, least=0
+    )
     check_numerics: bool = _option(
         False, "Compare losses and gradients of the first steps with one device.", panel=CHECKS
     )

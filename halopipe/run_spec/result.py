@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from planner.ir.plan import Measured, Prediction, RankMeasured
 from planner.ir.schedule import Action, Op
-from planner.ir.timeline import Drift, LonePasses, Timeline, TimelineFile
+from planner.ir.timeline import Drift, LonePasses, Restart, Timeline, TimelineFile
 
 if TYPE_CHECKING:
     from runtime.numerics.compare import NumericsReport
@@ -45,12 +45,14 @@ class RunProgress:
         step: complete steps, those before a checkpoint included.
         loss: of the last one, where it is known already.
         step_s: how long it took.
+        word: what happened, a line for people; empty where nothing did but steps.
     """
 
     step: int
     num_steps: int
     loss: float | None
     step_s: float
+    word: str = ""
 
 
 Progress = Callable[[RunProgress], None]
@@ -77,6 +79,8 @@ class RunResult:
         data: what data it was, and how it was asked for.
         transport: that the ranks exchanged by; empty of one rank.
         lone: stages that were run alone; ``not_lone``: why some were not.
+        restarts: one for each loss of ranks; losses, seconds and scores are of all attempts, the rest of the last one.
+        end: that all steps had been done before, in words; nothing was run then.
     """
 
     losses: tuple[float, ...]
@@ -98,6 +102,8 @@ class RunResult:
     transport: str = ""
     lone: tuple[LonePasses, ...] = ()
     not_lone: str = ""
+    restarts: tuple[Restart, ...] = ()
+    end: str = ""
 
     @property
     def timed_seconds(self) -> tuple[float, ...]:
@@ -106,7 +112,8 @@ class RunResult:
 
     def timeline_file(self, predicted: Timeline, drift: Drift | None = None) -> TimelineFile:
         """What is written to ``timeline.json``."""
-        return TimelineFile(predicted, self.timeline, self.step_seconds, self.losses, self.transport, drift)
+        steps = predicted, self.timeline, self.step_seconds, self.losses
+        return TimelineFile(*steps, self.transport, drift, self.restarts)
 
     def measured(self, prediction: Prediction) -> Measured:
         """What is written into the plan, beside its prediction."""

@@ -11,7 +11,9 @@ from halopipe.run_spec.options import (
     ALWAYS,
     DATA_FROM,
     FIELDS,
+    IF_ANY,
     LONE_PASSES,
+    RESUME,
     SHARE,
     TRANSPORTS,
     RunOptions,
@@ -37,6 +39,7 @@ def require_consistent(plan: Plan, options: RunOptions) -> None:
     units.require_known("way to read data", [options.data_from], DATA_FROM)
     units.require_known("way to calibrate", [options.lone_passes], LONE_PASSES)
     units.require_known("transport", [options.transport], TRANSPORTS)
+    units.require_known("way to resume", [options.resume] if isinstance(options.resume, str) else [], RESUME)
     for fault in chain(_numbers(options), _lacking(options), _at_odds(plan, options)):
         raise fault
     _require_known_optimizer(options)
@@ -46,8 +49,8 @@ def require_consistent(plan: Plan, options: RunOptions) -> None:
         from halopipe.training.torch_traces import steps_of  # late: it loads torch
 
         steps_of(options)
-    if options.checkpoint and not options.resume:
-        _require_new(Path(options.checkpoint))
+    if options.checkpoint and options.resume is not True:
+        _require_new(Path(options.checkpoint), options.resume == IF_ANY)
 
 
 def trains(plan: Plan) -> bool:
@@ -76,6 +79,7 @@ def _lacking(options: RunOptions) -> Iterator[UsageError]:
         ("checkpoint_every", "checkpoint", "checkpoints"),
         ("keep", "checkpoint", "checkpoints"),
         ("resume", "checkpoint", "checkpoints"),
+        ("restarts", "checkpoint", "checkpoints"),
         ("profile_folder", "profile_steps", "3:5"),
     ):
         if getattr(options, name) and not getattr(options, needed):
@@ -87,10 +91,11 @@ def _lacking(options: RunOptions) -> Iterator[UsageError]:
 
 
 def _at_odds(plan: Plan, options: RunOptions) -> Iterator[UsageError]:
-    if options.resume and options.check_numerics:
+    if (options.resume or options.restarts) and options.check_numerics:
+        goes_on = "--resume" if options.resume else "--restarts"
         yield UsageError(
             "--check-numerics needs a run from the first step",
-            ["with --resume the steps that would be compared are done"],
+            [f"with {goes_on} the steps that would be compared may be done"],
             ["leave one of them out"],
         )
     if options.compiler and options.lone_passes == ALWAYS:
@@ -148,15 +153,19 @@ def _require_known_optimizer(options: RunOptions) -> None:
         makers_of(options, Optimizer())
 
 
-def _require_new(folder: Path) -> None:
+def _require_new(folder: Path, goes_on: bool) -> None:
     from runtime.checkpoint import complete_steps
 
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--checkpoint {folder} is no folder", [], ["another name"])
-    steps = complete_steps(folder)
+    steps = () if goes_on else complete_steps(folder)
     if steps:
         raise UsageError(
             f"{folder} has checkpoints of another run",
             [f"steps {', '.join(map(str, steps))}"],
-            ["--resume, to go on from the newest", "another --checkpoint folder"],
+            [
+                "--resume, to go on from the newest",
+                "--resume auto, to begin anew where there is none",
+                "another --checkpoint folder",
+            ],
         )

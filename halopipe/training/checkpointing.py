@@ -10,19 +10,22 @@ Its fingerprint is the model's: plans are made anew as machines come and go, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from halopipe.data.sources import Position
-from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.terminal import units
-from planner.ir.errors import HalopipeError, MissingFileError, StaleFileError, UsageError
+from planner.ir.errors import CorruptFileError, HalopipeError, MissingFileError, StaleFileError, UsageError
 from planner.ir.files import replaced
 from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import Graph
+from planner.ir.plan import Plan
 from runtime.checkpoint import (
     BackgroundSaver,
     Checkpoint,
@@ -33,6 +36,7 @@ from runtime.checkpoint import (
     save,
     whole_state_dict,
 )
+from runtime.checkpoint.folders import complete_path
 from runtime.checkpoint.state import MODEL
 from runtime.checkpoint.training_state import STEP
 from runtime.engine import Engine
@@ -50,7 +54,7 @@ SAVE_S = 600.0
 
 
 def resumed(options: RunOptions, graph: Graph, store: Store, rank: int) -> Saved | None:
-    """The checkpoint to go on from, which rank 0 chooses for all; None where the run begins anew.
+    """The checkpoint to go on from, the one that was settled on or rank 0 chooses; None where the run begins anew.
 
     Raises:
         UsageError: all steps are done already, or updates are made of another number of steps now.
@@ -59,7 +63,11 @@ def resumed(options: RunOptions, graph: Graph, store: Store, rank: int) -> Saved
     """
     if not options.resume:
         return None
-    saved = open_saved(options.checkpoint, graph, _chosen(options, store, rank))
+    step = options.resume_step
+    if step < 0:
+        newest = said_by_rank_0(store, _CHOSEN, rank, lambda: str(Checkpoint.open(options.checkpoint).manifest.step))
+        step = int(newest)
+    saved = open_saved(options.checkpoint, graph, step)
     if saved.step % options.accumulate:
         raise UsageError(
             f"{saved.checkpoint.path} lies between updates of {options.accumulate} steps each",
@@ -75,18 +83,103 @@ def resumed(options: RunOptions, graph: Graph, store: Store, rank: int) -> Saved
     return saved
 
 
-def _chosen(options: RunOptions, store: Store, rank: int) -> int:
-    """The step of the checkpoint that rank 0 found; what it raises, all raise: the others would wait for its word."""
+def said_by_rank_0(store: Store, key: str, rank: int, make: Callable[[], str]) -> str:
+    """What ``make`` gives on rank 0, told to all; what it raises there, all raise: they would wait for its word."""
     if rank == 0:
         try:
-            store.set(_CHOSEN, str(Checkpoint.open(options.checkpoint).manifest.step))
+            told = {"said": make()}
         except HalopipeError as error:
-            store.set(_CHOSEN, write_error(error))
+            store.set(key, json.dumps({"error": write_error(error)}))
             raise
-    text = store.get(_CHOSEN).decode()
-    if not text.isdecimal():
-        raise read_error(text)
-    return int(text)
+        store.set(key, json.dumps(told))
+    found = json.loads(store.get(key))
+    if "error" in found:
+        raise read_error(found["error"])
+    return str(found["said"])
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run begins.
+
+    Attributes:
+        options: of the run; what it goes on from is decided.
+        step: steps done before; with ``--resume`` alone they are not known before the ranks are there, and 0 here.
+        skipped: a line for each damaged checkpoint that is newer.
+    """
+
+    options: RunOptions
+    step: int = 0
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def is_end(self) -> bool:
+        """Whether all steps are done."""
+        return self.step >= self.options.steps
+
+    @property
+    def end(self) -> str:
+        """Says so."""
+        return f"all {self.options.steps} steps are done: {complete_path(Path(self.options.checkpoint), self.step)}"
+
+
+def settled(plan: Plan, options: RunOptions) -> Start:
+    """Where a run of ``plan`` begins: with ``--resume auto`` after the newest sound checkpoint, or anew without any.
+
+    Raises:
+        CorruptFileError: there are checkpoints, and none of them is sound.
+        StaleFileError: all steps are done, of another model.
+    """
+    if options.resume != IF_ANY:
+        return Start(options)
+    checkpoint, skipped = newest_sound(options.checkpoint)
+    if checkpoint is None:
+        return Start(replace(options, resume=False))
+    step = checkpoint.manifest.step
+    start = Start(replace(options, resume=True, resume_step=step), step, skipped)
+    if start.is_end and options.dtype in ("", plan.inputs.model.dtype):
+        _require_model(Saved(checkpoint), plan.inputs.model_fingerprint)
+    return start
+
+
+def newest_sound(folder: str | Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """The newest checkpoint without a fault, every byte of which was hashed, and a line for each that is passed over.
+
+    None where there is no checkpoint at all.
+
+    Raises:
+        CorruptFileError: there are some, and none of them is sound.
+        NewerFileError: a newer release wrote it, and would go on from it.
+    """
+    steps, faults = complete_steps(folder), list[CorruptFileError]()
+    for step in reversed(steps):
+        try:
+            checkpoint = Checkpoint.open(folder, step)
+            checkpoint.verify()
+        except CorruptFileError as error:
+            faults.append(error)
+            continue
+        return checkpoint, tuple(f"{fault.title} and passed over: {fault.details[0]}" for fault in faults)
+    if faults:
+        raise CorruptFileError(
+            f"no checkpoint in {folder} is sound",
+            [f"{fault.title}: {fault.details[0]}" for fault in faults],
+            ["another --checkpoint folder, to begin anew"],
+        )
+    return None, ()
+
+
+def settled_by_rank_0(plan: Plan, options: RunOptions, store: Store, rank: int) -> Start:
+    """The same for all ranks of a job; see :func:`settled`."""
+
+    def look() -> str:
+        found = settled(plan, options)
+        return json.dumps([found.options.resume, found.options.resume_step, found.step, found.skipped])
+
+    if options.resume != IF_ANY:
+        return Start(options)
+    resume, resume_step, step, skipped = json.loads(said_by_rank_0(store, "start", rank, look))
+    return Start(replace(options, resume=resume, resume_step=resume_step), step, tuple(skipped))
 
 
 class Checkpoints:
@@ -201,7 +294,11 @@ def open_saved(folder: str | Path, graph: Graph, step: int | None = None) -> Sav
         StaleFileError: it is another model's.
     """
     saved = Saved(Checkpoint.open(folder, step))
-    mine = fingerprints_of(graph)["model"]
+    _require_model(saved, fingerprints_of(graph)["model"])
+    return saved
+
+
+def _require_model(saved: Saved, mine: str) -> None:
     theirs = saved.checkpoint.manifest.fingerprints.get("model", _NONE)
     if theirs != mine:
         raise StaleFileError(
@@ -209,7 +306,6 @@ def open_saved(folder: str | Path, graph: Graph, step: int | None = None) -> Sav
             [f"checkpoint: {theirs}", f"here: {mine}"],
             ["run the plan of the model that was saved, in the same dtype", "another --checkpoint folder"],
         )
-    return saved
 
 
 def describe(checkpoint: Checkpoint) -> str:

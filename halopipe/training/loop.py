@@ -10,7 +10,7 @@ from itertools import islice
 from halopipe.data.feeds import COMPARING, Consumer, Feed
 from halopipe.data.sharded_feed import Supply
 from halopipe.data.sources import ended
-from halopipe.run_spec.job import Compared, RankResult
+from halopipe.run_spec.job import Compared, Journal, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Score
 from halopipe.training.checkpointing import SAVE_S, Checkpoints
@@ -44,6 +44,7 @@ class Loop:
             step and this rank's differences from it.
         reference: what it gave.
         lone: times the stages alone; None: nobody does.
+        journal: where steps and evaluations are noted at once; None: nowhere.
     """
 
     options: RunOptions
@@ -59,6 +60,7 @@ class Loop:
     compare: Callable[[Sequence[float]], tuple[Reference, tuple[Compared, ...]]] | None = None
     reference: Reference | None = None
     lone: Timer | None = None
+    journal: Journal | None = None
     _results: list[StepResult] = field(default_factory=list)
     _spans: deque[tuple[int, tuple[Span, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     _scores: list[Score] = field(default_factory=list)
@@ -148,6 +150,8 @@ class Loop:
             self._memory.append((len(self._results) - 1, result.peak_bytes))
             self._peak_bytes = max(self._peak_bytes, *result.peak_bytes)
         self.metrics.step(number + 1, self.feed.position.epoch, sum(batch.rows), result)
+        if self.journal is not None:
+            self.journal.step(number, result.loss, result.step_s)
         self.after_step(number, result)
 
     def _confirm(self) -> None:
@@ -170,4 +174,6 @@ class Loop:
         batches = islice(batches, self.options.eval_batches or None)
         score = evaluate(self.engine, self.consumer, batches, self.options.eval_metric)
         self._scores.append(score)
+        if self.journal is not None:
+            self.journal.score(score)
         self.metrics.score(self.feed.position.epoch, score)

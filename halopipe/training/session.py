@@ -16,14 +16,16 @@ import runtime.pipeline.microbatches
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from halopipe.data.feeds import COMPARING, Agreement, agreement_of
 from halopipe.data.sources import Form, Item, Pair, bound, tensors_of
+from halopipe.run_spec.options import RESUME
 from halopipe.run_spec.result import Score
-from halopipe.training.checkpointing import open_saved, save_now
+from halopipe.terminal.units import require_known
+from halopipe.training.checkpointing import SAVE_S, newest_sound, open_saved, save_now
 from halopipe.training.evaluate import MakeMetrics, evaluate, loss_rank
 from halopipe.training.first_step import FirstStep, parting
 from halopipe.training.rank import Opened, Place, Prepared, Terms
 from halopipe.training.single_device import Reference, reference_of, why_not_compared
 from planner.ir.codec import plain
-from planner.ir.errors import UnsupportedModelError, UsageError
+from planner.ir.errors import CorruptFileError, HalopipeError, UnsupportedModelError, UsageError
 from planner.ir.profile import Profile
 from profiler.capture.graph import capture
 from profiler.source.clouds import samples_first
@@ -38,6 +40,8 @@ from runtime.optim.optimizer import Followed, MakeOptimizer
 from runtime.pipeline.messages import CPU
 
 _log = logging.getLogger(__name__)
+
+_NONE_THERE, _NONE_SOUND = -1, -2
 
 Tensors = Tensor | tuple[Tensor, ...]
 Batch = Any
@@ -248,8 +252,11 @@ class Execution:
             keep=keep,
         )
 
-    def load(self, folder: str | Path, *, step: int | None = None) -> int:
+    def load(self, folder: str | Path, *, step: int | str | None = None) -> int:
         """Go on from a checkpoint, by default the newest complete one; all ranks call this.
+
+        Args:
+            step: of the checkpoint; ``auto``: that of the newest sound one, and where there is none nothing is loaded.
 
         Returns:
             The number of steps done then; where that is in the data is the caller's to know.
@@ -260,7 +267,12 @@ class Execution:
             UsageError: gradients wait for the update, or random numbers were drawn from another seed.
         """
         self._require_updated()
-        saved = open_saved(folder, self._consumer.graph, step)
+        if isinstance(step, str):
+            require_known("checkpoint", [step], RESUME)
+        found = self._newest(folder) if isinstance(step, str) else step
+        if found is None and step is not None:
+            return self.num_steps
+        saved = open_saved(folder, self._consumer.graph, found)
         if saved.seed(self._seed) != self._seed:
             raise UsageError(
                 f"{saved.checkpoint.path} was drawn from another seed",
@@ -270,6 +282,25 @@ class Execution:
         self._engine.load_state(saved.checkpoint)
         self._watched = None  # what was kept of the first step is not what goes on
         return self._engine.num_steps
+
+    def _newest(self, folder: str | Path) -> int | None:
+        """The step of the newest sound checkpoint, which rank 0 looks for; None where there is no checkpoint."""
+        step, failure = _NONE_THERE, cast("HalopipeError | None", None)
+        if self.rank == 0:
+            try:
+                checkpoint, skipped = newest_sound(folder)
+                step = _NONE_THERE if checkpoint is None else checkpoint.manifest.step
+                for line in skipped:
+                    _log.warning("%s", line)
+            except HalopipeError as error:
+                step, failure = _NONE_SOUND, error
+        told = torch.tensor([step if self.rank == 0 else 0], dtype=torch.float64)
+        consumer = self._consumer
+        with self._engine.between_steps("looking for a checkpoint"):
+            consumer.transport.all_reduce(told, consumer.ranks, SAVE_S)
+        if told.item() == _NONE_SOUND:
+            raise failure or CorruptFileError(f"rank 0 finds no sound checkpoint in {folder}")
+        return None if told.item() == _NONE_THERE else int(told.item())
 
     def state_dict(self) -> dict[str, Any]:
         """That of the whole module, trained as it is by now: copies, on every rank; all ranks call this together.

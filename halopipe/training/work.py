@@ -10,7 +10,7 @@ import torch
 
 from halopipe.data.sharded_feed import Supply
 from halopipe.data.sources import Position, batches, take
-from halopipe.run_spec.job import Job, RankResult
+from halopipe.run_spec.job import Job, Journal, RankResult
 from halopipe.training.check_options import trains
 from halopipe.training.checkpointing import Checkpoints, Saved, resumed
 from halopipe.training.evaluate import loss_rank
@@ -47,6 +47,7 @@ def work(
     *,
     device: torch.device | None = None,
     local_rank: int | None = None,
+    journal: Journal | None = None,
 ) -> RankResult:
     """Do everything that ``rank`` does in ``job``.
 
@@ -54,6 +55,7 @@ def work(
         store, board, open_transport, local_rank: as of :func:`halopipe.training.rank.open_rank`.
         after_step: told of each step.
         device: instead of what the job says.
+        journal: of what is done, for whoever goes on after a loss.
     """
     with open_rank(
         terms_of(job),
@@ -64,12 +66,13 @@ def work(
         local_rank=local_rank,
         open_transport=open_transport,
     ) as opened:
-        return _Work(job, opened, after_step).run()
+        return _Work(job, opened, after_step, journal).run()
 
 
 class _Work:
-    def __init__(self, job: Job, rank: Rank, after_step: AfterStep) -> None:
+    def __init__(self, job: Job, rank: Rank, after_step: AfterStep, journal: Journal | None = None) -> None:
         self._job, self._rank, self._place, self._after_step = job, rank, rank.place, after_step
+        self._journal = journal
 
     @property
     def _activity(self) -> Activity:
@@ -133,6 +136,7 @@ class _Work:
             self._activity,
             trains(self._job.plan),
             lone=lone,
+            journal=self._journal,
         )
         if not self._job.is_compared:
             with metrics, self._rank.limited(options.memory_limit_bytes):

@@ -49,6 +49,7 @@ class HalopipeError(Exception):
         title: one line, what went wrong.
         details: where, and the two numbers that disagree; one fact a line.
         remedies: what to do next; one action a line.
+        ranks: whose failure it is, where it ended a run and that is known to who watched them.
         usual: what helps against errors of this kind, shown where ``remedies`` are none.
     """
 
@@ -61,6 +62,7 @@ class HalopipeError(Exception):
         self.title = title
         self.details = tuple(details)
         self.remedies = tuple(remedies)
+        self.ranks: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return self.render()

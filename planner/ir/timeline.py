@@ -102,12 +102,35 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True)
+class Restart:
+    """A job that lost ranks and was started again.
+
+    Attributes:
+        step: steps that were complete when it lost them.
+        ranks: whose failure it was; empty where nobody knows.
+        error: what ended it, its first line, with its ``code`` (``H501``).
+        resumed_step: steps that were kept: it went on after them.
+        repeated_steps: those that were done again.
+        recovery_s: from the end of the ranks to the start of the first step of their successors.
+    """
+
+    step: int
+    ranks: tuple[int, ...]
+    error: str
+    code: str
+    resumed_step: int
+    repeated_steps: int
+    recovery_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class TimelineFile:
     """What a run writes: the plan's predicted step beside the measured ones.
 
     Attributes:
         transport: that the ranks exchanged by; empty of one rank.
         drift: None where no stage was run alone, or the profile was not there.
+        restarts: of the job, in their order.
     """
 
     predicted: Timeline
@@ -116,3 +139,4 @@ class TimelineFile:
     losses: tuple[float, ...]
     transport: str = field(default="", metadata={"added": "0.1"})
     drift: Drift | None = field(default=None, metadata={"added": "0.1"})
+    restarts: tuple[Restart, ...] = field(default=(), metadata={"added": "0.1"})

@@ -80,6 +80,10 @@ class Waits:
         """Whether the rank waits for others rather than does something."""
         return self._wait(rank, beats) is not None
 
+    def origin(self, rank: int, beats: Mapping[int, Beat]) -> int:
+        """Where the chain of waits from ``rank`` ends: the rank that does, or does not do, what all others wait for."""
+        return self._walk(rank, beats)[0][-1] if rank in beats else rank
+
     def chain(self, rank: int, beats: Mapping[int, Beat]) -> str:
         """From ``rank`` on; empty if nobody knows what it does."""
         if rank not in beats:

@@ -170,7 +170,7 @@ def run_workers(
         waits: tells who waits for whom.
 
     Raises:
-        HalopipeError: what the worker that failed first raised; WorkerDiedError if it could not say.
+        HalopipeError: what the worker that failed first raised, with its rank; WorkerDiedError if it could not say.
         DeadlineError: a worker did one thing for longer than its deadline, or went silent for so long.
     """
     crew = _Crew(workers, titles, store, watch, waits or Waits((), ()))
@@ -227,9 +227,17 @@ class _Crew:
         while True:
             error = cause(self.failures)
             if time.monotonic() - first_s >= PATIENCE_S[blame(error)]:
+                error.ranks = self._lost(error)
                 raise error
             self._look()
             time.sleep(_POLL_S)
+
+    def _lost(self, error: HalopipeError) -> tuple[int, ...]:
+        """Those that failed as ``error`` says: of waits, those at whose end nobody did their part."""
+        same = [rank for rank, failure in self.failures.items() if type(failure) is type(error)]
+        if isinstance(error, DeadlineError):
+            same = [self.waits.origin(rank, self.beats) for rank in same]
+        return tuple(sorted(set(same)))
 
     def _read_board(self) -> None:
         now_s = time.monotonic()

@@ -9,7 +9,10 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +22,25 @@ POISON = 1e6
 POISONED_STEP = 2
 
 
+_calls: Counter[str] = Counter()
+is_training = False
+"""Whether data are read in this process: capture runs the operators, too."""
+
+
+def _due(once: str) -> str:
+    """Of ``once:DEED:NUMBER:MARK`` the deed, at that call since :func:`noise` began, unless the file MARK is there."""
+    _, deed, number, mark = once.split(":", 3)
+    _calls[once] += is_training
+    if not is_training or _calls[once] != int(number) or Path(mark).exists():
+        return ""
+    Path(mark).touch()
+    return deed
+
+
 def _explode(x: Tensor, deed: str) -> None:
-    if x.abs().max() < POISON:
+    if deed.startswith("once:"):
+        deed = _due(deed)
+    elif x.abs().max() < POISON:
         return
     match deed:
         case "raise":
@@ -31,6 +51,12 @@ def _explode(x: Tensor, deed: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
             os._exit(0)
+        case "abort":
+            os.abort()
+        case "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "memory":
+            raise torch.OutOfMemoryError("no memory is left")
         case "sleep":
             time.sleep(600)
         case "stop":
@@ -79,13 +105,15 @@ def mined(
     direction: str = "F",
     deed: str = "raise",
     layers: int = 3,
+    dropout: float = 0.0,
 ) -> tuple[nn.Module, tuple[Tensor, Tensor], object]:
     """Layer ``where`` does ``deed`` when poison passes it in ``direction``."""
     deeds = [
         (deed if i == where and direction == "F" else "", deed if i == where and direction == "B" else "")
         for i in range(layers)
     ]
-    module = nn.Sequential(*(Layer(input_shape[1], *each) for each in deeds))
+    parts = ([Layer(input_shape[1], *each), *([nn.Dropout(dropout)] if dropout else [])] for each in deeds)
+    module = nn.Sequential(*chain.from_iterable(parts))
     generator = torch.Generator().manual_seed(1)
     inputs, targets = (torch.randn(input_shape, generator=generator) for _ in range(2))
     return module, (inputs, targets), functional.mse_loss
@@ -101,6 +129,17 @@ def poison(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterat
             inputs[-1] = 2 * POISON
         yield inputs, torch.zeros(shape)
         step += 1
+
+
+def noise(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of random numbers, each other than the one before."""
+    global is_training
+    is_training = True
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        shape = (2, global_batch, *input_shape[1:])
+        inputs, targets = torch.randn(shape, generator=generator)
+        yield inputs, targets
 
 
 def short(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:

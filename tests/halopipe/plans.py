@@ -25,8 +25,8 @@ def plan_of(source: ModelSource, cuts: list[float], micro_batches: tuple[int, ..
     return Plan(inputs, decide(graph, cuts, micro_batches, **options), prediction, search)
 
 
-def mined(where: int = -1, deed: str = "", direction: str = "F") -> Plan:
+def mined(where: int = -1, deed: str = "", direction: str = "F", **more: object) -> Plan:
     """Three layers on two stages; layer ``where`` does ``deed`` in the last micro-batch of the poisoned step."""
-    arguments = {"where": where, "deed": deed, "direction": direction}
+    arguments = {"where": where, "deed": deed, "direction": direction, **more}
     texts = {name: json.dumps(value) for name, value in arguments.items()}
     return plan_of(ModelSource("tests.halopipe.bombs:mined", texts, (4, 3)), [0.5])

@@ -50,7 +50,7 @@ def losses(result: Result) -> list[float]:
 def test_a_run_is_stopped_and_goes_on_under_another_plan(folder: Path) -> None:
     whole = losses(call(f"run one.json --steps 8 {RECIPE} --json"))
     evaluation = f"--eval-data {DATA} --eval-every 2"
-    begun = call(f"run two.json --steps 4 {RECIPE} {SAVED} {evaluation} --data-from share --update")
+    begun = call(f"run two.json --steps 4 {RECIPE} {SAVED} {evaluation} --data-from share --update --resume auto")
     assert begun.exit_code == 0, begun.stderr
     assert "evaluation after step 2: loss " in begun.stdout
     call_text = f"data: {DATA}(global_batch=6, input_shape=(4, 5), seed=0) gave a Dataset of 19 samples"
@@ -80,6 +80,11 @@ def test_a_run_is_stopped_and_goes_on_under_another_plan(folder: Path) -> None:
     assert (again.exit_code, "has checkpoints of another run" in again.stderr) == (2, True)
     done = call(f"run one.json --steps 8 {RECIPE} {SAVED} --resume")
     assert (done.exit_code, "all 8 steps are done" in done.stderr) == (2, True)
+    done = call(f"run one.json --steps 8 {RECIPE} {SAVED} --resume auto --json")
+    assert (done.exit_code, "all 8 steps are done: " in done.stderr) == (0, True), done.stderr
+    found = json.loads(done.stdout)
+    assert (found["first_step"], found["losses"], found["measured"]) == (8, [], None)
+    assert found["end"].endswith("saved/step-8")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +92,8 @@ def test_a_run_is_stopped_and_goes_on_under_another_plan(folder: Path) -> None:
     [
         ("--eval-every 3", "--eval-every needs --eval-data"),
         ("--resume", "--resume needs --checkpoint"),
+        ("--restarts 2", "--restarts needs --checkpoint"),
+        ("--checkpoint saved --resume=older", "no way to resume 'older'"),
         ("--data-from share", "--data-from share needs --data"),
         ("--data-from all", "no way to read data 'all'"),
         ("--optimizer AdamV", "no optimiser 'AdamV'"),

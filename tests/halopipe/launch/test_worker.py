@@ -106,6 +106,7 @@ def test_a_worker_that_is_killed_is_named_with_the_signal() -> None:
     assert error.title == "rank 0 (n0/cpu0, stage 0) ended by signal SIGKILL without a word"
     assert "last heard of: rank 0 in " in error.details[0]
     assert "stderr: about to be killed" in error.details
+    assert error.ranks == (0,)
     assert (error.code, error.exit_code) == ("H501", 5)
 
 
@@ -123,6 +124,7 @@ def test_a_worker_that_hangs_is_a_deadline_that_names_who_waits_for_whom() -> No
     assert "waited 2." in text
     assert f"the others: rank 0 in 0F1 (step {POISONED_STEP}, " in text
     assert "for rank 0 (activation of micro-batch 1, stage 0 -> stage 1), " in text
+    assert caught.value.ranks == (0,), "it is the one that the others wait for"
     assert f"which is computing stage 0 forward of micro-batch 1 (step {POISONED_STEP}) for " in text
     assert (caught.value.code, caught.value.exit_code) == ("H503", 5)
 
@@ -134,6 +136,7 @@ def test_a_worker_that_is_stopped_is_found_by_its_silence() -> None:
     assert f"step {POISONED_STEP}" in caught.value.title
     assert "for rank 1 (gradient of micro-batch 1, stage 1 -> stage 0), which has said nothing for " in text
     assert "it is stopped, or its host or link is gone" in text
+    assert caught.value.ranks == (1,)
 
 
 def test_a_job_of_another_size_is_refused_with_the_command_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,8 +184,15 @@ def test_ranks_that_torchrun_started_join_and_rank_0_has_the_result(script: Path
     assert [stdout.split() for _, stdout, _ in ended] == [["losses", "3"], ["losses", "None"]]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM)])
-def test_an_interrupted_run_ends_its_workers_and_leaves_no_file(
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, -signal.SIGINT),
+        (signal.SIGTERM, 128 + signal.SIGTERM),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_a_run_that_is_interrupted_or_killed_ends_its_workers_and_leaves_no_file(
     script: Path, nothing_left: Path, number: signal.Signals, code: int
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -193,3 +203,6 @@ def test_an_interrupted_run_ends_its_workers_and_leaves_no_file(
     assert len(writing_into(nothing_left)) >= 2  # and one that computes the first step alone
     process.send_signal(number)
     assert process.wait(timeout=60) == code
+    end_s = time.monotonic() + 10  # who was killed leaves that to the process that forked its workers
+    while (writing_into(nothing_left) or list(nothing_left.glob("halopipe-*"))) and time.monotonic() < end_s:
+        time.sleep(0.05)

@@ -73,7 +73,7 @@ def test_what_the_command_line_said_comes_back_from_the_job_file_that_it_wrote(
     asked: list[RunOptions], tmp_path: Path
 ) -> None:
     options = "--steps 20 --data mine.py:f --no-check-first-step --metrics logs/m.csv --memory-limit 2GiB --update"
-    options += " --no-learn --calibrate on"
+    options += " --no-learn --calibrate on --checkpoint saved --resume auto --restarts 2"
     command = ["run", "jobs/plan.json", *options.split()]
     wrote = call(*command, "--write-job", "other name.yaml")
     assert (wrote.exit_code, asked) == (0, []), wrote.stderr
@@ -84,6 +84,29 @@ def test_what_the_command_line_said_comes_back_from_the_job_file_that_it_wrote(
     assert call(*command).exit_code == call("run", "other name.yaml").exit_code == 0
     assert replace(asked[0], data=f"{tmp_path}/mine.py:f") == asked[1]
     assert call(*command, "--write-job", "x.txt").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["jobs/plan.json"], False),
+        (["--resume", "jobs/plan.json"], True),
+        (["jobs/plan.json", "--resume", "--steps", "4"], True),
+        (["jobs/plan.json", "--resume"], True),
+        (["--resume", "auto", "jobs/plan.json"], "auto"),
+        (["jobs/plan.json", "--resume=auto"], "auto"),
+        (["jobs/auto.yaml"], "auto"),
+        (["jobs/flag.yaml"], True),
+        (["jobs/flag.yaml", "--resume", "auto"], "auto"),
+    ],
+)
+def test_resume_is_a_flag_that_one_word_may_follow(
+    asked: list[RunOptions], words: list[str], meant: bool | str
+) -> None:
+    for name, said in (("auto", "auto"), ("flag", "true")):
+        Path(f"jobs/{name}.yaml").write_text(f"{HEAD}resume: {said}\n")
+    assert call("run", *words).exit_code == 0
+    assert asked[0].resume == meant
 
 
 def test_all_faults_are_named_at_once_with_their_lines(tmp_path: Path) -> None:
@@ -97,7 +120,7 @@ def test_all_faults_are_named_at_once_with_their_lines(tmp_path: Path) -> None:
     assert told[:2] == ["1: plan is missing", "3: unknown key plam; did you mean plan?"]
     assert [line.partition(",")[0] for line in told[2:]] == [
         "4: steps: input should be greater than or equal to 1",
-        "5: resume: input should be a valid boolean",
+        "5: resume: input should be a valid boolean or auto",
         "6: memory-limit: '2 giga' is not a size; write a number and a unit: 2GiB",
         "7: keep: input should be a valid integer",
         "8: data: input should be a valid string",

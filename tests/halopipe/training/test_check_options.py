@@ -35,6 +35,7 @@ _COMPILED = "--calibrate on times stages as they were profiled, which was withou
         ({"checkpoint_every": 5}, "--checkpoint-every needs --checkpoint", "--checkpoint checkpoints"),
         ({"keep": 5}, "--keep needs --checkpoint", "--checkpoint checkpoints"),
         ({"resume": True}, "--resume needs --checkpoint", "--checkpoint checkpoints"),
+        ({"restarts": 3}, "--restarts needs --checkpoint", "--checkpoint checkpoints"),
         ({"data_from": "share"}, "--data-from share needs --data", "--data FACTORY of a Dataset"),
         (
             {"compiler": "eager", "lone_passes": "on"},
@@ -43,6 +44,11 @@ _COMPILED = "--calibrate on times stages as they were profiled, which was withou
         ),
         (
             {"resume": True, "checkpoint": "x", "check_numerics": True},
+            "--check-numerics needs a run from the first step",
+            "leave one of them out",
+        ),
+        (
+            {"restarts": 1, "checkpoint": "x", "check_numerics": True},
             "--check-numerics needs a run from the first step",
             "leave one of them out",
         ),
@@ -119,6 +125,7 @@ def test_a_folder_with_checkpoints_is_not_written_to_by_another_run(tmp_path: Pa
     error = refused(checkpoint=str(tmp_path))
     assert error.details == ("steps 3",)
     assert error.remedies[0] == "--resume, to go on from the newest"
-    require_consistent(plan(), RunOptions(checkpoint=str(tmp_path), resume=True))
+    for resume in (True, "auto"):
+        require_consistent(plan(), RunOptions(checkpoint=str(tmp_path), resume=resume))
     (tmp_path / "file").touch()
     assert "is no folder" in refused(checkpoint=str(tmp_path / "file")).title

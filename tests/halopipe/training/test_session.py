@@ -26,7 +26,14 @@ from halopipe.training.optimizer_spec import (
 from halopipe.training.rank import Opened, Terms
 from halopipe.training.session import Execution
 from halopipe.training.single_device import parameters_of
-from planner.ir.errors import DifferentDataError, FactoryError, StaleFileError, UsageError
+from planner.ir.errors import (
+    CorruptFileError,
+    DifferentDataError,
+    FactoryError,
+    StaleFileError,
+    UnknownNameError,
+    UsageError,
+)
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from profiler.capture.graph import capture
@@ -115,6 +122,29 @@ def test_what_is_saved_is_loaded_under_another_plan(tmp_path: Path) -> None:
     assert caught.value.remedies == ("execute(..., seed=0)",)
     with pytest.raises(StaleFileError, match="belongs to another model"):
         together(learners.plan_of_taggers(), rest)
+
+
+def test_a_script_goes_on_from_the_newest_sound_checkpoint_if_there_is_any(tmp_path: Path) -> None:
+    def begun(execution: Execution) -> list[float]:
+        assert execution.load(tmp_path, step="auto") == execution.num_steps == 0
+        losses = steps(0, 2)(execution)
+        execution.save(tmp_path)
+        losses += steps(2, 4)(execution)
+        execution.save(tmp_path)
+        return losses
+
+    def rest(execution: Execution) -> list[float]:
+        assert execution.load(tmp_path, step="auto") == 2
+        return steps(2, 4)(execution)
+
+    losses = loss_of(together(learners.plan(), begun))
+    (tmp_path / "step-4" / "rank-1" / "__0_0.distcp").unlink()
+    assert loss_of(together(learners.plan(), rest)) == losses[2:]
+    (tmp_path / "step-2" / "manifest.sha256").write_text("0" * 64)
+    with pytest.raises(CorruptFileError, match="sound"):
+        together(learners.plan(), rest)
+    with pytest.raises(UnknownNameError, match="no checkpoint 'newest'"):
+        together(PLAN, lambda execution: execution.load(tmp_path, step="newest"))
 
 
 def test_a_checkpoint_of_a_step_is_never_overwritten(tmp_path: Path) -> None:

@@ -1,0 +1,202 @@
+"""A job that loses ranks and is started again: attempts, one after the other, until one reaches the last step.
+
+    attempt 0     steps 0 1 2 3 4 5 x          rank 1 is killed: all others end at once
+                          ^ checkpoint after step 2
+    decide(Loss)  the plan of the next attempt, by default the same
+    attempt 1           steps 2 3 4 5 6 7 8    from the newest sound checkpoint, as ``--resume auto`` does
+
+What the attempts did is told as one run: a loss for each step, whichever attempt computed it, and a
+:class:`planner.ir.timeline.Restart` for each loss of ranks.  Attempts share nothing but the folder of checkpoints: each
+has processes, a store and random numbers of its own, so that its steps are bit for bit those of a run that nobody
+disturbed.
+
+Under torchrun there is no such process, and its agents start the ranks again (``--max-restarts``); with
+``--resume auto`` each attempt goes on as here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from halopipe.launch.spawn import nothing_left, spawn
+from halopipe.run_spec.job import Done, cleared, job_folder
+from halopipe.run_spec.options import IF_ANY, RunOptions
+from halopipe.run_spec.result import Progress, RunProgress, RunResult, Score
+from halopipe.terminal import units
+from halopipe.training.checkpointing import Start, settled
+from planner.ir.errors import CheckpointError, HalopipeError, WorkerError
+from planner.ir.plan import Plan
+from planner.ir.timeline import Restart
+from runtime.engine import device_of
+from runtime.monitor.failure import also, blame
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why an attempt of a job ended before its last step.
+
+    Attributes:
+        plan: that it ran.
+        number: of the attempt, 0 for the first; so many restarts were made before.
+        error: what ended it; such that starting again may help, see :func:`may_pass`.
+        ranks: whose failure it is: those that died, or where a chain of waits ends; empty where nobody knows.
+        step: after which the next attempt goes on; 0: it begins anew.
+        num_done: steps that were complete on all ranks.
+        before: the losses before this one, the first of them first.
+    """
+
+    plan: Plan
+    number: int
+    error: HalopipeError
+    ranks: tuple[int, ...]
+    step: int
+    num_done: int
+    before: tuple[Loss, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Those of the lost ranks, as the plan calls them: ``n0/cpu1``."""
+        return tuple(device_of(self.plan.decision, rank) for rank in self.ranks)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Those of these devices: ``n0``."""
+        return tuple(dict.fromkeys(device.rpartition("/")[0] for device in self.devices))
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether a rank says the same at the same step as in the attempt before: so it will once more."""
+        last = self.before[-1] if self.before else None
+        return (
+            last is not None
+            and not blame(self.error)
+            and (last.error.title, last.num_done) == (self.error.title, self.num_done)
+        )
+
+
+Decide = Callable[[Loss], Plan | None]
+"""Asked between attempts, when no process of the last one is left: the plan of the next one; None: the same again.
+
+A HalopipeError that it raises ends the job in place of the loss.
+"""
+
+
+def may_pass(error: HalopipeError) -> bool:
+    """Whether starting again may help: what a worker met may not come again, a wrong file or option is there to stay.
+
+    Nor does it help where a checkpoint cannot be saved: its disk is as full as before.
+    """
+    return isinstance(error, WorkerError) and not isinstance(error, CheckpointError)
+
+
+def supervised(
+    plan: Plan, options: RunOptions, progress: Progress | None = None, decide: Decide | None = None
+) -> RunResult:
+    """Runs all ranks on this host, again after each of up to ``options.restarts`` losses; nothing is left behind.
+
+    Raises:
+        HalopipeError: what ended the last attempt, with those before; or what ``decide`` raised.
+    """
+    with job_folder() as folder:
+        return _Supervisor(plan, options, progress, decide or (lambda loss: None), folder).run()
+
+
+@dataclass(slots=True)
+class _Supervisor:
+    plan: Plan
+    options: RunOptions
+    progress: Progress | None
+    decide: Decide
+    folder: Path
+    losses: tuple[Loss, ...] = ()
+    restarts: list[Restart] = field(default_factory=list)
+    lost_s: float = 0.0
+    steps: dict[int, tuple[float, float]] = field(default_factory=dict)
+    scores: dict[int, Score] = field(default_factory=dict)
+
+    def run(self) -> RunResult:
+        start = settled(self.plan, self.options)
+        while True:
+            for line in start.skipped:
+                self._say(start.step, line)
+            try:
+                result = nothing_left(start) if start.is_end else self._attempt(start)
+            except HalopipeError as error:
+                self._note(self._done())
+                if not may_pass(error) or len(self.losses) >= self.options.restarts:
+                    if self.losses:
+                        raise self._with_history(error) from error
+                    raise
+                start = self._after(error)
+            else:
+                return self._whole(result)
+
+    def _attempt(self, start: Start) -> RunResult:
+        result = spawn(self.plan, start.options, self.progress, self.folder)
+        if self.options.restarts:
+            self._note(self._done())
+        return result
+
+    def _done(self) -> Done:
+        return Done.read(self.folder, self.plan.decision.num_ranks)
+
+    def _after(self, error: HalopipeError) -> Start:
+        """Where the attempt after this loss begins; its plan is decided.
+
+        Raises:
+            HalopipeError: there is to be none.
+        """
+        self.lost_s = time.monotonic()
+        start = settled(self.plan, replace(self.options, resume=IF_ANY))
+        num_done = max(start.step, max(self.steps, default=-1) + 1)
+        cleared(self.folder)
+        ranks = tuple(rank for rank in error.ranks if rank >= 0)
+        loss = Loss(self.plan, len(self.losses), error, ranks, start.step, num_done, self.losses)
+        plan = self.decide(loss) or self.plan
+        if plan == self.plan and loss.is_repeated:
+            raise also(error, ["it came twice at the same step: to start again would not help"])
+        self.plan, self.losses = plan, (*self.losses, loss)
+        words = f"after step {start.step}" if start.step else "from the beginning"
+        words += f" ({len(self.losses)} of at most {self.options.restarts})"
+        self._say(start.step, f"{error.title}; started again {words}")
+        self.restarts.append(Restart(num_done, ranks, error.title, error.code, start.step, num_done - start.step))
+        self.steps = {step: each for step, each in self.steps.items() if step < start.step}
+        self.scores = {step: each for step, each in self.scores.items() if step <= start.step}
+        return start
+
+    def _note(self, done: Done) -> None:
+        """Keeps what the attempt did, before its folder is cleared."""
+        self.steps |= {step: (loss, done.step_seconds[step]) for step, loss in done.losses.items()}
+        self.scores |= done.scores
+        if self.restarts and not self.restarts[-1].recovery_s:
+            began_s = time.monotonic() if done.began_s is None else done.began_s
+            self.restarts[-1] = replace(self.restarts[-1], recovery_s=began_s - self.lost_s)
+
+    def _whole(self, result: RunResult) -> RunResult:
+        """The result of the last attempt, with the steps of those before."""
+        first, before = result.first_step, list[tuple[float, float]]()
+        while first - 1 in self.steps:
+            first -= 1
+            before.insert(0, self.steps[first])
+        scores = [score for step, score in sorted(self.scores.items()) if first < step <= result.first_step]
+        return replace(
+            result,
+            losses=(*(loss for loss, _ in before), *result.losses),
+            step_seconds=(*(seconds for _, seconds in before), *result.step_seconds),
+            first_step=first,
+            scores=(*scores, *result.scores),
+            restarts=tuple(self.restarts),
+        )
+
+    def _with_history(self, error: HalopipeError) -> HalopipeError:
+        history = [
+            f"attempt {loss.number + 1} ended after step {loss.num_done}: {loss.error.title}" for loss in self.losses
+        ]
+        return also(error, [f"the job was started again {units.count(len(history), 'time')} before", *history])
+
+    def _say(self, step: int, word: str) -> None:
+        if self.progress is not None:
+            self.progress(RunProgress(step, self.options.steps, None, 0.0, word))

@@ -1,0 +1,227 @@
+"""Jobs that lose ranks: what is started again, where it goes on, and that its curve is that of a run without a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from halopipe.launch import restart
+from halopipe.launch.restart import Decide, Loss, may_pass, supervised
+from halopipe.launch.run import run_plan
+from halopipe.run_spec.job import Journal, journal_path
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import RunProgress, RunResult, Score
+from planner.ir import errors
+from planner.ir.errors import (
+    CheckpointError,
+    DeadlineError,
+    HalopipeError,
+    NumericsError,
+    OutOfMemoryError,
+    StageFailedError,
+    UsageError,
+    WorkerDiedError,
+    WorkerError,
+)
+from planner.ir.plan import Plan
+from planner.ir.timeline import Timeline
+from tests.halopipe.plans import mined
+from tests.runtime.checkpoint.cases import alone, save_all, whole
+
+STEPS = {"steps": 6, "warmup": 0, "data": "tests.halopipe.bombs:noise", "check_first_step": False}
+
+
+def plan_with(deed: str = "", layer: int = -1, direction: str = "F") -> Plan:
+    """Two stages with dropout; the layer does something terrible once, see :mod:`tests.halopipe.bombs`."""
+    return mined(layer, deed, direction, dropout=0.2)
+
+
+@cache
+def undisturbed() -> tuple[float, ...]:
+    """The curve of a run that loses nobody."""
+    result = run_plan(plan_with(), RunOptions(**STEPS))
+    assert result is not None
+    return result.losses
+
+
+@pytest.mark.parametrize(
+    ("deed", "layer", "direction", "call", "rank", "code"),
+    [
+        ("kill", 0, "F", 9, 0, "H501"),
+        ("exit", 2, "B", 6, 1, "H501"),
+        ("raise", 0, "B", 3, 0, "H502"),
+        ("sleep", 2, "F", 8, 1, "H503"),
+        ("abort", 2, "F", 7, 1, "H501"),
+        ("segfault", 0, "B", 12, 0, "H501"),
+        ("memory", 1, "F", 8, 0, "H506"),
+        ("stop", 0, "F", 11, 0, "H503"),
+    ],
+)
+def test_the_curve_of_a_job_that_lost_a_rank_is_bit_for_bit_that_of_one_that_did_not(
+    tmp_path: Path, deed: str, layer: int, direction: str, call: int, rank: int, code: str
+) -> None:
+    seen: list[RunProgress] = []
+    saved = {"checkpoint": str(tmp_path / "saved"), "checkpoint_every": 2, "restarts": 1, "deadline_s": 2.0}
+    plan = plan_with(f"once:{deed}:{call}:{tmp_path / 'mark'}", layer, direction)
+    result = run_plan(plan, RunOptions(**STEPS, **saved), seen.append)
+    assert result is not None
+    assert (tmp_path / "mark").exists()
+    assert result.losses == undisturbed()
+    assert (result.first_step, len(result.step_seconds), len(result.restarts)) == (0, 6, 1)
+    (lost,) = result.restarts
+    assert (lost.ranks, lost.code) == ((rank,), code)
+    assert lost.resumed_step in (0, 2, 4)
+    assert lost.step == lost.resumed_step + lost.repeated_steps == (call - 1) // 2
+    assert 0.0 < lost.recovery_s < 60.0
+    where = f"after step {lost.resumed_step}" if lost.resumed_step else "from the beginning"
+    assert [at.word for at in seen if at.word] == [f"{lost.error}; started again {where} (1 of at most 1)"]
+
+
+class Attempts:
+    """In place of processes: each attempt does steps, saves every two of them, and ends as it is told."""
+
+    def __init__(self, *ends: tuple[int, Exception | None]) -> None:
+        self.ends, self.asked = ends, list[tuple[Plan, RunOptions]]()
+
+    def __call__(self, plan: Plan, options: RunOptions, progress: object, folder: Path) -> RunResult:
+        assert not list(folder.glob("journal-*")), "the attempt before has left something"
+        stop, error = self.ends[len(self.asked)]
+        self.asked.append((plan, options))
+        first = options.resume_step if options.resume else 0
+        for rank in range(2):
+            journal = Journal(journal_path(folder, rank))
+            for step in range(first, stop):
+                journal.step(step, None if rank == 0 else float(step), 0.1)
+            journal.score(Score(first + 1, 0.5, 8))
+        with journal_path(folder, 1).open("a") as file:
+            file.write('{"step": 99, "lo')  # where it was killed
+        for step in range(first + 2, stop + 1, 2):
+            save_all(Path(options.checkpoint), step, [alone(whole(), {"run/step": step})])
+        if error is not None:
+            raise error
+        losses = tuple(map(float, range(first, stop)))
+        return RunResult(losses, (0.2,) * len(losses), 0, Timeline("measured", 0.2, ()), (), (), (), first_step=first)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RunResult, Attempts, list[str]]]:
+    """Runs eight steps in such attempts; gives the result, what was asked of them, and what was said."""
+    plan, numbers = mined(), count()
+
+    def run(*ends: tuple[int, Exception | None], decide: Decide | None = None, **options: object) -> object:
+        attempts, said = Attempts(*ends), list[RunProgress]()
+        monkeypatch.setattr(restart, "spawn", attempts)
+        asked = RunOptions(8, checkpoint=str(tmp_path / f"job-{next(numbers)}"), **{"restarts": 3, **options})
+        result = supervised(plan, asked, said.append, decide)
+        return result, attempts, [at.word for at in said]
+
+    return run
+
+
+def lost(title: str = "rank 1 is gone", kind: type[HalopipeError] = WorkerDiedError, rank: int = 1) -> HalopipeError:
+    error = kind(title)
+    error.ranks = (rank,)
+    return error
+
+
+def test_attempts_are_one_run(job: Callable[..., tuple[RunResult, Attempts, list[str]]]) -> None:
+    losses: list[Loss] = []
+    ends = ((5, lost()), (4, lost("rank 0 hangs", DeadlineError, 0)), (7, lost()), (8, None))
+    result, attempts, said = job(*ends, decide=losses.append)
+    assert result.losses == tuple(map(float, range(8)))
+    assert result.step_seconds == (0.1,) * 6 + (0.2,) * 2
+    assert result.first_step == 0
+    assert [score.step for score in result.scores] == [1, 5]
+    assert [(each.step, each.resumed_step, each.repeated_steps) for each in result.restarts] == [
+        (5, 4, 1),
+        (4, 4, 0),
+        (7, 6, 1),
+    ]
+    assert [options.resume_step for _, options in attempts.asked] == [-1, 4, 4, 6]
+    assert said[1] == "rank 0 hangs; started again after step 4 (2 of at most 3)"
+    assert [(loss.number, loss.ranks, loss.devices, loss.hosts) for loss in losses] == [
+        (0, (1,), ("n0/cpu1",), ("n0",)),
+        (1, (0,), ("n0/cpu0",), ("n0",)),
+        (2, (1,), ("n0/cpu1",), ("n0",)),
+    ]
+    assert losses[2].before == (losses[0], losses[1])
+
+
+def test_a_loss_behind_the_last_checkpoint_leaves_nothing_to_do(
+    job: Callable[..., tuple[RunResult, Attempts, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halopipe.training.checkpointing._require_model", lambda saved, mine: None)
+    result, attempts, _ = job((8, lost()))
+    assert (len(attempts.asked), result.losses, result.first_step) == (1, tuple(map(float, range(8))), 0)
+    assert result.end.startswith("all 8 steps are done: ")
+
+
+def test_the_plan_of_the_next_attempt_is_what_was_decided(
+    job: Callable[..., tuple[RunResult, Attempts, list[str]]],
+) -> None:
+    other = mined(-1, "other")
+    _, attempts, _ = job((3, lost()), (8, None), decide=lambda loss: other)
+    assert [plan == other for plan, _ in attempts.asked] == [False, True]
+    with pytest.raises(errors.InfeasibleError, match="nothing fits"):
+        job((3, lost()), decide=_refuse)
+
+
+def _refuse(loss: Loss) -> Plan | None:
+    raise errors.InfeasibleError("nothing fits")
+
+
+def test_when_no_restart_is_left_the_last_loss_is_told_with_those_before(
+    job: Callable[..., tuple[RunResult, Attempts, list[str]]],
+) -> None:
+    with pytest.raises(WorkerDiedError) as caught:
+        job((3, lost("first")), (5, lost("second")), restarts=1)
+    assert caught.value.title == "second"
+    assert caught.value.details == ("the job was started again 1 time before", "attempt 1 ended after step 3: first")
+
+
+def test_what_a_rank_names_twice_at_the_same_step_is_not_tried_again(
+    job: Callable[..., tuple[RunResult, Attempts, list[str]]],
+) -> None:
+    bomb = [StageFailedError("rank 1 stopped at step 4: the bomb went off") for _ in range(2)]
+    with pytest.raises(StageFailedError, match="the bomb went off") as caught:
+        job((4, bomb[0]), (4, bomb[1]))
+    assert "it came twice at the same step: to start again would not help" in caught.value.details
+    later = StageFailedError(bomb[0].title)
+    assert len(job((4, bomb[0]), (5, later), (8, None))[1].asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "helps"),
+    [
+        (WorkerDiedError, True),
+        (WorkerError, True),
+        (StageFailedError, True),
+        (DeadlineError, True),
+        (OutOfMemoryError, True),
+        (errors.TransportError, True),
+        (CheckpointError, False),
+        (NumericsError, False),
+        (UsageError, False),
+        (errors.StaleFileError, False),
+        (errors.InfeasibleError, False),
+    ],
+)
+def test_only_what_may_not_come_again_is_tried_again(
+    job: Callable[..., tuple[RunResult, Attempts, list[str]]], kind: type[HalopipeError], helps: bool
+) -> None:
+    assert may_pass(kind("x")) == helps
+    if not helps:
+        with pytest.raises(kind):
+            job((3, kind("x")))
+
+
+def test_a_job_of_torchrun_is_restarted_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError) as caught:
+        run_plan(mined(), RunOptions(checkpoint="saved", restarts=3))
+    assert caught.value.remedies == ("torchrun --max-restarts 3 ... halopipe run PLAN --resume auto",)
