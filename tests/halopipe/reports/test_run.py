@@ -8,8 +8,9 @@ from halopipe.launch import run as launch_run
 from halopipe.reports import explain, run
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress, RunResult, Score
+from planner.ir.codec import dumps, loads
 from planner.ir.errors import NumericsError
-from planner.ir.timeline import Span, Timeline
+from planner.ir.timeline import Restart, Span, Timeline, TimelineFile
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 
 PROFILE = chain_profile(3)
@@ -59,6 +60,15 @@ def test_a_run_that_went_on_counts_all_steps_and_tells_its_evaluations() -> None
         "evaluation after step 7: loss 0.5000, 25 % right (8 samples)",
         "evaluation after step 8: loss 0.2500 (8 samples)",
     ]
+
+
+def test_a_job_that_was_started_again_says_so_wherever_it_is_told() -> None:
+    lost = Restart(5, (1,), "rank 1 ended by signal SIGKILL without a word", "H501", 4, 1, 0.8)
+    result = replace(RESULT, restarts=(lost,))
+    line = "started again after step 4 (1 step again, 800 ms): rank 1 ended by signal SIGKILL without a word"
+    assert line in run.report(PLAN, result, RESULT.timeline).splitlines()
+    assert run.data(PLAN, result)["restarts"][0]["resumed_step"] == 4
+    assert loads(dumps(result.timeline_file(RESULT.timeline)), TimelineFile).restarts == (lost,)
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, result: RunResult | None) -> RunResult | None:
