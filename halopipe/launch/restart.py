@@ -120,7 +120,7 @@ class _Supervisor:
     def run(self) -> RunResult:
         start = settled(self.plan, self.options)
         while True:
-            for line in start.skipped:
+            for line in start.skipped if self.losses else start.lines:
                 self._say(start.step, line)
             try:
                 result = nothing_left(start) if start.is_end else self._attempt(start)

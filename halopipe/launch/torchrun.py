@@ -55,7 +55,7 @@ def join(job_rank: JobRank, plan: Plan, options: RunOptions, progress: Progress 
     with told_to_all(board, job_rank.rank, job_rank.num_ranks), job_folder() as folder:
         start = settled_by_rank_0(plan, options, store, job_rank.rank)
         if progress is not None and job_rank.rank == 0:
-            for line in start.skipped:
+            for line in start.lines:
                 progress(RunProgress(start.step, options.steps, None, 0.0, line))
         options = start.options
         if start.is_end:

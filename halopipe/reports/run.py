@@ -46,7 +46,7 @@ def train(plan: Plan, options: RunOptions) -> RunResult | None:
         _require_finite(result.losses, result.first_step)
         if options.profile_steps:
             console.remark(f"steps {options.profile_steps} were traced, which made them slower")
-        if options.data:
+        if options.data and result.data:
             console.remark(f"data: {result.data}")
         if result.numerics is not None and (result.numerics.skipped or result.numerics.hidden):
             console.remark(f"numerics: {result.numerics}")

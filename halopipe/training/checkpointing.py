@@ -118,6 +118,12 @@ class Start:
         return self.step >= self.options.steps
 
     @property
+    def lines(self) -> tuple[str, ...]:
+        """What people should know of it."""
+        path = complete_path(Path(self.options.checkpoint), self.step)
+        return (*self.skipped, *([f"going on from {path}"] if self.step and not self.is_end else []))
+
+    @property
     def end(self) -> str:
         """Says so."""
         return f"all {self.options.steps} steps are done: {complete_path(Path(self.options.checkpoint), self.step)}"

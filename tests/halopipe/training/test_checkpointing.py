@@ -86,6 +86,8 @@ def test_a_run_all_of_whose_steps_are_done_is_at_its_end_if_they_were_those_of_i
     start = begin(folder, steps=6)
     assert (start.is_end, start.end) == (True, f"all 6 steps are done: {folder}/step-6")
     assert begin(folder, steps=5).is_end
+    assert begin(folder).lines == (f"going on from {folder}/step-6",)
+    assert start.lines == ()
     other = replace(PLAN, inputs=replace(PLAN.inputs, model_fingerprint="sha256:other"))
     with pytest.raises(StaleFileError, match="belongs to another model"):
         begin(folder, other, steps=6)
