@@ -176,8 +176,11 @@ class Replanner:
         except HalopipeError:
             return None
         known, asked = plan.inputs.request, self.first.inputs.request
-        free = {"speeds": {}, "micro_batch_sizes": (), "num_ranks": 0, "forbid": ()}  # what another plan may differ in
-        alike = replace(known, **free) == replace(asked, **free) and known.speeds == {**asked.speeds, **speeds}
+        one, other = (
+            replace(each, speeds={}, micro_batch_sizes=(), num_ranks=0, forbid=())  # what another plan may differ in
+            for each in (known, asked)
+        )
+        alike = one == other and known.speeds == {**asked.speeds, **speeds}
         if not alike or plan.decision.global_batch != self.first.decision.global_batch:
             return None
         if not solve.is_of(self.profile, plan):
@@ -361,7 +364,9 @@ def _settled(own: Replanner, came: Sequence[Came]) -> Seating:
     rank_of = {rank_with[seat.name]: seat.rank for seat in seats_of(plan.decision)}
     idle = [rank for rank in range(len(came)) if rank not in rank_of]
     if idle:
-        own.say(f"{units.count(len(idle), 'rank')} of the job {'has' if len(idle) == 1 else 'have'} nothing to do: {idle}")
+        own.say(
+            f"{units.count(len(idle), 'rank')} of the job {'has' if len(idle) == 1 else 'have'} nothing to do: {idle}"
+        )
     return Seating(plan, rank_of)
 
 
@@ -393,7 +398,7 @@ def devices_there(
         of_host = used.setdefault(device.host, [])
         of_host += [device.name] if device.name not in of_host else []
     sizes = {name: len(ranks) for name, ranks in ranks_by_host(decision).items()}
-    free, found = list(used), []
+    free, found = list(used), list[list[str]]()
     for name, count in hosts:
         before = known.get(name)
         ways = (

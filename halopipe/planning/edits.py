@@ -224,8 +224,10 @@ def _apply(at: Changed, part: str) -> Changed:
         return replace(at, problem=_with_rule(at.problem, part))
     raise UnknownNameError(
         f"nothing is known of {name!r}",
-        [f"known: {', '.join((*_CHANGES, 'solver', 'devices', 'hosts', 'without'))}, DEVICE.memory, DEVICE.speed, "
-            "link NAME.bandwidth"],
+        [
+            f"known: {', '.join((*_CHANGES, 'solver', 'devices', 'hosts', 'without'))}, DEVICE.memory, DEVICE.speed",
+            "of links: link NAME.bandwidth, .latency or .speed",
+        ],
         ["write it like schedule=gpipe, n0/gpu0.memory=32GiB or 'link across-hosts.bandwidth=25GB/s'"],
     )
 

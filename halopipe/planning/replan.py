@@ -238,7 +238,7 @@ def _candidate(problem: Problem, book: Any, decision: Decision) -> Candidate | N
 
 
 def is_worth(before_s: float, after_s: float, num_left: int, change_s: float) -> bool:
-    """Whether to go over to a plan of steps of ``after_s``: more is saved over the rest of the job than the change costs.
+    """Whether to go over to a plan of steps of ``after_s``: over the rest of the job it saves more than it costs.
 
     Args:
         before_s: a step now.

@@ -108,9 +108,7 @@ def predict_again(plan: Plan, profile: Profile) -> tuple[Prediction, Timeline]:
     from planner.costs.predict import predict
 
     request = plan.inputs.request
-    return predict(
-        plan.inputs.as_seen(profile), plan.decision, request.memory_margin, request.memory_bytes
-    )
+    return predict(plan.inputs.as_seen(profile), plan.decision, request.memory_margin, request.memory_bytes)
 
 
 def ties_of(profile: Profile) -> Ties:

@@ -64,7 +64,9 @@ def predicted_timeline(plan: Plan) -> Timeline:
     return Timeline("predicted", plan.prediction.step_s, ())
 
 
-def report(plan: Plan, result: RunResult, predicted: Timeline, drift: Drift | None = None, changes: Sequence[Replan] = ()) -> str:
+def report(
+    plan: Plan, result: RunResult, predicted: Timeline, drift: Drift | None = None, changes: Sequence[Replan] = ()
+) -> str:
     """The run in a few lines.
 
     Args:

@@ -412,9 +412,7 @@ class Profile:
             own = {one.of: one for one in self.calibration.corrections if one.of.where == of}
             machine = own.pop(CostClass(MACHINE, of), Correction(CostClass(MACHINE, of), 1.0, 1))
             corrections += [replace(one, of=replace(one.of, where=kind)) for one in own.values()]
-            corrections.append(
-                replace(machine, of=CostClass(MACHINE, kind), factor=machine.factor / speed_of[kind])
-            )
+            corrections.append(replace(machine, of=CostClass(MACHINE, kind), factor=machine.factor / speed_of[kind]))
         return replace(
             self,
             cluster=replace(cluster, devices=devices),

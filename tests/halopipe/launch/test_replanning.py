@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path

@@ -17,7 +17,9 @@ def made(*speeds: float, hosts: tuple[str, ...] | None = None) -> Profile:
 
 
 @pytest.mark.parametrize("ranks", [None, ((0, 1), (2,))])
-def test_a_device_at_another_speed_costs_what_one_of_that_speed_would(ranks: tuple[tuple[int, ...], ...] | None) -> None:
+def test_a_device_at_another_speed_costs_what_one_of_that_speed_would(
+    ranks: tuple[tuple[int, ...], ...] | None,
+) -> None:
     def step_s(profile: Profile) -> float:
         cuts = (1, 3) if ranks is None else (3,)
         shares = None if ranks is None else ((1, 1), (2,))
