@@ -108,10 +108,7 @@ class Replanner:
 
         Raises:
             InfeasibleError: nothing fits on what is left.
-            HalopipeError: a rank says the same twice; no device is to blame.
         """
-        from halopipe.launch.restart import the_same  # late: it loads torch
-
         self._num_losses = loss.number + 1
         self._began_s, self._heard_step, better, self._better = time.monotonic(), 0, self._better, None
         self._checkpoint = None
@@ -120,7 +117,7 @@ class Replanner:
         speeds = {**gone, **{name: speed for name, speed in self._speeds.planned.items() if speed and name not in gone}}
         if better is not None and not gone.keys() - better.speeds.keys():
             return self._take(better, better.speeds)
-        return the_same(loss) if speeds == self._speeds.planned else self.change(speeds)
+        return None if speeds == self._speeds.planned else self.change(speeds)
 
     def change(self, speeds: Mapping[str, float]) -> Plan:
         """The plan for the machines as they stand, in force from now on; the first one where they are whole.
