@@ -30,7 +30,7 @@ from cuda_ops.device.gpus import num_gpus
 from halopipe.launch.job_environment import JobRank, ranks_by_host
 from halopipe.planning import solve
 from halopipe.planning.replan import Replan, Speeds, is_worth, replan
-from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.options import FREE, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress
 from halopipe.terminal import console, units
 from halopipe.training.rank_device import Seat, seats_of
@@ -126,7 +126,7 @@ class Replanner:
             InfeasibleError: nothing fits on what is left.
         """
         if speeds:
-            found = self._kept(speeds) or replan(self.first, self.profile, speeds, in_force=self.plan)
+            found = self._kept(speeds) or self._search(speeds)
         else:
             found = Replan(self.plan, self.first, {}, self.plan.prediction.step_s)
         return self._take(found, speeds)
@@ -146,6 +146,9 @@ class Replanner:
             self._hear(at)
 
         return show
+
+    def _search(self, speeds: Mapping[str, float]) -> Replan:
+        return replan(self.first, self.profile, speeds, in_force=self.plan, free=self.options.replan == FREE)
 
     def _take(self, found: Replan, speeds: Mapping[str, float]) -> Plan:
         self.plan = found.plan
@@ -178,7 +181,11 @@ class Replanner:
             for each in (known, asked)
         )
         alike = one == other and known.speeds == {**asked.speeds, **speeds}
-        if not alike or plan.decision.global_batch != self.first.decision.global_batch:
+        ours, theirs = self.first.decision, plan.decision
+        same = ours.global_batch == theirs.global_batch
+        if self.options.replan != FREE:
+            same = ours.micro_batches == theirs.micro_batches
+        if not alike or not same:
             return None
         if not solve.is_of(self.profile, plan):
             return None
@@ -224,7 +231,7 @@ class Replanner:
         """Beside the ranks, which go on: whether another plan is worth it at these speeds."""
         number = self._num_losses
         try:
-            found = replan(self.first, self.profile, speeds, in_force=self.plan)
+            found = self._search(speeds)
             after_s = at.step_s * found.after_s / found.before_s if found.before_s else at.step_s
             is_better = is_worth(at.step_s, after_s, at.num_steps - at.step, self._start_s or 0.0)
             if number == self._num_losses and is_better:

@@ -3,9 +3,10 @@
 found = replan(plan, profile, {"n1/cpu0": 0.0, "n0/cpu1": 0.667})     # gone; takes 1.5 times as long
 found.plan, found.before_s, found.after_s, found.lines()
 
-The problem stays: profile, global batch, objective, constraints.  Sizes of micro-batches are free, since what was asked
-for suited other devices.  The plan in force, cut anew for what is left of it, is the one to beat; the search itself
-begins with one device, replicas and the even split, so that no plan found is slower than these.
+The problem stays: profile, global batch, objective, constraints.  So do the micro-batches, as the statistics of batch
+normalisation are theirs and random layers draw by them; of a model that has neither they may be ``free``.  The plan in
+force, cut anew for what is left of it, is the one to beat; the search itself begins with one device, replicas and the
+even split, so that no plan found is slower than these.
 
 When it is worth to go over to another plan (``is_worth``), and which speeds to count with (:class:`Speeds`), is decided
 here too, by numbers alone.
@@ -14,7 +15,7 @@ here too, by numbers alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -104,6 +105,7 @@ def replan(
     speeds: Mapping[str, float],
     *,
     in_force: Plan | None = None,
+    free: bool = False,
     time_limit_s: float = TIME_LIMIT_S,
     progress: Progress | None = None,
 ) -> Replan:
@@ -114,6 +116,7 @@ def replan(
         profile: that it was made from.
         speeds: by device, beside the profile; 0: it is gone.
         in_force: the plan that the job runs now, perhaps another one; None: ``plan``.
+        free: whether micro-batches may be of other sizes.
 
     Raises:
         InfeasibleError: no device is left, nothing fits, or a side constraint needs a device that is gone.
@@ -121,23 +124,26 @@ def replan(
     """
     before = plan if in_force is None else in_force
     asked = problems.standing(problems.problem_of(plan, profile), speeds)
-    recut = _recut(asked, before.decision)
-    found, error = _searched(asked, time_limit_s, progress)
+    sizes = [(), asked.micro_batch_sizes] if free else [(max(plan.decision.micro_batches),)]
+    found, error = _searched(asked, sizes, time_limit_s, progress)
+    if found is not None and not free and found.decision.micro_batches != plan.decision.micro_batches:
+        found = None
+    recut = _recut(replace(asked, micro_batch_sizes=sizes[0]), before.decision)
     if recut is not None and (found is None or _is_faster(recut, found, asked.objective)):
         found = recut if found is None else _bounded_by(recut, found)
     if found is None:
-        raise _nothing_left(asked, error)
+        raise _nothing_left(asked, error, plan, free)
     found = replace(found, inputs=replace(found.inputs, profile_path=plan.inputs.profile_path))
     return Replan(before, found, dict(asked.speeds), _step_now_s(before, asked))
 
 
 def _searched(
-    asked: Problem, time_limit_s: float, progress: Progress | None
+    asked: Problem, sizes: Sequence[tuple[int, ...]], time_limit_s: float, progress: Progress | None
 ) -> tuple[Plan | None, HalopipeError | None]:
-    """The best plan with micro-batches of any size that was measured, else of a size that was asked for."""
+    """The best plan with micro-batches of the first of these sizes that any plan fits with."""
     failed: HalopipeError | None = None
-    for sizes in dict.fromkeys(((), asked.micro_batch_sizes)):
-        problem = replace(asked, micro_batch_sizes=sizes, time_limit_s=time_limit_s)
+    for those in dict.fromkeys(sizes):
+        problem = replace(asked, micro_batch_sizes=those, time_limit_s=time_limit_s)
         try:
             return solve.solve(problem, progress=progress), None
         except (InfeasibleError, MissingMeasurementError) as error:
@@ -145,10 +151,15 @@ def _searched(
     return None, failed
 
 
-def _nothing_left(asked: Problem, error: HalopipeError | None) -> InfeasibleError:
+def _nothing_left(asked: Problem, error: HalopipeError | None, plan: Plan, free: bool) -> InfeasibleError:
     left = [device.name for device in asked.profile.cluster.devices]
     why = [error.title, *error.details] if error is not None else []
-    remedies = error.remedies if error is not None else ()
+    remedies = list(error.remedies) if error is not None else []
+    if not free:
+        why.append(f"in {units.micro_batches(plan.decision.micro_batches)}, as the job began")
+        remedies = [
+            "--replan free: other sizes; draws of dropout and statistics of batch normalisation change with them"
+        ]
     return InfeasibleError(
         f"no plan fits {standing_text(asked.speeds)}",
         [f"left: {', '.join(left)}", *why],
@@ -196,7 +207,7 @@ def _recut(problem: Problem, decision: Decision) -> Plan | None:
     if problem.shard == AUTO:
         sharded = any(stage.sharded for stage in decision.stages)
         problem = replace(problem, shard=ALWAYS if sharded else NEVER)
-    evaluator = Evaluator(replace(problem, micro_batch_sizes=()), PriceBook(problem.profile))
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
     try:
         candidate = _candidate(evaluator.problem, evaluator.book, decision)
         if candidate is None or evaluator.unmet(candidate):

@@ -20,6 +20,9 @@ AUTO, SHARED, GLOO, MPI = TRANSPORTS = ("", "shared", "gloo", "mpi")
 """What ranks on processors exchange by; shared: memory within a host, gloo between hosts."""
 
 PATH, SIZE, METRICS, FACTORY, WORD = "path", "size", "metrics", "factory", "word"
+(FREE,) = REPLAN = ("free",)
+"""Micro-batches of another plan: of any size; else those of the job."""
+
 (IF_ANY,) = RESUME = ("auto",)
 """What may follow ``--resume``: go on from a checkpoint if there is any; without it there must be one."""
 
@@ -127,7 +130,14 @@ class RunOptions:
         TRAINING,
     )
     device: str = _option("", "cpu: compute there, whatever devices the plan names.", "WHAT", TRAINING)
-    replan: bool = _option(False, "Plan anew for what is left where a device is gone for good.", panel=LOSSES)
+    replan: bool | str = _option(
+        False,
+        "Plan anew for what is left where a device is gone for good; 'free': with micro-batches of any size.",
+        "free",
+        LOSSES,
+        kind=WORD,
+        words=REPLAN,
+    )
     patience_s: float = _option(
         0.0,
         "Seconds in which a device or host that is gone may come back before a plan is made without it.",

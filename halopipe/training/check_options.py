@@ -13,6 +13,7 @@ from halopipe.run_spec.options import (
     FIELDS,
     IF_ANY,
     LONE_PASSES,
+    REPLAN,
     RESUME,
     SHARE,
     TRANSPORTS,
@@ -40,6 +41,7 @@ def require_consistent(plan: Plan, options: RunOptions) -> None:
     units.require_known("way to calibrate", [options.lone_passes], LONE_PASSES)
     units.require_known("transport", [options.transport], TRANSPORTS)
     units.require_known("way to resume", [options.resume] if isinstance(options.resume, str) else [], RESUME)
+    units.require_known("way to replan", [options.replan] if isinstance(options.replan, str) else [], REPLAN)
     for fault in chain(_numbers(options), _lacking(options), _at_odds(plan, options)):
         raise fault
     _require_known_optimizer(options)

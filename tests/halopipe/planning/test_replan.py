@@ -51,18 +51,23 @@ def plan() -> Plan:
     return planned(PROFILE)
 
 
+@pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("speeds", [{"n0/cpu0": 0.0}, {"n0/cpu1": 0.0, "n0/cpu2": 0.0}, {"n0/cpu1": 0.5}])
-def test_it_is_the_best_plan_for_the_machines_as_they_stand(plan: Plan, speeds: dict[str, float]) -> None:
-    found = replan(plan, PROFILE, speeds)
+def test_it_is_the_best_plan_for_the_machines_as_they_stand(plan: Plan, speeds: dict[str, float], free: bool) -> None:
+    found = replan(plan, PROFILE, speeds, free=free)
     left = [1.0 * speeds.get(f"n0/cpu{rank}", 1.0) for rank in range(3)]
+    batches = plan.decision.micro_batches
     alone = made(*(speed for speed in left if speed), memory_bytes=2**30)
-    assert found.after_s == pytest.approx(planned(alone).prediction.step_s, rel=1e-9)
+    assert found.after_s == pytest.approx(
+        planned(alone, micro_batch=[] if free else list(set(batches))).prediction.step_s, rel=1e-9
+    )
     assert found.plan.search.status == "proven"
     assert check(found.plan, PROFILE) == ()
     assert {name for stage in found.plan.decision.stages for name in stage.devices}.isdisjoint(
         name for name, speed in speeds.items() if not speed
     )
-    assert found.plan.decision.global_batch == GLOBAL_BATCH
+    assert sum(found.plan.decision.micro_batches) == GLOBAL_BATCH
+    assert free or found.plan.decision.micro_batches == batches
     assert standing_text(speeds) in found.headline()
     assert json.loads(json.dumps(found.data()))["step_s"] == found.after_s
 
@@ -80,7 +85,7 @@ def test_before_is_the_plan_in_force_on_the_machines_as_they_stand(plan: Plan) -
 def test_no_plan_is_slower_than_one_device_or_an_even_split(plan: Plan) -> None:
     left = problems.standing(problems.problem_of(plan, PROFILE), {"n0/cpu2": 0.0})
     rivals = [solve.solve(left, name).prediction.step_s for name in ("one-device", "even-split", "data-parallel")]
-    assert replan(plan, PROFILE, {"n0/cpu2": 0.0}).after_s <= min(rivals) * (1 + 1e-9)
+    assert replan(plan, PROFILE, {"n0/cpu2": 0.0}, free=True).after_s <= min(rivals) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("asked", [{"fix": ["l6=stage:2"]}, {"fix": ["*=replicas:3"]}])
@@ -103,10 +108,12 @@ def test_where_the_search_finds_nothing_in_time_the_plan_in_force_is_cut_anew(
     assert check(found.plan, PROFILE) == ()
 
 
-def test_sizes_of_micro_batches_are_free_where_those_that_were_asked_for_do_not_suit() -> None:
+def test_micro_batches_stay_unless_they_are_free() -> None:
     profile = made(1.0, 1.0, 1.0)
     asked = planned(profile, micro_batch=[1], schedules=["gpipe"])
     found = replan(asked, profile, {"n0/cpu0": 0.0, "n0/cpu1": 0.0})
+    assert found.plan.decision.micro_batches == (1,) * 8
+    found = replan(asked, profile, {"n0/cpu0": 0.0, "n0/cpu1": 0.0}, free=True)
     assert found.plan.inputs.request.micro_batch_sizes == ()
     assert found.plan.inputs.request.schedules == ("gpipe",)
 
@@ -162,7 +169,7 @@ def test_noise_never_changes_a_plan_and_a_straggler_changes_it_once_nearly_as_we
         speeds.plan_with(changed)
         assert told(speeds, slow, 300, draw) == {}, "once"
         if seed < 5:
-            found = replan(plan, PROFILE, changed)
+            found = replan(plan, PROFILE, changed, free=True)
             assert best_s >= 0.95 * predict(true, found.plan.decision)[0].step_s
             assert is_worth(found.before_s, found.after_s, 10_000, 10.0)
 
