@@ -110,7 +110,7 @@ class Account:
         for action in self._row:
             self._beside.setdefault((action.op, action.stage, action.microbatch), []).append(action)
         self._versions = {stage: self._most_versions(stage) for stage in {action.stage for action in self._row}}
-        self._risen: dict[tuple[int, int, bool, bool], _Rises] = {}
+        self._risen: dict[tuple[int, int, bool, bool, tuple[float, ...]], _Rises] = {}
         self._trains = any(action.op in (*_ENDS, Op.BACKWARD_INPUT) for action in self._row)
 
     def _stage(self, number: int, microbatch: int) -> Holding:
