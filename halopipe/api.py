@@ -475,7 +475,7 @@ def _profile_of(plan: PlanOrPath, given: ProfileOrPath | None) -> Profile | None
     known = _made_from.get(plan.inputs.profile_fingerprint)
     if isinstance(known, Path):
         return solve.profile_of(plan, known, None)
-    return None if known is None else known.corrected_by(plan.inputs.corrections)
+    return None if known is None else plan.inputs.as_seen(known)
 
 
 def _needed(plan: PlanOrPath, profile: Profile | None) -> Profile:

@@ -142,6 +142,12 @@ def _transports() -> Iterable[str]:
     return TRANSPORTS[1:]
 
 
+def _replans() -> Iterable[str]:
+    from halopipe.run_spec.options import REPLAN
+
+    return REPLAN
+
+
 def _resumes() -> Iterable[str]:
     from halopipe.run_spec.options import RESUME
 
@@ -197,5 +203,6 @@ RUN: dict[str, Any] = {
     "data_from": named(_readers),
     "profile": profiles,
     "resume": named(_resumes),
+    "replan": named(_replans),
 }
 """By field of :mod:`halopipe.run_spec.options`; for others the shell offers files."""

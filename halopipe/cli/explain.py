@@ -33,7 +33,7 @@ def explain(
         str,
         typer.Option(
             metavar="TEXT",
-            help="Changes: 'n0/gpu0.memory=32GiB', 'devices=8', 'link TIER.bandwidth=25GB/s,global-batch=64'.",
+            help="Changes: 'n0/gpu0.memory=32GiB', 'devices=8', 'without=n1/*', 'link TIER.bandwidth=25GB/s'.",
         ),
     ] = "",
     prices: Annotated[

@@ -100,6 +100,14 @@ def plan(
         typer.Option(metavar="NAME", help="How to search.", autocompletion=completion.solvers, rich_help_panel=_SEARCH),
     ] = "best-first",
     ranks: Annotated[int, typer.Option(min=0, help="Devices that may be used; 0: all.", rich_help_panel=_SPACE)] = 0,
+    without: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICE,...",
+            help="Plan on what is left without these devices, such as 'n0/cpu1' or 'n1/*'.",
+            rich_help_panel=_SPACE,
+        ),
+    ] = "",
     max_stages: Annotated[int, typer.Option(min=0, help="Most stages; 0: no limit.", rich_help_panel=_SPACE)] = 0,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Most memory a device may use, such as 2GiB or 512MB.")
@@ -183,6 +191,7 @@ def plan(
             halo_depth=halo_depth,
             fix=fix or (),
             forbid=forbid or (),
+            without=[part.strip() for part in without.split(",") if part.strip()],
             calibration=not no_calibration,
             confidence=confidence,
         )

@@ -37,6 +37,7 @@ def run(
     from dataclasses import replace
 
     from halopipe.launch.job_environment import hosts_refused
+    from halopipe.launch.replanning import replanner
     from halopipe.planning import calibration, solve
     from halopipe.reports import run as training
     from halopipe.terminal import console
@@ -73,7 +74,8 @@ def run(
         source = solve.profile_of(planned, plan, profile)
         if source is not None:
             predicted = solve.predict_again(planned, source)[1]
-        result = training.train(planned, options)
+        again = replanner(planned, source, options)
+        result = training.train(planned, options, again)
         if result is None:  # in a job of torchrun, rank 0 reports for all
             return
         if result.end:
@@ -81,13 +83,19 @@ def run(
             if json:
                 console.emit_json(training.data(planned, result))
             return
+        is_other = again is not None and again.plan != planned
+        if again is not None and is_other:
+            planned, source = again.plan, again.plan.inputs.as_seen(again.profile)
+            predicted = solve.predict_again(planned, source)[1]
         drift = None if source is None else calibration.drift(source, planned, options, result)
         file = result.timeline_file(predicted, drift)
         dump(file, files.output)
         if trace is not None:
             timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]
             write_text(trace, chrome_trace(timelines, solve.device_names(planned)))
-        if files.update:
+        if files.update and is_other:
+            console.remark(f"{plan} stays as it is: the job ended under another plan")
+        elif files.update:
             dump(replace(planned, measured=result.measured(planned.prediction)), plan)
         if source is not None and (text := calibration.changed_text(source, drift)):
             console.remark(text)
@@ -96,10 +104,12 @@ def run(
             lesson = calibration.teach(planned, plan, profile, options, result)
             if files.update or lesson.path is not None:
                 console.remark(lesson.text)
-        console.emit_json(training.data(planned, result, drift)) if json else console.emit(
-            training.report(planned, result, predicted, drift)
+        changes = () if again is None else again.changes
+        console.emit_json(training.data(planned, result, drift, changes)) if json else console.emit(
+            training.report(planned, result, predicted, drift, changes)
         )
-        written = (output, trace, plan if files.update else None, lesson.path, metrics, events, traces, checkpoint)
+        changed = plan if files.update and not is_other else None
+        written = (output, trace, changed, lesson.path, metrics, events, traces, checkpoint)
         for path in filter(None, written):
             console.wrote(_shown(path))
 

@@ -21,6 +21,7 @@ from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 
 if TYPE_CHECKING:
+    from halopipe.launch.replanning import Replanner
     from halopipe.launch.restart import Decide
 
 __all__ = ["RunOptions", "RunProgress", "RunResult", "run_plan"]
@@ -31,6 +32,7 @@ def run_plan(
     options: RunOptions | None = None,
     progress: Progress | None = None,
     decide: Decide | None = None,
+    replanner: Replanner | None = None,
 ) -> RunResult | None:
     """Trains by the plan and returns what was measured; nothing is left behind, whatever happens.
 
@@ -39,6 +41,7 @@ def run_plan(
 
     Args:
         decide: asked after a loss of ranks for the plan to go on with; None: the same (:mod:`halopipe.launch.restart`).
+        replanner: decides that, and which plan ranks of torchrun take (:mod:`halopipe.launch.replanning`).
 
     Raises:
         RankCountError: the job has another number of ranks than the plan, or a host of it has.
@@ -62,7 +65,10 @@ def run_plan(
             )
         from halopipe.launch.torchrun import join  # loads torch
 
-        return join(job, plan, options, progress)
+        return join(job, plan, options, progress, replanner)
+    if replanner is not None:
+        replanner.require_restarts()
+        progress, decide = replanner.watching(progress), replanner.decide
     if not on_gpus(seats_of(plan.decision, options.device)):
         warm_workers()
     from halopipe.launch.restart import supervised  # loads torch

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from cuda_ops._torch import PrefixStore
 from cuda_ops.device.host import die_with_parent
 from halopipe.launch.job_environment import GLOO, JobRank, address_of, choose_gloo_interface, is_loopback
+from halopipe.launch.replanning import Replanner, seated
 from halopipe.launch.spawn import combine, nothing_left, one_device
 from halopipe.run_spec.job import JOB, Job, RankResult, job_folder
 from halopipe.run_spec.options import RunOptions
@@ -41,7 +42,7 @@ _POLL_S = 0.05
 _FAREWELL_S = 1.0
 """How long a rank that failed listens for errors of others, which may explain its own."""
 
-_FAILED = "failed"
+_FAILED, _IDLE = "failed", "idle"
 _WATCH_S = 1.0
 _HANGING_S = 15.0
 """How long a rank may go on after another failed before it ends itself: it hangs where no message can wake it."""
@@ -49,9 +50,20 @@ _HANGING_S = 15.0
 _log = logging.getLogger(__name__)
 
 
-def join(job_rank: JobRank, plan: Plan, options: RunOptions, progress: Progress | None) -> RunResult | None:
-    """Be one rank of the job that torchrun started; the result on rank 0, None elsewhere."""
-    job_rank.require_size(plan.decision)
+def join(
+    job_rank: JobRank,
+    plan: Plan,
+    options: RunOptions,
+    progress: Progress | None,
+    replanner: Replanner | None = None,
+) -> RunResult | None:
+    """Be one rank of the job that torchrun started; the result on rank 0, None elsewhere.
+
+    Args:
+        replanner: chooses the plan for the ranks that came; None: it is ``plan``, and so many must come.
+    """
+    if replanner is None:
+        job_rank.require_size(plan.decision)
     end_with_torchrun()
     store, board = job_stores(job_rank.rank, job_rank.num_ranks)
     is_writer = bool(options.checkpoint) and job_rank.rank == 0
@@ -68,14 +80,33 @@ def join(job_rank: JobRank, plan: Plan, options: RunOptions, progress: Progress 
         if start.is_end:
             gathered(store, job_rank.rank, job_rank.num_ranks, "done")
             return nothing_left(start) if job_rank.rank == 0 else None
-        rank = job_rank.rank_of(plan.decision)
+        seats = None if replanner is None else seated(job_rank, store, replanner)
+        plan = plan if seats is None else seats.plan
+        rank = job_rank.rank_of(plan.decision) if seats is None else seats.rank_of.get(job_rank.rank)
         job = Job(plan, options, folder)
         job.write(folder / JOB)
         with one_device(job) if rank == 0 else contextlib.nullcontext():
-            own = _work(job, rank, job_rank.local_rank, store, board, progress if rank == 0 else None)
-            texts = gathered(store, job_rank.rank, job_rank.num_ranks, own.to_json())
-    results = sorted((RankResult.from_json(text) for text in texts), key=lambda result: result.rank)
+            if rank is None:
+                _stand_by(store, board, job_rank.num_ranks, seats.rank_of if seats is not None else ())
+                text = _IDLE
+            else:
+                text = _work(job, rank, job_rank.local_rank, store, board, progress if rank == 0 else None).to_json()
+            texts = gathered(store, job_rank.rank, job_rank.num_ranks, text)
+    found = (RankResult.from_json(text) for text in texts if text != _IDLE)
+    results = sorted(found, key=lambda result: result.rank)
     return combine(plan, options, results, None) if results else None
+
+
+def _stand_by(store: Store, board: Store, num_ranks: int, working: Iterable[int]) -> None:
+    """Wait for ranks that have something to do; this process must not end before, or torchrun counts its host as done.
+
+    Raises:
+        HalopipeError: what one of them failed by.
+    """
+    results = [f"result/{rank}" for rank in working]
+    while not store.check(results):
+        require_nobody_failed(board, num_ranks)
+        time.sleep(_WATCH_S)
 
 
 def end_with_torchrun() -> None:

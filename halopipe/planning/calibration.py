@@ -16,7 +16,6 @@ from halopipe.terminal import units
 from halopipe.terminal.output_files import in_turn
 from planner.ir.codec import dump, load
 from planner.ir.errors import HalopipeError
-from planner.ir.fingerprint import fingerprint
 from planner.ir.plan import Plan
 from planner.ir.profile import MACHINE, STEP_RANGE, Correction, Profile
 from planner.ir.timeline import Drift
@@ -49,10 +48,11 @@ def calibrated(profile: Profile, plan: Plan, result: RunResult) -> Profile:
     from planner.costs.calibration.machine import speeds
     from planner.costs.observe import observe
 
-    measured, seen = result.measured(plan.prediction), speeds(profile, plan.decision, result.lone)
+    on = profile.standing(plan.inputs.request.speeds)
+    measured, seen = result.measured(plan.prediction), speeds(on, plan.decision, result.lone)
     machine = machine_of(profile.calibration.corrections) if seen is None else seen.corrections
     timelines = result.timed_steps or (result.timeline,)
-    observed = observe(profile, plan.decision, timelines, measured.step_s, measured.spread, machine)
+    observed = observe(on, plan.decision, timelines, measured.step_s, measured.spread, machine)
     return with_observation(profile, observed, machine)
 
 
@@ -72,7 +72,7 @@ def teach(plan: Plan, plan_path: Path, given: Path | None, options: RunOptions, 
     try:
         with in_turn(path, _PATIENCE_S):
             profile = load(path, Profile)
-            if fingerprint(profile.bare) != plan.inputs.profile_fingerprint:
+            if not solve.is_of(profile, plan):
                 why = f"the plan was not made from {path}"
                 return Lesson(f"no profile to learn from this run: {why}; name it with --profile")
             found = calibrated(profile, plan, result)
@@ -151,6 +151,8 @@ def refused(plan: Plan, options: RunOptions, result: RunResult) -> str:
             return f"it ran with {what} {given}, the profile was measured without"
     if options.clip_norm or options.accumulate > 1:
         return "its updates clip or wait for other steps, those of the profile do not"
+    if slow := [name for name, speed in plan.inputs.request.speeds.items() if speed > 0]:
+        return f"its plan counts with {slow[0]} at another speed than its profile"
     if other := plan.prediction.other_transport(result.transport):
         return f"it ran over {result.transport}, the profile's links were measured over {other}"
     if options.profile_steps:

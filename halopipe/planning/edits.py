@@ -4,6 +4,8 @@ schedule= micro-batch= ranks= stages= dp= recompute= shard= allow= objective= me
     what a plan must be, or is asked for; stages and dp are exact, memory is the most on any device
 PATTERN=stage:0, PATTERN=spatial:2, ...
     a side constraint, as of --fix
+without=n1/cpu0+n2/*, n0/cpu1.speed=0.5
+    devices that are gone, or at another speed than they were measured
 DEVICE.memory=32GiB
     of a device, a kind, or whatever a pattern such as ``n1/*`` matches
 devices=8, hosts=2
@@ -209,13 +211,23 @@ def _apply(at: Changed, part: str) -> Changed:
     link = _LINK.fullmatch(name)
     if link is not None:
         return _link_changed(at, link[1], link[2], value)
+    if name == "without":
+        gone = dict.fromkeys(problems.devices_named(value.split("+"), at.problem.profile.cluster), 0.0)
+        return replace(at, problem=problems.standing(at.problem, gone))
+    if name.endswith(".speed"):
+        device, speed = name.removesuffix(".speed"), _number("speed", value)
+        at_speed = dict.fromkeys(problems.devices_named([device], at.problem.profile.cluster), speed)
+        return replace(at, problem=problems.standing(at.problem, at_speed), assumed=True)
     if name.endswith(".memory"):
         return _memory_changed(at, name.removesuffix(".memory"), value)
     if ":" in value or value == "together":
         return replace(at, problem=_with_rule(at.problem, part))
     raise UnknownNameError(
         f"nothing is known of {name!r}",
-        [f"known: {', '.join((*_CHANGES, 'solver', 'devices', 'hosts'))}, DEVICE.memory, link NAME.bandwidth"],
+        [
+            f"known: {', '.join((*_CHANGES, 'solver', 'devices', 'hosts', 'without'))}, DEVICE.memory, DEVICE.speed",
+            "of links: link NAME.bandwidth, .latency or .speed",
+        ],
         ["write it like schedule=gpipe, n0/gpu0.memory=32GiB or 'link across-hosts.bandwidth=25GB/s'"],
     )
 

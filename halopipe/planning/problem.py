@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from math import isfinite, isnan
 from typing import TypedDict
 
 from halopipe.terminal.units import require_known
 from planner.ir.cluster import Cluster
-from planner.ir.constraints import TOGETHER, YES
-from planner.ir.errors import MissingMeasurementError, RankCountError, UsageError
+from planner.ir.constraints import DEVICE, KIND, TOGETHER, YES, format_rule
+from planner.ir.errors import InfeasibleError, MissingMeasurementError, RankCountError, UsageError
 from planner.ir.graph import SAMPLE, SHARED_STATE, Attribute
 from planner.ir.plan import Plan
 from planner.ir.problem import (
@@ -53,6 +54,7 @@ class Asked(TypedDict, total=False):
     halo_depth: int
     fix: Sequence[str | Rule]
     forbid: Sequence[str | Rule]
+    without: Sequence[str]
     calibration: bool
     confidence: float
 
@@ -75,6 +77,7 @@ def make_problem(
     halo_depth: int = 0,
     fix: Sequence[str | Rule] = (),
     forbid: Sequence[str | Rule] = (),
+    without: Sequence[str] = (),
     calibration: bool = True,
     confidence: float = DEFAULT_CONFIDENCE,
 ) -> Problem:
@@ -92,6 +95,7 @@ def make_problem(
         shard: whether ranks of a stage divide the optimiser's state: ``never``, ``auto`` (if nothing else fits) or
             ``always``.
         halo_depth: most rows of space by which a device may work beyond its part, so that the next layers need no halo.
+        without: devices that are gone or not to be used, by name or pattern (``n1/*``).
         fix, forbid: side constraints, such as ``enc.*=spatial:2``; see :mod:`planner.ir.constraints`.
         calibration: whether what runs of plans showed corrects the profile's costs.
         confidence: from 0 to below 1: of plans of which none is the faster with this probability, the simplest is
@@ -113,10 +117,12 @@ def make_problem(
     require_known("family of dims", allow, FAMILIES)
     require_known("way to recompute", [recompute], RECOMPUTE)
     require_known("way to shard", [shard], SHARD)
-    _require_ranks(profile, num_ranks)
-    _require_memory(profile, memory_bytes)
+    out = dict.fromkeys(devices_named(without, profile.cluster), 0.0)
+    left = profile.standing(out)
+    _require_ranks(left, num_ranks)
+    _require_memory(left, memory_bytes)
     if num_ranks != 1:
-        _require_links(profile.cluster)
+        _require_links(left.cluster)
     too_large = [size for size in micro_batch if size > batch]
     if too_large:
         raise UsageError(
@@ -124,7 +130,7 @@ def make_problem(
             [],
             [f"--micro-batch {batch}", f"--global-batch {too_large[0]}"],
         )
-    return Problem(
+    problem = Problem(
         profile=_calibrated(profile) if calibration else profile.bare,
         global_batch=batch,
         schedules=tuple(schedules),
@@ -143,11 +149,12 @@ def make_problem(
         forbid=rules_of(forbid, profile),
         confidence=confidence,
     )
+    return standing(problem, out) if out else problem
 
 
 def problem_of(plan: Plan, profile: Profile) -> Problem:
     """The problem that ``plan`` answers; what a decision edited by hand makes use of is allowed as well."""
-    profile = profile.corrected_by(plan.inputs.corrections)
+    profile = plan.inputs.as_seen(profile)
     decision, asked = plan.decision, Problem.of(profile, plan.decision.global_batch, plan.inputs.request)
     dims = {dim for placement in decision.layers.values() for dim in placement.cuts}
     again = asked.recompute == NEVER and any(stage.recompute for stage in decision.stages)
@@ -162,6 +169,56 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
         recompute=AUTO if again else asked.recompute,
         shard=AUTO if asked.shard == NEVER and any(stage.sharded for stage in decision.stages) else asked.shard,
     )
+
+
+def standing(problem: Problem, speeds: Mapping[str, float]) -> Problem:
+    """The problem on the machines as they stand; what was forbidden on devices that are gone needs no rule.
+
+    Args:
+        speeds: by device, beside the profile; 0: it is gone.  They are added to those that the problem has.
+
+    Raises:
+        UnknownNameError: there is no such device, and none of that name has gone before.
+        InfeasibleError: no device is left, or a side constraint needs one that is gone.
+    """
+    known = [device.name for device in problem.profile.cluster.devices]
+    require_known("device", [name for name in speeds if name not in problem.speeds], known)
+    every = {**problem.speeds, **speeds}
+    profile = problem.profile.standing(every)
+    left = profile.cluster.devices
+    if not left:
+        raise InfeasibleError("no device is left", [f"gone: {', '.join(every)}"], ["leave some of them"])
+
+    def is_met(rule: Rule) -> bool:
+        if rule.what not in (DEVICE, KIND):
+            return True
+        return any(fnmatchcase(device.name if rule.what == DEVICE else device.kind, rule.value) for device in left)
+
+    unmet = [format_rule(rule) for rule in problem.fix if not is_met(rule)]
+    if unmet:
+        raise InfeasibleError(
+            f"the side constraint {unmet[0]} needs a device that is gone",
+            [f"left: {', '.join(device.name for device in left)}"],
+            ["plan again without it"],
+        )
+    return replace(
+        problem,
+        profile=profile,
+        speeds=every,
+        num_ranks=min(problem.num_ranks, len(left)),
+        forbid=tuple(rule for rule in problem.forbid if is_met(rule)),
+    )
+
+
+def devices_named(names: Sequence[str], cluster: Cluster) -> list[str]:
+    """Devices of these names, which may be patterns as in a shell: ``n1/*``.
+
+    Raises:
+        UnknownNameError: the cluster has no such device.
+    """
+    known = [device.name for device in cluster.devices]
+    require_known("device", [name for name in names if not any(fnmatchcase(one, name) for one in known)], known)
+    return [one for one in known if any(fnmatchcase(one, name) for name in names)]
 
 
 def rules_of(texts: Sequence[str | Rule], profile: Profile) -> tuple[Rule, ...]:

@@ -108,9 +108,7 @@ def predict_again(plan: Plan, profile: Profile) -> tuple[Prediction, Timeline]:
     from planner.costs.predict import predict
 
     request = plan.inputs.request
-    return predict(
-        profile.corrected_by(plan.inputs.corrections), plan.decision, request.memory_margin, request.memory_bytes
-    )
+    return predict(plan.inputs.as_seen(profile), plan.decision, request.memory_margin, request.memory_bytes)
 
 
 def ties_of(profile: Profile) -> Ties:
@@ -138,7 +136,7 @@ def profile_of(plan: Plan, path: str | Path, given: Path | None, cluster: Path |
     if given is not None or cluster is not None:
         return load_profile(given or _places(plan, path)[0], plan, cluster)
     found = found_profile(plan, path)
-    return None if found is None else found[1].corrected_by(plan.inputs.corrections)
+    return None if found is None else plan.inputs.as_seen(found[1])
 
 
 def found_profile(plan: Plan, path: str | Path) -> tuple[Path, Profile] | None:
@@ -151,9 +149,14 @@ def found_profile(plan: Plan, path: str | Path) -> tuple[Path, Profile] | None:
             profile = load(place, Profile) if place.is_file() else None
         except InputFileError:
             continue
-        if profile is not None and fingerprint(profile.bare) == plan.inputs.profile_fingerprint:
+        if profile is not None and is_of(profile, plan):
             return place, profile
     return None
+
+
+def is_of(profile: Profile, plan: Plan) -> bool:
+    """Whether the plan was made from the profile."""
+    return fingerprint(plan.inputs.as_seen(profile).bare) == plan.inputs.profile_fingerprint
 
 
 def _places(plan: Plan, path: str | Path) -> list[Path]:
@@ -198,10 +201,10 @@ def require_profile(profile: Profile, plan: Plan, path: str | Path) -> Profile:
     require_match(
         "profile",
         plan.inputs.profile_fingerprint,
-        fingerprint(profile.bare),
+        fingerprint(plan.inputs.as_seen(profile).bare),
         f"{command('plan', path)}, or name the profile (and --cluster) that the plan was made from",
     )
-    return profile.corrected_by(plan.inputs.corrections)
+    return plan.inputs.as_seen(profile)
 
 
 def device_names(plan: Plan) -> list[str]:

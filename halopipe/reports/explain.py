@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halopipe.planning import calibration, solve
+from halopipe.planning.replan import standing_text
 from halopipe.reports.predicted_vs_measured import transports_text
 from halopipe.terminal import tables, units
 from planner.export.rows import StageRow, stage_rows
@@ -95,10 +96,17 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         f"  predicted {within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
         f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence}"
         + (f", messages over {prediction.transport})" if prediction.transport else ")")
+        + _machines_line(plan)
         + _tie_line(plan)
         + _calibration_line(plan)
         + _objective_line(prediction, objective)
     )
+
+
+def _machines_line(plan: Plan) -> str:
+    """Which devices the plan does without, or counts with at another speed than they were measured."""
+    speeds = plan.inputs.request.speeds
+    return f"\n  machines  {standing_text(speeds)}" if speeds else ""
 
 
 def evidence_text(prediction: Prediction) -> str:

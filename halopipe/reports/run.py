@@ -17,6 +17,8 @@ from planner.ir.plan import Plan
 from planner.ir.timeline import Drift, Restart, Timeline
 
 if TYPE_CHECKING:
+    from halopipe.launch.replanning import Replanner
+    from halopipe.planning.replan import Replan
     from halopipe.run_spec.options import RunOptions
     from halopipe.run_spec.result import RunProgress, RunResult, Score
     from planner.ir.timeline import LeftOut, Slow
@@ -27,8 +29,11 @@ _AVERAGED = 5
 _MOST_SHOWN = 8
 
 
-def train(plan: Plan, options: RunOptions) -> RunResult | None:
+def train(plan: Plan, options: RunOptions, replanner: Replanner | None = None) -> RunResult | None:
     """Runs the plan, on this host; None on ranks other than 0 of a job that torchrun started.
+
+    Args:
+        replanner: chooses other plans as machines come and go.
 
     Raises:
         HalopipeError: what the workers raised.
@@ -48,7 +53,7 @@ def train(plan: Plan, options: RunOptions) -> RunResult | None:
             loss = "" if at.loss is None else f", loss {at.loss:.4g}"
             reporter.update(at.step, at.num_steps, f"step {at.step}{loss}, {units.seconds(at.step_s)}")
 
-        result = run_plan(plan, options, show)
+        result = run_plan(plan, options, show, replanner=replanner)
     if result is not None:
         _require_finite(result.losses, result.first_step)
         for text in told.new(result.slow, result.left_out):
@@ -67,8 +72,14 @@ def predicted_timeline(plan: Plan) -> Timeline:
     return Timeline("predicted", plan.prediction.step_s, ())
 
 
-def report(plan: Plan, result: RunResult, predicted: Timeline, drift: Drift | None = None) -> str:
-    """The run in a few lines."""
+def report(
+    plan: Plan, result: RunResult, predicted: Timeline, drift: Drift | None = None, changes: Sequence[Replan] = ()
+) -> str:
+    """The run in a few lines.
+
+    Args:
+        changes: other plans that the job went over to; ``plan`` is the last one.
+    """
     file = result.timeline_file(predicted)
     measured = result.measured(plan.prediction)
     samples_per_s = plan.decision.global_batch / measured.step_s
@@ -91,6 +102,7 @@ def report(plan: Plan, result: RunResult, predicted: Timeline, drift: Drift | No
     lines += map(_restart, result.restarts)
     if drift is not None:
         lines += calibration.drift_lines(drift)
+    lines += [change.headline() for change in changes]
     if result.not_lone:
         lines.append(result.not_lone)
     for timeline in (predicted, file.measured):
@@ -174,13 +186,14 @@ def _score(score: Score) -> str:
     return f"evaluation after step {score.step}: loss {score.loss:.4f}{accuracy}{own} ({score.num_samples} samples)"
 
 
-def data(plan: Plan, result: RunResult, drift: Drift | None = None) -> dict[str, Any]:
+def data(plan: Plan, result: RunResult, drift: Drift | None = None, changes: Sequence[Replan] = ()) -> dict[str, Any]:
     """The run as plain data for JSON."""
     return {
         "measured": plain(result.measured(plan.prediction)) if result.step_seconds else None,
         "predicted_step_s": plan.prediction.step_s,
         "predicted_transport": plan.prediction.transport,
         "drift": plain(drift),
+        "replans": [change.data() for change in changes],
         "data": result.data,
         "first_step": result.first_step,
         "end": result.end,

@@ -24,6 +24,9 @@ STOP, SKIP, IGNORE = ON_NAN = ("stop", "skip", "ignore")
 
 PATH, SIZE, METRICS, FACTORY, WORD = "path", "size", "metrics", "factory", "word"
 DURATION, INTERVAL = "duration", "interval"
+(FREE,) = REPLAN = ("free",)
+"""Micro-batches of another plan: of any size; else those of the job."""
+
 (IF_ANY,) = RESUME = ("auto",)
 """What may follow ``--resume``: go on from a checkpoint if there is any; without it there must be one."""
 
@@ -33,7 +36,7 @@ TENSORBOARD = "tb:"
 """Before a folder that gets metrics for TensorBoard."""
 
 TRAINING, DATA, CHECKPOINTS = "Training", "Data and evaluation", "Checkpoints"
-CHECKS, RECORDS = "Checks and limits", "Records"
+CHECKS, RECORDS, LOSSES = "Checks and limits", "Records", "Machines that come and go"
 """Headings in the help of the command line, below the common options, which have none."""
 
 
@@ -99,6 +102,7 @@ class RunOptions:
         memory_limit_bytes: from the first step on; 0: no limit.
         transport: empty: NCCL where every rank has a GPU, MPI under mpiexec, else ``shared``, where that can be had.
         device: empty: the devices that the plan names.
+        replan, patience_s, gone_after: see :mod:`halopipe.launch.replanning`.
         lone_passes: ``auto``: of runs of 20 steps and more, at most 5 % of their time
             (:mod:`halopipe.training.lone_passes`).
         check_first_step: the job ends before its second step where they differ.
@@ -136,6 +140,25 @@ class RunOptions:
         TRAINING,
     )
     device: str = _option("", "cpu: compute there, whatever devices the plan names.", "WHAT", TRAINING)
+    replan: bool | str = _option(
+        False,
+        "Plan anew for what is left where a device is gone for good; 'free': with micro-batches of any size.",
+        "free",
+        LOSSES,
+        kind=WORD,
+        words=REPLAN,
+    )
+    patience_s: float = _option(
+        0.0,
+        "Seconds in which a device or host that is gone may come back before a plan is made without it.",
+        "SECONDS",
+        LOSSES,
+        flag="--patience",
+        least=0.0,
+    )
+    gone_after: int = _option(
+        2, "Losses of one rank in succession after which its device counts as gone.", "N", LOSSES, least=1
+    )
     data_from: str = _option(
         EACH, "Who reads it: 'each' rank all, the 'first' for all, or they 'share' a Dataset's samples.", "WHO", DATA
     )

@@ -14,6 +14,7 @@ from halopipe.run_spec.options import (
     IF_ANY,
     LONE_PASSES,
     ON_NAN,
+    REPLAN,
     RESUME,
     SHARE,
     SKIP,
@@ -45,6 +46,7 @@ def require_consistent(plan: Plan, options: RunOptions) -> None:
     if isinstance(options.checkpoint_every, str):
         units.parse_interval(options.checkpoint_every)
     units.require_known("thing to do about NaN", [options.on_nan], ON_NAN)
+    units.require_known("way to replan", [options.replan] if isinstance(options.replan, str) else [], REPLAN)
     for fault in chain(_numbers(options), _lacking(options), _at_odds(plan, options)):
         raise fault
     _require_known_optimizer(options)

@@ -72,6 +72,7 @@ ROWS: Mapping[str, Row] = {
     "inputs.request.forbid[].pattern": _ASKED_MOST,
     "inputs.request.forbid[].what": _ASKED_MOST,
     "inputs.request.forbid[].value": Row(PARTLY, "kept, but for kinds of devices", PARTLY, "kept"),
+    "inputs.request.speeds": Row(PARTLY, "no device is used that is gone", PARTLY, "and the profile of what is left"),
     "inputs.corrections[].of.what": _CORRECTION,
     "inputs.corrections[].of.where": _CORRECTION,
     "inputs.corrections[].of.shared": _CORRECTION,

@@ -122,6 +122,9 @@ def _stage_faults(plan: Plan) -> Iterator[str]:
         beyond = [rank for rank in stage.ranks if 0 < request.num_ranks <= rank]
         if beyond:
             yield f"{path}.ranks: rank {beyond[0]} is used, asked for the first {request.num_ranks}"
+        gone = [device for device in stage.devices if request.speeds.get(device, 1.0) <= 0]
+        if gone:
+            yield f"{path}.devices: {gone[0]} is used, and gone by {_PATH}.speeds"
         wanted = {NEVER: False, ALWAYS: True}.get(request.recompute, stage.recompute)
         if stage.recompute != wanted and (trains or stage.recompute):
             does = "computes its activations again" if stage.recompute else "keeps its activations"

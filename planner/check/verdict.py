@@ -48,7 +48,7 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
             faults += [*request_faults(plan, None, rows), *program_faults(decision, stated_program(decision, rows))]
         return tuple(faults)
     if not any(fault.startswith("inputs.corrections") for fault in faults):
-        profile = profile.corrected_by(plan.inputs.corrections)  # those that the plan was made under
+        profile = plan.inputs.as_seen(profile)
     faults += _input_faults(plan, profile)
     misplaced = [*model_faults(decision, profile.graph), *device_faults(decision, profile)]
     if is_sound and not misplaced:

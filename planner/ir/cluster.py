@@ -260,6 +260,13 @@ class Cluster:
                 if self.link_class(*ends) not in self.links and self.pair(*ends) is None:
                     yield ends
 
+    def without(self, names: Collection[str]) -> Cluster:
+        """The cluster less some devices, and what is stated of hosts of which none is left."""
+        devices = tuple(device for device in self.devices if device.name not in names)
+        hosts = {device.host for device in devices}
+        pairs = tuple(pair for pair in self.pairs if {pair.src_host, pair.dst_host} <= hosts)
+        return replace(self, devices=devices, pairs=pairs)
+
     def on_host(self, device: DeviceSpec, host: str) -> DeviceSpec:
         """The same device on another host, whose smaller groups are its own."""
         if host == device.host:

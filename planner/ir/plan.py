@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from planner.ir.cluster import DATASHEET, GLOO, IN_PROCESS, NCCL
 from planner.ir.layout import Layout
 from planner.ir.problem import Request
-from planner.ir.profile import Correction, ModelSource, Optimizer
+from planner.ir.profile import Correction, ModelSource, Optimizer, Profile
 from planner.ir.schedule import Action
 
 
@@ -30,6 +30,10 @@ class PlanInputs:
     request: Request = field(default_factory=Request)
     corrections: tuple[Correction, ...] = field(default=(), metadata={"added": "0.1"})
     profile_path: str = field(default="", metadata={"added": "0.1"})
+
+    def as_seen(self, profile: Profile) -> Profile:
+        """``profile`` as the plan was priced on it: the devices that there were, under the corrections that counted."""
+        return profile.standing(self.request.speeds).corrected_by(self.corrections)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from planner.ir.profile import Profile
@@ -56,6 +57,7 @@ class Request:
     fix: tuple[Rule, ...] = ()
     forbid: tuple[Rule, ...] = ()
     confidence: float = field(default=0.0, metadata={"added": "0.1"})
+    speeds: Mapping[str, float] = field(default_factory=dict, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class Problem:
         fix, forbid: side constraints.
         confidence: from 0 to below 1: a plan is taken rather than a simpler one only where it is the faster with this
             probability (``planner.costs.ties``); 0: the plan that the model says is the fastest.
+        speeds: how ``profile`` differs from what was measured (``Profile.standing``): devices that are gone, or at
+            another speed.
     """
 
     profile: Profile
@@ -100,6 +104,7 @@ class Problem:
     fix: tuple[Rule, ...] = ()
     forbid: tuple[Rule, ...] = ()
     confidence: float = 0.0
+    speeds: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, profile: Profile, global_batch: int, request: Request) -> Problem:

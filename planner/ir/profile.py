@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from planner.ir.cluster import MEASURED, Cluster, Evidence
 from planner.ir.graph import Graph
+
+Costs = TypeVar("Costs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,3 +389,48 @@ class Profile:
     def corrected_by(self, corrections: tuple[Correction, ...]) -> Profile:
         """The profile under these corrections, without what they were found from."""
         return replace(self, calibration=Calibration(corrections=corrections))
+
+    def standing(self, speeds: Mapping[str, float]) -> Profile:
+        """The profile on the machines as they stand: devices that are gone left out, others at another speed.
+
+        A device of another speed is of a kind of its own, with the costs of its kind and a correction (``machine``) on
+        top.  A profile that stands so already stays as it is; of another one, observations stay behind.
+
+        Args:
+            speeds: by device, beside what was measured of its kind: 0.5 takes twice as long, 0 is gone.
+        """
+        cluster = self.cluster.without({name for name, speed in speeds.items() if speed <= 0})
+        devices = tuple(
+            replace(device, kind=kind_at(device.kind, speeds.get(device.name, 1.0))) for device in cluster.devices
+        )
+        like = {now.kind: was.kind for was, now in zip(cluster.devices, devices, strict=True) if now != was}
+        if not like and cluster == self.cluster:
+            return self
+        speed_of = {now.kind: speeds.get(now.name, 1.0) for now in devices}
+        corrections = list(self.calibration.corrections)
+        for kind, of in like.items():
+            own = {one.of: one for one in self.calibration.corrections if one.of.where == of}
+            machine = own.pop(CostClass(MACHINE, of), Correction(CostClass(MACHINE, of), 1.0, 1))
+            corrections += [replace(one, of=replace(one.of, where=kind)) for one in own.values()]
+            corrections.append(replace(machine, of=CostClass(MACHINE, kind), factor=machine.factor / speed_of[kind]))
+        return replace(
+            self,
+            cluster=replace(cluster, devices=devices),
+            measurements=_as_of(self.measurements, like),
+            parameters=_as_of(self.parameters, like),
+            action_overhead_s=_as_of(self.action_overhead_s, like),
+            parts=_as_of(self.parts, like),
+            preparations=_as_of(self.preparations, like),
+            calibration=Calibration(corrections=tuple(corrections)),
+        )
+
+
+def kind_at(kind: str, speed: float) -> str:
+    """What a kind of device is called where one runs at another speed; ``kind`` itself if it is called so already."""
+    mark = "" if speed <= 0 or speed == 1 else f" x{speed:.3g}"
+    return kind if kind.endswith(mark) else kind + mark
+
+
+def _as_of(tables: Mapping[str, Costs], like: Mapping[str, str]) -> dict[str, Costs]:
+    """Tables by kind of device, with those of further kinds that cost as known ones do."""
+    return {**tables, **{kind: tables[of] for kind, of in like.items() if of in tables}}

@@ -73,6 +73,7 @@ _OF_FIELDS: Mapping[str, tuple[float, float]] = {
     "bubble_fraction": (0.0, 1.0),
     "memory_margin": (0.0, 1.0),
     "halo_depth": (0.0, 1e6),
+    "speeds": (0.0, 1e6),
     "time_limit_s": _SECONDS,
     "clocks": (0.0, 1e15),
     "forward": _BYTES,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from functools import cache
 
@@ -155,6 +158,16 @@ def stream(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterat
     while True:
         inputs = torch.randn(global_batch, *input_shape[1:], generator=generator)
         yield inputs, inputs[:, :NUM_CLASSES].argmax(1)
+
+
+def deadly(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same batches; the process that is the first to come to the fifth is killed, if no other was before."""
+    for step, batch in enumerate(stream(global_batch, input_shape, seed)):
+        if step == 4:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(os.environ["DIED"], os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
 
 
 def pieces(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[list[tuple[Tensor, Tensor]]]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+from benchmarks.layouts import profile_of
 from planner.ir.fingerprint import fingerprint
 from planner.ir.plan import Plan, PlanInputs, Prediction, Search
-from planner.ir.profile import ModelSource, Optimizer
+from planner.ir.problem import Request, Rule
+from planner.ir.profile import ModelSource, Optimizer, Profile
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from tests.runtime.plans import decide
@@ -30,3 +33,19 @@ def mined(where: int = -1, deed: str = "", direction: str = "F", **more: object)
     arguments = {"where": where, "deed": deed, "direction": direction, **more}
     texts = {name: json.dumps(value) for name, value in arguments.items()}
     return plan_of(ModelSource("tests.halopipe.bombs:mined", texts, (4, 3)), [0.5])
+
+
+def profiled(plan: Plan, num_devices: int) -> tuple[Plan, Profile]:
+    """The plan on cores of one host, with a profile of a datasheet that it may be made anew from, on 2 stages."""
+    source = plan.inputs.model
+    graph = capture(load_model(source)).graph
+    found = profile_of(source, graph, num_devices)
+    cores = tuple(replace(each, name=f"n0/cpu{rank}", host="n0") for rank, each in enumerate(found.cluster.devices))
+    profile = replace(found, optimizer=plan.inputs.optimizer, cluster=replace(found.cluster, devices=cores))
+    inputs = replace(
+        plan.inputs,
+        profile_fingerprint=fingerprint(profile),
+        cluster_fingerprint=fingerprint(profile.cluster),
+        request=Request(fix=(Rule(graph.layers[-1].name, "stage", "1"),)),
+    )
+    return replace(plan, inputs=inputs), profile

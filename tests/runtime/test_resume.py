@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,11 @@ from tests.runtime.plans import batch_of, decide, engine_of, model_of
 
 MODEL = model_of("gpt:gpt", (4, 6), vocabulary=17, width=8, layers=2, heads=2)
 CAPTURED = capture(MODEL)
+_REPLICAS = decide(CAPTURED.graph, [0.6], (2, 2), [(0, 1), (2,)], [(2, 1), (1,)])
 PLANS = {
     "pipeline": decide(CAPTURED.graph, [0.4], (2, 2)),
-    "replicas": decide(CAPTURED.graph, [0.6], (2, 2), [(0, 1), (2,)], [(2, 1), (1,)]),
+    "replicas": _REPLICAS,
+    "sharded": replace(_REPLICAS, stages=(replace(_REPLICAS.stages[0], sharded=True), _REPLICAS.stages[1])),
     "one": decide(CAPTURED.graph, [], (2, 2)),
 }
 

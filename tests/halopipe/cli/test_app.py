@@ -295,7 +295,7 @@ def test_a_run_tells_machine_and_model_apart_and_teaches_the_profile_that_its_pl
     timeline = replace(predict(slow, plan.decision)[1], source="measured")
     timeline = replace(timeline, step_s=1.1 * timeline.step_s)
 
-    def run_plan(plan: Plan, options: run.RunOptions, progress: object) -> run.RunResult:
+    def run_plan(plan: Plan, options: run.RunOptions, progress: object, replanner: object) -> run.RunResult:
         lone = tuple(passes(plan.decision, lambda _: 1.3, PROFILE)) if options.lone_passes == "on" else ()
         return run.RunResult((2.3,) * 9, (timeline.step_s,) * 9, 1, timeline, (), (), (), lone=lone)
 
@@ -325,7 +325,7 @@ def test_a_run_writes_its_timeline_and_on_request_a_trace_and_the_plan(
 ) -> None:
     asked: list[run.RunOptions] = []
 
-    def run_plan(plan: Plan, options: run.RunOptions, progress: object) -> run.RunResult:
+    def run_plan(plan: Plan, options: run.RunOptions, progress: object, replanner: object) -> run.RunResult:
         asked.append(options)
         timeline = Timeline("measured", 0.011, (Span(0, "0F0", 0.0, 0.01),))
         return run.RunResult((2.3, 2.2), (0.012, 0.011), 1, timeline, (0.01, 0.0), (0.0, 0.0), (1, 1))

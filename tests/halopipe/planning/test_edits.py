@@ -64,7 +64,10 @@ def test_machines_grow_and_links_change() -> None:
         ("ranks=3", RankCountError, "3 ranks are asked for, the profile has 2"),
         ("n0/cpu7.memory=2GiB", UnknownNameError, "no device 'n0/cpu7'"),
         ("n0/cpu0.memory=2GB/s", UsageError, "is no number of bytes"),
-        ("n0/cpu0.speed=2", UnknownNameError, "nothing is known of 'n0/cpu0.speed'"),
+        ("n0/cpu0.colour=2", UnknownNameError, "nothing is known of 'n0/cpu0.colour'"),
+        ("n0/cpu9.speed=2", UnknownNameError, "no device 'n0/cpu9'"),
+        ("without=n0/cpu0+n1/*", UnknownNameError, "no device 'n1/\\*'"),
+        ("n0/cpu0.speed=0", UsageError, "is not a positive number"),
         ("link across-hosts.bandwidth=1GB/s", UnknownNameError, "no link 'across-hosts'"),
         ("link within-host.colour=1", UnknownNameError, "a link has no 'colour'"),
         ("link within-host.speed=0", UsageError, "is not a positive number"),
@@ -75,3 +78,11 @@ def test_machines_grow_and_links_change() -> None:
 def test_what_is_not_understood_says_so(text: str, kind: type[HalopipeError], says: str) -> None:
     with pytest.raises(kind, match=says):
         changed(PROBLEM, text)
+
+
+def test_devices_go_and_slow_down() -> None:
+    found = changed(PROBLEM, "without=n0/cpu0,n0/cpu1.speed=0.5")
+    assert found.problem.speeds == {"n0/cpu0": 0.0, "n0/cpu1": 0.5}
+    assert [(each.name, each.kind) for each in found.problem.profile.cluster.devices] == [("n0/cpu1", "kind-1 x0.5")]
+    assert found.assumed
+    assert not changed(PROBLEM, "without=n0/cpu*0").assumed

@@ -72,7 +72,7 @@ def test_a_job_that_was_started_again_says_so_wherever_it_is_told() -> None:
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, result: RunResult | None) -> RunResult | None:
-    def run_plan(plan: object, options: object, progress: launch_run.Progress) -> RunResult | None:
+    def run_plan(plan: object, options: object, progress: launch_run.Progress, replanner: object) -> RunResult | None:
         progress(RunProgress(0, 3, None, 0.0))
         progress(RunProgress(1, 3, 2.3, 0.011))
         return result

@@ -31,7 +31,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
     dump(plan_of(profile, chain_decision(profile, (2,))), "jobs/plan.json")
     found: list[RunOptions] = []
 
-    def run_plan(plan: Plan, options: RunOptions, progress: object) -> run.RunResult:
+    def run_plan(plan: Plan, options: RunOptions, progress: object, replanner: object) -> run.RunResult:
         found.append(options)
         timeline = Timeline("measured", 0.011, (Span(0, "0F0", 0.0, 0.01),))
         return run.RunResult((2.3, 2.2), (0.012, 0.011), 1, timeline, (0.01, 0.0), (0.0, 0.0), (1, 1))
