@@ -196,8 +196,9 @@ def _checked(parse: Callable[[str], object]) -> Callable[[Any], Any]:
     return check
 
 
+_Size = Annotated[str | int, BeforeValidator(_checked(units.parse_size))]
 _KINDS: Mapping[str, Any] = {
-    SIZE: Annotated[str | int, BeforeValidator(_checked(units.parse_size))],
+    SIZE: _Size,
     DURATION: Annotated[str | float, BeforeValidator(_checked(units.parse_seconds))],
     INTERVAL: Annotated[str | int, BeforeValidator(_checked(units.parse_interval))],
 }
