@@ -128,7 +128,7 @@ def memory_profile(network: Network, captured: Captured, model: LoadedModel) -> 
         network.source,
         Optimizer("SGD", {"lr": 1e-3, "momentum": 0.9}, 1.0),
         graph,
-        _cluster(1),
+        cluster_of(1),
         {"cpu": tuple(found)},
         {"cpu": {layer.name: ParameterCost(1e-6, 1e-6) for layer in graph.layers}},
         Provenance({}),
@@ -147,7 +147,7 @@ def _network(network: Network, sets: Sequence[tuple[int, tuple[str, ...]]]) -> I
     captured = capture(model)
     profile = memory_profile(network, captured, model)
     for num_ranks, names in sets:
-        problem = Problem(replace(profile, cluster=_cluster(num_ranks)), network.samples, allow=network.allow)
+        problem = Problem(replace(profile, cluster=cluster_of(num_ranks)), network.samples, allow=network.allow)
         for name in names:
             yield f"{name} on {num_ranks}", _plan(case(problem, name), model, captured)
 
@@ -197,7 +197,8 @@ def _steps(one: Case, model: LoadedModel, captured: Captured, transport: Transpo
         meter.limit(None)
 
 
-def _cluster(num_ranks: int) -> Cluster:
+def cluster_of(num_ranks: int) -> Cluster:
+    """So many alike cores of one host."""
     devices = tuple(DeviceSpec(f"n0/cpu{rank}", "cpu", "n0", 1 << 40) for rank in range(num_ranks))
     return Cluster(devices, {WITHIN_HOST: Link(1e-5, 1e10)})
 
