@@ -112,7 +112,7 @@ def test_what_is_slow_or_left_out_is_told_once_and_stands_in_the_report(
     slow = (Slow(2, 1.31, 40, "stage 2 backward takes 12 ms a step"), Slow(1, 8.0, 50, "held up", 0))
     left_out = (LeftOut(3, "step 3: NaN first in layer fc"),)
 
-    def run_plan(plan: object, options: object, progress: launch_run.Progress) -> RunResult:
+    def run_plan(plan: object, options: object, progress: launch_run.Progress, replanner: object) -> RunResult:
         progress(RunProgress(3, 60, None, 0.0, (), left_out))
         progress(RunProgress(40, 60, 2.3, 0.011, slow[:1], left_out))
         progress(RunProgress(41, 60, 2.3, 0.011, slow[:1], left_out))
