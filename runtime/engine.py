@@ -180,6 +180,7 @@ class Engine:
             accumulate=accumulate,
             deadline_s=deadline_s,
         )
+        self._asking = Asking()
         self._guard = Guard(
             on_nan,
             self._residents,
@@ -191,6 +192,7 @@ class Engine:
             decision.layers,
             self._where,
             self._run_again,
+            self._asking,
         )
         self._norm: float | None = None
         self._loss_stage = decision.layers[producer(model.graph.loss)].stage
@@ -215,6 +217,7 @@ class Engine:
             self._device() if device is None else device,
             self._finish,
             meter,
+            self._asking,
         )
         self._executors: dict[tuple[Binding, bool], Executor] = {}
         self._step = self._turn = 0
@@ -232,7 +235,7 @@ class Engine:
     @property
     def asking(self) -> Asking:
         """What this rank asks of the others when a step begins, and what all of them agreed on."""
-        return self._around.asking
+        return self._asking
 
     @property
     def is_updated(self) -> bool:
@@ -399,7 +402,7 @@ class Engine:
             raise self._around.context.of(error, self._step, doing) from error
 
     def settle(self) -> None:
-        """Waits for the others' word on the last step; call before anything but the next step is made of it.
+        """Waits for the others' word on the last step; all ranks call this before anything but the next step follows.
 
         Raises:
             NotFiniteError: on some rank its loss or a gradient is NaN or infinite; all ranks raise this.
@@ -434,7 +437,7 @@ class Engine:
         """
         self._turn += 1
         executor.prepare(number, self._turn, batch)
-        self.settle()
+        self._guard.heard(self._asking.agreed)
         start = time.perf_counter()
         ran = executor.run()
         return ran, time.perf_counter() - start

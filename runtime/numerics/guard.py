@@ -1,12 +1,11 @@
 """What stands between a step and the next: nothing that is made of NaN or infinity goes on, or is saved.
 
     step k     forward, backward, sums     each rank looks at its losses and gradients       update, or none
-               start a sum: is it bad?  ---------------------------------------+
-    step k+1   read the batch, wait until all begin                            |
-               settle: the others' word on step k  <---------------------------+   goes on, or run k again and say where
+    step k+1   read the batch, wait until all begin: with that wait comes the others' word on step k
+               goes on, or runs k again and says where
 
-Ranks so wait for nobody before an update, and the word is there when all of them begin the next step.  Where they
-meet before the update anyway, to clip gradients, or have to, as updates may be left out, they agree there
+Ranks so wait for nobody before an update, and no message is sent for it.  Where they meet before the update anyway, to
+clip gradients, or have to, as updates may be left out, they agree there
 (:class:`runtime.optim.finishing.Finishing`).
 """
 
@@ -25,11 +24,12 @@ from runtime.monitor.activity import Activity
 from runtime.monitor.waits import BETWEEN, START
 from runtime.numerics.finite import Examiner, OnNan, Report, all_finite, explained, kind_of
 from runtime.optim.finishing import Finishing
+from runtime.pipeline.executor import BAD, NOTHING, Asking
 from runtime.pipeline.microbatches import Batch
 from runtime.pipeline.specialize import Binding
 from runtime.spatial.collectives import united
 from runtime.stage.local_stage import Resident
-from runtime.transport import Pending, Transport
+from runtime.transport import Transport
 
 _MOST_EXPLAINED = 3
 """Updates that are left out of which the layer is looked for, since the step is run once more for that."""
@@ -56,15 +56,6 @@ class Ran:
     bad: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Word:
-    """What ranks tell each other of a step: on how many of them something ``is_bad``, after the wait."""
-
-    ran: Ran
-    is_bad: Tensor
-    pending: Pending
-
-
 class Guard:
     """Of one rank.
 
@@ -74,6 +65,7 @@ class Guard:
         layers: in the order of forward.
         where: a rank in words, from its number and a layer.
         again: runs a step once more.
+        asking: what ranks tell each other when a step begins.
     """
 
     def __init__(
@@ -88,18 +80,19 @@ class Guard:
         layers: Iterable[str],
         where: Callable[[int, str], str],
         again: Callable[[Ran], object],
+        asking: Asking,
     ) -> None:
         self.on_nan, self._residents, self._finishing = on_nan, residents, finishing
         self._transport, self._activity, self._deadline_s = transport, activity, deadline_s
         self._loss, self._order = loss, {name: place for place, name in enumerate(layers)}
-        self._where, self._again = where, again
+        self._where, self._again, self._asking = where, again, asking
         self._written = [
             tensor
             for each in residents.values()
             for name, tensor in each.buffers.items()
             if name in each.program.mutated
         ]
-        self._word: _Word | None = None
+        self._untold: Ran | None = None
         self._num_left_out = 0
         self._was_spoilt = False
 
@@ -122,9 +115,7 @@ class Guard:
             return ""
         if not finishing.is_agreed:
             is_bad = finishing.is_spoilt or (ran.loss is not None and not math.isfinite(ran.loss))
-            ran = _with_names(ran) if is_bad else ran
-            told, everyone = torch.tensor([float(is_bad)]), tuple(range(self._transport.world_size))
-            self._word = _Word(ran, told, self._transport.start_sum(told, everyone, self._deadline_s))
+            self._untold, self._asking.is_bad = _with_names(ran) if is_bad else ran, is_bad
             return ""
         if not finishing.is_spoilt:
             return ""
@@ -138,20 +129,24 @@ class Guard:
         return error.title
 
     def settle(self, step: int) -> None:
-        """Waits for the others' word on the last step; ``step`` is the next.
+        """Waits for the others' word on the last step, if it has not come; ``step`` is the next.
 
         Raises:
             NotFiniteError: on all ranks: a loss or gradient of the last step is NaN or infinite on some of them.
         """
-        word, self._word = self._word, None
-        if word is None:
+        if self._untold is None:
             return
         self._activity.begin(START)
         self._activity.step, self._activity.deadline_s = step, self._deadline_s
-        word.pending.wait()
+        agreed = self._transport.barrier(self._deadline_s, BAD if self._asking.is_bad else NOTHING)
         self._activity.begin(BETWEEN)
-        if word.is_bad.item():
-            raise self._explained(word.ran)
+        self.heard(agreed)
+
+    def heard(self, agreed: int) -> None:
+        """The others' word has come.  Raises as :meth:`settle`."""
+        ran, self._untold, self._asking.is_bad = self._untold, None, False
+        if agreed == BAD and ran is not None:
+            raise self._explained(ran)
 
     def require_finite(self, state: RankState, named: Mapping[str, Tensor], step: int) -> None:
         """Raises :class:`NotFiniteError` where what is to be saved after ``step`` is not.

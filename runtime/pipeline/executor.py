@@ -37,8 +37,9 @@ from runtime.transport import Transport
 GRID_WIDTH = 4
 """Actions shown on each side of the one that failed."""
 
-NOTHING, SAVE, STOP = range(3)
-"""What a rank asks of all when a step begins: nothing, a checkpoint behind this step, or an end before it."""
+NOTHING, SAVE, STOP, BAD = range(4)
+"""What a rank asks of all when a step begins: nothing, a checkpoint behind this step, an end before it, or to look at
+the step before, which has NaN or infinity on that rank."""
 
 
 class StopBeforeStepError(Exception):
@@ -51,11 +52,18 @@ class Asking:
 
     Attributes:
         mine: gives what this rank asks for; called when a step begins.
+        is_bad: whether the step before has NaN or infinity here, which all have to hear before anything else.
         agreed: the most that a rank asked for when the last step began; the same on all ranks.
     """
 
     mine: Callable[[], int] = lambda: NOTHING
+    is_bad: bool = False
     agreed: int = NOTHING
+
+    @property
+    def word(self) -> int:
+        """For the barrier."""
+        return BAD if self.is_bad else self.mine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +265,7 @@ class Executor:
             resident.program.reset(step) if self._evaluates else resident.reset(step)
         self._post.begin(turn)
         try:
-            asking.agreed = self._around.transport.barrier(self._around.deadline_s, asking.mine())
+            asking.agreed = self._around.transport.barrier(self._around.deadline_s, asking.word)
         except HalopipeError as error:
             raise self._around.context.of(error, self._step, START) from error
         if asking.agreed == STOP:

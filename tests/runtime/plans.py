@@ -201,6 +201,7 @@ def run_ranks(
             engines[rank] = engine_of(decision, twin, captured, end, **options)
             for inputs, targets in batches:
                 results[rank].append(engines[rank].step(inputs, targets))
+            engines[rank].settle()
             if gradients is not None:  # all ranks together: some may have slices
                 gradients[rank] = engines[rank].gradients()
         except Exception as error:  # noqa: BLE001  # raised below, in the test's own thread
