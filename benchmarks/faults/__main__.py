@@ -6,7 +6,8 @@ A trial is a job of ``halopipe run``'s own function on this host: a plan of two 
 milliseconds, evaluation and checkpoints between steps, one fault, and two restarts allowed.  Faults of a rank itself
 come in a forward, a backward, an update, in data between steps or in an evaluation, on the first, a middle or the last
 layer (:mod:`benchmarks.faults.victim`); faults from outside are signals to a random rank, at any time, or while a
-checkpoint is being written; in some trials the newest checkpoint is damaged as well, as by a bad disk, before the job
+checkpoint is being written (none is stopped before it trains: who never said a word is found by the deadline of the
+start, minutes later); in some trials the newest checkpoint is damaged as well, as by a bad disk, before the job
 goes on.
 
 A trial ends as it should where the job reaches its last step, its losses and evaluations are bit for bit those of the
@@ -133,8 +134,10 @@ def measure(trials: int, seed: int, quick: bool) -> list[Row]:
             with _folder() as folder:
                 began_s = time.monotonic()
                 expected[trial.plan] = _job(plans[trial.plan], folder), time.monotonic() - began_s
+        began_s = time.monotonic()
         found.append(tried(trial, plans[trial.plan], *expected[trial.plan]))
-        sys.stderr.write(f"{number}: {trial}: {found[-1].wrong or 'as it should'}\n")
+        took_s = time.monotonic() - began_s
+        sys.stderr.write(f"{number}: {trial}: {found[-1].wrong or 'as it should'}, {took_s:.1f} s\n")
     return list(rows(found))
 
 
@@ -256,7 +259,9 @@ def _sabotage(trial: Trial, folder: Path, alone_s: float, over: threading.Event)
         due: Callable[[], bool] = partial(_later, time.monotonic() + trial.at * alone_s)
         if trial.moment == SAVING:
             due = partial(_is_saving, saved, 1 + int(trial.at * (STEPS // EVERY)))
-        while not (due() and (workers := _workers())):
+        is_early = trial.deed == "SIGSTOP"
+        while is_early or not (due() and (workers := _workers())):
+            is_early = is_early and not victim.has_begun(folder)
             if over.wait(_LOOK_S):
                 return
         with contextlib.suppress(ProcessLookupError):

@@ -27,7 +27,7 @@ from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult, Score
 from halopipe.terminal import units
 from halopipe.training.checkpointing import Start, settled
-from planner.ir.errors import CheckpointError, HalopipeError, WorkerError
+from planner.ir.errors import CheckpointError, FactoryError, HalopipeError, WorkerError
 from planner.ir.plan import Plan
 from planner.ir.timeline import Restart
 from runtime.engine import device_of
@@ -84,11 +84,14 @@ A HalopipeError that it raises ends the job in place of the loss.
 """
 
 
-def may_pass(error: HalopipeError) -> bool:
+def may_pass(error: HalopipeError, num_done: int = 0) -> bool:
     """Whether starting again may help: what a worker met may not come again, a wrong file or option is there to stay.
 
-    Nor does it help where a checkpoint cannot be saved: its disk is as full as before.
+    Nor does it help where a checkpoint cannot be saved: its disk is as full as before.  The user's own data, metric or
+    optimiser may fail for once, as where a file server does, if they have worked for ``num_done`` steps.
     """
+    if isinstance(error, FactoryError):
+        return num_done > 0
     return isinstance(error, WorkerError) and not isinstance(error, CheckpointError)
 
 
@@ -126,7 +129,7 @@ class _Supervisor:
                 result = nothing_left(start) if start.is_end else self._attempt(start)
             except HalopipeError as error:
                 self._note(self._done())
-                if not may_pass(error) or len(self.losses) >= self.options.restarts:
+                if not may_pass(error, len(self.steps)) or len(self.losses) >= self.options.restarts:
                     if self.losses:
                         raise self._with_history(error) from error
                     raise

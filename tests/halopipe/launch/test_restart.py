@@ -19,6 +19,7 @@ from planner.ir import errors
 from planner.ir.errors import (
     CheckpointError,
     DeadlineError,
+    FactoryError,
     HalopipeError,
     NumericsError,
     OutOfMemoryError,
@@ -192,6 +193,11 @@ def test_what_a_rank_names_twice_at_the_same_step_is_not_tried_again(
     assert "it came twice at the same step: to start again would not help" in caught.value.details
     later = StageFailedError(bomb[0].title)
     assert len(job((4, bomb[0]), (5, later), (8, None))[1].asked) == 3
+
+
+def test_the_users_own_data_may_fail_for_once_if_they_have_worked() -> None:
+    assert not may_pass(FactoryError("data raised"))
+    assert may_pass(FactoryError("data raised"), num_done=3)
 
 
 @pytest.mark.parametrize(
