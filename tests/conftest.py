@@ -39,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-costs", action="store_true", help=f"write what cases take to tests/{sampling.COSTS.name}")
 
 
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: while a test waits for processes or a deadline, another one computes."""
+    return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) + 1
+
+
 def pytest_configure(config: pytest.Config) -> None:
     sampling.everything = config.getoption("--all-cases")
     if config.getoption("--write-costs"):

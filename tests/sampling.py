@@ -1,6 +1,6 @@
 """How many cases run: a few of each test by default, all with ``--all-cases`` (``make test-all``).
 
-A test function has half a second of processor time in ``make test``: cheap ones run eight cases, dear ones one.  What a
+A test function has 0.3 seconds of processor time in ``make test``: cheap ones run eight cases, dear ones one.  What a
 case takes is written down (``tests/costs.json``, made by ``pytest --write-costs``), so that the same cases run every
 time and everywhere.
 """
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-MOST_CASES, BUDGET_S = 8, 0.5
+MOST_CASES, BUDGET_S = 8, 0.3
 """Of one test function that ``make test`` runs: cases, and processor time of them; one case runs in any case."""
 
 COSTS = Path(__file__).with_name("costs.json")
