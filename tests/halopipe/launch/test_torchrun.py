@@ -66,10 +66,13 @@ def test_a_restart_by_torchrun_works_although_its_store_remembers_the_dead(tmp_p
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "mark").exists()
     found = json.loads(done.stdout)
-    assert found["first_step"] in (0, 2)
     whole = run_plan(mined(-1, dropout=0.2), RunOptions(6, data=data, check_first_step=False))
     assert whole is not None
-    assert tuple(found["losses"]) == whole.losses[found["first_step"] :]
+    assert (found["first_step"], tuple(found["losses"])) == (0, whole.losses)
+    (restart,) = found["restarts"]
+    assert (restart["step"], restart["resumed_step"] in (0, 2), restart["recovery_s"] > 0) == (3, True, True)
+    assert (restart["code"], restart["ranks"]) == (("H502", [1]) if deed == "raise" else (restart["code"], []))
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["step-2", "step-4", "step-6"]
     assert list((tmp_path / "jobs").glob("halopipe-*")) == [], "that of the killed rank was removed by the next attempt"
 
 
