@@ -44,7 +44,7 @@ _POLL_S = 0.05
 _FAREWELL_S = 1.0
 """How long a rank that failed listens for errors of others, which may explain its own."""
 
-_FAILED, _IDLE = "failed", "idle"
+_FAILED, _IDLE, _UNNAMED = "failed", "idle", "none"
 _WATCH_S = 1.0
 _HANGING_S = 15.0
 """How long a rank may go on after another failed before it ends itself: it hangs where no message can wake it."""
@@ -104,11 +104,14 @@ def join(
 
 
 def _journals(options: RunOptions, store: Store) -> Journals | None:
-    """Where attempts of this job tell of themselves; None where there is no other, or each has a store of its own."""
-    if options.resume != IF_ANY or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    """Where attempts of this job tell of themselves; None where they cannot know that they are of one job."""
+    run, is_shared = os.environ.get("TORCHELASTIC_RUN_ID", _UNNAMED), _is_torchruns_store()
+    if options.resume != IF_ANY or (run == _UNNAMED and not is_shared):
         return None
-    root, key = cast("PrefixStore", store).underlying_store, f"halopipe/job/{os.environ.get('TORCHELASTIC_RUN_ID')}"
-    return Journals(Path(options.checkpoint), root.compare_set(key, "", uuid.uuid4().hex).decode())
+    if is_shared:  # it knows one start of a run from the next
+        root = cast("PrefixStore", store).underlying_store
+        run = root.compare_set(f"halopipe/job/{run}", "", uuid.uuid4().hex).decode()
+    return Journals(Path(options.checkpoint), run)
 
 
 def _whole(journals: Journals | None, result: RunResult) -> RunResult:
@@ -159,11 +162,26 @@ def job_stores(rank: int, num_ranks: int) -> tuple[Store, Store]:
             [f"MASTER_ADDR is {address!r}, MASTER_PORT is {port!r}"],
             ["start with torchrun, or set both to an address and a free port of the host of rank 0"],
         )
-    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and rank == 0
-    store = host_store_at(_own(address), int(port)) if hosted else join_store(address, int(port), SETUP_S)
-    board = join_store(_own(address) if hosted else address, int(port))
+    hosted = rank == 0 and not _is_torchruns_store()
+    if hosted or (_is_this_host(address) and not _is_torchruns_store()):
+        address = _own(address)
+    store = host_store_at(address, int(port)) if hosted else join_store(address, int(port), SETUP_S)
+    board = join_store(address, int(port))
     attempt = meet(store, rank, num_ranks)
     return PrefixStore(attempt, store), PrefixStore(attempt, board)
+
+
+def _is_torchruns_store() -> bool:
+    """Whether torchrun's agent hosts the store of the job, which then outlives its ranks."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _is_this_host(address: str) -> bool:
+    """Whether ``MASTER_ADDR`` is loopback here, as a host's own name may be: rank 0 is on this host, and not there."""
+    try:
+        return is_loopback(socket.gethostbyname(address))
+    except OSError:
+        return False
 
 
 def _own(address: str) -> str:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,17 @@ def test_rank_0_hosts_the_store_where_the_job_says_and_nowhere_else(monkeypatch:
     found[0][0].set("a", "b")
     assert found[1][1].get("a") == b"b"
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_two_launchers_on_one_host_meet_at_its_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each believes the other on another host: rank 0 listens at an address that other hosts could reach."""
+    sizes = {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2", "PATH": os.environ["PATH"]}
+    monkeypatch.setattr(os, "environ", {**sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+    monkeypatch.setattr(torchrun, "SETUP_S", 5.0)
+    with ThreadPoolExecutor(2) as pool:
+        (mine, _), (_, theirs) = pool.map(lambda rank: job_stores(rank, 2), range(2))
+    mine.set("a", "b")
+    assert theirs.get("a") == b"b"
 
 
 @pytest.mark.parametrize(("address", "port"), [("", "29500"), ("127.0.0.1", ""), ("127.0.0.1", "http")])
