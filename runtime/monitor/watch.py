@@ -272,6 +272,8 @@ class _Crew:
         self.beats = {rank: beat.aged(now_s - self.heard_s[rank]) for rank, beat in found.items()}
         self.watch(self.beats)
         numbers = {rank: number for each in self.workers for rank, number in each.numbers.items()}
+        if any(beat.step >= 0 for beat in found.values()):  # nobody begins a step before all are there
+            numbers = {}
         for rank in self.titles:
             if rank not in self.failures and rank not in self.results:
                 self._check_alive(rank, now_s)
