@@ -280,7 +280,7 @@ class Journals:
     def __init__(self, checkpoints: Path, job: str) -> None:
         self.folder, self._job = checkpoints / ".halopipe.attempts", job
         self._history, self._error = self.folder / "history.json", self.folder / "error.json"
-        self.history = History()
+        self.history, self._is_begun = History(), False
 
     def settled(self, plan: Plan, options: RunOptions) -> Start:
         """Where this attempt begins; rank 0 asks, before the others write anything.
@@ -288,7 +288,7 @@ class Journals:
         Raises:
             CorruptFileError: no checkpoint is sound, and the job did not begin by itself.
         """
-        told = _read(self._history)
+        told, self._is_begun = _read(self._history), True
         if told.get("job") != self._job:
             start = settled(plan, options)
             self.history = History(not start.options.resume)
@@ -316,7 +316,9 @@ class Journals:
             return None
 
     def ended(self, error: HalopipeError) -> None:
-        """Notes what this attempt ended by."""
+        """Notes what this attempt ended by, unless it has not even begun, as where another job holds the folder."""
+        if not self._is_begun:
+            return
         told = {"error": error.title, "code": error.code, "ranks": error.ranks, "at_s": time.time()}
         with contextlib.suppress(OSError, MissingFileError):
             write_text(self._error, json.dumps(told))

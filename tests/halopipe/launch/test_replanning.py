@@ -329,7 +329,7 @@ def data(global_batch):
 """
 
 
-@pytest.mark.exhaustive("50 s: it profiles, and each step sleeps; what is decided is tested above")
+@pytest.mark.exhaustive("70 s: it profiles, and each step sleeps; what is decided is tested above")
 def test_a_rank_that_is_slower_than_planned_is_given_less_and_the_curve_is_that_of_one_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

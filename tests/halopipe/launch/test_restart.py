@@ -241,6 +241,8 @@ def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: P
     assert not last.folder.exists()
     attempt(4, 6)
     other = Journals(tmp_path, "another job")
+    other.ended(lost("the folder is held"))
+    assert not (other.folder / "error.json").exists()
     assert other.settled(plan, options).step == 4
     assert other.history == History()
 
