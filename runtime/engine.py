@@ -167,7 +167,7 @@ class Engine:
         self._refuse_what_versions_forbid(accumulate)
         made_for = (decision, model, boundaries, program.stages, transport, optimizer, deadline_s)
         builder = Builder(*made_for, seed=seed, compiler=compiler, device=device)
-        self._residents = builder.residents()
+        self._residents, self.layers_by_micro_batch = builder.residents(), builder.layers_by_micro_batch
         for resident in self._residents.values():
             if scheduler is not None and resident.optimizer is not None:
                 resident.optimizer.schedule(scheduler)

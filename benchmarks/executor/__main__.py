@@ -16,6 +16,8 @@ is waiting that the schedule does not ask for.  Memory: all that torch's allocat
 engine (or of torch's stages) over three steps, the parameters, and what messages take of shared memory; each side in
 fresh processes of its own, the fuller rank.  torch has no 1F1B-SO, its runtime of action lists runs ours; its 1F1B and
 GPipe are loops of their own.
+
+*Upkeep*: what saves and looking for NaN cost a job (:mod:`benchmarks.executor.upkeep`).
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from typing import Any
 import torch
 
 from benchmarks.devices.ranks import on_ranks
+from benchmarks.executor import upkeep
 from benchmarks.executor.sides import NUM_RANKS, Bare, Case, Ours, Theirs
 from benchmarks.report import Row, at_least, at_most, run
 from planner.costs.simulator.events import execute
@@ -75,14 +78,14 @@ class Raced:
 
 
 def measure(quick: bool) -> list[Row]:
-    """Rows of overhead, then of real work."""
+    """Rows of overhead, then of real work, then of upkeep."""
     overhead = _raced(OVERHEAD, 30 if quick else 200)
     rows = [row for case, *found in zip(OVERHEAD, *overhead, strict=True) for row in overhead_rows(case, found)]
     cases = REAL[:-1] if quick else REAL
     for case, *found in zip(cases, *_raced(cases, 5 if quick else 40), strict=True):
         rows += work_rows(case, found)
         rows += memory_rows(case)
-    return rows
+    return [*rows, *upkeep.measure(quick)]
 
 
 def _raced(cases: Sequence[Case], steps: int) -> list[list[Raced]]:

@@ -36,6 +36,7 @@ from planner.schedules import positions, schedule
 from profiler import load_model
 from profiler.capture.graph import capture
 from runtime import Engine
+from runtime.numerics.finite import OnNan
 from runtime.stage.captured import CapturedModel
 from runtime.transport import Transport
 
@@ -111,14 +112,15 @@ class Ours:
     """halopipe's engine on one rank.
 
     Attributes:
-        program: what it executes.
+        graph: of the network.
+        decision, program: what it executes.
         spans: of the last step.
     """
 
-    def __init__(self, case: Case, transport: Transport) -> None:
+    def __init__(self, case: Case, transport: Transport, on_nan: OnNan = OnNan.IGNORE) -> None:
         model = load_model(case.source)
         captured = capture(model)
-        decision = case.decision(captured.graph)
+        self.graph, self.decision = captured.graph, (decision := case.decision(captured.graph))
         self.program: Program = Boundaries.of_decision(captured.graph, decision).program(decision)
         self.spans: tuple[Span, ...] = ()
         self.step_s = 0.0
@@ -127,21 +129,24 @@ class Ours:
         self._ends = decision, CapturedModel(*names), model.module, transport
         self.held = [p for name, p in model.module.named_parameters() if self._is_here(case, name, transport.rank)]
         self._engine: Engine | None = None
+        self._on_nan = on_nan
 
     def start(self) -> None:
         """Make the engine."""
-        self._engine = Engine(*self._ends, sgd)
+        self._engine = Engine(*self._ends, sgd, on_nan=self._on_nan)
 
     def step(self) -> None:
         """One training step; the engine waits for the others itself."""
-        result = self._started().step(*self._batch)
+        result = self.engine.step(*self._batch)
         self.spans, self.step_s = result.spans, result.step_s
 
     def gradients(self) -> dict[str, Tensor]:
         """Of the last step, by the model's own names."""
-        return self._started().gradients()
+        return self.engine.gradients()
 
-    def _started(self) -> Engine:
+    @property
+    def engine(self) -> Engine:
+        """Once it was made."""
         if self._engine is None:
             raise RuntimeError("start() comes first")
         return self._engine

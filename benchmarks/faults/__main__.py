@@ -5,10 +5,9 @@
 A trial is a job of ``halopipe run``'s own function on this host: a plan of two to four ranks, a step every few
 milliseconds, evaluation and checkpoints between steps, one fault, and two restarts allowed.  Faults of a rank itself
 come in a forward, a backward, an update, in data between steps or in an evaluation, on the first, a middle or the last
-layer (:mod:`benchmarks.faults.victim`); faults from outside are signals to a random rank, at any time, or while a
-checkpoint is being written (none is stopped before it trains: who never said a word is found by the deadline of the
-start, minutes later); in some trials the newest checkpoint is damaged as well, as by a bad disk, before the job
-goes on.
+layer (:mod:`benchmarks.faults.victim`); faults from outside are signals to a random rank, at any time from its start
+on, or while a checkpoint is being written; in some trials the newest checkpoint is damaged as well, as by a bad disk,
+before the job goes on.
 
 A trial ends as it should where the job reaches its last step, its losses and evaluations are bit for bit those of the
 same plan without a fault, what is repeated is no more than the interval between checkpoints (one more where a
@@ -40,6 +39,7 @@ from benchmarks.faults import victim
 from benchmarks.faults.victim import Fault
 from benchmarks.memory import cluster_of, memory_profile
 from benchmarks.report import Row, at_least, at_most, run
+from cuda_ops.device.host import process_state
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
@@ -259,9 +259,7 @@ def _sabotage(trial: Trial, folder: Path, alone_s: float, over: threading.Event)
         due: Callable[[], bool] = partial(_later, time.monotonic() + trial.at * alone_s)
         if trial.moment == SAVING:
             due = partial(_is_saving, saved, 1 + int(trial.at * (STEPS // EVERY)))
-        is_early = trial.deed == "SIGSTOP"
-        while is_early or not (due() and (workers := _workers())):
-            is_early = is_early and not victim.has_begun(folder)
+        while not (due() and (workers := _workers())):
             if over.wait(_LOOK_S):
                 return
         with contextlib.suppress(ProcessLookupError):
@@ -291,13 +289,10 @@ def _is_saving(saved: Path, number: int) -> bool:
 
 def _workers() -> list[int]:
     """Processes that the forking servers of this process have forked."""
-    parents: dict[int, int] = {}
-    for each in Path("/proc").iterdir():
-        if each.name.isdecimal():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                parents[int(each.name)] = int((each / "stat").read_text().rpartition(")")[2].split()[1])
-    mine = {pid for pid, parent in parents.items() if parent == os.getpid()}
-    return [pid for pid, parent in parents.items() if parent in mine]
+    numbers = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()]
+    parents = {number: state.parent for number in numbers if (state := process_state(number)) is not None}
+    mine = {number for number, parent in parents.items() if parent == os.getpid()}
+    return [number for number, parent in parents.items() if parent in mine]
 
 
 def _memory() -> set[str]:

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 FORWARD, BACKWARD, OPTIMISER, BETWEEN, EVALUATION = "forward", "backward", "optimiser", "between steps", "evaluation"
 LAYERS, WIDTH, SAMPLES, HELD_OUT = 6, 8, 8, 2
-_FAULT, _DONE, _BEGUN = "fault.json", "fault.done", "begun"
+_FAULT, _DONE = "fault.json", "fault.done"
 
 DEEDS: dict[str, Callable[[], object]] = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -60,11 +60,6 @@ class Fault:
 def happened(folder: Path) -> bool:
     """Whether it has."""
     return (folder / _DONE).exists()
-
-
-def has_begun(folder: Path) -> bool:
-    """Whether some rank reads data."""
-    return (folder / _BEGUN).exists()
 
 
 @functools.cache
@@ -139,7 +134,6 @@ def data(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator
     """Batches of random numbers without end."""
     global _trains
     _trains = True
-    (Path(os.environ.get("TMPDIR", ".")) / _BEGUN).touch()
     generator = torch.Generator().manual_seed(seed)
     while True:
         _at(BETWEEN)

@@ -99,6 +99,41 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """A process as the kernel tells of it (``man 5 proc``).
+
+    Attributes:
+        state: of its main thread: R runs or would like to, S sleeps, D waits for a disk, T is stopped, Z has ended.
+        cpu_s: that it has used, with those of its children that have ended.
+        started: when, in ticks since the boot: numbers of processes come again.
+    """
+
+    state: str
+    parent: int
+    cpu_s: float
+    started: int
+
+
+def process_state(pid: int) -> ProcessState | None:
+    """A process of this host; None where there is none, or no ``/proc`` to tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        cpu_s = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        return ProcessState(fields[0], int(fields[1]), cpu_s, int(fields[19]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def cpu_s_of_all(pid: int) -> float:
+    """That a process and all that it has started have used."""
+    own, children = process_state(pid), list[str]()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            children += task.read_text(encoding="ascii").split()
+    return (own.cpu_s if own is not None else 0.0) + sum(cpu_s_of_all(int(child)) for child in children)
+
+
 def keep_pages() -> None:
     """Freed memory stays with this process from here on; before torch is loaded, so that its tensors do as well."""
     with contextlib.suppress(OSError, AttributeError):

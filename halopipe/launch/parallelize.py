@@ -110,7 +110,7 @@ class Parallel:
             optimizer = self._followed.described()
             given.pop("scheduler", None)  # it stays here
         state = None if module is None or not has_state else _state_of(module, loss_fn)
-        self._ranks = _Ranks(plan, optimizer, cast("ScriptOptions", given), state)
+        self._ranks = _Ranks(plan, optimizer, cast("ScriptOptions", given), state, terms.deadline_s)
         self._end = weakref.finalize(self, self._ranks.end)
         try:
             self._ranks.answers()
@@ -213,7 +213,9 @@ class _Ranks:
         folder: for what is too large for the store.
     """
 
-    def __init__(self, plan: Plan, optimizer: Any, options: ScriptOptions, state: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, plan: Plan, optimizer: Any, options: ScriptOptions, state: Mapping[str, Any] | None, deadline_s: float
+    ) -> None:
         self._num_ranks, self._number = plan.decision.num_ranks, 0
         self._failure: HalopipeError | None = None
         self._is_over = threading.Event()
@@ -239,7 +241,7 @@ class _Ranks:
 
         def watch() -> None:
             try:
-                run_workers([workers], titles_of(decision), self._store, stop, waits)
+                run_workers([workers], titles_of(decision), self._store, stop, waits, deadline_s)
             except HalopipeError as error:
                 self._failure = error
             except Exception as error:  # noqa: BLE001  # whoever waits for the ranks must hear of it

@@ -110,6 +110,11 @@ class Processes:
                     leaves=self._leaves,
                 )
 
+    @property
+    def numbers(self) -> Mapping[int, int]:
+        """Those of their processes, by rank."""
+        return {rank: process.pid for rank, process in self._processes.items()}
+
     def ended(self) -> Mapping[int, Ended]:
         """Those that have ended by now."""
         for rank, process in self._processes.items():

@@ -11,25 +11,39 @@ has processes, a store and random numbers of its own, so that its steps are bit 
 disturbed.
 
 Under torchrun there is no such process, and its agents start the ranks again (``--max-restarts``); with
-``--resume auto`` each attempt goes on as here.
+``--resume auto`` each attempt goes on as here, and tells of those before by what they left (:class:`Journals`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from halopipe.launch.spawn import nothing_left, spawn
-from halopipe.run_spec.job import Done, cleared, job_folder
+from halopipe.run_spec.job import Done, Journal, cleared, job_folder, journal_path
 from halopipe.run_spec.options import IF_ANY, RunOptions
-from halopipe.run_spec.result import Progress, RunProgress, RunResult, Score
+from halopipe.run_spec.result import Progress, RunProgress, RunResult, Saves, Score
 from halopipe.terminal import units
 from halopipe.training.checkpointing import Start, settled
-from planner.ir.errors import CheckpointError, FactoryError, HalopipeError, WorkerError
+from planner.ir.codec import plain
+from planner.ir.errors import (
+    CheckpointError,
+    FactoryError,
+    HalopipeError,
+    MissingFileError,
+    WorkerDiedError,
+    WorkerError,
+)
+from planner.ir.files import write_text
 from planner.ir.plan import Plan
 from planner.ir.timeline import Restart
+from runtime.checkpoint.folders import make
 from runtime.engine import device_of
 from runtime.monitor.failure import also, blame
 
@@ -108,77 +122,61 @@ def supervised(
 
 
 @dataclass(slots=True)
-class _Supervisor:
-    plan: Plan
-    options: RunOptions
-    progress: Progress | None
-    decide: Decide
-    folder: Path
-    losses: tuple[Loss, ...] = ()
-    restarts: list[Restart] = field(default_factory=list)
-    lost_s: float = 0.0
+class History:
+    """What the attempts of a job have done so far, to be told as one run.
+
+    Attributes:
+        began_anew: whether the first of them had no checkpoint to go on from.
+        steps: loss and seconds of those that count, whichever attempt did them.
+        scores: evaluations, by the steps done before.
+        saves: of the attempts that have ended.
+        lost_s: ``time.time()`` when the last of them had.
+    """
+
+    began_anew: bool = False
     steps: dict[int, tuple[float, float]] = field(default_factory=dict)
     scores: dict[int, Score] = field(default_factory=dict)
+    restarts: list[Restart] = field(default_factory=list)
+    saves: Saves = field(default_factory=Saves)
+    lost_s: float = 0.0
 
-    def run(self) -> RunResult:
-        start = settled(self.plan, self.options)
-        while True:
-            for line in start.skipped if self.losses else start.lines:
-                self._say(start.step, line)
-            try:
-                result = nothing_left(start) if start.is_end else self._attempt(start)
-            except HalopipeError as error:
-                self._note(self._done())
-                if not may_pass(error, len(self.steps)) or len(self.losses) >= self.options.restarts:
-                    if self.losses:
-                        raise self._with_history(error) from error
-                    raise
-                start = self._after(error)
-            else:
-                return self._whole(result)
+    def to_json(self) -> str:
+        """As text, for the next attempt."""
+        return json.dumps(plain(self))
 
-    def _attempt(self, start: Start) -> RunResult:
-        result = spawn(self.plan, start.options, self.progress, self.folder)
-        if self.options.restarts:
-            self._note(self._done())
-        return result
+    @classmethod
+    def from_json(cls, text: str) -> History:
+        """What :meth:`to_json` spelled."""
+        record = json.loads(text)
+        return cls(
+            record["began_anew"],
+            {int(step): (loss, step_s) for step, (loss, step_s) in record["steps"].items()},
+            {int(step): Score(**each) for step, each in record["scores"].items()},
+            [Restart(**{**each, "ranks": tuple(each["ranks"])}) for each in record["restarts"]],
+            Saves(**record["saves"]),
+            record["lost_s"],
+        )
 
-    def _done(self) -> Done:
-        return Done.read(self.folder, self.plan.decision.num_ranks)
-
-    def _after(self, error: HalopipeError) -> Start:
-        """Where the attempt after this loss begins; its plan is decided.
-
-        Raises:
-            HalopipeError: there is to be none.
-        """
-        self.lost_s = time.monotonic()
-        start = settled(self.plan, replace(self.options, resume=IF_ANY))
-        num_done = max(start.step, max(self.steps, default=-1) + 1)
-        cleared(self.folder)
-        ranks = tuple(rank for rank in error.ranks if rank >= 0)
-        loss = Loss(self.plan, len(self.losses), error, ranks, start.step, num_done, self.losses)
-        plan = self.decide(loss) or self.plan
-        if plan == self.plan and loss.is_repeated:
-            raise also(error, ["it came twice at the same step: to start again would not help"])
-        self.plan, self.losses = plan, (*self.losses, loss)
-        words = f"after step {start.step}" if start.step else "from the beginning"
-        words += f" ({len(self.losses)} of at most {self.options.restarts})"
-        self._say(start.step, f"{error.title}; started again {words}")
-        self.restarts.append(Restart(num_done, ranks, error.title, error.code, start.step, num_done - start.step))
-        self.steps = {step: each for step, each in self.steps.items() if step < start.step}
-        self.scores = {step: each for step, each in self.scores.items() if step <= start.step}
-        return start
-
-    def _note(self, done: Done) -> None:
+    def note(self, done: Done) -> None:
         """Keeps what the attempt did, before its folder is cleared."""
         self.steps |= {step: (loss, done.step_seconds[step]) for step, loss in done.losses.items()}
         self.scores |= done.scores
         if self.restarts and not self.restarts[-1].recovery_s:
-            began_s = time.monotonic() if done.began_s is None else done.began_s
+            began_s = time.time() if done.began_s is None else done.began_s
             self.restarts[-1] = replace(self.restarts[-1], recovery_s=began_s - self.lost_s)
 
-    def _whole(self, result: RunResult) -> RunResult:
+    def num_done(self, start: Start) -> int:
+        """Steps that were complete, before the next attempt begins at ``start``."""
+        return max(start.step, max(self.steps, default=-1) + 1)
+
+    def restarted(self, start: Start, error: str, code: str, ranks: tuple[int, ...]) -> None:
+        """The next attempt begins at ``start``: what was done after it does not count."""
+        num_done = self.num_done(start)
+        self.restarts.append(Restart(num_done, ranks, error, code, start.step, num_done - start.step))
+        self.steps = {step: each for step, each in self.steps.items() if step < start.step}
+        self.scores = {step: each for step, each in self.scores.items() if step <= start.step}
+
+    def whole(self, result: RunResult) -> RunResult:
         """The result of the last attempt, with the steps of those before."""
         first, before = result.first_step, list[tuple[float, float]]()
         while first - 1 in self.steps:
@@ -192,7 +190,67 @@ class _Supervisor:
             first_step=first,
             scores=(*scores, *result.scores),
             restarts=tuple(self.restarts),
+            saves=self.saves.then(result.saves),
         )
+
+
+@dataclass(slots=True)
+class _Supervisor:
+    plan: Plan
+    options: RunOptions
+    progress: Progress | None
+    decide: Decide
+    folder: Path
+    losses: tuple[Loss, ...] = ()
+    history: History = field(default_factory=History)
+
+    def run(self) -> RunResult:
+        start = settled(self.plan, self.options)
+        self.history.began_anew = not start.options.resume
+        while True:
+            for line in start.skipped if self.losses else start.lines:
+                self._say(start.step, line)
+            try:
+                result = nothing_left(start) if start.is_end else self._attempt(start)
+            except HalopipeError as error:
+                done = Done.read(self.folder)
+                self.history.note(done)
+                self.history.saves = self.history.saves.then(done.saves)
+                if not may_pass(error, len(self.history.steps)) or len(self.losses) >= self.options.restarts:
+                    if self.losses:
+                        raise self._with_history(error) from error
+                    raise
+                start = self._after(error)
+            else:
+                return self.history.whole(result)
+
+    def _attempt(self, start: Start) -> RunResult:
+        result = spawn(self.plan, start.options, self.progress, self.folder)
+        if self.options.restarts:
+            self.history.note(Done.read(self.folder))
+        return result
+
+    def _after(self, error: HalopipeError) -> Start:
+        """Where the attempt after this loss begins; its plan is decided.
+
+        Raises:
+            HalopipeError: there is to be none.
+        """
+        self.history.lost_s = time.time()
+        start = settled(self.plan, replace(self.options, resume=IF_ANY), began_anew=self.history.began_anew)
+        num_done = self.history.num_done(start)
+        cleared(self.folder)
+        ranks = tuple(rank for rank in error.ranks if rank >= 0)
+        loss = Loss(self.plan, len(self.losses), error, ranks, start.step, num_done, self.losses)
+        plan = self.decide(loss) or self.plan
+        if plan == self.plan and loss.is_repeated:
+            raise also(error, ["it came twice at the same step: to start again would not help"])
+        self.plan, self.losses = plan, (*self.losses, loss)
+        words = f"after step {start.step}" if start.step else "from the beginning"
+        words += f" ({len(self.losses)} of at most {self.options.restarts})"
+        self._say(start.step, f"{error.title}; started again {words}")
+        self.history.restarted(start, error.title, error.code, ranks)
+        return start
 
     def _with_history(self, error: HalopipeError) -> HalopipeError:
         history = [
@@ -203,3 +261,78 @@ class _Supervisor:
     def _say(self, step: int, word: str) -> None:
         if self.progress is not None:
             self.progress(RunProgress(step, self.options.steps, None, 0.0, word=word))
+
+
+class Journals:
+    """What the attempts of a job of torchrun leave for one another, in the folder of its checkpoints.
+
+        FOLDER/.halopipe.attempts/history.json       what the attempts before have done, by rank 0
+                                  error.json         what the present one ended by, if rank 0 could say
+                                  journal-RANK.jsonl what each of its ranks has done
+
+    Torchrun's agents start ranks again and have no memory.  Their store has, so that an attempt knows whether it is one
+    of the same job as those before.
+
+    Args:
+        job: a name that no other job has.
+    """
+
+    def __init__(self, checkpoints: Path, job: str) -> None:
+        self.folder, self._job = checkpoints / ".halopipe.attempts", job
+        self._history, self._error = self.folder / "history.json", self.folder / "error.json"
+        self.history, self._is_begun = History(), False
+
+    def settled(self, plan: Plan, options: RunOptions) -> Start:
+        """Where this attempt begins; rank 0 asks, before the others write anything.
+
+        Raises:
+            CorruptFileError: no checkpoint is sound, and the job did not begin by itself.
+        """
+        told, self._is_begun = _read(self._history), True
+        if told.get("job") != self._job:
+            start = settled(plan, options)
+            self.history = History(not start.options.resume)
+        else:
+            self.history, done, error = History.from_json(told["history"]), Done.read(self.folder), _read(self._error)
+            self.history.note(done)
+            self.history.saves = self.history.saves.then(done.saves)
+            self.history.lost_s = error.get("at_s", time.time())
+            start = settled(plan, options, began_anew=self.history.began_anew)
+            ended = error.get("error", f"ranks were lost after step {self.history.num_done(start)}")
+            code, ranks = error.get("code", WorkerDiedError.code), tuple(error.get("ranks", ()))
+            self.history.restarted(start, ended, code, ranks)
+        with contextlib.suppress(OSError, MissingFileError):  # as on a full disk: the next attempt tells its own steps
+            make(self.folder)
+            for path in self.folder.iterdir():
+                path.unlink()
+            write_text(self._history, json.dumps({"job": self._job, "history": self.history.to_json()}))
+        return start
+
+    def journal(self, rank: int) -> Journal | None:
+        """Of a rank of this attempt, once rank 0 has asked where it begins; None where none can be written."""
+        try:
+            return Journal(journal_path(self.folder, rank))
+        except OSError:
+            return None
+
+    def ended(self, error: HalopipeError) -> None:
+        """Notes what this attempt ended by, unless it has not even begun, as where another job holds the folder."""
+        if not self._is_begun:
+            return
+        told = {"error": error.title, "code": error.code, "ranks": error.ranks, "at_s": time.time()}
+        with contextlib.suppress(OSError, MissingFileError):
+            write_text(self._error, json.dumps(told))
+
+    def whole(self, result: RunResult) -> RunResult:
+        """The result of the last attempt as that of the job, of which nothing is left there."""
+        self.history.note(Done.read(self.folder))
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return self.history.whole(result)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a file of this folder says; nothing where it is not there, or was not written to its end."""
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError):
+        return {}

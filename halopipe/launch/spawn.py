@@ -217,7 +217,7 @@ def _watched(job: Job, workers: Sequence[Processes], store: Store, progress: Pro
     waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
     with end.heard() if job.options.checkpoint else nullcontext():
         try:
-            texts = run_workers(workers, titles_of(decision), store, watch, waits)
+            texts = run_workers(workers, titles_of(decision), store, watch, waits, job.options.deadline_s)
         except WorkerDiedError:
             if end.signal:  # it was not ready to hear that
                 raise SystemExit(end.exit_code) from None

@@ -13,26 +13,28 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cuda_ops._torch import PrefixStore
 from cuda_ops.device.host import die_with_parent
 from halopipe.launch.job_environment import GLOO, JobRank, address_of, choose_gloo_interface, is_loopback
 from halopipe.launch.replanning import Replanner, seated
+from halopipe.launch.restart import Journals
 from halopipe.launch.spawn import combine, nothing_left, one_device
-from halopipe.run_spec.job import JOB, Job, RankResult, job_folder
-from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.job import JOB, Job, Journal, RankResult, job_folder
+from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
-from halopipe.training.checkpointing import settled_by_rank_0
-from planner.ir.errors import TransportError, UsageError
+from halopipe.training.checkpointing import settled, settled_by_rank_0
+from planner.ir.errors import HalopipeError, TransportError, UsageError
 from planner.ir.plan import Plan
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
 from runtime.monitor.activity import PATIENCE_S, Activity, within
-from runtime.monitor.failure import cause, read_error, write_error
+from runtime.monitor.failure import blame, cause, read_error, write_error
 from runtime.monitor.watch import SETUP_S, host_store_at, join_store, meet
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ _POLL_S = 0.05
 _FAREWELL_S = 1.0
 """How long a rank that failed listens for errors of others, which may explain its own."""
 
-_FAILED, _IDLE = "failed", "idle"
+_FAILED, _IDLE, _UNNAMED = "failed", "idle", "none"
 _WATCH_S = 1.0
 _HANGING_S = 15.0
 """How long a rank may go on after another failed before it ends itself: it hangs where no message can wake it."""
@@ -66,20 +68,23 @@ def join(
         job_rank.require_size(plan.decision)
     end_with_torchrun()
     store, board = job_stores(job_rank.rank, job_rank.num_ranks)
-    is_writer = bool(options.checkpoint) and job_rank.rank == 0
+    is_writer, journals = bool(options.checkpoint) and job_rank.rank == 0, _journals(options, store)
     with (
+        _noted(journals if job_rank.rank == 0 else None),
         told_to_all(board, job_rank.rank, job_rank.num_ranks),
         held(Path(options.checkpoint)) if is_writer else contextlib.nullcontext(),
         job_folder() as folder,
     ):
-        start = settled_by_rank_0(plan, options, store, job_rank.rank)
+        start = settled_by_rank_0(
+            plan, options, store, job_rank.rank, settled if journals is None else journals.settled
+        )
         if progress is not None and job_rank.rank == 0:
             for line in start.lines:
                 progress(RunProgress(start.step, options.steps, None, 0.0, word=line))
         options = start.options
         if start.is_end:
             gathered(store, job_rank.rank, job_rank.num_ranks, "done")
-            return nothing_left(start) if job_rank.rank == 0 else None
+            return _whole(journals, nothing_left(start)) if job_rank.rank == 0 else None
         seats = None if replanner is None else seated(job_rank, store, replanner)
         plan = plan if seats is None else seats.plan
         rank = job_rank.rank_of(plan.decision) if seats is None else seats.rank_of.get(job_rank.rank)
@@ -90,11 +95,38 @@ def join(
                 _stand_by(store, board, job_rank.num_ranks, seats.rank_of if seats is not None else ())
                 text = _IDLE
             else:
-                text = _work(job, rank, job_rank.local_rank, store, board, progress if rank == 0 else None).to_json()
+                show, journal = progress if rank == 0 else None, None if journals is None else journals.journal(rank)
+                text = _work(job, rank, job_rank.local_rank, store, board, show, journal).to_json()
             texts = gathered(store, job_rank.rank, job_rank.num_ranks, text)
     found = (RankResult.from_json(text) for text in texts if text != _IDLE)
     results = sorted(found, key=lambda result: result.rank)
-    return combine(plan, options, results, None) if results else None
+    return _whole(journals, combine(plan, options, results, None)) if results else None
+
+
+def _journals(options: RunOptions, store: Store) -> Journals | None:
+    """Where attempts of this job tell of themselves; None where they cannot know that they are of one job."""
+    run, is_shared = os.environ.get("TORCHELASTIC_RUN_ID", _UNNAMED), _is_torchruns_store()
+    if options.resume != IF_ANY or (run == _UNNAMED and not is_shared):
+        return None
+    if is_shared:  # it knows one start of a run from the next
+        root = cast("PrefixStore", store).underlying_store
+        run = root.compare_set(f"halopipe/job/{run}", "", uuid.uuid4().hex).decode()
+    return Journals(Path(options.checkpoint), run)
+
+
+def _whole(journals: Journals | None, result: RunResult) -> RunResult:
+    return result if journals is None else journals.whole(result)
+
+
+@contextlib.contextmanager
+def _noted(journals: Journals | None) -> Iterator[None]:
+    """Has the next attempt know what this one ended by."""
+    try:
+        yield
+    except HalopipeError as error:
+        if journals is not None:
+            journals.ended(error)
+        raise
 
 
 def _stand_by(store: Store, board: Store, num_ranks: int, working: Iterable[int]) -> None:
@@ -130,11 +162,26 @@ def job_stores(rank: int, num_ranks: int) -> tuple[Store, Store]:
             [f"MASTER_ADDR is {address!r}, MASTER_PORT is {port!r}"],
             ["start with torchrun, or set both to an address and a free port of the host of rank 0"],
         )
-    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and rank == 0
-    store = host_store_at(_own(address), int(port)) if hosted else join_store(address, int(port), SETUP_S)
-    board = join_store(_own(address) if hosted else address, int(port))
+    hosted = rank == 0 and not _is_torchruns_store()
+    if hosted or (_is_this_host(address) and not _is_torchruns_store()):
+        address = _own(address)
+    store = host_store_at(address, int(port)) if hosted else join_store(address, int(port), SETUP_S)
+    board = join_store(address, int(port))
     attempt = meet(store, rank, num_ranks)
     return PrefixStore(attempt, store), PrefixStore(attempt, board)
+
+
+def _is_torchruns_store() -> bool:
+    """Whether torchrun's agent hosts the store of the job, which then outlives its ranks."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _is_this_host(address: str) -> bool:
+    """Whether ``MASTER_ADDR`` is loopback here, as a host's own name may be: rank 0 is on this host, and not there."""
+    try:
+        return is_loopback(socket.gethostbyname(address))
+    except OSError:
+        return False
 
 
 def _own(address: str) -> str:
@@ -148,7 +195,15 @@ def _own(address: str) -> str:
     return found if is_alone or not is_loopback(found) else address_of(interface)
 
 
-def _work(job: Job, rank: int, local_rank: int, store: Store, board: Store, progress: Progress | None) -> RankResult:
+def _work(
+    job: Job,
+    rank: int,
+    local_rank: int,
+    store: Store,
+    board: Store,
+    progress: Progress | None,
+    journal: Journal | None,
+) -> RankResult:
     """Work as ``rank``."""
     from halopipe.training.work import work
 
@@ -157,7 +212,7 @@ def _work(job: Job, rank: int, local_rank: int, store: Store, board: Store, prog
             told = (result.loss, result.step_s, activity.slow, activity.left_out)
             progress(RunProgress(step + 1, job.options.steps, *told))
 
-    return work(job, rank, store, board, after_step=after_step, local_rank=local_rank)
+    return work(job, rank, store, board, after_step=after_step, local_rank=local_rank, journal=journal)
 
 
 @contextlib.contextmanager
@@ -207,7 +262,13 @@ def _explained(board: Store, rank: int, num_ranks: int, error: Exception) -> Exc
         if text:
             failures[other] = read_error(text)
     first = cause(failures)
-    return error if first is failures[rank] else first
+    if not blame(first):  # who waited in vain does not know for whom
+        first.ranks = tuple(other for other, failure in failures.items() if failure is first)
+    if first is not failures[rank]:
+        return first
+    if isinstance(error, HalopipeError):
+        error.ranks = first.ranks
+    return error
 
 
 @contextlib.contextmanager

@@ -142,21 +142,31 @@ def journal_path(folder: Path, rank: int) -> Path:
 
 
 class Journal:
-    """What a rank has done, a line a step and an evaluation, each written at once; open as long as its process."""
+    """What a rank has done, a line a step and an evaluation, each written at once; open as long as its process.
+
+    A disk that is full ends the journal, not the rank.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._is_whole = True
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def step(self, number: int, loss: float | None, step_s: float) -> None:
         """Note a step; ``number`` counts from 0."""
-        self._note({"step": number, "loss": loss, "step_s": step_s, "at_s": time.monotonic()})
+        self._note({"step": number, "loss": loss, "step_s": step_s, "at_s": time.time()})
 
     def score(self, score: Score) -> None:
         """Note an evaluation."""
         self._note({"score": plain(score)})
 
+    def saves(self, saves: Saves) -> None:
+        """Note what was saved so far, and what it cost."""
+        self._note({"saves": plain(saves)})
+
     def _note(self, record: dict[str, Any]) -> None:
-        os.write(self._file, f"{json.dumps(record)}\n".encode())
+        line = f"{json.dumps(record)}\n".encode()
+        with contextlib.suppress(OSError):
+            self._is_whole = self._is_whole and os.write(self._file, line) == len(line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,26 +176,30 @@ class Done:
     Attributes:
         losses, step_seconds: by step, counted from 0, of steps that all ranks had done.
         scores: evaluations, by the steps done before.
-        began_s: ``time.monotonic()`` at the start of the first step; None where there was none.
+        began_s: ``time.time()``, which all hosts share, at the start of the first step; None where there was none.
+        saves: its checkpoints, on the rank where they cost most.
     """
 
     losses: Mapping[int, float]
     step_seconds: Mapping[int, float]
     scores: Mapping[int, Score]
     began_s: float | None = None
+    saves: Saves = field(default_factory=Saves)
 
     @classmethod
-    def read(cls, folder: Path, num_ranks: int) -> Done:
-        """What their journals say."""
-        notes = [_notes(journal_path(folder, rank)) for rank in range(num_ranks)]
+    def read(cls, folder: Path) -> Done:
+        """What their journals say; a rank has one before any begins its first step."""
+        notes = [_notes(path) for path in folder.glob("journal-*.jsonl")]
         steps = [{note["step"]: note for note in each if "step" in note} for each in notes]
-        common = sorted(set(steps[0]).intersection(*steps))
+        common = sorted(set(steps[0]).intersection(*steps)) if steps else []
         seconds = {step: max(each[step]["step_s"] for each in steps) for step in common}
         losses = {step: each[step]["loss"] for step in common for each in steps if each[step]["loss"] is not None}
         scores = {note["score"]["step"]: Score(**note["score"]) for each in notes for note in each if "score" in note}
         first = common[:1]
         began_s = min((each[step]["at_s"] - each[step]["step_s"] for step in first for each in steps), default=None)
-        return cls(losses, seconds, scores, began_s)
+        saves = [Saves(**note["saves"]) for each in notes for note in each if "saves" in note]
+        # what they cost only grows
+        return cls(losses, seconds, scores, began_s, max(saves, key=lambda each: each.seconds, default=Saves()))
 
 
 def _notes(path: Path) -> list[dict[str, Any]]:

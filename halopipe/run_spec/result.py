@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from planner.ir.plan import Measured, Prediction, RankMeasured
@@ -62,6 +62,11 @@ class Saves:
         """Of training, without the save at the end."""
         return self.stood_s + self.slower_s
 
+    def then(self, later: Saves) -> Saves:
+        """Those of an attempt of a job and of a ``later`` one, together."""
+        names = (each.name for each in fields(self) if each.name != "interval_s")
+        return replace(later, **{name: getattr(self, name) + getattr(later, name) for name in names})
+
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
@@ -113,7 +118,7 @@ class RunResult:
         slow: ranks and links that were found to be slow while the job ran.
         restarts: one for each loss of ranks; losses, seconds and scores are of all attempts, the rest of the last one.
         end: that all steps had been done before, in words; nothing was run then.
-        saves: what checkpoints cost.
+        saves: the checkpoints of all attempts, and what they cost.
     """
 
     losses: tuple[float, ...]

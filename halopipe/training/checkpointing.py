@@ -4,7 +4,7 @@ A checkpoint as runs read it: what it holds beside the model's state, and whethe
 
     data/epoch, data/batches, data/samples     the position in the data
     run/step, run/seed                         steps done; what data and dropout are drawn with
-    run/plan                                   the plan in words
+    run/plan, run/micro_batches                the plan in words; samples of each micro-batch
     run/failures, run/seconds, run/ended       of a job that chooses its interval: what it has seen so far
     run/weights_alone                          the checkpoint was made of a plain state dict
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -39,7 +39,7 @@ from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision, Plan
 from runtime.checkpoint import BackgroundSaver, Checkpoint, Number, RankState, complete_steps, joined, save
-from runtime.checkpoint.folders import complete_path
+from runtime.checkpoint.folders import complete_path, set_aside
 from runtime.checkpoint.training_state import STEP
 from runtime.engine import Engine
 from runtime.monitor.activity import Activity
@@ -135,8 +135,12 @@ class Start:
         return f"all {self.options.steps} steps are done: {complete_path(Path(self.options.checkpoint), self.step)}"
 
 
-def settled(plan: Plan, options: RunOptions) -> Start:
+def settled(plan: Plan, options: RunOptions, *, began_anew: bool = False) -> Start:
     """Where a run of ``plan`` begins: with ``--resume auto`` after the newest sound checkpoint, or anew without any.
+
+    Args:
+        began_anew: whether all checkpoints there are of this very job, which began without any.  Where none of them is
+            sound, they are set aside and it begins anew: nothing is lost that it could not do again.
 
     Raises:
         CorruptFileError: there are checkpoints, and none of them is sound.
@@ -144,14 +148,25 @@ def settled(plan: Plan, options: RunOptions) -> Start:
     """
     if options.resume != IF_ANY:
         return Start(options)
-    checkpoint, skipped = newest_sound(options.checkpoint)
+    try:
+        checkpoint, skipped = newest_sound(options.checkpoint)
+    except CorruptFileError as error:
+        if not began_anew:
+            raise
+        checkpoint, skipped = None, _all_set_aside(Path(options.checkpoint), error.details)
     if checkpoint is None:
-        return Start(replace(options, resume=False))
+        return Start(replace(options, resume=False), skipped=skipped)
     step = checkpoint.manifest.step
     start = Start(replace(options, resume=True, resume_step=step), step, skipped)
     if start.is_end and options.dtype in ("", plan.inputs.model.dtype):
         _require_model(Saved(checkpoint), plan.inputs.model_fingerprint)
     return start
+
+
+def _all_set_aside(folder: Path, faults: Sequence[str]) -> tuple[str, ...]:
+    """Renames all checkpoints of ``folder``, none of which is sound; a line for each, the newest first."""
+    steps = reversed(complete_steps(folder))
+    return tuple(f"{fault}; it is kept as {set_aside(folder, step)}" for step, fault in zip(steps, faults, strict=True))
 
 
 def newest_sound(folder: str | Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
@@ -181,11 +196,17 @@ def newest_sound(folder: str | Path) -> tuple[Checkpoint | None, tuple[str, ...]
     return None, ()
 
 
-def settled_by_rank_0(plan: Plan, options: RunOptions, store: Store, rank: int) -> Start:
-    """The same for all ranks of a job; see :func:`settled`."""
+def settled_by_rank_0(
+    plan: Plan,
+    options: RunOptions,
+    store: Store,
+    rank: int,
+    settle: Callable[[Plan, RunOptions], Start] = settled,
+) -> Start:
+    """The same for all ranks of a job; see :func:`settled`, which is what rank 0 calls by default."""
 
     def look() -> str:
-        found = settled(plan, options)
+        found = settle(plan, options)
         return json.dumps([found.options.resume, found.options.resume_step, found.step, found.skipped])
 
     if options.resume != IF_ANY:
@@ -225,7 +246,7 @@ class Checkpoints:
         self._folder, self._accumulate, self._steps = options.checkpoint, options.accumulate, options.steps
         self._last = engine.num_steps
         self._engine, self._rank, self._activity, self._end = engine, transport.rank, activity, end
-        self._fingerprints, self._seed, self._plan = fingerprints_of(graph), seed, plan_text(decision)
+        self._fingerprints, self._seed, self._decision = fingerprints_of(graph), seed, decision
         failures, ran_s = (0, 0.0) if begun is None else begun.history
         self._times = SaveTimes.of(options, len(set(hosts_of(decision))), failures, ran_s)
         self._has_history = options.checkpoint_every == AUTO_INTERVAL
@@ -311,7 +332,7 @@ class Checkpoints:
 
     def _begin(self, saver: BackgroundSaver, position: Position, *, is_last: bool) -> None:
         self._last = self._engine.num_steps
-        numbers: dict[str, Number] = {PLAN: self._plan}
+        numbers = numbers_of(self._decision)
         if self._has_history:
             is_last = is_last or self._last == self._steps
             numbers |= {FAILURES: self._times.failures, RAN: self._times.seconds_run, ENDED: is_last}
@@ -334,12 +355,21 @@ class Checkpoints:
         self._activity.remark = text
 
 
-def save_now(folder: str | Path, engine: Engine, graph: Graph, transport: Transport, *, seed: int, keep: int) -> None:
+def save_now(
+    folder: str | Path,
+    engine: Engine,
+    graph: Graph,
+    transport: Transport,
+    decision: Decision,
+    *,
+    seed: int,
+    keep: int,
+) -> None:
     """Save what all ranks have, each calling this; returns once it is on disk."""
     save(
         folder,
         engine.num_steps,
-        with_numbers(engine.state(), transport.rank, seed, None),
+        with_numbers(engine.state(), transport.rank, seed, None, numbers_of(decision)),
         transport.rank,
         transport.world_size,
         lambda: transport.barrier(SAVE_S),
@@ -358,7 +388,30 @@ def with_numbers(
     return joined((state, RankState({}, {}, numbers, frozenset(numbers) if rank == 0 else frozenset())))
 
 
-SEED, PLAN = "run/seed", "run/plan"
+def numbers_of(decision: Decision) -> dict[str, Number]:
+    """What a checkpoint tells of the plan that it was saved by."""
+    return {PLAN: plan_text(decision), MICRO_BATCHES: " ".join(map(str, decision.micro_batches))}
+
+
+def other_micro_batches(saved: Saved, engine: Engine, decision: Decision) -> str:
+    """What people should know who go on from ``saved`` by a plan of other micro-batches; empty: it makes no difference.
+
+    Steps are then those of one device all the same, but not those that the plan before would have made.
+    """
+    before, layers = saved.micro_batches, engine.layers_by_micro_batch
+    if not layers or before in ((), decision.micro_batches):
+        return ""
+    more = f" and {len(layers) - _SHOWN} more" * (len(layers) > _SHOWN)
+    was, now = map(units.micro_batches, (before, decision.micro_batches))
+    return (
+        f"{saved.checkpoint.path} was saved by {was}, this plan has {now}: {', '.join(layers[:_SHOWN])}{more} "
+        "draw random numbers or take statistics by micro-batch, others from here on than by the plan before; "
+        f"to keep them: halopipe plan --micro-batch {max(before)}"
+    )
+
+
+_SHOWN = 3
+SEED, PLAN, MICRO_BATCHES = "run/seed", "run/plan", "run/micro_batches"
 DATA = "data"
 FAILURES, RAN, ENDED = "run/failures", "run/seconds", "run/ended"
 _NONE = "none"
@@ -386,6 +439,12 @@ class Saved:
             return 0, 0.0
         failures, ended = (int(self.checkpoint.number(key) or 0) for key in (FAILURES, ENDED))
         return failures + (not ended), float(self.checkpoint.number(RAN) or 0.0)
+
+    @property
+    def micro_batches(self) -> tuple[int, ...]:
+        """Samples of each micro-batch of the plan that saved it; empty where it does not say."""
+        told = str(self.checkpoint.number(MICRO_BATCHES)) if MICRO_BATCHES in self.checkpoint else ""
+        return tuple(map(int, told.split()))
 
     @property
     def position(self) -> Position:

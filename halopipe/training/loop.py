@@ -207,6 +207,8 @@ class Loop:
             self.checkpoints.finish(self.feed.position)
         else:
             self.checkpoints.save(self.feed.position)
+            if self.journal is not None:
+                self.journal.saves(self.checkpoints.saves)
 
     def _evaluate(self) -> None:
         batches = iter(self.supply.evaluation().take, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,13 @@ from halopipe.data.sources import Form, Item, Pair, bound, tensors_of
 from halopipe.run_spec.options import RESUME
 from halopipe.run_spec.result import Score
 from halopipe.terminal.units import require_known
-from halopipe.training.checkpointing import SAVE_S, newest_sound, open_saved, save_now
+from halopipe.training.checkpointing import (
+    SAVE_S,
+    newest_sound,
+    open_saved,
+    other_micro_batches,
+    save_now,
+)
 from halopipe.training.evaluate import MakeMetrics, evaluate, loss_rank
 from halopipe.training.first_step import FirstStep, parting
 from halopipe.training.rank import Opened, Place, Prepared, Terms
@@ -31,6 +38,7 @@ from profiler.capture.graph import capture
 from profiler.source.clouds import samples_first
 from profiler.source.model import LoadedModel
 from profiler.source.structure import BatchStructure
+from runtime.checkpoint.lock import held
 from runtime.checkpoint.training_state import LOSS
 from runtime.engine import StepResult
 from runtime.monitor.activity import Activity
@@ -172,6 +180,7 @@ class Execution:
         self._form = Form("the batch", None, batch)
         transport = opened.consumer.transport
         self.model, self.rank, self.num_ranks = model, transport.rank, transport.world_size
+        self._locks, self._claimed = contextlib.ExitStack(), set[Path]()
         self._trained = agreement_of(opened.consumer, 0, is_script=True)
         self._evaluated = agreement_of(opened.consumer, 0, is_script=True, always=True)
 
@@ -243,11 +252,14 @@ class Execution:
         Args:
             keep: the newest so many checkpoints are kept; 0: all.
 
+        Until this run is closed, no other job writes into that folder.
+
         Raises:
-            UsageError: there is one of this step, or gradients wait for the update.
+            UsageError: there is one of this step, another job writes there, or gradients wait for the update.
             CheckpointError: it could not be saved; older ones are as before.
         """
         consumer = self._consumer
+        self._claim(Path(folder).absolute())
         with self._engine.between_steps(COMPARING):
             self._trained.confirm()
         save_now(
@@ -255,6 +267,7 @@ class Execution:
             self._engine,
             consumer.graph,
             consumer.transport,
+            self.plan.decision,
             seed=self._seed,
             keep=keep,
         )
@@ -287,8 +300,28 @@ class Execution:
                 [f"execute(..., seed={saved.seed(self._seed)})"],
             )
         self._engine.load_state(saved.checkpoint)
+        if self.rank == 0 and (word := other_micro_batches(saved, self._engine, self.plan.decision)):
+            _log.warning("%s", word)
         self._watched = None  # what was kept of the first step is not what goes on
         return self._engine.num_steps
+
+    def _claim(self, folder: Path) -> None:
+        """Takes the lock of ``folder``, as rank 0 does for all, until this run is closed.
+
+        Raises:
+            HalopipeError: another job holds it, or nothing can be written there.
+        """
+        if folder in self._claimed:
+            return
+        failure = cast("HalopipeError | None", None)
+        if self.rank == 0:
+            try:
+                self._locks.enter_context(held(folder))
+            except HalopipeError as error:
+                failure = error
+        if self._said_by_0(float(failure is not None), "asking who writes into the folder"):
+            raise failure or UsageError(f"rank 0 cannot write into {folder}", ["it says why"], ["another folder"])
+        self._claimed.add(folder)
 
     def _newest(self, folder: str | Path) -> int | None:
         """The step of the newest sound checkpoint, which rank 0 looks for; None where there is no checkpoint."""
@@ -301,13 +334,17 @@ class Execution:
                     _log.warning("%s", line)
             except HalopipeError as error:
                 step, failure = _NONE_SOUND, error
-        told = torch.tensor([step if self.rank == 0 else 0], dtype=torch.float64)
-        consumer = self._consumer
-        with self._engine.between_steps("looking for a checkpoint"):
-            consumer.transport.all_reduce(told, consumer.ranks, SAVE_S)
-        if told.item() == _NONE_SOUND:
+        told = self._said_by_0(step, "looking for a checkpoint")
+        if told == _NONE_SOUND:
             raise failure or CorruptFileError(f"rank 0 finds no sound checkpoint in {folder}")
-        return None if told.item() == _NONE_THERE else int(told.item())
+        return None if told == _NONE_THERE else int(told)
+
+    def _said_by_0(self, number: float, doing: str) -> float:
+        """The number that rank 0 says, on all ranks."""
+        told, consumer = torch.tensor([number if self.rank == 0 else 0], dtype=torch.float64), self._consumer
+        with self._engine.between_steps(doing):
+            consumer.transport.all_reduce(told, consumer.ranks, SAVE_S)
+        return told.item()
 
     def state_dict(self) -> dict[str, Any]:
         """That of the whole module, trained as it is by now: copies, on every rank; all ranks call this together.
@@ -371,6 +408,7 @@ class Execution:
 
     def close(self) -> None:
         """Leaves the job."""
+        self._locks.close()
         self._leave()
 
     def _require_updated(self) -> None:

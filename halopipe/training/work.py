@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,7 +14,7 @@ from halopipe.data.sharded_feed import Supply
 from halopipe.data.sources import Position, batches, take
 from halopipe.run_spec.job import Job, Journal, RankResult
 from halopipe.training.check_options import trains
-from halopipe.training.checkpointing import Checkpoints, Saved, resumed
+from halopipe.training.checkpointing import Checkpoints, Saved, other_micro_batches, resumed
 from halopipe.training.evaluate import loss_rank
 from halopipe.training.first_step import FirstStep, parting, read_when_written
 from halopipe.training.lone_passes import Timer, budget_s
@@ -37,6 +38,8 @@ from runtime.stage.modes import cannot_evaluate
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
+
+_log = logging.getLogger(__name__)
 
 
 def work(
@@ -106,11 +109,18 @@ class _Work:
         if saved is not None:
             self._activity.begin("reading the checkpoint")
             opened.engine.load_state(saved.checkpoint)
+            self._warn(other_micro_batches(saved, opened.engine, job.plan.decision))
         if options.warmup and place.meter is None:
             with_peak(lambda: None)  # the profiler takes seconds to start
         self._activity.begin("waiting for the others")
         opened.consumer.transport.barrier(SETUP_S)
         return self._steps(opened, supply, position, seed, lone, saved)
+
+    def _warn(self, word: str) -> None:
+        """Tells people before the first step, once for all ranks."""
+        if word and self._place.rank == 0:
+            _log.warning("%s", word)
+            self._activity.remark = word
 
     def _supply(self, opened: Opened, prepared: Prepared, seed: int) -> Supply:
         return Supply(opened.consumer, self._job.options, prepared.model, seed)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import operator
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -202,7 +202,7 @@ def trace(model: LoadedModel) -> Traced:
     """
     refuse_hooks(model.module)
     samples = max(2, model.samples)
-    tensors = tuple(_repeated(tensor, model.samples, samples) for tensor in (*model.inputs, *model.targets))
+    tensors = _distinct(_repeated(tensor, model.samples, samples) for tensor in (*model.inputs, *model.targets))
     wrapper = _WithLoss(model)
     varying = _varying(model)
     whole = frozenset() if model.clouds is None else model.clouds.without_samples
@@ -232,6 +232,15 @@ def trace(model: LoadedModel) -> Traced:
         if found is None:
             raise refusal from error
         return replace(found, refusal=refusal)
+
+
+def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Each an object of its own: torch.export takes one that is given twice, as by an autoencoder, for one input."""
+    found: dict[int, Tensor] = {}
+    for tensor in tensors:
+        own = tensor.clone() if id(tensor) in found else tensor
+        found[id(own)] = own
+    return tuple(found.values())
 
 
 def _by_bytecode(

@@ -44,6 +44,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -104,16 +105,33 @@ def _from_file(text: str, place: str) -> ModuleType:
     _append_to_path(os.getcwd())
     _append_to_path(str(path.resolve().parent))
     name = f"halopipe_model_{path.stem}"
+    try:
+        module = _run(name, path.resolve(), path.read_bytes())
+    except Exception as error:
+        raise _broken(place, error) from error
+    if module is None:
+        raise ModelNotFoundError(f"{text!r}: {place} is no Python file", remedies=[_FORMS])
+    sys.modules[name] = module
+    return module
+
+
+@lru_cache(maxsize=64)
+def _run(name: str, path: Path, content: bytes) -> ModuleType | None:
+    """The module of a file, which is run once as long as it stays as it is; None where Python cannot read it.
+
+    An operator that it registers with torch would be taken from a captured model if it were registered again, as where
+    the data are of the same file as the model.
+    """
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ModelNotFoundError(f"{text!r}: {place} is no Python file", remedies=[_FORMS])
+        return None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up here
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except Exception:
         del sys.modules[name]
-        raise _broken(place, error) from error
+        raise
     return module
 
 

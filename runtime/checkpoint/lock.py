@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cuda_ops.device.host import process_state
 from planner.ir.errors import MissingFileError, UsageError
 from runtime.checkpoint.folders import make
 from runtime.transport.segments import boot_id
@@ -85,7 +86,7 @@ def held(folder: Path) -> Iterator[None]:
         make(folder)
         _take(path, mine)
     except OSError as error:
-        remedies = ["another --checkpoint folder"]
+        remedies = ["another folder for checkpoints"]
         raise MissingFileError(f"cannot write into {folder}", [error.strerror or str(error)], remedies) from None
     over = threading.Event()
     beating = threading.Thread(target=_beat, args=(path, mine, over), name="lock", daemon=True)
@@ -165,7 +166,7 @@ def _why_stale(owner: Owner | None, mine: Owner, age_s: float) -> str:
 
 
 def _refused(path: Path, owner: Owner | None, mine: Owner, age_s: float) -> UsageError:
-    remedies = ["wait until it ends", "another --checkpoint folder"]
+    remedies = ["wait until it ends", "another folder for checkpoints"]
     if owner is None or owner.place != mine.place:
         remedies.insert(1, f"if that job is gone: start again in {max(1.0, STALE_S - age_s):.0f} s, or remove {path}")
     details = [f"{owner or _NOBODY} holds it", f"it was heard of {max(0.0, age_s):.0f} s ago"]
@@ -203,8 +204,5 @@ def _place() -> str:
 
 def _started(pid: int) -> int:
     """When a process of this place was started, in ticks since the boot; 0: there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return 0
+    found = process_state(pid)
+    return 0 if found is None else found.started

@@ -36,7 +36,7 @@ from runtime.monitor.slow import Watch
 START = "waiting for the others to start the step"
 END = "waiting until all messages are taken"
 BETWEEN = "between steps"
-MEETING = ("meeting the others", "waiting for the others")
+MEETING = ("comparing plans with the others", "meeting the others", "waiting for the others")
 
 WORDS: Mapping[Op, str] = {
     Op.FORWARD: "forward",

@@ -2,6 +2,10 @@
 
 The workers meet in a store that the launcher hosts on one interface; on it they also say what they do, so that a worker
 that hangs is found although it says nothing any more.
+
+Before its first step a worker has minutes for each thing that it does, as models and data may take those to load.  But
+one that is stopped then, or sleeps while others wait for it, need not be waited for: of workers on this host the kernel
+tells, also before their first word.
 """
 
 from __future__ import annotations
@@ -14,17 +18,27 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from cuda_ops._torch import Store, TCPStore
+from cuda_ops.device.host import cpu_s_of_all, process_state
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError
 from runtime.monitor.activity import Beat, describe, read_board
 from runtime.monitor.failure import also, blame, cause, died, read_error
-from runtime.monitor.waits import Waits
+from runtime.monitor.waits import MEETING, Waits
 
 LOOPBACK = "127.0.0.1"
 SETUP_S = 600.0
 """Longest time until a worker says its first word, and that each part of its set-up may take."""
+
+STOPPED_S = 1.0
+"""A worker that is stopped for so long before its first step is not waited for; a whole job is continued faster."""
+
+_SLEEPS_S = 5.0
+"""A worker may sleep for so long at least while others wait for it to start."""
+
+_AWAKE = 0.01
+"""Share of a core that a worker which does something uses; its heartbeat alone takes a tenth of that."""
 
 CONNECT_S = 60.0
 """Longest time until a store answers."""
@@ -64,6 +78,11 @@ class Workers(Protocol):
 
     def start(self) -> None:
         """Start all of them."""
+        ...
+
+    @property
+    def numbers(self) -> Mapping[int, int]:
+        """Those of their processes, by rank, as far as they are on this host."""
         ...
 
     def ended(self) -> Mapping[int, Ended]:
@@ -160,6 +179,7 @@ def run_workers(
     store: Store,
     watch: Callable[[Mapping[int, Beat]], None] = lambda beats: None,
     waits: Waits | None = None,
+    deadline_s: float = SETUP_S,
 ) -> dict[int, str]:
     """Start all workers and return each rank's result; none is alive afterwards, whatever happens.
 
@@ -168,12 +188,14 @@ def run_workers(
         store: that the workers publish their activity on.
         watch: called a few times a second with what each rank does.
         waits: tells who waits for whom.
+        deadline_s: how long others wait at the start for a worker that only sleeps.
 
     Raises:
         HalopipeError: what the worker that failed first raised, with its rank; WorkerDiedError if it could not say.
-        DeadlineError: a worker did one thing for longer than its deadline, or went silent for so long.
+        DeadlineError: a worker did one thing for longer than its deadline, went silent for so long, or is stopped or
+            sleeps before its first step.
     """
-    crew = _Crew(workers, titles, store, watch, waits or Waits((), ()))
+    crew = _Crew(workers, titles, store, watch, waits or Waits((), ()), max(_SLEEPS_S, deadline_s))
     try:
         for each in workers:
             each.start()
@@ -190,10 +212,12 @@ class _Crew:
     store: Store
     watch: Callable[[Mapping[int, Beat]], None]
     waits: Waits
+    start_s: float
     beats: Mapping[int, Beat] = field(default_factory=dict)
     heard_s: dict[int, float] = field(default_factory=dict)
     results: dict[int, str] = field(default_factory=dict)
     failures: dict[int, HalopipeError] = field(default_factory=dict)
+    rests: dict[int, _Rest] = field(default_factory=dict)
 
     def wait(self) -> dict[int, str]:
         self.heard_s = dict.fromkeys(self.titles, time.monotonic())
@@ -247,9 +271,14 @@ class _Crew:
                 self.heard_s[rank] = now_s
         self.beats = {rank: beat.aged(now_s - self.heard_s[rank]) for rank, beat in found.items()}
         self.watch(self.beats)
+        numbers = {rank: number for each in self.workers for rank, number in each.numbers.items()}
+        if any(beat.step >= 0 for beat in found.values()):  # nobody begins a step before all are there
+            numbers = {}
         for rank in self.titles:
             if rank not in self.failures and rank not in self.results:
                 self._check_alive(rank, now_s)
+                if rank in numbers and _is_starting(self.beats.get(rank)):
+                    self._check_start(rank, numbers[rank], now_s)
 
     def _check_alive(self, rank: int, now_s: float) -> None:
         beat = self.beats.get(rank)
@@ -265,10 +294,35 @@ class _Crew:
         else:
             waits = beat is not None and self.waits.is_waiting(rank, self.beats)
             hangs, said = "waits in vain" if waits else "hangs", "it has been there for"
-        error = DeadlineError(
-            f"{self.titles[rank]} {hangs} {doing}{where}: {said} {busy_s:.1f} s, deadline {deadline_s:g} s",
-            remedies=["if it is only slow, raise --deadline"],
+        what = f"{hangs} {doing}{where}: {said} {busy_s:.1f} s, deadline {deadline_s:g} s"
+        self._fail(rank, what, "if it is only slow, raise --deadline")
+
+    def _check_start(self, rank: int, number: int, now_s: float) -> None:
+        """Whether a worker that has not begun its first step does anything, as the kernel tells."""
+        now = process_state(number)
+        if now is None:
+            return
+        rest = self.rests.setdefault(rank, _Rest(now_s, now_s, cpu_s_of_all(number)))
+        rest.look(now.state, number, now_s)
+        stopped_s, slept_s, beat = now_s - rest.went_s, now_s - rest.woke_s, self.beats.get(rank)
+        where = f"before its first step{f', in {beat.what}' if beat else ''}"
+        if stopped_s >= STOPPED_S:
+            what = f"is stopped {where}: somebody stopped its process, {number}, {stopped_s:.1f} s ago"
+            self._fail(rank, what, "what stops processes is kill -STOP, or a batch system that suspends a job")
+        elif slept_s > self.start_s and not _waits_at_start(beat) and self._is_waited_for(rank):
+            what = f"hangs {where}: it sleeps for {slept_s:.1f} s while others wait, deadline {self.start_s:g} s"
+            self._fail(rank, what, "if it only waits for a disk or a network that is slow, raise --deadline")
+
+    def _is_waited_for(self, rank: int) -> bool:
+        """Whether another worker waits at the start for longer than it should."""
+        return any(
+            other != rank and _waits_at_start(beat) and beat.lasted_s > self.start_s
+            for other, beat in self.beats.items()
         )
+
+    def _fail(self, rank: int, what: str, remedy: str) -> None:
+        """Note that ``rank`` does not do its part, with what is known of the others."""
+        error = DeadlineError(f"{self.titles[rank]} {what}", remedies=[remedy])
         others = describe(self.beats, but=rank)
         self.failures[rank] = also(
             error, [*self.waits.lines(self.beats), *([f"the others: {others}"] if others else [])]
@@ -277,6 +331,42 @@ class _Crew:
     def _death(self, rank: int, ended: Ended) -> HalopipeError:
         beat = read_board(self.store, len(self.titles)).get(rank)
         return died(self.titles[rank], ended.code, str(beat) if beat else "", ended.output)
+
+
+@dataclass(slots=True)
+class _Rest:
+    """How long a worker has done nothing.
+
+    Attributes:
+        went_s: when it was last seen to be no stopped one, by ``time.monotonic()``.
+        woke_s: when it last used a core, or would have liked to.
+        cpu_s: that it had used then.
+    """
+
+    went_s: float
+    woke_s: float
+    cpu_s: float
+
+    def look(self, state: str, number: int, now_s: float) -> None:
+        """Note how the worker's process is now."""
+        if state != "T":
+            self.went_s = now_s
+        used_s = cpu_s_of_all(number) - self.cpu_s
+        if state == "R" or not 0.0 <= used_s <= _TICKS_S + _AWAKE * (now_s - self.woke_s):
+            self.woke_s, self.cpu_s = now_s, self.cpu_s + used_s
+
+
+_TICKS_S = 0.03
+"""Within which the kernel counts the seconds of a process."""
+
+
+def _is_starting(beat: Beat | None) -> bool:
+    """Whether a worker is before its first step; a script's that waits for the script's word is not."""
+    return beat is None or (beat.step < 0 and beat.deadline_s <= SETUP_S)
+
+
+def _waits_at_start(beat: Beat | None) -> TypeGuard[Beat]:
+    return beat is not None and beat.step < 0 and beat.what in MEETING
 
 
 def _until(store: Store, key: str, end_s: float, whom: str, rank: int) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
 from planner.ir.errors import StageFailedError
+from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Rule, arguments_of
 from runtime.transport.small_allgather import Tell, summing
 
@@ -64,10 +65,17 @@ def synchronise_by(tell: Tell) -> Rule:
     ) -> Tensor:
         return synchronised_batch_norm(x, weight, bias, running_mean, running_var, momentum, eps, tell)
 
-    def rule(node: fx.Node) -> Callable[..., Tensor] | None:
-        return batch_norm if node.target is _BATCH_NORM and arguments_of(node)["training"] is True else None
+    return lambda node: batch_norm if _is_training(node) else None
 
-    return rule
+
+def normalising_layers(model: CapturedModel) -> tuple[str, ...]:
+    """Layers that take statistics of a micro-batch."""
+    nodes = (node for node in model.graph_module.graph.nodes if _is_training(node))
+    return tuple(dict.fromkeys(model.layer_of_node[node.name] for node in nodes if node.name in model.layer_of_node))
+
+
+def _is_training(node: fx.Node) -> bool:
+    return node.target is _BATCH_NORM and arguments_of(node)["training"] is True
 
 
 def synchronised_batch_norm(

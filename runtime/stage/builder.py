@@ -28,6 +28,7 @@ from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.parameters import Parts, groups_of_parameters, parts_of, sliced
 from runtime.spatial.step import groups_in
+from runtime.stage.batch_norm import normalising_layers
 from runtime.stage.captured import CapturedModel, attribute
 from runtime.stage.cut import refuse_drifting_buffers, refuse_partial_gradients
 from runtime.stage.functions import StageCut, StageFunctions
@@ -109,6 +110,11 @@ class Builder:
             together = {number: stage.ranks for number, stage in enumerate(decision.stages) if len(stage.ranks) > 1}
             groups = (*groups_of(decision, model.graph), *groups_in(decision, model.graph))
             self._collectives = open_collectives(together, groups, deadline_s)
+
+    @property
+    def layers_by_micro_batch(self) -> tuple[str, ...]:
+        """Layers that draw random numbers by micro-batch, or take statistics of one."""
+        return tuple(dict.fromkeys((*self._draws.layers, *normalising_layers(self._model))))
 
     def residents(self) -> dict[int, Resident]:
         """The stages that run on this rank.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.devices.ranks import on_ranks
+from benchmarks.executor import upkeep
 from benchmarks.executor.__main__ import REAL, durations, ideal_s, peak_bytes, race, require_equal, work_rows
 from benchmarks.executor.sides import NUM_RANKS, Case
 from planner.ir.profile import ModelSource
@@ -18,6 +20,7 @@ from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler import load_model
 from profiler.capture.graph import capture
+from runtime.checkpoint import complete_steps
 from runtime.transport import Transport
 
 SMALL = {case.schedule: replace(case, width=8, rows=2, num_microbatches=4, num_layers=16) for case in REAL}
@@ -102,3 +105,19 @@ def test_the_network_is_named_like_any_model() -> None:
     assert SMALL["gpipe"].source == ModelSource(
         "benchmarks.executor.sides:chain", {"width": "8", "num_layers": "16", "batch": "8"}
     )
+
+
+def test_what_saves_and_looking_for_nan_cost_is_told_of_engines_that_do_so(tmp_path: Path) -> None:
+    def upkeep_of(transport: Transport) -> tuple[upkeep.Rounds, dict[str, float]]:
+        case = SMALL["1f1b"]
+        return upkeep.saving(case, transport, tmp_path, rounds=2), upkeep.looking(case, transport, steps=1)
+
+    found = on_ranks(NUM_RANKS, upkeep_of)
+    saved = [rounds for rounds, _ in found]
+    assert [(len(each.without_s), len(each.with_s), each.counted.number) for each in saved] == [(2, 2, 3)] * 2
+    assert complete_steps(tmp_path) == (upkeep._WARM_UP + 6 * upkeep.STEPS_A_ROUND,)
+    rows = {row.name: row for row in [*upkeep.save_rows(saved), *upkeep.nan_rows([seconds for _, seconds in found])]}
+    assert rows["saves: share of the time at that interval"].goal == "<= 1"
+    assert rows["on-nan, step: stop / ignore"].value > 0
+    costly = [replace(each, with_s=tuple(s + 100.0 for s in each.without_s)) for each in saved]
+    assert not {row.name: row for row in upkeep.save_rows(costly)}["saves: share of the time at that interval"].holds

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import runpy
 import socket
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from halopipe.cli.app import app
@@ -288,6 +292,86 @@ def test_a_lost_device_is_planned_without_and_the_curve_is_that_of_an_undisturbe
     now = load("saved/plan.json", Plan)
     assert (now.decision.num_ranks, check(now, profile)) == (2, ())
     assert load("plan.json", Plan) == plan
+
+
+NAPS = """
+import os, time
+import torch
+from torch import nn
+
+def nap(x):
+    slow = os.path.exists("slow") and os.readlink("/proc/self/fd/1").endswith("output-1.txt")
+    time.sleep((12e-3 if slow else 3e-3) * len(x))
+    return x.clone()
+
+naps = torch.library.custom_op("halopipe_tests::naps", nap, mutates_args=(), schema="(Tensor x) -> Tensor")
+naps.register_fake(torch.empty_like)
+naps.register_autograd(lambda ctx, gradient: naps(gradient))
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4).double()
+        with torch.no_grad():
+            self.linear.weight.copy_(torch.linspace(-1, 1, 16).view(4, 4))
+            self.linear.bias.zero_()
+
+    def forward(self, x):
+        return torch.tanh(naps(self.linear(x)))
+
+def model():
+    return nn.Sequential(*(Layer() for _ in range(6))), (torch.ones(8, 4).double(),) * 2, nn.MSELoss()
+
+def data(global_batch):
+    generator = torch.Generator().manual_seed(1)
+    while True:
+        yield tuple(torch.rand((2, global_batch, 4), generator=generator, dtype=torch.float64))
+"""
+
+
+@pytest.mark.exhaustive("70 s: it profiles, and each step sleeps; what is decided is tested above")
+def test_a_rank_that_is_slower_than_planned_is_given_less_and_the_curve_is_that_of_one_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("naps.py").write_text(NAPS)
+    for text in (
+        "profile naps.py:model --quick --dtype float64",
+        "plan profile.json --schedule 1f1b --micro-batch 2",
+    ):
+        done = CliRunner().invoke(app, text.split())
+        assert done.exit_code == 0, done.stderr
+    assert load("plan.json", Plan).decision.num_ranks == 2
+    Path("slow").touch()
+    job = "run plan.json --data naps.py:data --optimizer SGD:lr=0.1 --steps 80 --no-check-first-step --json"
+    text = f"{job} --checkpoint saved --checkpoint-every 5 --replan --restarts 3"
+    done = CliRunner().invoke(app, text.split())
+    assert done.exit_code == 0, done.stderr
+    assert "rank 1 is slow: " in done.stderr
+    assert "another plan with n0/cpu1 at " in done.stderr
+    told = json.loads(done.stdout)
+    assert [each["error"] for each in told["restarts"]] == ["the job goes on under another plan"]
+    speed = load("saved/plan.json", Plan).inputs.request.speeds["n0/cpu1"]
+    assert 0.15 < speed < 0.6, "a step of a rank has more in it than its naps, four times as long"
+    Path("slow").unlink()
+    assert told["losses"] == pytest.approx(_alone(80), rel=1e-10)
+    assert median(told["step_seconds"][-20:]) < 0.75 * median(told["step_seconds"][:20])
+
+
+def _alone(steps: int) -> list[float]:
+    """The same network without its naps, by torch alone."""
+    found = runpy.run_path("naps.py")
+    module, _, loss_fn = found["model"]()
+    parts = [part for layer in module for part in (layer.linear, nn.Tanh())]
+    network, losses = nn.Sequential(*parts), list[float]()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _, (inputs, targets) in zip(range(steps), found["data"](8), strict=False):
+        optimizer.zero_grad()
+        loss = loss_fn(network(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 def test_what_a_job_must_have_to_plan_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from halopipe.launch import restart
-from halopipe.launch.restart import Decide, Loss, may_pass, supervised
+from halopipe.launch.restart import Decide, History, Journals, Loss, may_pass, supervised
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.job import Journal, journal_path
 from halopipe.run_spec.options import RunOptions
-from halopipe.run_spec.result import RunProgress, RunResult, Score
+from halopipe.run_spec.result import RunProgress, RunResult, Saves, Score
+from halopipe.training.checkpointing import newest_sound
 from planner.ir import errors
 from planner.ir.errors import (
     CheckpointError,
@@ -85,8 +87,9 @@ def test_the_curve_of_a_job_that_lost_a_rank_is_bit_for_bit_that_of_one_that_did
 class Attempts:
     """In place of processes: each attempt does steps, saves every two of them, and ends as it is told."""
 
-    def __init__(self, *ends: tuple[int, Exception | None]) -> None:
-        self.ends, self.asked = ends, list[tuple[Plan, RunOptions]]()
+    def __init__(self, *ends: tuple[int, Exception | None], damages: bool = False) -> None:
+        """``damages``: whether a disk spoils what the first attempt saves."""
+        self.ends, self.damages, self.asked = ends, damages, list[tuple[Plan, RunOptions]]()
 
     def __call__(self, plan: Plan, options: RunOptions, progress: object, folder: Path) -> RunResult:
         assert not list(folder.glob("journal-*")), "the attempt before has left something"
@@ -98,14 +101,18 @@ class Attempts:
             for step in range(first, stop):
                 journal.step(step, None if rank == 0 else float(step), 0.1)
             journal.score(Score(first + 1, 0.5, 8))
+            journal.saves(Saves(1 + rank, stood_s=0.25 + rank))
         with journal_path(folder, 1).open("a") as file:
             file.write('{"step": 99, "lo')  # where it was killed
         for step in range(first + 2, stop + 1, 2):
-            save_all(Path(options.checkpoint), step, [alone(whole(), {"run/step": step})])
+            saved = save_all(Path(options.checkpoint), step, [alone(whole(), {"run/step": step})])
+            if self.damages and len(self.asked) == 1:
+                (saved / "manifest.sha256").write_text("0" * 64)
         if error is not None:
             raise error
-        losses = tuple(map(float, range(first, stop)))
-        return RunResult(losses, (0.2,) * len(losses), 0, Timeline("measured", 0.2, ()), (), (), (), first_step=first)
+        losses, seconds = tuple(map(float, range(first, stop))), (0.2,) * (stop - first)
+        result = RunResult(losses, seconds, 0, Timeline("measured", 0.2, ()), (), (), (), first_step=first)
+        return replace(result, saves=Saves(3, last_s=0.5))
 
 
 @pytest.fixture
@@ -114,9 +121,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
     plan, numbers = mined(), count()
 
     def run(*ends: tuple[int, Exception | None], decide: Decide | None = None, **options: object) -> object:
-        attempts, said = Attempts(*ends), list[RunProgress]()
+        damages = bool(options.pop("damages", False))
+        attempts, said = Attempts(*ends, damages=damages), list[RunProgress]()
         monkeypatch.setattr(restart, "spawn", attempts)
-        asked = RunOptions(8, checkpoint=str(tmp_path / f"job-{next(numbers)}"), **{"restarts": 3, **options})
+        folder = str(tmp_path / f"job-{next(numbers)}")
+        asked = RunOptions(8, **{"checkpoint": folder, "restarts": 3, **options})
         result = supervised(plan, asked, said.append, decide)
         return result, attempts, [at.word for at in said]
 
@@ -136,6 +145,7 @@ def test_attempts_are_one_run(job: Callable[..., tuple[RunResult, Attempts, list
     assert result.losses == tuple(map(float, range(8)))
     assert result.step_seconds == (0.1,) * 6 + (0.2,) * 2
     assert result.first_step == 0
+    assert result.saves == Saves(3 * 2 + 3, stood_s=3 * 1.25, last_s=0.5)
     assert [score.step for score in result.scores] == [1, 5]
     assert [(each.step, each.resumed_step, each.repeated_steps) for each in result.restarts] == [
         (5, 4, 1),
@@ -159,6 +169,82 @@ def test_a_loss_behind_the_last_checkpoint_leaves_nothing_to_do(
     result, attempts, _ = job((8, lost()))
     assert (len(attempts.asked), result.losses, result.first_step) == (1, tuple(map(float, range(8))), 0)
     assert result.end.startswith("all 8 steps are done: ")
+
+
+def test_a_job_that_began_anew_begins_anew_where_none_of_its_checkpoints_is_sound(
+    job: Callable[..., tuple[RunResult, Attempts, list[str]]], tmp_path: Path
+) -> None:
+    result, attempts, said = job((5, lost()), (8, None), damages=True)
+    assert result.losses == tuple(map(float, range(8)))
+    assert [(each.step, each.resumed_step, each.repeated_steps) for each in result.restarts] == [(5, 0, 5)]
+    assert [options.resume for _, options in attempts.asked] == [False, False]
+    saved = tmp_path / "job-0"
+    assert said[0] == "rank 1 is gone; started again from the beginning (1 of at most 3)"
+    assert [word.rpartition("; ")[2] for word in said[1:]] == [
+        f"it is kept as {saved}/step-{step}.damaged-1" for step in (4, 2)
+    ]
+    assert newest_sound(saved)[0] is not None
+    for path in saved.glob("step-?"):
+        (path / "manifest.sha256").write_text("0" * 64)
+    with pytest.raises(errors.CorruptFileError, match="is sound"):  # of an earlier job, whose state would be lost
+        job(checkpoint=str(saved), resume="auto")
+
+
+def test_a_job_that_went_on_from_an_earlier_one_does_not_begin_anew(
+    job: Callable[..., tuple[RunResult, Attempts, list[str]]], tmp_path: Path
+) -> None:
+    saved = save_all(tmp_path / "earlier", 2, [alone(whole(), {"run/step": 2})])
+
+    def spoil(loss: Loss) -> None:
+        (saved / "manifest.sha256").write_text("0" * 64)
+
+    with pytest.raises(errors.CorruptFileError, match="is sound") as caught:
+        job((3, lost()), (3, lost()), decide=spoil, checkpoint=str(saved.parent), resume="auto")
+    assert caught.value.remedies == ("another --checkpoint folder, to begin anew",)
+    assert saved.exists()
+
+
+def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: Path) -> None:
+    """The second is lost without a word of why; another job knows nothing of them."""
+    options, plan = RunOptions(8, checkpoint=str(tmp_path), resume="auto"), mined()
+
+    def attempt(first: int, stop: int, saved: int = 0) -> tuple[Journals, int]:
+        journals = Journals(tmp_path, "one job")
+        start = journals.settled(plan, options)
+        for rank, journal in enumerate([journals.journal(rank) for rank in range(2)]):
+            assert journal is not None
+            for step in range(first, stop):
+                journal.step(step, float(step) if rank else None, 0.1)
+            journal.saves(Saves(1, stood_s=0.25))
+        if saved:
+            save_all(tmp_path, saved, [alone(whole(), {"run/step": saved})])
+        return journals, start.step
+
+    first, begun = attempt(0, 5, saved=4)
+    first.ended(lost("rank 0 hangs", DeadlineError, 0))
+    _, resumed = attempt(4, 6)
+    last, again = attempt(4, 8)
+    assert (begun, resumed, again) == (0, 4, 4)
+    found = RunResult((4.0, 5.0, 6.0, 7.0), (0.2,) * 4, 0, Timeline("measured", 0.2, ()), (), (), (), first_step=4)
+    result = last.whole(found)
+    assert (result.losses, result.first_step) == (tuple(map(float, range(8))), 0)
+    assert result.saves == Saves(2, stood_s=0.5)
+    hangs, silent = result.restarts
+    assert (hangs.error, hangs.code, hangs.ranks, hangs.step, hangs.resumed_step) == (
+        "rank 0 hangs",
+        "H503",
+        (0,),
+        5,
+        4,
+    )
+    assert (silent.error, silent.ranks, silent.repeated_steps) == ("ranks were lost after step 6", (), 2)
+    assert not last.folder.exists()
+    attempt(4, 6)
+    other = Journals(tmp_path, "another job")
+    other.ended(lost("the folder is held"))
+    assert not (other.folder / "error.json").exists()
+    assert other.settled(plan, options).step == 4
+    assert other.history == History()
 
 
 def test_the_plan_of_the_next_attempt_is_what_was_decided(

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -66,10 +67,13 @@ def test_a_restart_by_torchrun_works_although_its_store_remembers_the_dead(tmp_p
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "mark").exists()
     found = json.loads(done.stdout)
-    assert found["first_step"] in (0, 2)
     whole = run_plan(mined(-1, dropout=0.2), RunOptions(6, data=data, check_first_step=False))
     assert whole is not None
-    assert tuple(found["losses"]) == whole.losses[found["first_step"] :]
+    assert (found["first_step"], tuple(found["losses"])) == (0, whole.losses)
+    (restart,) = found["restarts"]
+    assert (restart["step"], restart["resumed_step"] in (0, 2), restart["recovery_s"] > 0) == (3, True, True)
+    assert (restart["code"], restart["ranks"]) == (("H502", [1]) if deed == "raise" else (restart["code"], []))
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["step-2", "step-4", "step-6"]
     assert list((tmp_path / "jobs").glob("halopipe-*")) == [], "that of the killed rank was removed by the next attempt"
 
 
@@ -110,6 +114,17 @@ def test_rank_0_hosts_the_store_where_the_job_says_and_nowhere_else(monkeypatch:
     found[0][0].set("a", "b")
     assert found[1][1].get("a") == b"b"
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_two_launchers_on_one_host_meet_at_its_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each believes the other on another host: rank 0 listens at an address that other hosts could reach."""
+    sizes = {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2", "PATH": os.environ["PATH"]}
+    monkeypatch.setattr(os, "environ", {**sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+    monkeypatch.setattr(torchrun, "SETUP_S", 5.0)
+    with ThreadPoolExecutor(2) as pool:
+        (mine, _), (_, theirs) = pool.map(lambda rank: job_stores(rank, 2), range(2))
+    mine.set("a", "b")
+    assert theirs.get("a") == b"b"
 
 
 @pytest.mark.parametrize(("address", "port"), [("", "29500"), ("127.0.0.1", ""), ("127.0.0.1", "http")])

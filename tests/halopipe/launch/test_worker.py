@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch.distributed as dist
@@ -290,6 +291,7 @@ def test_what_a_rank_has_to_say_is_told_while_the_job_runs(tmp_path: Path) -> No
         """A worker that says something, and ends once it was heard."""
 
         ranks = (0,)
+        numbers: ClassVar[dict[int, int]] = {}
 
         def start(self) -> None:
             heartbeat = Heartbeat(store, 0, Activity(remark="the disk is full"))

@@ -15,6 +15,7 @@ from halopipe.training.checkpointing import Start, said_by_rank_0, settled, sett
 from planner.ir.errors import CorruptFileError, NewerFileError, StaleFileError
 from planner.ir.plan import Plan
 from runtime.checkpoint import complete_steps
+from tests.halopipe import learners
 from tests.halopipe.plans import mined
 from tests.halopipe.ranks import run_job
 from tests.runtime.checkpoint.cases import forge
@@ -103,6 +104,16 @@ def test_it_goes_on_as_if_it_had_not_stopped_also_after_a_damaged_one(folder: Pa
 def _options(start: Start) -> dict[str, object]:
     options = start.options
     return {name: getattr(options, name) for name in ("steps", "checkpoint", "resume", "resume_step")}
+
+
+def test_a_run_by_other_micro_batches_is_told_what_changes_before_its_first_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = {"checkpoint": str(tmp_path), "data": "tests.halopipe.learners:stream"}
+    run_job(learners.plan(), tmp_path, steps=1, **saved)
+    run_job(learners.plan(micro_batches=(2, 2, 2)), tmp_path, steps=2, resume=True, **saved)
+    (word,) = [text for name, _, text in caplog.record_tuples if name.startswith("halopipe")]
+    assert " was saved by 2 micro-batches of 3, this plan has 3 micro-batches of 2: " in word
 
 
 def test_rank_0_looks_for_all_and_what_it_raises_all_raise(folder: Path) -> None:

@@ -40,6 +40,7 @@ from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
+from runtime.checkpoint.lock import LOCK, held
 from runtime.engine import Engine
 from runtime.monitor.waits import Voice
 from runtime.numerics.finite import OnNan
@@ -148,6 +149,50 @@ def test_a_script_goes_on_from_the_newest_sound_checkpoint_if_there_is_any(tmp_p
         together(learners.plan(), rest)
     with pytest.raises(UnknownNameError, match="no checkpoint 'newest'"):
         together(PLAN, lambda execution: execution.load(tmp_path, step="newest"))
+
+
+def test_a_script_saves_into_no_folder_that_another_job_writes_to_and_goes_on(tmp_path: Path) -> None:
+    def refused(execution: Execution) -> list[float]:
+        losses = steps(0, 2)(execution)
+        with pytest.raises(UsageError) as caught:
+            execution.save(tmp_path / "theirs")
+        who = "another job writes its checkpoints into" if execution.rank == 0 else "rank 0 cannot write into"
+        assert caught.value.title == f"{who} {tmp_path / 'theirs'}"
+        execution.save(tmp_path / "own")
+        assert (tmp_path / "own" / LOCK).exists()
+        return losses + steps(2, 3)(execution)
+
+    with held(tmp_path / "theirs"):
+        losses = loss_of(together(learners.plan(), refused))
+    assert losses == loss_of(together(learners.plan(), steps(0, 3)))
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["step-2"], "the lock is gone with the run"
+
+
+def test_who_goes_on_by_other_micro_batches_hears_what_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def saves(folder: Path) -> Callable[[Execution], None]:
+        return lambda execution: execution.save(folder)
+
+    def loads(folder: Path) -> Callable[[Execution], object]:
+        return lambda execution: execution.load(folder)
+
+    def said() -> list[str]:
+        return [text for name, _, text in caplog.record_tuples if name.startswith("halopipe")]
+
+    together(learners.plan(), saves(tmp_path / "draws"))
+    together(learners.plan([]), loads(tmp_path / "draws"))
+    assert said() == [], "stages and ranks change nothing"
+    together(learners.plan(micro_batches=(2, 2, 2)), loads(tmp_path / "draws"))
+    (word,) = said()
+    was = f"{tmp_path}/draws/step-0 was saved by 2 micro-batches of 3, this plan has 3 micro-batches of 2: 2 draw"
+    assert word.startswith(was)
+    assert word.endswith("to keep them: halopipe plan --micro-batch 3")
+    together(learners.plan_of_taggers(), saves(tmp_path / "none"))
+    other = learners.plan_of_taggers()
+    micro_batches = replace(plan_of(other.inputs.model, [0.5], (4,)), inputs=other.inputs)
+    together(micro_batches, loads(tmp_path / "none"))
+    assert said() == [word], "this network draws nothing"
 
 
 def test_a_checkpoint_of_a_step_is_never_overwritten(tmp_path: Path) -> None:

@@ -209,3 +209,13 @@ def test_an_example_of_one_sample_is_repeated() -> None:
     assert graph.polymorphic
     assert graph.graph.samples == 2
     assert graph.mixing == ()
+
+
+def test_an_example_whose_target_is_its_input_is_captured_as_two_inputs() -> None:
+    """Torch's export takes a tensor that is given twice for one input."""
+    torch.manual_seed(0)
+    module, example = nn.Linear(4, 4), torch.randn(2, 4)
+    found = capture(LoadedModel(module, (example,), (example,), Loss(nn.functional.mse_loss, True)))
+    inputs, targets = torch.randn(2, 3, 4)
+    expected = nn.functional.mse_loss(module(inputs), targets)
+    torch.testing.assert_close(found.graph_module(3, inputs, targets), expected)

@@ -11,6 +11,7 @@ import torch
 from planner.ir.errors import FactoryError, HalopipeError, ModelNotFoundError
 from planner.ir.profile import ModelSource
 from profiler import load_model, mean_of_squares
+from profiler.source.source import find_factory
 
 FACTORIES = """
 from __future__ import annotations
@@ -195,3 +196,13 @@ def test_arguments_that_do_not_fit_are_refused(folder: Path) -> None:
         load("nets_for_tests:bare", (2, 3), "int32")
     with pytest.raises(FactoryError, match=r"asked for \(9, 3\), its example has \(5, 3\)"):
         load("nets_for_tests:with_input", (9, 3))
+
+
+def test_a_file_is_run_once_as_long_as_it_stays_as_it_is(tmp_path: Path) -> None:
+    """An operator that it registers with torch again would leave models that use it with one that is gone."""
+    path = tmp_path / "own.py"
+    path.write_text("def model(): pass\ndef data(): pass\n")
+    model, data = find_factory(f"{path}:model"), find_factory(f"{path}:data")
+    assert model.__globals__ is data.__globals__
+    path.write_text("def model(): return 1\n")
+    assert find_factory(f"{path}:model")() == 1

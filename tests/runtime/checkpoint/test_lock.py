@@ -39,7 +39,7 @@ def test_a_folder_is_held_by_one_job_and_free_afterwards(tmp_path: Path) -> None
         with pytest.raises(UsageError, match="another job writes its checkpoints into") as caught, held(folder):
             pass
         assert f"process {os.getpid()} on " in caught.value.details[0]
-        assert "another --checkpoint folder" in caught.value.remedies
+        assert "another folder for checkpoints" in caught.value.remedies
     assert list(folder.iterdir()) == []
     with held(folder):
         pass

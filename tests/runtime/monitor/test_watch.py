@@ -15,6 +15,7 @@ import torch.distributed as dist
 from halopipe.launch.processes import Member, Processes, error_path, result_path, worker_environment
 from planner.ir.errors import DeadlineError, StageFailedError, TransportError, WorkerDiedError
 from planner.ir.schedule import Action
+from runtime.monitor import watch
 from runtime.monitor.activity import Beat
 from runtime.monitor.waits import Waits
 from runtime.monitor.watch import host_store, host_store_at, join_store, meet, run_workers
@@ -75,8 +76,10 @@ def test_a_worker_that_dies_is_named_with_how_and_its_last_lines(tmp_path: Path,
     assert "stderr: last line" in caught.value.details
 
 
-def put(store: dist.Store, rank: int, number: int, for_s: float, deadline_s: float, what: str = "1F3") -> None:
-    beat = {"rank": rank, "number": number, "what": what, "step": 2, "for_s": for_s, "deadline_s": deadline_s}
+def put(
+    store: dist.Store, rank: int, number: int, for_s: float, deadline_s: float, what: str = "1F3", step: int = 2
+) -> None:
+    beat = {"rank": rank, "number": number, "what": what, "step": step, "for_s": for_s, "deadline_s": deadline_s}
     store.set(f"halopipe/beat/{rank}", json.dumps({**beat, "num_done": 2, "loss": None, "step_s": 0.1}))
 
 
@@ -94,6 +97,26 @@ def test_a_worker_that_goes_silent_is_ended(tmp_path: Path) -> None:
     put(store, 0, 1, for_s=0.0, deadline_s=0.1)
     with pytest.raises(DeadlineError, match=r"rank 0 .* is silent in 1F3, step 2: nothing was heard of it for 1\."):
         run(tmp_path, WAIT, store=store)
+
+
+def test_a_worker_that_is_stopped_before_its_first_word_is_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(DeadlineError, match=r"rank 1 .* is stopped before its first step: somebody") as caught:
+        run(tmp_path, WAIT, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    assert caught.value.ranks == (1,)
+
+
+def test_a_worker_that_sleeps_at_the_start_is_named_where_others_wait_and_one_that_works_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_SLEEPS_S", 0.5)
+    store, works = dist.HashStore(), "import time; end = time.time() + 2.0\nwhile time.time() < end: pass\n"
+    put(store, 0, 1, for_s=9.0, deadline_s=600.0, what="meeting the others", step=-1)
+    soon = "import time; time.sleep(2.5)\n"
+    assert run(tmp_path, soon + FINE, works + FINE, store=store, deadline_s=0.5) == {0: "yes", 1: "yes"}
+    result_path(tmp_path, 0).unlink()
+    with pytest.raises(DeadlineError, match=r"rank 1 .* hangs before its first step: it sleeps") as caught:
+        run(tmp_path, WAIT, WAIT, store=store, deadline_s=0.5)
+    assert caught.value.ranks == (1,)
 
 
 def test_the_error_of_a_hang_says_who_waits_for_whom(tmp_path: Path) -> None:
