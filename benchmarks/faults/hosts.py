@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.accuracy.cases import HYBRID, Network
 from benchmarks.accuracy.plans import case
@@ -186,8 +187,13 @@ class Job:
         return {rank: code for rank, (code, _) in sorted(self.ended.items())}
 
     def output(self, rank: int) -> str:
-        """What it has said so far."""
+        """What it has said so far, on standard error."""
         return (self.folder / f"output-{rank}.txt").read_text(errors="replace")
+
+    def result(self) -> dict[str, Any]:
+        """What rank 0 printed, of a job with ``--json`` that has ended."""
+        found: dict[str, Any] = json.loads((self.folder / "output-0.out").read_text())
+        return found
 
 
 def _be_rank(
@@ -197,10 +203,9 @@ def _be_rank(
     code = 99
     try:
         die_with_parent(parent)
-        file = output.open("w", buffering=1)
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        sys.stdout = sys.stderr = file
+        sys.stdout, sys.stderr = output.with_suffix(".out").open("w"), output.open("w", buffering=1)
+        os.dup2(sys.stdout.fileno(), 1)
+        os.dup2(sys.stderr.fileno(), 2)
         if testbed is not None:
             testbed.enter(host)
             if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUTS) == 0:
@@ -212,7 +217,7 @@ def _be_rank(
         from halopipe.cli.app import main
 
         code = main()
-        file.flush()
+        sys.stdout.flush()
     finally:
         os._exit(code)
 

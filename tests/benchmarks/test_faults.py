@@ -117,7 +117,8 @@ def test_a_trial_ends_as_it_should() -> None:
     with limits.small_group() as group:
         for deed in (victim.REFUSED, victim.KILLED):
             if group is not None or deed != victim.KILLED:
-                assert tried(replace(TRIAL, deed=deed), plan, expected, 1.0, group).wrong == ""
+                found = tried(replace(TRIAL, deed=deed), plan, expected, 1.0, group)
+                assert (found.wrong, len(found.recoveries_s)) == ("", 1)
     assert group is None or not group.exists()
 
 
