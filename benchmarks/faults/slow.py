@@ -58,7 +58,7 @@ SLOWER = {"one of 4 at 2/3 of its speed": {"n0/cpu1": 0.667}}
 
 _MICRO_BATCHES = 4
 _LIMIT_S = 240.0
-_LINK_AFTER_S, _LINK_LIMIT_S = 3.0, 60.0
+_LINK_FORWARD_S, _LINK_AFTER_S, _LINK_LIMIT_S = 0.01, 3.0, 60.0
 _LINK_RATE = "200mbit"
 
 
@@ -96,7 +96,8 @@ def _named(paces: Sequence[Pace], steps: int) -> list[list[tuple[int, int]]]:
 
 def _started(pace: Pace, steps: int, stack: ExitStack) -> Job:
     folder = stack.enter_context(own_folder())
-    profile = paced_profile(pace.forward_s)
+    profile = profile_of((0,) * RANKS, ModelSource("benchmarks.faults.victim:network"))
+    profile = paced(profile, pace.forward_s)
     dump(case(Problem(profile, victim.SAMPLES), "1f1b/2", pads=False).plan, folder / "plan.json")
     dump(profile, folder / "profile.json")
     pace.plant(folder)
@@ -122,21 +123,21 @@ def _slow_ranks(job: Job) -> list[tuple[int, int]]:
     job.wait(_LIMIT_S)
     if set(job.codes().values()) != {0}:
         raise RuntimeError(f"a job failed: {job.codes()} {last_words(job, 0)}")
-    return [(each["rank"], each["step"]) for each in job.result()["slow"] if each["peer"] is None and each["factor"] != 1.0]
+    return [
+        (each["rank"], each["step"]) for each in job.result()["slow"] if each["peer"] is None and each["factor"] != 1.0
+    ]
 
 
-def paced_profile(forward_s: float) -> Profile:
-    """A profile of the network whose layers sleep."""
-    found = profile_of((0,) * RANKS, ModelSource("benchmarks.faults.victim:network"))
-    sleeping = {layer.name for layer in found.graph.layers if "victim" in str(layer.attributes.get("op", ""))}
-    if len(sleeping) != victim.LAYERS:
-        raise RuntimeError(f"the network has {victim.LAYERS} layers that sleep, the profile {sorted(sleeping)}")
+def paced(profile: Profile, forward_s: float) -> Profile:
+    """The profile of a network whose layers sleep."""
+    sleeping = {layer.name for layer in profile.graph.layers if "victim" in str(layer.attributes.get("op", ""))}
+    if not sleeping:
+        raise RuntimeError("the network has no layer that sleeps")
     both = {"forward_s": forward_s, "backward_s": 2 * forward_s}
     parts = {"backward_input_s": 2 * forward_s, "backward_weight_s": 0.0}
-    of_kind = tuple(
-        replace(each, **both, **parts) if each.layer in sleeping else each for each in found.measurements["cpu"]
-    )
-    return replace(found, measurements={"cpu": of_kind})
+    of_kind = profile.measurements["cpu"]
+    timed = tuple(replace(each, **both, **parts) if each.layer in sleeping else each for each in of_kind)
+    return replace(profile, measurements={"cpu": timed})
 
 
 def link_rows(runs: int) -> Iterator[Row]:
@@ -157,9 +158,12 @@ def _link_named_s(testbed: Testbed, host: int, tenth: Rate, rate: Rate) -> float
     """How long it took until the link was named, and no rank was; None: it was not, or the job failed."""
     with own_folder() as folder:
         profile = profile_of((0, 1), ModelSource("benchmarks.faults.victim:wide"), rate.payload_bytes_per_s)
+        profile = paced(profile, _LINK_FORWARD_S)
         dump(case(Problem(profile, victim.SAMPLES), "1f1b/2", pads=False).plan, folder / "plan.json")
         dump(profile, folder / "profile.json")
+        Pace(_LINK_FORWARD_S).plant(folder)
         words = ("run", "plan.json", "--steps", "100000", "--calibrate", "off", "--profile", "profile.json")
+        words = (*words, "--data", "benchmarks.faults.victim:wide_data")
         job = Job.start(folder, {0: 0, 1: 1}, (*words, "--no-check-first-step", "--no-learn"), testbed)
         try:
             if not job.wait(_LIMIT_S, lambda: "step" in job.output(0)):

@@ -239,8 +239,9 @@ class _Repeated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.back:
-            return self.linear(x.unflatten(1, (_REPEATS, WIDTH)).mean(1))
-        return self.linear(x).repeat(1, _REPEATS)
+            x = x.unflatten(1, (_REPEATS, WIDTH)).mean(1)
+        found: Tensor = _victim(self.linear(x), int(self.back))
+        return found if self.back else found.repeat(1, _REPEATS)
 
 
 def wide() -> tuple[nn.Module, tuple[Tensor, Tensor], Any]:
@@ -264,6 +265,12 @@ def data(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator
         _at(BETWEEN)
         time.sleep(pause_s)
         yield _batch(global_batch, generator)
+
+
+def wide_data(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same for the network with large activations."""
+    for inputs, targets in data(global_batch, input_shape, seed):
+        yield inputs, targets[:, :WIDTH].contiguous()
 
 
 def held_out(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
