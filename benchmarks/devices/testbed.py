@@ -155,6 +155,10 @@ class Testbed:
         """Join the cable again."""
         _run("ip", "-n", self._switch, "link", "set", f"port{host}", "up")
 
+    def processes(self, host: int) -> list[int]:
+        """What runs on a host."""
+        return [int(pid) for pid in _run("ip", "netns", "pids", self.hosts[host].name).split()]
+
     def limit(self, host: int, rate: Rate) -> None:
         """From now on the link of a host, which has had a rate, carries that."""
         for namespace, device in self._ends(host):

@@ -5,6 +5,9 @@ is a process that runs ``halopipe run`` as a batch system starts it, with ``RANK
 environment.  The folder of checkpoints is one that all hosts share.  At a random moment of training a host loses its
 power (its cable is cut, then all of its processes are killed), or its cable is cut, for good or for some seconds.
 
+Some jobs are started by torchrun, an agent a host, and a random rank of theirs is killed: the agents start all ranks
+again, and the job goes on, bit for bit.
+
 Where the link is back in time, the job goes on as if nothing had been.  Else all ranks that are left, on either side of
 a cut, end with exit code 5, each within the deadline and two seconds, and one of them names a rank beyond the link.
 Then the same command is started again: on all hosts, which are there again, or with ``--replan`` on those that are
@@ -22,8 +25,11 @@ import signal
 import socket
 import sys
 import time
+import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +58,8 @@ PLANS: Mapping[str, tuple[int, ...]] = {"1f1b/2": (0, 1, 2), HYBRID: (0, 0, 1, 1
 """The host of each rank, by plan: a pipeline over three hosts, one of replicas within hosts, two stages by turns."""
 
 LOST_HOST, LOST_STORE, CUT, BACK = "loss of a host", "loss of the store", "cut link", "link back after 5 s"
-KINDS = (LOST_HOST, LOST_STORE, CUT, BACK)
+TORCHRUN = "SIGKILL under torchrun"
+KINDS = (LOST_HOST, LOST_STORE, CUT, BACK, TORCHRUN)
 SAME, REPLANNED = "same hosts again", "re-planned for what is left"
 
 _PORT, _LIMIT_S, _FAILED = 29500, 60.0, 5
@@ -151,10 +158,20 @@ class Job:
                 "TMPDIR": folder,
             }
             text = {name: str(value) for name, value in variables.items()}
-            parent, pid = os.getpid(), os.fork()
-            if pid == 0:
-                _be_rank(parent, folder / f"output-{rank}.txt", text, words, testbed, host)
-            job.pids[rank] = pid
+            job.pids[rank] = _forked(folder / f"output-{rank}.txt", text, partial(_halopipe, words), testbed, host)
+        return job
+
+    @classmethod
+    def start_agents(cls, folder: Path, host_of: Mapping[int, int], words: Sequence[str], testbed: Testbed) -> Job:
+        """The same by torchrun: a process a host, its agent, which starts the ranks, and starts them again."""
+        job, ranks = cls(folder), Counter(host_of.values())
+        for host in ranks:
+            meeting = ("--master-addr", testbed.hosts[0].address, "--master-port", str(_PORT))
+            name = ("--node-rank", str(host))
+            count = ("--nnodes", str(len(ranks)), "--nproc-per-node", str(ranks[host]), "--max-restarts", "2")
+            options = (*count, *meeting, *name, "--monitor-interval", "0.1", "-m", "halopipe", *words)
+            call, text = partial(_torchrun, options), {"TMPDIR": str(folder)}
+            job.pids[host] = _forked(folder / f"output-{host}.txt", text, call, testbed, host)
         return job
 
     def look(self) -> bool:
@@ -196,10 +213,11 @@ class Job:
         return found
 
 
-def _be_rank(
-    parent: int, output: Path, variables: dict[str, str], words: Sequence[str], testbed: Testbed | None, host: int
-) -> None:
-    """The forked process; it never returns."""
+def _forked(output: Path, variables: Mapping[str, str], call: partial[int], testbed: Testbed | None, host: int) -> int:
+    """A process on a host that ends with what ``call`` returns; it ends with this one."""
+    parent, pid = os.getpid(), os.fork()
+    if pid:
+        return pid
     code = 99
     try:
         die_with_parent(parent)
@@ -208,18 +226,36 @@ def _be_rank(
         os.dup2(sys.stderr.fileno(), 2)
         if testbed is not None:
             testbed.enter(host)
-            if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUTS) == 0:
+            # torchrun's agent looks its own name up, which no server here knows.
+            if call.func is not _torchrun and ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUTS) == 0:
                 socket.sethostname(testbed.hosts[host].name)
         os.environ.update(variables)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo" if testbed is None else INTERFACE
         os.chdir(output.parent)
-        sys.argv = ["halopipe", *words]
-        from halopipe.cli.app import main
-
-        code = main()
+        code = call()
         sys.stdout.flush()
+    except BaseException:  # noqa: BLE001  # told in its output
+        traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _halopipe(words: Sequence[str]) -> int:
+    from halopipe.cli.app import main
+
+    sys.argv = ["halopipe", *words]
+    return main()
+
+
+def _torchrun(options: Sequence[str]) -> int:
+    from torch.distributed.run import main
+
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+    try:
+        main([*options])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 def run_words(steps: int = STEPS, deadline_s: float = DEADLINE_S, *more: str) -> tuple[str, ...]:
@@ -271,6 +307,8 @@ class Hosts:
         testbed, host_of = self._testbed(trial.plan), dict(enumerate(PLANS[trial.plan]))
         expected, training_s = self._undisturbed(trial.plan)
         goes_on = trial.deed == BACK
+        if trial.deed == TORCHRUN:
+            return Outcome(trial, self._under_torchrun(trial, host_of, testbed, expected, training_s))
         with own_folder() as folder:
             self._write(trial.plan, folder)
             words = run_words(STEPS, LONG_DEADLINE_S if goes_on else DEADLINE_S)
@@ -300,6 +338,25 @@ class Hosts:
             if not wrong:
                 wrong = self._again(trial, folder, host_of, testbed, expected)
             return Outcome(trial, wrong, beyond_s=beyond_s)
+
+    def _under_torchrun(
+        self, trial: HostTrial, host_of: Mapping[int, int], testbed: Testbed, expected: Curve, training_s: float
+    ) -> str:
+        """Why a job that torchrun starts does not go on; empty: it does."""
+        with own_folder() as folder:
+            self._write(trial.plan, folder)
+            job = Job.start_agents(folder, host_of, run_words(), testbed)
+            try:
+                if not job.wait(_LIMIT_S, lambda: victim.has_begun(folder)) or job.ended:
+                    return f"it did not begin to train: {job.codes()} {last_words(job, 0)}"
+                time.sleep(trial.at * training_s)
+                ranks = [pid for pid in testbed.processes(trial.host) if _is_rank(pid)]
+                os.kill(random.Random(str(trial)).choice(ranks), signal.SIGKILL)
+                job.wait(2 * _LIMIT_S)
+            finally:
+                job.kill()
+            started = sum("going on from" in job.output(host) for host in job.pids)
+            return _went_on(job, expected, bit_for_bit=True) or ("" if started else "it went on from no checkpoint")
 
     def _again(
         self, trial: HostTrial, folder: Path, host_of: Mapping[int, int], testbed: Testbed, expected: Curve
@@ -376,6 +433,13 @@ def _went_on(job: Job, expected: Curve, *, bit_for_bit: bool) -> str:
         if other is None or abs(other - value) > apart * abs(value):
             return f"step {key[0]}: {key[1]} {other}, undisturbed {value}"
     return ""
+
+
+def _is_rank(pid: int) -> bool:
+    """Whether torchrun's agent made this process a rank."""
+    with contextlib.suppress(OSError):
+        return b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
+    return False
 
 
 def last_words(job: Job, rank: int) -> str:

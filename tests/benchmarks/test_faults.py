@@ -36,7 +36,7 @@ def test_trials_are_of_every_kind_and_follow_from_the_seed() -> None:
     assert several == list(hosts.drawn(40, 0)) != list(hosts.drawn(40, 1))
     assert {(each.deed, each.moment) for each in several} == {
         *((deed, moment) for deed in (hosts.LOST_HOST, hosts.LOST_STORE) for moment in (hosts.SAME, hosts.REPLANNED)),
-        *((deed, hosts.SAME) for deed in (hosts.CUT, hosts.BACK)),
+        *((deed, hosts.SAME) for deed in (hosts.CUT, hosts.BACK, hosts.TORCHRUN)),
     }
     assert {each.host == 0 for each in several if each.deed == hosts.LOST_HOST} == {False}
     disks = list(limits.drawn(12, 0, tuple(PLANS), (ANY_TIME, SAVING)))
