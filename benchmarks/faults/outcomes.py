@@ -59,7 +59,8 @@ def rows(found: Sequence[Outcome]) -> Iterator[Row]:
     for name, of in (("fault", lambda t: t.deed), ("moment", lambda t: t.moment), ("plan", lambda t: t.plan)):
         counts, well = Counter(of(each.trial) for each in found), Counter(of(each.trial) for each in good)
         for kind, count in sorted(counts.items()):
-            yield at_least(f"{name} {kind}: of {count} as they should", well[kind], "", count)
+            yield Row(f"{name} {kind}: trials", count, "")
+            yield at_least(f"{name} {kind}: as they should", well[kind], "", count)
     recoveries = [s for each in found for s in each.recoveries_s]
     if recoveries:
         yield Row("restarts", len(recoveries), "")
@@ -71,7 +72,7 @@ def rows(found: Sequence[Outcome]) -> Iterator[Row]:
         if each.beyond_s is not None:
             beyond.setdefault(each.trial.deed, []).append(each.beyond_s)
     for deed, seconds in sorted(beyond.items()):
-        yield at_most(f"{deed}: ended beyond the deadline, latest", max(seconds), "s", BEYOND_S)
+        yield at_most(f"fault {deed}: ended beyond the deadline, latest", max(seconds), "s", BEYOND_S)
     if beyond:
         yield at_most("ended beyond the deadline, latest", max(max(each) for each in beyond.values()), "s", BEYOND_S)
 

@@ -77,10 +77,12 @@ def rank_rows(runs: int, seed: int) -> Iterator[Row]:
         after = named[0][1] - pace.since if named else 0
         good += ranks == {pace.rank} and after <= WITHIN
         latest = max(latest, after)
-    yield at_least(f"a rank at {FACTOR:g} times its prediction, of {runs}: named within {WITHIN} steps", good, "", runs)
-    yield Row("the step at which it was named, of those that were slow, latest", latest, "")
+    yield at_least(
+        f"ranks at {FACTOR:g} times their prediction, of {runs}: named within {WITHIN} steps", good, "", runs
+    )
+    yield Row("slow steps until a rank was named, most", latest, "")
     found = sum(bool(named) for named in _named(noisy, NOISY[2]))
-    yield at_most(f"{100 * NOISE:.0f} % of noise, of {runs} jobs: those where a rank was named", found, "", 0)
+    yield at_most(f"jobs with {100 * NOISE:.0f} % of noise, of {runs}: a rank was named", found, "", 0)
 
 
 def _named(paces: Sequence[Pace], steps: int) -> list[list[tuple[int, int]]]:
@@ -149,9 +151,9 @@ def link_rows(runs: int) -> Iterator[Row]:
             named_s = _link_named_s(testbed, run % 2, tenth, rate)
             good += named_s is not None
             seconds += [] if named_s is None else [named_s]
-    yield at_least(f"slow link, of {runs} at a tenth of their bandwidth: named", good, "", runs)
+    yield at_least(f"links at a tenth of their bandwidth, of {runs}: named", good, "", runs)
     if seconds:
-        yield Row("slow link: named after, latest", max(seconds), "s")
+        yield Row("seconds until a link was named, most", max(seconds), "s")
 
 
 def _link_named_s(testbed: Testbed, host: int, tenth: Rate, rate: Rate) -> float | None:

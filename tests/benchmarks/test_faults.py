@@ -55,7 +55,7 @@ def test_other_losses_other_evaluations_and_too_much_done_again_are_wrong() -> N
     found = {row.name: row for row in rows(outcomes)}
     assert (found["ended as they should"].value, found["ended as they should"].holds) == (2, False)
     assert found["recovery, median"].value == 1.5
-    assert not found["cut link: ended beyond the deadline, latest"].holds
+    assert not found["fault cut link: ended beyond the deadline, latest"].holds
 
 
 def ranks(folder: Path, **ends: tuple[int, str]) -> Job:
