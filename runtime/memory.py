@@ -20,6 +20,8 @@ __all__ = ["MemoryMeter", "limit_memory", "meter_of", "out_of_memory", "storage_
 
 T = TypeVar("T")
 
+_REFUSED = "DefaultCPUAllocator: can't allocate memory"
+
 
 def limit_memory(meter: MemoryMeter | None, num_bytes: int) -> None:
     """From now on a rank may have so many bytes of tensors; 0: as many as there are.
@@ -35,10 +37,10 @@ def limit_memory(meter: MemoryMeter | None, num_bytes: int) -> None:
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
-    """The error as ours if memory ran out."""
-    if not isinstance(error, torch.OutOfMemoryError):
+    """The error as ours if memory ran out; torch's own allocator on the CPU has no kind of error for that."""
+    if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and _REFUSED not in str(error):
         return None
-    text = str(error).strip().splitlines()[0]
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return OutOfMemoryError("out of memory", [text])
 
 

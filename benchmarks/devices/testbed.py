@@ -155,6 +155,15 @@ class Testbed:
         """Join the cable again."""
         _run("ip", "-n", self._switch, "link", "set", f"port{host}", "up")
 
+    def processes(self, host: int) -> list[int]:
+        """What runs on a host."""
+        return [int(pid) for pid in _run("ip", "netns", "pids", self.hosts[host].name).split()]
+
+    def limit(self, host: int, rate: Rate) -> None:
+        """From now on the link of a host, which has had a rate, carries that."""
+        for namespace, device in self._ends(host):
+            _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *_token_bucket(rate))
+
     @property
     def _switch(self) -> str:
         return f"{self.name}-switch"
@@ -175,14 +184,21 @@ class Testbed:
         _run("ip", "-n", host.name, "link", "set", INTERFACE, "up")
 
     def _shape(self, number: int, rate: Rate) -> None:
-        queue = ("limit", str(round(rate.bits_per_s / 8 * _QUEUE_S) + rate.burst_bytes))
-        token_bucket = ("tbf", "rate", f"{rate.bits_per_s:.0f}bit", "burst", str(rate.burst_bytes), *queue)
-        for namespace, device in ((self.hosts[number].name, INTERFACE), (self._switch, f"port{number}")):
+        for namespace, device in self._ends(number):
             # The kernel hands on up to 64 KiB as one packet, and tbf cuts up those larger than its burst: too slowly to
             # carry both directions at once (0.6-0.9 of 1 Gbit/s; 0.99 with packets of half a burst).
             packet = str(min(65_536, rate.burst_bytes // 2))
             _run("ip", "-n", namespace, "link", "set", device, "gso_max_size", packet, "gro_max_size", packet)
-            _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *token_bucket)
+            _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *_token_bucket(rate))
+
+    def _ends(self, host: int) -> tuple[tuple[str, str], tuple[str, str]]:
+        """Of its cable: namespace and interface."""
+        return (self.hosts[host].name, INTERFACE), (self._switch, f"port{host}")
+
+
+def _token_bucket(rate: Rate) -> tuple[str, ...]:
+    queue = ("limit", str(round(rate.bits_per_s / 8 * _QUEUE_S) + rate.burst_bytes))
+    return ("tbf", "rate", f"{rate.bits_per_s:.0f}bit", "burst", str(rate.burst_bytes), *queue)
 
 
 def unavailable() -> str:

@@ -1,4 +1,4 @@
-"""Jobs that lose ranks, at random: whether each ends as it should, with the curve of a job that lost nobody.
+"""Jobs that lose ranks, hosts, links, memory or their disk, at random: whether each ends as it should.
 
     python -m benchmarks.faults [--trials N] [--seed N] [--quick] [--json]
 
@@ -7,12 +7,18 @@ milliseconds, evaluation and checkpoints between steps, one fault, and two resta
 come in a forward, a backward, an update, in data between steps or in an evaluation, on the first, a middle or the last
 layer (:mod:`benchmarks.faults.victim`); faults from outside are signals to a random rank, at any time from its start
 on, or while a checkpoint is being written; in some trials the newest checkpoint is damaged as well, as by a bad disk,
-before the job goes on.
+before the job goes on.  Some trials fill the job's disk (:mod:`benchmarks.faults.limits`), some are of several hosts,
+of which one is lost, or its link (:mod:`benchmarks.faults.hosts`).
 
 A trial ends as it should where the job reaches its last step, its losses and evaluations are bit for bit those of the
-same plan without a fault, what is repeated is no more than the interval between checkpoints (one more where a
-checkpoint was damaged or was being written), and no process, file of a job or memory is left.  Nothing here is timed
-but the recovery: from the end of the ranks to the first step of their successors.
+same plan without a fault, what is repeated is no more than the interval between checkpoints and the one that was still
+being written, which takes longer than a step here (one more where a checkpoint was damaged), and no process, file of a
+job or memory is left.  Nothing here is timed
+but the recovery: from the end of the ranks to the first step of their successors; and, of jobs on several hosts, from
+the end of the deadline to that of the last rank.
+
+Then come ranks and links that are slow, and plans for what is left (:mod:`benchmarks.faults.slow`).  What this machine
+gives no right to (network namespaces, a file system, a control group) is left out, and a row says so.
 """
 
 from __future__ import annotations
@@ -22,12 +28,9 @@ import contextlib
 import os
 import random
 import signal
-import statistics
 import sys
-import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,11 +38,12 @@ from pathlib import Path
 
 from benchmarks.accuracy.cases import DATA_PARALLEL, HYBRID, Network
 from benchmarks.accuracy.plans import case
-from benchmarks.faults import victim
+from benchmarks.devices.testbed import unavailable
+from benchmarks.faults import hosts, limits, slow, victim
+from benchmarks.faults.outcomes import EVERY, STEPS, Outcome, left, memory, own_folder, rows, workers
 from benchmarks.faults.victim import Fault
 from benchmarks.memory import cluster_of, memory_profile
-from benchmarks.report import Row, at_least, at_most, run
-from cuda_ops.device.host import process_state
+from benchmarks.report import Row, run
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
@@ -52,12 +56,19 @@ from profiler.capture.graph import capture
 from runtime.checkpoint import complete_steps
 from runtime.checkpoint.reader import DATA_FILE
 
-STEPS, EVERY, DEADLINE_S = 12, 3, 5.0
-GOAL_S = 6.0
+DEADLINE_S = 5.0
+ON_HOSTS, ON_DISKS = 0.2, 0.06
+"""Shares of the trials."""
+STRAGGLERS, LINKS = 20, 5
+"""Jobs with a slow rank, and as many with noise; with a slow link."""
+
 PLANS = {"1f1b/2": 3, DATA_PARALLEL: 2, HYBRID: 4}
 """Ranks by plan: a pipeline, replicas, and a pipeline of replicas."""
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV, "SIGSTOP": signal.SIGSTOP}
-OWN = (*victim.DEEDS, "exception", "out of memory")
+EXCEPTION = "exception"
+OWN = (*victim.DEEDS, EXCEPTION)
+AFTER_STEPS = 4
+"""The first batch whose data may raise: data that have not worked for one step, read ahead, are refused for good."""
 MOMENTS = (victim.FORWARD, victim.BACKWARD, victim.OPTIMISER, victim.BETWEEN, victim.EVALUATION)
 ANY_TIME, SAVING = "any time", "a save"
 _LOOK_S = 0.001
@@ -90,23 +101,7 @@ class Trial:
         return f"{self.deed} in {self.moment}{where}, {self.plan}{', and a damaged checkpoint' * self.damaged}"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a trial.
-
-    Attributes:
-        wrong: why it did not end as it should; empty if it did.
-        recoveries_s: of each restart.
-        repeated: steps done again.
-    """
-
-    trial: Trial
-    wrong: str
-    recoveries_s: tuple[float, ...] = ()
-    repeated: int = 0
-
-
-def drawn(count: int, seed: int) -> Iterator[Trial]:
+def drawn(count: int, seed: int, deeds: Sequence[str] = OWN) -> Iterator[Trial]:
     """Trials: every kind of fault about as often."""
     numbers = random.Random(seed)
     for _ in range(count):
@@ -118,44 +113,55 @@ def drawn(count: int, seed: int) -> Iterator[Trial]:
             calls = {victim.FORWARD: STEPS * micro_batches, victim.BACKWARD: STEPS * micro_batches}
             most = calls.get(moment, STEPS if moment != victim.EVALUATION else STEPS // EVERY * victim.HELD_OUT)
             place = numbers.choice((0, victim.LAYERS // 2, victim.LAYERS - 1))
-            yield Trial(plan, numbers.choice(OWN), moment, place, numbers.randint(1, most), damaged)
+            deed, at = numbers.choice(deeds), numbers.randint(1, most)
+            if deed == EXCEPTION and moment == victim.BETWEEN:
+                at = max(at, AFTER_STEPS)
+            yield Trial(plan, deed, moment, place, at, damaged)
         else:
             moment = numbers.choice((ANY_TIME, SAVING))
             yield Trial(plan, numbers.choice(list(SIGNALS)), moment, -1, numbers.random(), damaged)
 
 
 def measure(trials: int, seed: int, quick: bool) -> list[Row]:
-    """All trials, one after the other."""
-    plans = made()
-    expected: dict[str, tuple[RunResult, float]] = {}
+    """All trials, one after the other; ``--quick``: one of each."""
     found: list[Outcome] = []
-    for number, trial in enumerate(drawn(4 if quick else trials, seed), 1):
-        if trial.plan not in expected:
-            with _folder() as folder:
+    no_hosts, no_disk = unavailable(), limits.no_small_disk()
+    on_hosts = 0 if no_hosts else len(hosts.KINDS) if quick else round(ON_HOSTS * trials)
+    on_disks = 0 if no_disk else 2 if quick else round(ON_DISKS * trials)
+    with hosts.Hosts() as several:
+        for trial in hosts.drawn(on_hosts, seed):
+            _note(found, partial(several.tried, trial))
+    plans, expected = made(), dict[str, tuple[RunResult, float]]()
+
+    def undisturbed(plan: str) -> tuple[RunResult, float]:
+        if plan not in expected:
+            with own_folder() as folder:
                 began_s = time.monotonic()
-                expected[trial.plan] = _job(plans[trial.plan], folder), time.monotonic() - began_s
-        began_s = time.monotonic()
-        found.append(tried(trial, plans[trial.plan], *expected[trial.plan]))
-        took_s = time.monotonic() - began_s
-        sys.stderr.write(f"{number}: {trial}: {found[-1].wrong or 'as it should'}, {took_s:.1f} s\n")
-    return list(rows(found))
+                expected[plan] = _job(plans[plan], folder), time.monotonic() - began_s
+        return expected[plan]
+
+    for disk in limits.drawn(on_disks, seed, tuple(PLANS), (ANY_TIME, SAVING)):
+        alone, _ = undisturbed(disk.plan)
+        options = _options(Path("unused"))
+        _note(found, partial(limits.tried, disk, plans[disk.plan], alone, options, disk.moment == SAVING))
+    with limits.small_group() as group:
+        deeds = [deed for deed in OWN if group is not None or deed != victim.KILLED]
+        for one in drawn(4 if quick else trials - len(found), seed, deeds):
+            _note(found, partial(tried, one, plans[one.plan], *undisturbed(one.plan), group))
+    left_out = {"hosts and links": no_hosts, "full disks": no_disk, victim.KILLED: "" if group else "no control group"}
+    said = [Row(f"{what} left out, {why}", 0.0, "") for what, why in left_out.items() if why]
+    slow_links = [] if no_hosts else slow.link_rows(1 if quick else LINKS)
+    ranks = slow.rank_rows(1 if quick else STRAGGLERS, seed)
+    return [*said, *rows(found), *ranks, *slow_links, *slow.plan_rows(slow.NETWORKS[: 1 if quick else None])]
 
 
-def rows(found: Sequence[Outcome]) -> Iterator[Row]:
-    """What is asked of all."""
-    good = [each for each in found if not each.wrong]
-    yield Row("trials", len(found), "")
-    yield at_least("ended as they should", len(good), "", len(found))
-    for name, of in (("fault", lambda t: t.deed), ("moment", lambda t: t.moment), ("plan", lambda t: t.plan)):
-        counts, well = Counter(of(each.trial) for each in found), Counter(of(each.trial) for each in good)
-        for kind, count in sorted(counts.items()):
-            yield at_least(f"{name} {kind}: of {count} as they should", well[kind], "", count)
-    recoveries = [s for each in found for s in each.recoveries_s]
-    if recoveries:
-        yield Row("restarts", len(recoveries), "")
-        yield at_most("recovery, median", statistics.median(recoveries), "s", GOAL_S)
-        yield Row("recovery, largest", max(recoveries), "s")
-    yield at_most("steps repeated, most", max((each.repeated for each in found), default=0), "steps", 3 * EVERY)
+def _note(found: list[Outcome], tries: Callable[[], Outcome]) -> None:
+    began_s = time.monotonic()
+    found.append(one := tries())
+    sys.stderr.write(
+        f"{len(found)}: {one.trial}: {one.wrong or 'as it should'}, {time.monotonic() - began_s:.1f} s"
+        f"{'' if one.beyond_s is None else f', ended {one.beyond_s:.2f} s beyond the deadline'}\n"
+    )
 
 
 def made() -> dict[str, Plan]:
@@ -170,12 +176,16 @@ def made() -> dict[str, Plan]:
     }
 
 
-def tried(trial: Trial, plan: Plan, expected: RunResult, alone_s: float) -> Outcome:
-    """The job under the fault, and what was left of it."""
-    with _folder() as folder:
-        before = _memory()
+def tried(trial: Trial, plan: Plan, expected: RunResult, alone_s: float, group: Path | None = None) -> Outcome:
+    """The job under the fault, and what was left of it.
+
+    Args:
+        group: for ranks that are to be killed for memory.
+    """
+    with own_folder() as folder:
+        before = memory()
         if trial.is_own:
-            Fault(trial.deed, trial.moment, trial.place, round(trial.at)).plant(folder)
+            Fault(trial.deed, trial.moment, trial.place, round(trial.at)).plant(folder, group)
         over = threading.Event()
         saboteur = threading.Thread(target=_sabotage, args=(trial, folder, alone_s, over), daemon=True)
         saboteur.start()
@@ -188,7 +198,7 @@ def tried(trial: Trial, plan: Plan, expected: RunResult, alone_s: float) -> Outc
             saboteur.join()
         recoveries = tuple(each.recovery_s for each in result.restarts)
         repeated = sum(each.repeated_steps for each in result.restarts)
-        return Outcome(trial, _wrong(trial, result, expected, repeated) or _left(folder, before), recoveries, repeated)
+        return Outcome(trial, _wrong(trial, result, expected, repeated) or left(folder, before), recoveries, repeated)
 
 
 def _wrong(trial: Trial, result: RunResult, expected: RunResult, repeated: int) -> str:
@@ -196,28 +206,21 @@ def _wrong(trial: Trial, result: RunResult, expected: RunResult, repeated: int) 
         return f"other losses: {result.losses} for {expected.losses}"
     if result.scores != expected.scores:
         return f"other evaluations: {result.scores} for {expected.scores}"
-    most = EVERY * (2 if trial.damaged or not trial.is_own else 1) + (trial.moment == SAVING) * EVERY
+    most = EVERY * (3 if trial.damaged else 2)
     if repeated > most * max(1, len(result.restarts)):
         return f"{repeated} steps were repeated, checkpoints are {EVERY} apart"
     return ""
 
 
-def _left(folder: Path, before: set[str]) -> str:
-    """Processes of the job, files of it, memory."""
-    end_s = time.monotonic() + 2.0
-    while (workers := _workers()) and time.monotonic() < end_s:
-        time.sleep(0.05)
-    files = [path.name for path in folder.glob("halopipe-*")]
-    memory = sorted(_memory() - before)
-    return "; ".join(
-        f"{what} left: {', '.join(map(str, each))}"
-        for what, each in (("processes", workers), ("folders", files), ("memory", memory))
-        if each
-    )
-
-
 def _job(plan: Plan, folder: Path) -> RunResult:
-    options = RunOptions(
+    result = run_plan(plan, _options(folder))
+    if result is None:
+        raise RuntimeError("this benchmark runs outside torchrun")
+    return result
+
+
+def _options(folder: Path) -> RunOptions:
+    return RunOptions(
         steps=STEPS,
         warmup=0,
         data="benchmarks.faults.victim:data",
@@ -230,26 +233,6 @@ def _job(plan: Plan, folder: Path) -> RunResult:
         deadline_s=DEADLINE_S,
         check_first_step=False,
     )
-    result = run_plan(plan, options)
-    if result is None:
-        raise RuntimeError("this benchmark runs outside torchrun")
-    return result
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    """A temporary directory of its own, for this process and those that it starts."""
-    with tempfile.TemporaryDirectory() as name:
-        before = os.environ.get("TMPDIR")
-        os.environ["TMPDIR"], tempfile.tempdir = name, None
-        try:
-            yield Path(name)
-        finally:
-            tempfile.tempdir = None
-            if before is None:
-                del os.environ["TMPDIR"]
-            else:
-                os.environ["TMPDIR"] = before
 
 
 def _sabotage(trial: Trial, folder: Path, alone_s: float, over: threading.Event) -> None:
@@ -259,11 +242,11 @@ def _sabotage(trial: Trial, folder: Path, alone_s: float, over: threading.Event)
         due: Callable[[], bool] = partial(_later, time.monotonic() + trial.at * alone_s)
         if trial.moment == SAVING:
             due = partial(_is_saving, saved, 1 + int(trial.at * (STEPS // EVERY)))
-        while not (due() and (workers := _workers())):
+        while not (due() and (running := workers())):
             if over.wait(_LOOK_S):
                 return
         with contextlib.suppress(ProcessLookupError):
-            os.kill(numbers.choice(workers), SIGNALS[trial.deed])
+            os.kill(numbers.choice(running), SIGNALS[trial.deed])
     if trial.damaged:
         while not victim.happened(folder) if trial.is_own else False:
             if over.wait(_LOOK_S):
@@ -285,19 +268,6 @@ def _later(then_s: float) -> bool:
 def _is_saving(saved: Path, number: int) -> bool:
     """Whether the checkpoint of that number is being written, or was."""
     return any(saved.glob(f"step-{number * EVERY}*"))
-
-
-def _workers() -> list[int]:
-    """Processes that the forking servers of this process have forked."""
-    numbers = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()]
-    parents = {number: state.parent for number in numbers if (state := process_state(number)) is not None}
-    mine = {number for number, parent in parents.items() if parent == os.getpid()}
-    return [number for number, parent in parents.items() if parent in mine]
-
-
-def _memory() -> set[str]:
-    shared = Path("/dev/shm")
-    return {path.name for path in shared.iterdir()} if shared.is_dir() else set()
 
 
 def main() -> int:

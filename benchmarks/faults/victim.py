@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
+import resource
 import signal
 import time
 from collections import Counter
@@ -23,7 +25,35 @@ from torch.nn import functional
 
 FORWARD, BACKWARD, OPTIMISER, BETWEEN, EVALUATION = "forward", "backward", "optimiser", "between steps", "evaluation"
 LAYERS, WIDTH, SAMPLES, HELD_OUT = 6, 8, 8, 2
-_FAULT, _DONE = "fault.json", "fault.done"
+LAYERS_A_RANK, MICRO_BATCHES = 2, 4
+"""Of plans whose layers sleep: pipelines of three ranks."""
+_FAULT, _DONE, _BEGUN, _PAUSE, _GROUP = "fault.json", "fault.done", "begun", "pause", "group"
+_PACE, _HOLD = "pace.json", "hold"
+
+_BLOCK_BYTES, _ROOM_BYTES = 8 << 20, 64 << 20
+_LOOK_S, _REPEATS = 0.01, 8192
+
+
+def _refused() -> None:
+    """Asks for more memory than the kernel gives: what is there and a little more is all that this process may have."""
+    in_use, before = int(Path("/proc/self/statm").read_text().split()[0]), resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (in_use * resource.getpagesize() + _ROOM_BYTES, before[1]))
+    try:
+        torch.ones(4 * _ROOM_BYTES, dtype=torch.uint8)
+    finally:  # an error is to be told
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _killed() -> None:
+    """Takes more memory than its group may have: the kernel kills it."""
+    group = Path((Path(os.environ["TMPDIR"]) / _GROUP).read_text("utf-8"))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    taken = []
+    while True:
+        taken.append(torch.ones(_BLOCK_BYTES, dtype=torch.uint8))
+
+
+REFUSED, KILLED = "memory refused", "memory killed"
 
 DEEDS: dict[str, Callable[[], object]] = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -32,9 +62,12 @@ DEEDS: dict[str, Callable[[], object]] = {
     "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "exit 0": lambda: os._exit(0),
     "hang": lambda: time.sleep(3600),
+    REFUSED: _refused,
+    KILLED: _killed,
 }
 
 _calls: Counter[str] = Counter()
+_passes: Counter[tuple[str, int]] = Counter()
 _trains = False
 
 
@@ -52,14 +85,81 @@ class Fault:
     layer: int
     call: int
 
-    def plant(self, folder: Path) -> None:
-        """For the ranks whose temporary directory is ``folder``."""
+    def plant(self, folder: Path, group: Path | None = None) -> None:
+        """For the ranks whose temporary directory is ``folder``; those to be killed for memory join ``group``."""
+        if group is not None:
+            (folder / _GROUP).write_text(str(group), encoding="utf-8")
         (folder / _FAULT).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
 def happened(folder: Path) -> bool:
     """Whether it has."""
     return (folder / _DONE).exists()
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether some rank reads data."""
+    return (folder / _BEGUN).exists()
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Layers that sleep.
+
+    Attributes:
+        forward_s: of a layer; backward takes twice as long.
+        rank: of which :data:`LAYERS_A_RANK` layers take ``factor`` times as long after ``since`` steps; -1: none.
+        noise: deviation of what a step of a rank takes, of its mean.
+    """
+
+    forward_s: float
+    rank: int = -1
+    since: int = 0
+    factor: float = 1.0
+    noise: float = 0.0
+    seed: int = 0
+
+    def plant(self, folder: Path) -> None:
+        """For the ranks whose temporary directory is ``folder``."""
+        (folder / _PACE).write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    def seconds(self, layer: int, step: int) -> float:
+        """Of its forward in a step, counted from 0."""
+        rank = layer // LAYERS_A_RANK
+        factor = self.factor if rank == self.rank and step >= self.since else 1.0
+        return (
+            self.forward_s * factor * max(0.1, 1.0 + self.noise * random.Random(f"{self.seed} {rank} {step}").gauss())
+        )
+
+
+@functools.cache
+def _pace(folder: str) -> Pace | None:
+    path = Path(folder) / _PACE
+    return Pace(**json.loads(path.read_text("utf-8"))) if path.exists() else None
+
+
+def _sleep(moment: str, layer: int) -> None:
+    """As long as the layer is to take, if it is to."""
+    pace = _pace(os.environ.get("TMPDIR", "")) if _trains else None
+    if pace is not None:
+        _passes[moment, layer] += 1
+        seconds = pace.seconds(layer, (_passes[moment, layer] - 1) // MICRO_BATCHES)
+        time.sleep(seconds if moment == FORWARD else 2 * seconds)
+
+
+def hold(folder: Path) -> None:
+    """No data are read there before :func:`let_go`."""
+    (folder / _HOLD).touch()
+
+
+def let_go(folder: Path) -> None:
+    """From now on they are."""
+    (folder / _HOLD).unlink()
+
+
+def slow_data(folder: Path, pause_s: float) -> None:
+    """Each batch takes so long to read."""
+    (folder / _PAUSE).write_text(str(pause_s), encoding="utf-8")
 
 
 @functools.cache
@@ -85,14 +185,13 @@ def _at(moment: str, layer: int = -1) -> None:
         return
     if fault.deed == "exception":
         raise ValueError("a fault was planted here")
-    if fault.deed == "out of memory":
-        raise torch.OutOfMemoryError("a fault was planted here")
     DEEDS[fault.deed]()
 
 
 @torch.library.custom_op("halopipe_benchmarks::victim", mutates_args=())
 def _victim(x: Tensor, layer: int) -> Tensor:
     _at(FORWARD, layer)
+    _sleep(FORWARD, layer)
     return x.clone()
 
 
@@ -107,6 +206,7 @@ def _keep(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
     _at(BACKWARD, ctx.layer)
+    _sleep(BACKWARD, ctx.layer)
     return gradient, None
 
 
@@ -130,14 +230,47 @@ def network() -> tuple[nn.Module, tuple[Tensor, Tensor], Any]:
     return nn.Sequential(*map(_Layer, range(LAYERS))), (inputs, targets), functional.mse_loss
 
 
+class _Repeated(nn.Module):
+    """Each feature many times over, so that a small network has large activations; or their means again."""
+
+    def __init__(self, back: bool) -> None:
+        super().__init__()
+        self.linear, self.back = nn.Linear(WIDTH, WIDTH), back
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.back:
+            x = x.unflatten(1, (_REPEATS, WIDTH)).mean(1)
+        found: Tensor = _victim(self.linear(x), int(self.back))
+        return found if self.back else found.repeat(1, _REPEATS)
+
+
+def wide() -> tuple[nn.Module, tuple[Tensor, Tensor], Any]:
+    """Two layers with a quarter of a megabyte a sample between them."""
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = (torch.randn((SAMPLES, WIDTH), generator=generator) for _ in range(2))
+    return nn.Sequential(_Repeated(False), _Repeated(True)), (inputs, targets), functional.mse_loss
+
+
 def data(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of random numbers without end."""
     global _trains
     _trains = True
+    folder = Path(os.environ.get("TMPDIR", "."))
+    (folder / _BEGUN).touch()
+    pause_s = float((folder / _PAUSE).read_text("utf-8")) if (folder / _PAUSE).exists() else 0.0
+    while (folder / _HOLD).exists():
+        time.sleep(_LOOK_S)
     generator = torch.Generator().manual_seed(seed)
     while True:
         _at(BETWEEN)
+        time.sleep(pause_s)
         yield _batch(global_batch, generator)
+
+
+def wide_data(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same for the network with large activations."""
+    for inputs, targets in data(global_batch, input_shape, seed):
+        yield inputs, targets[:, :WIDTH].contiguous()
 
 
 def held_out(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -42,6 +42,7 @@ from runtime.optim.optimizer import Followed, MakeOptimizer
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
+    from runtime.monitor.activity import Board
 
 
 def execute(
@@ -133,7 +134,7 @@ def joined(
     terms: Terms,
     rank: int,
     store: Store,
-    board: Store,
+    board: Store | Board,
     load: Load,
     device: str | torch.device,
     *,

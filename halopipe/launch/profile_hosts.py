@@ -26,7 +26,7 @@ from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
-    from runtime.monitor.activity import Activity, Beat
+    from runtime.monitor.activity import Activity, Beat, Board
 
 SILENCE_S = 60.0
 """A rank that says nothing for so long is gone, with its host or its link."""
@@ -91,7 +91,7 @@ def together(found: Mapping[str, Profile], pairs: tuple[PairLink, ...] = ()) -> 
 
 
 @contextmanager
-def _heard(board: Store, rank: int) -> Iterator[Activity]:
+def _heard(board: Board, rank: int) -> Iterator[Activity]:
     """The others hear what this rank does."""
     from runtime.monitor.activity import Activity, Heartbeat
 
@@ -113,7 +113,7 @@ class _Waiting:
         hosts: of each rank.
     """
 
-    board: Store
+    board: Board
     hosts: tuple[str, ...]
     quiet: bool
     _numbers: dict[int, int] = field(default_factory=dict)
@@ -127,15 +127,15 @@ class _Waiting:
             HalopipeError: what another rank failed by.
         """
         from halopipe.launch.torchrun import require_nobody_failed
-        from runtime.monitor.activity import PATIENCE_S, read_board, within
+        from runtime.monitor.activity import Board, read_board
 
-        ranks = range(len(self.hosts))
+        asked, ranks = Board.of(store), range(len(self.hosts))
         self._heard_s = dict.fromkeys(ranks, time.monotonic())
         with Reporter("profiling", quiet=self.quiet) as reporter:
-            while not within(PATIENCE_S, lambda: store.check(keys), False):
+            while not asked.answer(lambda own: own.check(keys), False):
                 require_nobody_failed(self.board, len(self.hosts))
                 now_s = time.monotonic()
-                beats: Mapping[int, Beat] = within(PATIENCE_S, lambda: read_board(self.board, len(self.hosts)), {})
+                beats: Mapping[int, Beat] = self.board.answer(lambda own: read_board(own, len(ranks)), {})
                 for rank, beat in beats.items():
                     if self._numbers.get(rank) != beat.number:
                         self._numbers[rank], self._heard_s[rank] = beat.number, now_s

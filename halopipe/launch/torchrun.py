@@ -15,7 +15,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -33,7 +32,7 @@ from planner.ir.errors import HalopipeError, TransportError, UsageError
 from planner.ir.plan import Plan
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
-from runtime.monitor.activity import PATIENCE_S, Activity, within
+from runtime.monitor.activity import Activity, Board, BoardSilentError
 from runtime.monitor.failure import blame, cause, read_error, write_error
 from runtime.monitor.watch import SETUP_S, host_store_at, join_store, meet
 
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     from cuda_ops._torch import Store
 
 _POLL_S = 0.05
-_FAREWELL_S = 1.0
-"""How long a rank that failed listens for errors of others, which may explain its own."""
+_FAREWELL_S = 0.5
+"""How long a rank that failed listens for errors of others, which may explain its own; less where all have spoken."""
 
 _FAILED, _IDLE, _UNNAMED = "failed", "idle", "none"
 _WATCH_S = 1.0
@@ -129,7 +128,7 @@ def _noted(journals: Journals | None) -> Iterator[None]:
         raise
 
 
-def _stand_by(store: Store, board: Store, num_ranks: int, working: Iterable[int]) -> None:
+def _stand_by(store: Store, board: Board, num_ranks: int, working: Iterable[int]) -> None:
     """Wait for ranks that have something to do; this process must not end before, or torchrun counts its host as done.
 
     Raises:
@@ -147,8 +146,8 @@ def end_with_torchrun() -> None:
         die_with_parent(os.getppid())
 
 
-def job_stores(rank: int, num_ranks: int) -> tuple[Store, Store]:
-    """Two clients of the store of this attempt of the job, once all ranks are there: one to wait with, one to talk.
+def job_stores(rank: int, num_ranks: int) -> tuple[Store, Board]:
+    """The store of this attempt of the job, once all ranks are there, to wait with; and another client of it, to talk.
 
     Raises:
         TransportError: there is no store, or it cannot be reached.
@@ -168,7 +167,7 @@ def job_stores(rank: int, num_ranks: int) -> tuple[Store, Store]:
     store = host_store_at(address, int(port)) if hosted else join_store(address, int(port), SETUP_S)
     board = join_store(address, int(port))
     attempt = meet(store, rank, num_ranks)
-    return PrefixStore(attempt, store), PrefixStore(attempt, board)
+    return PrefixStore(attempt, store), Board(PrefixStore(attempt, board))
 
 
 def _is_torchruns_store() -> bool:
@@ -200,7 +199,7 @@ def _work(
     rank: int,
     local_rank: int,
     store: Store,
-    board: Store,
+    board: Board,
     progress: Progress | None,
     journal: Journal | None,
 ) -> RankResult:
@@ -216,7 +215,7 @@ def _work(
 
 
 @contextlib.contextmanager
-def told_to_all(board: Store, rank: int, num_ranks: int) -> Iterator[None]:
+def told_to_all(board: Board, rank: int, num_ranks: int) -> Iterator[None]:
     """What one rank raises inside, all raise: whatever came first.
 
     A rank that hangs then is ended.
@@ -228,12 +227,12 @@ def told_to_all(board: Store, rank: int, num_ranks: int) -> Iterator[None]:
         raise _explained(board, rank, num_ranks, error) from error
 
 
-def require_nobody_failed(board: Store, num_ranks: int) -> None:
+def require_nobody_failed(board: Board, num_ranks: int) -> None:
     """Raises what another rank said that it failed by."""
-    for other in range(num_ranks) if within(PATIENCE_S, partial(board.check, [_FAILED]), False) else ():
-        text = within(PATIENCE_S, partial(_read, board, f"error/{other}"), "")
-        if text:
-            raise read_error(text)
+    with contextlib.suppress(RuntimeError):
+        errors = _errors(board, num_ranks)
+        if errors:
+            raise cause(errors)
 
 
 def gathered(store: Store, rank: int, num_ranks: int, text: str) -> list[str]:
@@ -246,21 +245,20 @@ def gathered(store: Store, rank: int, num_ranks: int, text: str) -> list[str]:
     return [] if rank else [_result(store, other) for other in range(num_ranks)]
 
 
-def _explained(board: Store, rank: int, num_ranks: int, error: Exception) -> Exception:
+def _explained(board: Board, rank: int, num_ranks: int, error: Exception) -> Exception:
     """Tell the others what happened here, hear what happened there, and return what came first."""
     mine = write_error(error)
-
-    def tell() -> None:
+    failures = {rank: read_error(mine)}
+    with contextlib.suppress(RuntimeError):
         board.set(f"error/{rank}", mine)
         board.set(_FAILED, "")
-
-    within(PATIENCE_S, tell, None)
-    time.sleep(_FAREWELL_S)  # also because rank 0 may host the store
-    failures = {rank: read_error(mine)}
-    for other in range(num_ranks):
-        text = within(PATIENCE_S, partial(_read, board, f"error/{other}"), "") if other != rank else ""
-        if text:
-            failures[other] = read_error(text)
+        end_s = time.monotonic() + _FAREWELL_S
+        while True:
+            failures |= {other: told for other, told in _errors(board, num_ranks).items() if other != rank}
+            if len(failures) == num_ranks or time.monotonic() >= end_s:
+                break
+            time.sleep(_POLL_S)
+        time.sleep(0.0 if rank else 2 * _POLL_S)  # rank 0 may host the store: the others read what it told
     first = cause(failures)
     if not blame(first):  # who waited in vain does not know for whom
         first.ranks = tuple(other for other, failure in failures.items() if failure is first)
@@ -271,8 +269,24 @@ def _explained(board: Store, rank: int, num_ranks: int, error: Exception) -> Exc
     return error
 
 
+def _errors(board: Board, num_ranks: int) -> dict[int, HalopipeError]:
+    """What ranks said that they failed by.
+
+    Raises:
+        RuntimeError: the store is gone, or silent.
+    """
+
+    def read(store: Store) -> dict[int, str]:
+        if not store.check([_FAILED]):
+            return {}
+        texts = {rank: _read(store, f"error/{rank}") for rank in range(num_ranks)}
+        return {rank: text for rank, text in texts.items() if text}
+
+    return {rank: read_error(text) for rank, text in board.ask(read).items()}
+
+
 @contextlib.contextmanager
-def _ended_if_it_hangs(board: Store) -> Iterator[None]:
+def _ended_if_it_hangs(board: Board) -> Iterator[None]:
     """Ends this process where another rank has failed and this one neither fails nor succeeds.
 
     torchrun ends such a rank itself where both are on one host.
@@ -280,11 +294,15 @@ def _ended_if_it_hangs(board: Store) -> Iterator[None]:
     over = threading.Event()
 
     def watch() -> None:
-        try:
-            while not board.check([_FAILED]) and not over.wait(_WATCH_S):
-                pass
-        except RuntimeError as error:
-            _log.debug("the store of the job is gone: %s", error)
+        has_failed = False
+        while not has_failed and not over.wait(_WATCH_S):
+            try:
+                has_failed = board.check([_FAILED])
+            except BoardSilentError:
+                pass  # its link may be back in time; else this rank's own waits end
+            except RuntimeError as error:
+                _log.debug("the store of the job is gone: %s", error)
+                break
         if not over.wait(_HANGING_S):
             sys.stderr.write(f"another rank failed {_HANGING_S:g} s ago, and this one hangs: it is ended\n")
             sys.stderr.flush()

@@ -39,7 +39,7 @@ from profiler.measure.devices import capture_for
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine, device_of
 from runtime.memory import limit_memory, out_of_memory
-from runtime.monitor.activity import Activity
+from runtime.monitor.activity import Activity, Board
 from runtime.monitor.failure import also, read_error, write_error
 from runtime.monitor.slow import Watch
 from runtime.monitor.waits import Voice
@@ -132,7 +132,7 @@ def open_rank(
     terms: Terms,
     rank: int,
     store: Store,
-    board: Store,
+    board: Store | Board,
     *,
     device: str | torch.device = rank_device.AS_PLANNED,
     local_rank: int | None = None,

@@ -29,7 +29,7 @@ from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.memory import with_peak
-from runtime.monitor.activity import Activity
+from runtime.monitor.activity import Activity, Board
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import Difference
 from runtime.stage.alone import lone_stages
@@ -46,7 +46,7 @@ def work(
     job: Job,
     rank: int,
     store: Store,
-    board: Store,
+    board: Store | Board,
     open_transport: OpenTransport | None = None,
     after_step: AfterStep = lambda step, result, activity: None,
     *,

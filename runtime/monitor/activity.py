@@ -2,18 +2,20 @@
 
 Where a rank hangs, nobody can ask it.  Hence each one says all the time what it does, and whoever meets a failure
 (the peer that waits, or the launcher) reads the board.  The board may be gone, or behind a link that is cut: then a
-question to it never returns, hence nobody waits for an answer longer than ``PATIENCE_S``.
+question to it does not return, hence ranks ask through a :class:`Board`, which nobody waits for for long.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cuda_ops._torch import Store
 from planner.ir.timeline import LeftOut, Slow
@@ -29,6 +31,84 @@ SHOWN = 8
 """Updates left out that are told of, the newest."""
 
 T = TypeVar("T")
+
+
+class BoardSilentError(RuntimeError):
+    """The store of the job has not answered for ``PATIENCE_S``; it may again."""
+
+
+class Board:
+    """A client of the job's store that nobody waits for longer than ``patience_s``, for what ranks tell each other.
+
+    While a question is without an answer for so long, as behind a link that is cut, all others are refused at once;
+    when it is answered, since the link is back, all is as before.
+
+    Args:
+        store: a client of its own: one that waits for something would keep the questions back.
+    """
+
+    def __init__(self, store: Store, patience_s: float = PATIENCE_S) -> None:
+        self._store, self._patience_s = store, patience_s
+        self._open_s: dict[Future[Any], float] = {}  # when the questions were asked that have no answer yet
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, store: Store | Board) -> Board:
+        """``store`` itself, where it is one."""
+        return store if isinstance(store, Board) else cls(store)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether a question has waited too long."""
+        with self._lock:
+            return time.monotonic() - min(self._open_s.values(), default=math.inf) >= self._patience_s
+
+    def ask(self, question: Callable[[Store], T]) -> T:
+        """The answer, which a thread waits for.
+
+        Raises:
+            BoardSilentError: it did not come in time.
+            RuntimeError: the store is gone.
+        """
+        if not self.is_silent:
+            answer: Future[T] = Future()
+            with self._lock:
+                self._open_s[answer] = time.monotonic()
+            threading.Thread(target=self._asked, args=(answer, question), name="question", daemon=True).start()
+            try:
+                return answer.result(self._patience_s)
+            except TimeoutError:
+                pass
+        raise BoardSilentError("the store of the job does not answer")
+
+    def answer(self, question: Callable[[Store], T], otherwise: T) -> T:
+        """The answer; ``otherwise`` where the store is silent or gone."""
+        try:
+            return self.ask(question)
+        except RuntimeError as error:
+            _log.debug("no answer: %s", error)
+            return otherwise
+
+    def set(self, key: str, value: str) -> None:
+        """As of a store."""
+        self.ask(lambda store: store.set(key, value))
+
+    def get(self, key: str) -> bytes:
+        """As of a store; ``key`` must be there."""
+        return self.ask(lambda store: store.get(key))
+
+    def check(self, keys: list[str]) -> bool:
+        """As of a store."""
+        return self.ask(lambda store: store.check(keys))
+
+    def _asked(self, answer: Future[T], question: Callable[[Store], T]) -> None:
+        try:
+            answer.set_result(question(self._store))
+        except Exception as error:  # noqa: BLE001  # raised where it was asked
+            answer.set_exception(error)
+        with self._lock:
+            del self._open_s[answer]
+
 
 _log = logging.getLogger(__name__)
 
@@ -125,19 +205,18 @@ class Heartbeat:
     """Publishes ``activity`` on the board every ``interval_s`` until it is stopped.
 
     Args:
-        store: a client of its own: one that waits for something would keep the beats back.
         watch: called after every second beat.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: Store | Board,
         rank: int,
         activity: Activity,
         interval_s: float = INTERVAL_S,
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store, self._rank, self._activity, self._watch = store, rank, activity, watch
+        self._board, self._rank, self._activity, self._watch = Board.of(store), rank, activity, watch
         self.interval_s = interval_s
         self._number = 0
         self._stop = threading.Event()
@@ -153,7 +232,7 @@ class Heartbeat:
         """Publish a last time and end the thread."""
         self._stop.set()
         self._thread.join(PATIENCE_S)
-        within(PATIENCE_S, self.publish, None)
+        self.publish()
 
     def publish(self) -> None:
         """Say now what is done; a board that is gone (its host ended) is no error of this rank."""
@@ -165,7 +244,9 @@ class Heartbeat:
             said = {name: getattr(now, name) for name in names} | now.steps.told()
             beat = Beat(rank=self._rank, number=self._number, for_s=for_s, **said)
             try:
-                self._store.set(_key(self._rank), json.dumps(asdict(beat)))
+                self._board.set(_key(self._rank), json.dumps(asdict(beat)))
+            except BoardSilentError:
+                return
             except RuntimeError as error:
                 _log.debug("rank %d cannot publish: %s", self._rank, error)
                 self._stop.set()
@@ -176,12 +257,20 @@ class Heartbeat:
             if self._number % 2:
                 try:
                     self._watch()
+                except BoardSilentError as error:
+                    _log.debug("rank %d: %s", self._rank, error)
                 except Exception:  # a heart beats on  # noqa: BLE001
                     _log.warning("rank %d cannot look for slow ranks", self._rank, exc_info=True)
 
 
-def read_board(store: Store, num_ranks: int) -> Mapping[int, Beat]:
-    """What each rank said last; ranks that said nothing, or a board that is gone, are left out."""
+def read_board(store: Store | Board, num_ranks: int) -> Mapping[int, Beat]:
+    """What each rank said last; ranks that said nothing, or a board that is gone, are left out.
+
+    Raises:
+        BoardSilentError: of a Board.
+    """
+    if isinstance(store, Board):
+        return store.ask(lambda own: read_board(own, num_ranks))
     beats = {}
     try:
         for rank in range(num_ranks):
@@ -199,8 +288,12 @@ def _beat(text: bytes) -> Beat:
     return Beat(**record)
 
 
-def fresh_board(store: Store, num_ranks: int, patience_s: float) -> Mapping[int, Beat]:
-    """The board once every rank has spoken again, or after ``patience_s``: what a rank said before is out of date."""
+def fresh_board(store: Store | Board, num_ranks: int, patience_s: float) -> Mapping[int, Beat]:
+    """The board once every rank has spoken again, or after ``patience_s``: what a rank said before is out of date.
+
+    Raises:
+        BoardSilentError: of a Board.
+    """
     start_s = time.monotonic()
     before = read_board(store, num_ranks)
     while True:
@@ -210,22 +303,6 @@ def fresh_board(store: Store, num_ranks: int, patience_s: float) -> Mapping[int,
         if not silent or waited_s > patience_s:
             return {rank: beat.aged(waited_s if rank in silent else 0.0) for rank, beat in now.items()}
         time.sleep(0.02)
-
-
-def within(limit_s: float, question: Callable[[], T], otherwise: T) -> T:
-    """The answer of a store, or ``otherwise`` if it is gone or silent for ``limit_s``; the thread that asks is left."""
-    answers: list[T] = []
-
-    def ask() -> None:
-        try:
-            answers.append(question())
-        except RuntimeError as error:
-            _log.debug("no answer: %s", error)
-
-    thread = threading.Thread(target=ask, name="question", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return answers[0] if answers else otherwise
 
 
 def describe(beats: Mapping[int, Beat], but: int | None = None) -> str:

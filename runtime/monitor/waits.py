@@ -22,14 +22,14 @@ from planner.ir.plan import Decision
 from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
 from runtime.monitor.activity import (
     INTERVAL_S,
-    PATIENCE_S,
     Activity,
     Beat,
+    Board,
+    BoardSilentError,
     Heartbeat,
     describe,
     fresh_board,
     read_board,
-    within,
 )
 from runtime.monitor.slow import Watch
 
@@ -251,7 +251,7 @@ class Voice:
     """Speaks from entry to exit of the context.
 
     Args:
-        board: a client of its own of the job's store: one that waits for something would keep the beats back.
+        board: a client of its own of the job's store.
         deadline_s: of a step's waits; a rank speaks a few times within it.
         setup_s: of what comes before the first step.
         slow: finds slow ranks in what all of them say, on one of them; None: another one does.
@@ -262,18 +262,18 @@ class Voice:
 
     def __init__(
         self,
-        board: Store,
+        board: Store | Board,
         decision: Decision,
         rank: int,
         deadline_s: float,
         setup_s: float,
         slow: Watch | None = None,
     ) -> None:
-        self._board, self._rank, self._num_ranks = board, rank, decision.num_ranks
+        self._board, self._rank, self._num_ranks = Board.of(board), rank, decision.num_ranks
         self._waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
         self.activity = Activity(deadline_s=setup_s)
         watch = (lambda: None) if slow is None else partial(self._find, slow)
-        self._heartbeat = Heartbeat(board, rank, self.activity, min(INTERVAL_S, deadline_s / 4), watch)
+        self._heartbeat = Heartbeat(self._board, rank, self.activity, min(INTERVAL_S, deadline_s / 4), watch)
 
     def __enter__(self) -> Voice:
         self.activity.begin("starting")
@@ -287,7 +287,10 @@ class Voice:
 
     def others(self) -> str:
         """What the other ranks do, and below it whom this rank waits for; a second or so, also if nobody answers."""
-        return within(PATIENCE_S, self._look, "unknown, as the store of the job does not answer")
+        try:
+            return self._look()
+        except BoardSilentError as error:
+            return f"unknown, as {error}"
 
     def _find(self, slow: Watch) -> None:
         """Reads what all ranks say of their steps; what is found is told with the next beat."""

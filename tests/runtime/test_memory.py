@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
-from runtime.memory import storage_bytes, with_peak
+from runtime.memory import out_of_memory, storage_bytes, with_peak
 
 MIB = 2**20
 
@@ -33,3 +34,13 @@ def test_memory_that_was_there_before_is_not_seen() -> None:
         return torch.zeros(MIB // 2)
 
     assert 2 * MIB <= with_peak(run)[1] < 2 * MIB + 4096
+
+
+def test_memory_that_the_kernel_refuses_is_a_lack_of_memory_and_nothing_else_is() -> None:
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    for error in (refused.value, MemoryError(), torch.OutOfMemoryError("all is used")):
+        found = out_of_memory(error)
+        assert found is not None
+        assert found.details
+    assert out_of_memory(RuntimeError("shapes do not fit")) is None

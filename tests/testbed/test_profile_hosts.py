@@ -13,7 +13,7 @@ from benchmarks.devices.testbed import RATES, Testbed
 from planner.ir.cluster import ACROSS_HOSTS, MEASURED, WITHIN_HOST
 from planner.ir.codec import load
 from planner.ir.profile import Profile
-from tests.testbed.test_run import ROOT, Running, on_host, torchrun
+from tests.testbed.test_run import ROOT, Running, torchrun
 
 pytestmark = pytest.mark.testbed
 Build = Callable[..., Testbed]
@@ -56,7 +56,7 @@ def test_two_hosts_become_one_profile(build: Build, tmp_path: Path) -> None:
     assert {process.host for process in found.provenance.processes} == {"n0", "n1"}
     assert "wrote profile.json" in hosts[0].output
     assert "wrote" not in hosts[1].output
-    assert [on_host(testbed, host) for host in range(2)] == [[], []]
+    assert [testbed.processes(host) for host in range(2)] == [[], []]
     plan = (sys.executable, "-m", "halopipe", "plan", "profile.json", "-o", "plan.json", "--time-limit", "5")
     planned = subprocess.run(plan, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert planned.returncode == 0, planned.stderr
@@ -68,4 +68,4 @@ def test_a_host_that_cannot_measure_is_named(build: Build, tmp_path: Path) -> No
     hosts = begin(testbed, tmp_path, (1, 1), "no_such:net")
     assert 0 not in [host.ended() for host in hosts]
     assert all("no_such" in host.output for host in hosts)
-    assert [on_host(testbed, host) for host in range(2)] == [[], []]
+    assert [testbed.processes(host) for host in range(2)] == [[], []]

@@ -103,12 +103,6 @@ def torchrun(testbed: Testbed, job: Path, counts: tuple[int, ...], *words: str) 
     ]
 
 
-def on_host(testbed: Testbed, host: int) -> list[int]:
-    """Processes there."""
-    command = ["ip", "netns", "pids", testbed.hosts[host].name]
-    return [int(pid) for pid in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
-
-
 def wait_until(happens: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
     end_s = time.monotonic() + limit_s
     while not happens() and time.monotonic() < end_s:
@@ -127,7 +121,7 @@ def rank_on(testbed: Testbed, host: int) -> int:
     """The rank there: the child of its torchrun."""
     (rank,) = [
         pid
-        for pid in on_host(testbed, host)
+        for pid in testbed.processes(host)
         if b"torch.distributed.run" not in (command := Path(f"/proc/{pid}/cmdline").read_bytes())
         and b"script.py" in command
     ]
@@ -141,7 +135,7 @@ def test_a_plan_runs_on_several_hosts_and_nothing_stays_there(build: Build, job:
     assert [host.ended() for host in hosts] == [0, 0], [host.output for host in hosts]
     assert len(hosts[0].output.split("losses")[1].split()) == 3
     assert "losses elsewhere" in hosts[1].output
-    assert [on_host(testbed, host) for host in range(2)] == [[], []]
+    assert [testbed.processes(host) for host in range(2)] == [[], []]
     assert list((job / "tmp").glob("halopipe-*")) == []
 
 
@@ -162,13 +156,13 @@ def test_ranks_run_on_the_hosts_of_their_devices_whatever_their_numbers(build: B
 def test_ranks_end_with_the_torchrun_of_their_host(build: Build, job: Path) -> None:
     testbed = build()
     hosts = begin(testbed, job, *script(job, steps=100_000, deadline_s=5.0))
-    assert len(on_host(testbed, 1)) == 2  # torchrun and its rank
+    assert len(testbed.processes(1)) == 2  # torchrun and its rank
     os.kill(rank_on(testbed, 1), signal.SIGSTOP)  # it cannot see by itself that its connections are closed
     hosts[1].process.kill()
-    assert wait_until(lambda: on_host(testbed, 1) == [], 20.0)
+    assert wait_until(lambda: testbed.processes(1) == [], 20.0)
     assert hosts[0].ended() != 0
     hosts[0].said(r"error\[H50\d\]")
-    assert on_host(testbed, 0) == []
+    assert testbed.processes(0) == []
 
 
 @pytest.mark.exhaustive("hosts of the testbed, and what ends them")
@@ -177,7 +171,7 @@ def test_an_interrupt_ends_the_ranks_on_all_hosts(build: Build, job: Path) -> No
     hosts = begin(testbed, job, *script(job, steps=100_000, deadline_s=5.0))
     hosts[0].process.send_signal(signal.SIGINT)
     assert 0 not in [host.ended() for host in hosts]
-    assert [on_host(testbed, host) for host in range(2)] == [[], []]
+    assert [testbed.processes(host) for host in range(2)] == [[], []]
 
 
 @pytest.mark.exhaustive("hosts of the testbed, and what ends them")
@@ -188,7 +182,7 @@ def test_a_rank_that_is_killed_ends_all_and_is_named(build: Build, job: Path) ->
     assert 0 not in [host.ended() for host in hosts]
     hosts[0].said(r"error\[H50\d\] .*rank 1")
     hosts[1].said("about to be killed")
-    assert [on_host(testbed, host) for host in range(2)] == [[], []]
+    assert [testbed.processes(host) for host in range(2)] == [[], []]
 
 
 @pytest.mark.exhaustive("hosts of the testbed, and what ends them")
@@ -211,7 +205,7 @@ def test_a_cut_cable_is_a_deadline_that_names_who_is_gone(build: Build, job: Pat
     assert hosts[0].ended() != 0, hosts[0].output
     hosts[0].said(r"error\[H503\] rank 0 \(n0/cpu0.* step \d+")
     hosts[0].said(r"for rank 1 \(.*which has said nothing for .* it is stopped, or its host or link is gone")
-    assert on_host(testbed, 0) == []
+    assert testbed.processes(0) == []
 
 
 def test_tasks_of_slurm_are_told_to_start_torchrun(job: Path) -> None:

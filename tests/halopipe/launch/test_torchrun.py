@@ -20,6 +20,7 @@ from halopipe.launch.torchrun import job_stores
 from halopipe.run_spec.options import RunOptions
 from planner.ir.codec import dump
 from planner.ir.errors import StageFailedError, TransportError, UsageError
+from runtime.monitor.activity import Board
 from runtime.monitor.failure import read_error, write_error
 from runtime.transport import hosts, open_mpi
 from tests.forks import forked, places_in_mpi
@@ -97,7 +98,7 @@ def test_rank_0_hosts_the_store_where_the_job_says_and_nowhere_else(monkeypatch:
     monkeypatch.setattr(
         os, "environ", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PATH": os.environ["PATH"]}
     )
-    found: dict[int, tuple[dist.Store, dist.Store]] = {}
+    found: dict[int, tuple[dist.Store, Board]] = {}
 
     def one(rank: int) -> None:
         found[rank] = job_stores(rank, 2)
@@ -138,7 +139,7 @@ def test_a_job_that_does_not_say_where_to_meet_is_refused(
 
 def test_the_error_of_the_rank_that_failed_first_is_raised_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrun, "_FAREWELL_S", 0.0)
-    store = dist.HashStore()
+    store = Board(dist.HashStore())
     first, late = StageFailedError("the bomb"), TransportError("rank 0 lost rank 1")
     assert torchrun._explained(store, 1, 2, first) is first
     told = torchrun._explained(store, 0, 2, late)
@@ -159,8 +160,9 @@ HANGING = """
 import sys, time, torch.distributed as dist
 from halopipe.launch import torchrun
 from halopipe.launch.run import run_plan
+from runtime.monitor.activity import Board
 torchrun._WATCH_S = torchrun._HANGING_S = 0.2
-store = dist.HashStore()
+store = Board(dist.HashStore())
 with torchrun._ended_if_it_hangs(store):
     if "fail" in sys.argv:
         store.set("failed", "")

@@ -3,9 +3,19 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
 import torch.distributed as dist
 
-from runtime.monitor.activity import Activity, Beat, Heartbeat, describe, fresh_board, read_board, within
+from runtime.monitor.activity import (
+    Activity,
+    Beat,
+    Board,
+    BoardSilentError,
+    Heartbeat,
+    describe,
+    fresh_board,
+    read_board,
+)
 
 
 def beat(rank: int, what: str, step: int = 4) -> Beat:
@@ -50,12 +60,30 @@ def test_silence_is_told_and_counts_to_what_lasts() -> None:
     assert not beat(1, "1F0").aged(0.5).is_silent
 
 
-def test_a_question_is_not_waited_for_for_ever() -> None:
-    never = threading.Event()
-    assert within(0.05, never.wait, None) is None
-    assert within(10.0, lambda: 3, 0) == 3
-    assert within(10.0, lambda: Gone().get("a"), 0) == 0
-    never.set()
+def test_a_board_behind_a_link_that_is_cut_is_waited_for_once_and_is_there_again_when_the_link_is() -> None:
+    link, store = threading.Event(), dist.HashStore()
+    store.set("a", "b")
+    board = Board(store, patience_s=0.05)
+    heartbeat = Heartbeat(board, 0, Activity(), interval_s=0.01)
+    heartbeat.start()
+    with pytest.raises(BoardSilentError, match="does not answer"):
+        board.ask(lambda own: link.wait())
+    began_s = time.monotonic()
+    assert (board.is_silent, board.answer(lambda own: own.get("a"), b"")) == (True, b"")
+    assert time.monotonic() - began_s < 0.04, "nobody waits again"
+    link.set()
+    while board.is_silent:
+        time.sleep(0.001)
+    assert board.get("a") == b"b"
+    before = read_board(board, 1)[0].number
+    assert fresh_board(board, 1, patience_s=10.0)[0].number > before, "the heart beats on"
+    heartbeat.stop()
+
+
+def test_of_a_store_that_is_gone_nothing_is_learnt_at_once() -> None:
+    with pytest.raises(RuntimeError, match="connection reset"):
+        Board(Gone()).get("a")
+    assert Board(Gone()).answer(lambda own: own.get("a"), 0) == 0
 
 
 class Gone:

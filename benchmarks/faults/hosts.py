@@ -1,0 +1,447 @@
+"""Jobs on several hosts that lose one of them, the store, or a link.
+
+The hosts are network namespaces of a testbed (:mod:`benchmarks.devices.testbed`), each with a name of its own; a rank
+is a process that runs ``halopipe run`` as a batch system starts it, with ``RANK`` and ``MASTER_ADDR`` in its
+environment.  The folder of checkpoints is one that all hosts share.  At a random moment of training a host loses its
+power (its cable is cut, then all of its processes are killed), or its cable is cut, for good or for some seconds.
+
+Some jobs are started by torchrun, an agent a host, and a random rank of theirs is killed: the agents start all ranks
+again, and the job goes on, bit for bit.
+
+Where the link is back in time, the job goes on as if nothing had been.  Else all ranks that are left, on either side of
+a cut, end with exit code 5, each within the deadline and two seconds, and one of them names a rank beyond the link.
+Then the same command is started again: on all hosts, which are there again, or with ``--replan`` on those that are
+left.  The curve is that of an undisturbed job on these hosts: bit for bit, or to 1e-6 under another plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.cases import HYBRID, Network
+from benchmarks.accuracy.plans import case
+from benchmarks.devices.testbed import INTERFACE, RATES, Testbed
+from benchmarks.faults import victim
+from benchmarks.faults.outcomes import EVERY, Outcome, own_folder
+from benchmarks.memory import memory_profile
+from cuda_ops import die_with_parent
+from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, Link
+from planner.ir.codec import dump
+from planner.ir.plan import Plan
+from planner.ir.problem import Problem
+from planner.ir.profile import ModelSource, Optimizer, Profile
+from profiler import load_model
+from profiler.capture.graph import capture
+
+STEPS, PAUSE_S, DEADLINE_S = 30, 0.1, 3.0
+"""Of a job; before each step; of its waits."""
+
+BACK_S, LONG_DEADLINE_S = 5.0, 20.0
+"""A link that comes back: after so long, and the deadline of that job."""
+
+PLANS: Mapping[str, tuple[int, ...]] = {"1f1b/2": (0, 1, 2), HYBRID: (0, 0, 1, 1), "naive/4": (0, 1)}
+"""The host of each rank, by plan: a pipeline over three hosts, one of replicas within hosts, two stages by turns."""
+
+LOST_HOST, LOST_STORE, CUT, BACK = "loss of a host", "loss of the store", "cut link", "link back after 5 s"
+TORCHRUN = "SIGKILL under torchrun"
+KINDS = (LOST_HOST, LOST_STORE, CUT, BACK, TORCHRUN)
+SAME, REPLANNED = "same hosts again", "re-planned for what is left"
+
+_PORT, _LIMIT_S, _FAILED = 29500, 60.0, 5
+_CLONE_NEWUTS = 0x04000000  # <sched.h>
+
+
+@dataclass(frozen=True, slots=True)
+class HostTrial:
+    """One job that loses a host or link.
+
+    Attributes:
+        moment: how it goes on, :data:`SAME` or :data:`REPLANNED`; it comes at a random time of training.
+        host: whose cable is cut.
+        at: when, as the share of the time of training.
+    """
+
+    plan: str
+    deed: str
+    moment: str
+    host: int
+    at: float
+
+    def __str__(self) -> str:
+        return f"{self.deed}, host {self.host}, {self.moment}, {self.plan} on {len(set(PLANS[self.plan]))} hosts"
+
+
+def drawn(count: int, seed: int) -> Iterator[HostTrial]:
+    """Trials: every kind of loss equally often."""
+    numbers = random.Random(f"hosts {seed}")
+    for number in range(count):
+        deed, plan = KINDS[number % len(KINDS)], numbers.choice(list(PLANS))
+        last = max(PLANS[plan])
+        host = {LOST_HOST: numbers.randint(1, last), LOST_STORE: 0}.get(deed, numbers.randint(0, last))
+        is_lost = deed in (LOST_HOST, LOST_STORE)
+        yield HostTrial(plan, deed, numbers.choice((SAME, REPLANNED)) if is_lost else SAME, host, numbers.random())
+
+
+def profile_of(host_of: Sequence[int], source: ModelSource, bytes_per_s: float = 1e8) -> Profile:
+    """A profile of a network of :mod:`benchmarks.faults.victim`, whose seconds are nobody's, for devices on hosts.
+
+    Args:
+        bytes_per_s: of the links between hosts.
+    """
+    network, model = Network(source, victim.SAMPLES, (1, 2, 4, victim.SAMPLES)), load_model(source)
+    devices = tuple(
+        DeviceSpec(f"n{host}/cpu{list(host_of[:rank]).count(host)}", "cpu", f"n{host}", 1 << 40)
+        for rank, host in enumerate(host_of)
+    )
+    cluster = Cluster(devices, {WITHIN_HOST: Link(1e-5, 1e10), ACROSS_HOSTS: Link(1e-4, bytes_per_s)})
+    found = memory_profile(network, capture(model), model)
+    return replace(found, optimizer=Optimizer("Adam", {"lr": 1e-2}, 2.0), cluster=cluster)
+
+
+@dataclass(slots=True)
+class Job:
+    """One start of a job: a process a rank.
+
+    Attributes:
+        pids: by rank.
+        ended: exit code of each rank that has ended, and when.
+    """
+
+    folder: Path
+    pids: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    @classmethod
+    def start(
+        cls,
+        folder: Path,
+        host_of: Mapping[int, int],
+        words: Sequence[str],
+        testbed: Testbed | None = None,
+        port: int = _PORT,
+    ) -> Job:
+        """Runs ``halopipe`` with these words as each rank; to be called by the main thread, with which they end.
+
+        Args:
+            host_of: those that start, by rank of the plan; they are numbered anew.
+            testbed: None: all are on this host.
+        """
+        job, hosts = cls(folder), sorted(set(host_of.values()))
+        for number, (rank, host) in enumerate(sorted(host_of.items())):
+            here = [other for other in sorted(host_of) if host_of[other] == host]
+            address = "127.0.0.1" if testbed is None else testbed.hosts[hosts[0]].address
+            variables = {
+                "RANK": number,
+                "WORLD_SIZE": len(host_of),
+                "LOCAL_RANK": here.index(rank),
+                "LOCAL_WORLD_SIZE": len(here),
+                "GROUP_RANK": hosts.index(host),
+                "GROUP_WORLD_SIZE": len(hosts),
+                "MASTER_ADDR": address,
+                "MASTER_PORT": port,
+                "SLURM_JOB_ID": os.getpid(),  # by which a job that starts again on another host knows its own lock
+                "TMPDIR": folder,
+            }
+            text = {name: str(value) for name, value in variables.items()}
+            job.pids[rank] = _forked(folder / f"output-{rank}.txt", text, partial(_halopipe, words), testbed, host)
+        return job
+
+    @classmethod
+    def start_agents(cls, folder: Path, host_of: Mapping[int, int], words: Sequence[str], testbed: Testbed) -> Job:
+        """The same by torchrun: a process a host, its agent, which starts the ranks, and starts them again."""
+        job, ranks = cls(folder), Counter(host_of.values())
+        for host in ranks:
+            meeting = ("--master-addr", testbed.hosts[0].address, "--master-port", str(_PORT))
+            name = ("--node-rank", str(host))
+            count = ("--nnodes", str(len(ranks)), "--nproc-per-node", str(ranks[host]), "--max-restarts", "2")
+            options = (*count, *meeting, *name, "--monitor-interval", "0.1", "-m", "halopipe", *words)
+            call, text = partial(_torchrun, options), {"TMPDIR": str(folder)}
+            job.pids[host] = _forked(folder / f"output-{host}.txt", text, call, testbed, host)
+        return job
+
+    def look(self) -> bool:
+        """Whether all have ended; notes those that did."""
+        for rank in self.pids.keys() - self.ended.keys():
+            pid, status = os.waitpid(self.pids[rank], os.WNOHANG)
+            if pid:
+                self.ended[rank] = os.waitstatus_to_exitcode(status), time.monotonic()
+        return len(self.ended) == len(self.pids)
+
+    def wait(self, limit_s: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Until all have ended or ``until`` says so; False: neither was within ``limit_s``."""
+        end_s = time.monotonic() + limit_s
+        while not (self.look() or until()):
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def kill(self, ranks: Sequence[int] | None = None) -> None:
+        """Those that still run, of ``ranks`` or all."""
+        for rank in self.pids.keys() - self.ended.keys():
+            if ranks is None or rank in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pids[rank], signal.SIGKILL)
+                self.ended[rank] = os.waitstatus_to_exitcode(os.waitpid(self.pids[rank], 0)[1]), time.monotonic()
+
+    def codes(self) -> dict[int, int]:
+        """Of those that have ended."""
+        return {rank: code for rank, (code, _) in sorted(self.ended.items())}
+
+    def output(self, rank: int) -> str:
+        """What it has said so far, on standard error."""
+        return (self.folder / f"output-{rank}.txt").read_text(errors="replace")
+
+    def result(self) -> dict[str, Any]:
+        """What rank 0 printed, of a job with ``--json`` that has ended."""
+        found: dict[str, Any] = json.loads((self.folder / "output-0.out").read_text())
+        return found
+
+
+def _forked(output: Path, variables: Mapping[str, str], call: partial[int], testbed: Testbed | None, host: int) -> int:
+    """A process on a host that ends with what ``call`` returns; it ends with this one."""
+    parent, pid = os.getpid(), os.fork()
+    if pid:
+        return pid
+    code = 99
+    try:
+        die_with_parent(parent)
+        sys.stdout, sys.stderr = output.with_suffix(".out").open("w"), output.open("w", buffering=1)
+        os.dup2(sys.stdout.fileno(), 1)
+        os.dup2(sys.stderr.fileno(), 2)
+        if testbed is not None:
+            testbed.enter(host)
+            # torchrun's agent looks its own name up, which no server here knows.
+            if call.func is not _torchrun and ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUTS) == 0:
+                socket.sethostname(testbed.hosts[host].name)
+        os.environ.update(variables)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo" if testbed is None else INTERFACE
+        os.chdir(output.parent)
+        code = call()
+        sys.stdout.flush()
+    except BaseException:  # noqa: BLE001  # told in its output
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _halopipe(words: Sequence[str]) -> int:
+    from halopipe.cli.app import main
+
+    sys.argv = ["halopipe", *words]
+    return main()
+
+
+def _torchrun(options: Sequence[str]) -> int:
+    from torch.distributed.run import main
+
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+    try:
+        main([*options])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def run_words(steps: int = STEPS, deadline_s: float = DEADLINE_S, *more: str) -> tuple[str, ...]:
+    """``run`` of ``plan.json`` in the folder of a trial."""
+    named = {
+        "--steps": steps,
+        "--data": "benchmarks.faults.victim:data",
+        "--optimizer": "benchmarks.faults.victim:optimiser",
+        "--eval-data": "benchmarks.faults.victim:held_out",
+        "--eval-every": EVERY,
+        "--checkpoint": "saved",
+        "--checkpoint-every": EVERY,
+        "--resume": "auto",
+        "--metrics": "metrics.jsonl",
+        "--deadline": deadline_s,
+        "--profile": "profile.json",
+    }
+    options = [str(part) for pair in named.items() for part in pair]
+    return "run", "plan.json", *options, "--no-check-first-step", "--no-learn", "--json", *more
+
+
+Curve = Mapping[tuple[int, str], float]
+"""By step and kind, losses."""
+
+
+def curve(folder: Path) -> Curve:
+    """What the metrics of a job say, whichever start of it computed them."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {(line["step"], kind): line[kind] for line in lines for kind in ("loss", "eval_loss") if kind in line}
+
+
+class Hosts:
+    """Runs trials; plans, and what undisturbed jobs do, are made when they are first asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[Plan, Profile]] = {}
+        self._expected: dict[str, tuple[Curve, float]] = {}
+        self._beds: dict[int, Testbed] = {}
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for testbed in self._beds.values():
+            testbed.close()
+
+    def tried(self, trial: HostTrial) -> Outcome:
+        """The job under the fault, what became of it, and of its second start."""
+        testbed, host_of = self._testbed(trial.plan), dict(enumerate(PLANS[trial.plan]))
+        expected, training_s = self._undisturbed(trial.plan)
+        goes_on = trial.deed == BACK
+        if trial.deed == TORCHRUN:
+            return Outcome(trial, self._under_torchrun(trial, host_of, testbed, expected, training_s))
+        with own_folder() as folder:
+            self._write(trial.plan, folder)
+            words = run_words(STEPS, LONG_DEADLINE_S if goes_on else DEADLINE_S)
+            job = Job.start(folder, host_of, words, testbed)
+            try:
+                begun = job.wait(_LIMIT_S, lambda: victim.has_begun(folder))
+                if not begun or job.ended:
+                    return Outcome(trial, f"it did not begin to train: {job.codes()} {last_words(job, 0)}")
+                time.sleep(trial.at * training_s)
+                lost = [rank for rank, host in host_of.items() if host == trial.host]
+                cut_s = time.monotonic()
+                testbed.cut(trial.host)
+                if goes_on:
+                    time.sleep(BACK_S)
+                    testbed.mend(trial.host)
+                    job.wait(_LIMIT_S)
+                    return Outcome(trial, _went_on(job, expected, bit_for_bit=True))
+                is_power = trial.deed != CUT
+                if is_power:
+                    job.kill(lost)
+                job.wait(DEADLINE_S + 15.0)
+                wrong, ended_s = _ended(job, lost, lost if is_power else [])
+            finally:
+                job.kill()
+                testbed.mend(trial.host)
+            beyond_s = ended_s - cut_s - DEADLINE_S
+            if not wrong:
+                wrong = self._again(trial, folder, host_of, testbed, expected)
+            return Outcome(trial, wrong, beyond_s=beyond_s)
+
+    def _under_torchrun(
+        self, trial: HostTrial, host_of: Mapping[int, int], testbed: Testbed, expected: Curve, training_s: float
+    ) -> str:
+        """Why a job that torchrun starts does not go on; empty: it does."""
+        with own_folder() as folder:
+            self._write(trial.plan, folder)
+            job = Job.start_agents(folder, host_of, run_words(), testbed)
+            try:
+                if not job.wait(_LIMIT_S, lambda: victim.has_begun(folder)) or job.ended:
+                    return f"it did not begin to train: {job.codes()} {last_words(job, 0)}"
+                time.sleep(trial.at * training_s)
+                ranks = [pid for pid in testbed.processes(trial.host) if _is_rank(pid)]
+                os.kill(random.Random(str(trial)).choice(ranks), signal.SIGKILL)
+                job.wait(2 * _LIMIT_S)
+            finally:
+                job.kill()
+            started = sum("going on from" in job.output(host) for host in job.pids)
+            return _went_on(job, expected, bit_for_bit=True) or ("" if started else "it went on from no checkpoint")
+
+    def _again(
+        self, trial: HostTrial, folder: Path, host_of: Mapping[int, int], testbed: Testbed, expected: Curve
+    ) -> str:
+        words = run_words()
+        if trial.moment == REPLANNED:
+            words = (*words, "--replan")
+            host_of = {rank: host for rank, host in host_of.items() if host != trial.host}
+        job = Job.start(folder, host_of, words, testbed)
+        job.wait(_LIMIT_S)
+        job.kill()
+        return _went_on(job, expected, bit_for_bit=trial.moment == SAME)
+
+    def _undisturbed(self, plan: str) -> tuple[Curve, float]:
+        if plan not in self._expected:
+            with own_folder() as folder:
+                self._write(plan, folder)
+                job = Job.start(folder, dict(enumerate(PLANS[plan])), run_words(), self._testbed(plan))
+                job.wait(_LIMIT_S, lambda: victim.has_begun(folder))
+                began_s = time.monotonic()
+                job.wait(_LIMIT_S)
+                job.kill()
+                if set(job.codes().values()) != {0}:
+                    raise RuntimeError(f"{plan} fails undisturbed: {job.codes()} {last_words(job, 0)}")
+                self._expected[plan] = curve(folder), 0.8 * (time.monotonic() - began_s)
+        return self._expected[plan]
+
+    def _write(self, name: str, folder: Path) -> None:
+        if name not in self._made:
+            profile = profile_of(PLANS[name], ModelSource("benchmarks.faults.victim:network"))
+            self._made[name] = case(Problem(profile, victim.SAMPLES), name, pads=False).plan, profile
+        plan, profile = self._made[name]
+        dump(plan, folder / "plan.json")
+        dump(profile, folder / "profile.json")
+        victim.slow_data(folder, PAUSE_S)
+
+    def _testbed(self, plan: str) -> Testbed:
+        count = len(set(PLANS[plan]))
+        if count not in self._beds:
+            self._beds[count] = Testbed.build(count, RATES["1gbit"], f"{os.getpid()}-faults{count}")
+        return self._beds[count]
+
+
+def _ended(job: Job, lost: Sequence[int], killed: Sequence[int]) -> tuple[str, float]:
+    """Why the ranks that were not killed did not end as they should, and when the last of them ended."""
+    left = [rank for rank in job.pids if rank not in killed]
+    running = [rank for rank in left if rank not in job.ended]
+    if running:
+        return f"ranks {running} still run; {last_words(job, running[0])}", time.monotonic()
+    codes = {rank: code for rank, code in job.codes().items() if rank in left}
+    ended_s = max(job.ended[rank][1] for rank in left)
+    if set(codes.values()) != {_FAILED}:
+        return f"exit codes {codes} for {_FAILED}: {last_words(job, left[0])}", ended_s
+    sides = [[rank for rank in left if rank not in lost], [rank for rank in left if rank in lost]]
+    for side in filter(None, sides):
+        beyond = [rank for rank in job.pids if rank not in side]
+        said = [line for rank in side for line in job.output(rank).splitlines()]
+        if not any(f"rank {rank}" in line for rank in beyond for line in said):
+            return f"ranks {side} name none of {beyond}: {last_words(job, side[0])}", ended_s
+    return "", ended_s
+
+
+def _went_on(job: Job, expected: Curve, *, bit_for_bit: bool) -> str:
+    """Why the job did not end well with that curve; empty: it did."""
+    bad = [rank for rank in job.pids if job.codes().get(rank) != 0]
+    if bad:
+        return f"exit codes {job.codes()}: {last_words(job, bad[0])}"
+    found = curve(job.folder)
+    if found.keys() != expected.keys():
+        return f"steps {sorted(found.keys() ^ expected.keys())} are in one curve alone"
+    apart = 0.0 if bit_for_bit else 1e-6
+    for key, value in expected.items():
+        other = found[key]
+        if other is None or abs(other - value) > apart * abs(value):
+            return f"step {key[0]}: {key[1]} {other}, undisturbed {value}"
+    return ""
+
+
+def _is_rank(pid: int) -> bool:
+    """Whether torchrun's agent made this process a rank."""
+    with contextlib.suppress(OSError):
+        return b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
+    return False
+
+
+def last_words(job: Job, rank: int) -> str:
+    """The end of what a rank said, as one line."""
+    return " / ".join(line.strip() for line in job.output(rank).splitlines()[-6:] if line.strip())
