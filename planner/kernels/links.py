@@ -31,9 +31,9 @@ from planner.kernels.tables import DATA, read_csv
 ALL_REDUCE, SEND = "all_reduce", "send"
 COLLECTIVES = (ALL_REDUCE, "reduce_scatter", "all_gather", "all_to_all", "broadcast", SEND)
 _TABLE_NAMES = {"send_recv": SEND}
-_EFFICIENCY, _DATASHEET_LOW, _DATASHEET_HIGH = 0.72, 0.75, 1.6
+EFFICIENCY, _DATASHEET_LOW, _DATASHEET_HIGH = 0.72, 0.75, 1.6
 """Of a card's rate that a message of 64 MiB reached between DGX H100 (1.87 ms at 50 GB/s)."""
-_ALPHA_ACROSS_S = 20e-6
+ALPHA_ACROSS_S = 20e-6
 """Least time of a message across hosts: 17 to 24 us in the tables."""
 _TABLE_LOW, _TABLE_HIGH = 0.92, 1.1
 _DERIVED_LOW, _DERIVED_HIGH = 0.75, 1.35
@@ -118,7 +118,7 @@ class Links:
         )
 
 
-def links(system: str | Cluster, network_bytes_per_s: float | None = None, alpha_s: float = _ALPHA_ACROSS_S) -> Links:
+def links(system: str | Cluster, network_bytes_per_s: float | None = None, alpha_s: float = ALPHA_ACROSS_S) -> Links:
     """The links of ``system``.
 
     Args:
@@ -138,7 +138,7 @@ def links(system: str | Cluster, network_bytes_per_s: float | None = None, alpha
     found = Links(system, tables[system])
     if network_bytes_per_s is None:
         return found
-    return replace(found, across=Wire(alpha_s, network_bytes_per_s * _EFFICIENCY))
+    return replace(found, across=Wire(alpha_s, network_bytes_per_s * EFFICIENCY))
 
 
 def systems() -> tuple[str, ...]:
@@ -169,7 +169,7 @@ def _of_cluster(cluster: Cluster) -> Links:
     within = cluster.links.get(cluster.host_tier)
     across = cluster.links.get(tiers[-1]) if tiers and tiers[-1] != cluster.host_tier else None
     wires = [
-        Wire(link.latency_s, link.bandwidth_bytes_per_s * _EFFICIENCY) if link is not None else None
+        Wire(link.latency_s, link.bandwidth_bytes_per_s * EFFICIENCY) if link is not None else None
         for link in (within, across)
     ]
     return Links("the cluster file", {}, *wires)
