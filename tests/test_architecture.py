@@ -69,6 +69,7 @@ FLOORS = {
     "planner.export": floor(f"{PLANNER} planner.costs planner.solvers planner.baselines", "pandas"),
     "planner": floor("planner"),
     "profiler": floor(WITH_TORCH, "cloudpickle pandas sympy torch"),
+    "profiler.modelled": floor(f"{WITH_TORCH} profiler planner.kernels", "torch"),
     "profiler.models": floor("cuda_ops", "torch"),
     # Links are measured by what a run exchanges by: a copy of it would measure something else before long.
     "profiler.links": floor(f"{WITH_TORCH} profiler runtime.transport", "torch"),

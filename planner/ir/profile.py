@@ -86,8 +86,8 @@ class Measurement:
             position is the same pass for all layers of a size.  Rounded to 4 significant digits.
         levels: how high memory rises; None if only ``workspace_bytes`` is known.
         alike: the layer whose seconds these are, which does the same work on the same shapes; empty: its own.
-        low, high: where no run said it (evidence ``kernels``, ``datasheet``): factors on the seconds between which eight
-            of ten are expected; 0: as the evidence has them.
+        low, high: where no run said it (evidence ``kernels``, ``datasheet``): factors on the seconds between which
+            eight of ten are expected; 0: as the evidence has them.
     """
 
     layer: str

@@ -9,9 +9,9 @@ held-back errors), ``models`` (kernels of a device), ``links``, ``clusters`` (sy
 
 from __future__ import annotations
 
-from planner.kernels.estimates import NOTHING, Estimate
 from planner.kernels.clusters import SYSTEMS, cluster_of
 from planner.kernels.curves import Device
+from planner.kernels.estimates import NOTHING, Estimate
 from planner.kernels.links import Links, Wire, links, systems
 from planner.kernels.models import Kernels, kernels, kernels_of
 

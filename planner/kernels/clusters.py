@@ -1,8 +1,8 @@
 """Clusters by name, with the links that tables measured: ``a100-dgx``, ``h100-dgx``; any number of hosts.
 
-Within a host messages and sums take what the tables say.  Across hosts each GPU has a network card: its rate is that of the
-data sheet, and what of it a message reaches is as between DGX H100 (:data:`planner.kernels.links.EFFICIENCY`).  A plan's
-simulator gives a host one card, shared by what its ranks send at once: too slow where all eight send.
+Within a host messages and sums take what the tables say.  Across hosts each GPU has a network card: of its data sheet's
+rate a message reaches as much as between DGX H100 (:data:`planner.kernels.links.EFFICIENCY`).  A plan's simulator gives
+a host one card, shared by what its ranks send at once: too slow where all eight send.
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.catalogue import device, link
-from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, KERNELS, NCCL, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
+from planner.ir.cluster import (
+    ACROSS_HOSTS,
+    ALL_REDUCE,
+    KERNELS,
+    NCCL,
+    WITHIN_HOST,
+    Cluster,
+    Collective,
+    DeviceSpec,
+    Link,
+)
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.validation import MOST_DEVICES
 from planner.kernels.links import ALPHA_ACROSS_S, EFFICIENCY, SEND, Points, links

@@ -1,7 +1,7 @@
 """Which layers keep samples apart, by their operators: where there are no values to run them on.
 
-A value has its samples along one dim, each in ``pieces`` pieces: [sample, time] flattened has them in one, [time, sample]
-flattened in as many as there are times.  Of every operator it is asked what it makes of that dim:
+A value has its samples along one dim, each in ``pieces`` pieces: [sample, time] flattened has them in one, [time,
+sample] flattened in as many as there are times.  Of every operator it is asked what it makes of that dim:
 
     by place           elementwise operators and norms over other dims: as in their inputs, which must agree
     dims moved         permutations, transposes: the dim goes along
@@ -145,7 +145,7 @@ class _Rules:
         return len(set(places)) == 1
 
     def _is_read_by_place(self, node: fx.Node) -> bool:
-        """Whether a table without samples is read at the places that each sample names, or samples at places in each."""
+        """Whether samples name places in a table without them, or are read at places that all share."""
         arguments = arguments_of(node)
         table = arguments["self"]
         indices = arguments.get("indices", [arguments.get("index")])
@@ -182,8 +182,7 @@ class _Rules:
 
 
 _ALONG_A_DIM = frozenset(
-    ["argsort", "cummax", "cumprod", "cumsum", "flip", "glu", "logcumsumexp", "logsumexp", "roll", "scatter", "sort"]
-    + ["repeat_interleave", "scatter_add", "topk", "normalize", "getitem", "pixel_shuffle", "channel_shuffle"]
+    {"argsort", "cummax", "cumprod", "cumsum", "flip", "glu", "logcumsumexp", "logsumexp", "roll", "sort", "topk"}
 )
 """Operators that act along the dims that an argument names."""
 

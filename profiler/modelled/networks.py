@@ -1,8 +1,8 @@
 """A network at its true size without its memory: parameters and example have shapes and dtypes, and no values.
 
-The factory runs under ``torch.device("meta")``; then every tensor becomes a fake one on the processor, so that operators
-are chosen as they are there (fused attention, for one).  What is captured cannot be compared with the module, which has
-no values either: operators are taken at their word (:mod:`profiler.modelled.dependence`).
+The factory runs under ``torch.device("meta")``; then every tensor becomes a fake one on the processor, so that
+operators are chosen as they are there (fused attention, for one).  What is captured cannot be compared with the module,
+which has no values either: operators are taken at their word (:mod:`profiler.modelled.dependence`).
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def _without_idle(captured: Captured, model: LoadedModel, mode: FakeTensorMode) 
     """Less the parameters that get no gradient, which the optimiser leaves alone."""
     graph = captured.graph
     with mode, model.precision():
-        run = SegmentedPass(captured, dict(zip(model.names, (*model.inputs, *model.targets), strict=True)), model.samples)
+        run = SegmentedPass(
+            captured, dict(zip(model.names, (*model.inputs, *model.targets), strict=True)), model.samples
+        )
         parts = segments(captured)
         for part in parts:
             run.forward(part)
@@ -122,7 +124,8 @@ def _without_idle(captured: Captured, model: LoadedModel, mode: FakeTensorMode) 
     if not idle:
         return captured
     layers = tuple(
-        replace(layer, parameters=tuple(name for name in layer.parameters if name not in idle)) for layer in graph.layers
+        replace(layer, parameters=tuple(name for name in layer.parameters if name not in idle))
+        for layer in graph.layers
     )
     kept = {name: spec for name, spec in graph.parameters.items() if name not in idle}
     return replace(captured, graph=replace(graph, layers=layers, parameters=kept))

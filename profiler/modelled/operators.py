@@ -25,25 +25,22 @@ from cuda_ops._torch import OpOverload, schema_of, tree_leaves
 from planner.kernels import NOTHING, Estimate, Kernels
 
 _FREE = frozenset(
-    ["_unsafe_view", "_reshape_alias", "lift_fresh", "lift", "empty", "empty_like", "empty_strided", "new_empty"]
-    + ["new_empty_strided", "_local_scalar_dense", "item", "is_same_size", "sym_size", "sym_numel"]
+    {"_local_scalar_dense", "_reshape_alias", "_unsafe_view", "empty", "empty_like", "empty_strided", "is_same_size"}
+    | {"lift", "lift_fresh", "new_empty", "new_empty_strided", "sym_numel", "sym_size"}
 )
 _KINDS = {
-    "norm": ("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit")
-    + ("cudnn_batch_norm", "_batch_norm_with_update", "_fused_rms_norm", "rms_norm", "batch_norm_stats"),
-    "softmax": ("_softmax", "_log_softmax", "_safe_softmax"),
-    "softmax_backward": ("_softmax_backward_data", "_log_softmax_backward_data"),
-    "activation": ("gelu", "silu", "mish", "softplus", "elu", "tanh", "sigmoid", "hardswish"),
-    "activation_backward": ("gelu_backward", "silu_backward", "mish_backward", "tanh_backward", "sigmoid_backward"),
-    "dropout": ("native_dropout",),
-    "dropout_backward": ("native_dropout_backward",),
+    "norm": "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit cudnn_batch_norm"
+    " _batch_norm_with_update _fused_rms_norm rms_norm",
+    "norm_backward": "native_layer_norm_backward native_group_norm_backward native_batch_norm_backward"
+    " batch_norm_backward cudnn_batch_norm_backward _fused_rms_norm_backward",
+    "softmax": "_softmax _log_softmax _safe_softmax",
+    "softmax_backward": "_softmax_backward_data _log_softmax_backward_data",
+    "activation": "gelu silu mish softplus elu tanh sigmoid hardswish",
+    "activation_backward": "gelu_backward silu_backward mish_backward tanh_backward sigmoid_backward",
+    "dropout": "native_dropout",
+    "dropout_backward": "native_dropout_backward",
 }
-_KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
-_NORMS_BACKWARD = ("native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward") + (
-    "batch_norm_backward",
-    "cudnn_batch_norm_backward",
-    "_fused_rms_norm_backward",
-)
+_KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split(" ")}
 _BACKWARD = "_backward"
 
 Arguments = Mapping[str, Any]
@@ -79,9 +76,6 @@ class Prices:
             return rule(kernels, arguments, made)
         if "attention" in name:
             return _attention(kernels, name, arguments)
-        if name in _NORMS_BACKWARD:
-            # The gradient, the input, and the gradient of the input; statistics and weights are small beside them.
-            return kernels.memory_bound(3 * max(each.nbytes for each in (*made, *read)), kind="norm_backward")
         num_bytes = sum({id(each): _touched(each) for each in (*made, *read)}.values())
         return kernels.memory_bound(num_bytes, kind=_KIND_OF.get(name.rstrip("_"), "elementwise"))
 
@@ -189,7 +183,9 @@ def _attention(kernels: Kernels, name: str, arguments: Arguments) -> Estimate:
     *outer, heads, queries, size = query.shape
     shape = prod(outer), heads, key.shape[-3], queries, key.shape[-2], size, bool(arguments.get("is_causal"))
     is_backward = name.endswith(_BACKWARD)
-    return (kernels.attention_backward if is_backward else kernels.attention)(*shape, fused=True)
+    price = kernels.attention_backward if is_backward else kernels.attention
+    found: Estimate = price(*shape, fused=True)
+    return found
 
 
 def _recurrent(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
@@ -221,4 +217,3 @@ _RULES: Mapping[str, _Rule] = {
     "mkldnn_rnn_layer": _recurrent,
     "mkldnn_rnn_layer_backward": _recurrent_backward,
 }
-

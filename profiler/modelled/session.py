@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,12 +52,14 @@ def profile_on(
     own = tuple(fit for path in tables for fit in fit_rows(read_table(path)))
     network = fake_network(source)
     captured, model = network.captured, network.model
-    wanted = given_sizes(Job(source, optimizer, sizes, quick=True, read=_unread), captured.graph.samples, captured.polymorphic)
-    wanted = wanted or _halves(model.samples)
+    wanted = _halves(model.samples)
+    if sizes or not captured.polymorphic:
+        job = Job(source, optimizer, sizes, quick=True)
+        wanted = given_sizes(job, captured.graph.samples, captured.polymorphic)
     kinds = {spec.kind: spec for spec in cluster.devices}
     kernels = {kind: functools.cache(functools.partial(_kernels, spec, own)) for kind, spec in kinds.items()}
     measured: dict[str, list[Measurement]] = {kind: [] for kind in kinds}
-    shares: Counter[str] = Counter()
+    shares: dict[str, float] = {}
     with network.mode:
         still_optimizer(optimizer, model.module.parameters())
         for done, samples in enumerate(wanted):
@@ -69,7 +70,8 @@ def profile_on(
                     measured[kind].append(found)
                     if samples == wanted[-1]:
                         for each in (passes.forward[index], passes.backward[index]):
-                            shares[f"{kind}: {each.evidence}"] += each.seconds
+                            name = f"{kind}: {each.evidence}"
+                            shares[name] = shares.get(name, 0.0) + each.seconds
     totals = {kind: sum(value for name, value in shares.items() if name.startswith(f"{kind}: ")) for kind in kinds}
     return Profile(
         model=source,
@@ -81,14 +83,12 @@ def profile_on(
         provenance=Provenance(
             versions(),
             kernels={
-                name: round(value / totals[name.partition(": ")[0]], 4) for name, value in shares.most_common() if value
+                name: round(value / totals[name.partition(": ")[0]], 4)
+                for name, value in sorted(shares.items(), key=lambda item: -item[1])
+                if value
             },
         ),
     )
-
-
-def _unread(*_: object) -> None:
-    """No size is left to be read between others."""
 
 
 def _halves(samples: int) -> tuple[int, ...]:
@@ -122,9 +122,7 @@ class _Passes:
         return self.forward[index], self.backward[index], self.backward_input[index], self.backward_weight[index]
 
 
-def _passes(
-    network: Network, samples: int, prices: tuple[Prices, ...]
-) -> Iterable[tuple[Segment, Footprint, _Passes]]:
+def _passes(network: Network, samples: int, prices: tuple[Prices, ...]) -> Iterable[tuple[Segment, Footprint, _Passes]]:
     """Each layer at ``samples`` samples."""
     captured = network.captured
     tensors = example_of(captured.graph.inputs, network.model, samples)

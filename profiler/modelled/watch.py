@@ -25,7 +25,7 @@ Times = tuple[Estimate, ...]
 """By kind of device."""
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
     """Adds up time and memory of what runs within it.
 
     Args:
@@ -33,7 +33,7 @@ class Watch(TorchDispatchMode):
     """
 
     def __init__(self, prices: tuple[Price, ...]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.meter = FakeMeter()
         self._prices = prices
         self._times: Times = (NOTHING,) * len(prices)
