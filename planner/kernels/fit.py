@@ -38,6 +38,9 @@ class Fit:
     Attributes:
         held_back: its error on networks that were held back.
         uses_neighbours: whether measured shapes correct the curve.
+        curve_error: the median error of the curve alone.
+        checked: [rows, 2], of the shapes that were held back: seconds measured, log(predicted / measured); none where
+            the fit was read from a file.
     """
 
     device: str
@@ -48,6 +51,7 @@ class Fit:
     uses_neighbours: bool
     curve_error: float
     neighbours: Neighbours = field(compare=False, repr=False)
+    checked: np.ndarray = field(default_factory=lambda: np.empty((0, 2)), compare=False, repr=False)
 
     def seconds(self, extents: Sequence[int], device: Device, width: int) -> tuple[float, float]:
         """Seconds at a shape, and how far the nearest measured shape is (a sum of logarithms)."""
@@ -103,6 +107,7 @@ def _fit(device: Device, dtype: str, kind: str, rows: Sequence[Row], folds: int)
         names = sorted(set(groups))
     parts = [set(names[start::folds]) for start in range(min(folds, len(names)))]
     plain: list[float] = []
+    measured: list[float] = []
     helped: list[float] = []
     for part in parts:
         out = np.array([group in part for group in groups])
@@ -110,12 +115,14 @@ def _fit(device: Device, dtype: str, kind: str, rows: Sequence[Row], folds: int)
         errors = np.log(curve.seconds(extents, device, width) / seconds)
         near = Neighbours(logs(extents[~out]), errors[~out])
         plain += errors[out].tolist()
+        measured += seconds[out].tolist()
         helped += [error - near.at(place)[0] for error, place in zip(errors[out], logs(extents[out]), strict=True)]
     of_curve, of_both = HeldBack.of(plain), HeldBack.of(helped)
     curve = fitted(curve_kind, extents, seconds, device, width)
     near = Neighbours(logs(extents), np.log(curve.seconds(extents, device, width) / seconds))
     uses = of_both.median <= of_curve.median
-    return Fit(device.name, dtype, kind, curve, of_both if uses else of_curve, uses, of_curve.median, near)
+    checked = np.array([measured, helped if uses else plain]).T
+    return Fit(device.name, dtype, kind, curve, of_both if uses else of_curve, uses, of_curve.median, near, checked)
 
 
 def as_json(fits: Iterable[Fit]) -> list[dict[str, Any]]:
@@ -196,15 +203,16 @@ def stored_fits() -> tuple[Fit, ...]:
 
 def write_stored(path: Path = STORED) -> None:
     """Fits the tables that ship, of devices that the catalogue knows, and writes what :func:`stored_fits` reads."""
-    known = names_of(devices().values())
-    rows = [row for row in shipped() if row.device.lower() in known and _has_figures(row)]
+    rows = known_rows(shipped())
     fits = fit_rows(rows)
     nodes = as_json([*fits, *general(fits, rows)])
     path.write_text("[\n" + ",\n".join(json.dumps(node) for node in nodes) + "\n]\n", "utf-8")
 
 
-def _has_figures(row: Row) -> bool:
-    return row.dtype in devices()[row.device].peak_flop_per_s
+def known_rows(rows: Iterable[Row]) -> list[Row]:
+    """Those of devices of which the catalogue has a peak in their dtype; others there is nothing to compare with."""
+    peaks = {name: devices()[entry].peak_flop_per_s for name, entry in names_of(devices().values()).items()}
+    return [row for row in rows if row.dtype in peaks.get(row.device.lower(), {})]
 
 
 if __name__ == "__main__":

@@ -193,7 +193,8 @@ def _recurrent(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Es
     source, weight, state = arguments["input"], arguments["weight0"], arguments["weight1"]
     steps, samples = source.shape[0], source.shape[1]
     of_inputs = kernels.gemm(steps * samples, weight.shape[0], weight.shape[1])
-    return of_inputs + steps * kernels.gemm(samples, state.shape[0], state.shape[1])
+    of_steps = kernels.gemm(samples, state.shape[0], state.shape[1])
+    return of_inputs + of_steps * float(steps)
 
 
 def _recurrent_backward(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
