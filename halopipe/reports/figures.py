@@ -227,7 +227,7 @@ def fits(found: Sequence[Fit]) -> Figure:
             label = f"{fit.kind}, {fit.held_back.text}"
             measured_s, logs = fit.checked.T
             ratios = [exp(log) for log in logs]
-            axes.scatter(measured_s, ratios, 6, colour, marker, alpha=0.5, linewidths=0, label=label)
+            axes.scatter(measured_s, ratios, 6, colour, marker=marker, alpha=0.5, linewidths=0, label=label)
         axes.axhline(1.0, color=GREY, linewidth=0.8)
         axes.set(xscale="log", yscale="log", ylabel="predicted / measured", title=", ".join(device))
         axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))

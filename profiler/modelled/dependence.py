@@ -25,9 +25,9 @@ from torch import Tensor, fx
 from cuda_ops._torch import OpOverload
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
-from profiler.capture.kinds import OPAQUE, arguments_of, kind_of
+from profiler.capture.kinds import ELEMENTWISE, OPAQUE, arguments_of, kind_of
 from profiler.capture.layers import Group
-from profiler.capture.operators import PERMUTATIONS, RESHAPES, operation
+from profiler.capture.operators import MEANS_OVER_ELEMENTS, MEANS_OVER_PLACES, PERMUTATIONS, RESHAPES, operation
 from profiler.capture.sample_independence import Dependence, Numbers, is_comparable, sample_dims
 from profiler.capture.trace import Traced
 from profiler.source.model import LoadedModel
@@ -40,7 +40,7 @@ _DIMS = ("dim", "dims", "dim0", "dim1", "start_dim", "end_dim")
 def dependence_of_operators(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
     """Of each layer; as :func:`profiler.capture.sample_independence.dependence`, without values."""
     if not traced.is_polymorphic:
-        return (Dependence(MIXES_SAMPLES),) * len(found)
+        return (*(Dependence(MIXES_SAMPLES),) * (len(found) - 1), Dependence(MIXES_SAMPLES, needs_whole_batch=True))
     return _Rules(traced).of(found)
 
 
@@ -50,26 +50,28 @@ class _Rules:
 
     Attributes:
         pieces: by node, in how many pieces each sample lies; no entry: it has no samples, or they are mixed.
+        partial: numbers of a part of a batch, which another part has another one of: its mean, say.
     """
 
     traced: Traced
     pieces: dict[fx.Node, int] = field(default_factory=dict)
+    partial: set[fx.Node] = field(default_factory=set)
 
     def of(self, found: tuple[Group, ...]) -> tuple[Dependence, ...]:
         numbers = Numbers(self.traced, [SimpleNamespace(values={}, summed={}) for _ in range(3)])  # type: ignore[misc]  # runs without values
         answers = dict.fromkeys((group.main for group in found), "")
-        mixed: set[fx.Node] = set()
+        of_inputs = loss_reduction.of_inputs_alone(self.traced)
         for node in self.traced.module.graph.nodes:
             if node.op == "output":
                 break
             if numbers.is_one(node):
                 answer = numbers.judged(node, False)
+                if not answer and node not in of_inputs:
+                    self.partial.add(node)
             else:
                 pieces = 1 if node.op != "call_function" else self._pieces(node)
                 answer = MIXES_SAMPLES if pieces is None else INTERLEAVES_SAMPLES if pieces > 1 else ""
                 self.pieces[node] = pieces or 1
-                if pieces is None:
-                    mixed.add(node)
             if node in answers:
                 answers[node] = answer
         in_loss = loss_reduction.reaching(self.traced.module.graph)
@@ -89,6 +91,8 @@ class _Rules:
         read = [each for each in dict.fromkeys(node.all_input_nodes) if self._dim(each) is not None]
         if not all(is_comparable(each, self.traced) for each in (node, *read)):
             return None
+        if not self.partial.isdisjoint(node.all_input_nodes):
+            return None
         of_inputs = {self.pieces.get(each, 1) for each in read}
         if not read:  # of sizes and parameters alone; the places of samples are none of a sample
             return None if operation(node) == "arange" and self._dim(node) is not None else 1
@@ -100,8 +104,13 @@ class _Rules:
         if len(of_inputs) > 1:
             return None
         (pieces,) = of_inputs
-        if name in PERMUTATIONS:
+        if name in PERMUTATIONS or name in _SHAPES or self._is_whole(node, read[0]):
             return pieces
+        if name == "einsum":
+            return pieces if self._is_kept_by_einsum(node) else None
+        if name in _EACH_BY_ITSELF:
+            is_first = all(self._dim(each) == 0 for each in (node, *read))
+            return pieces if pieces == 1 and is_first else None
         if name in _PRODUCTS:
             return pieces if self._is_kept_by_product(node) else None
         if name in ("index", "gather", "index_select"):
@@ -111,8 +120,11 @@ class _Rules:
         kind, details = kind_of(node)
         if MIXES_SAMPLES in details or self._acts_along_samples(node, read):
             return None
-        if kind != OPAQUE:
-            return pieces if kind != "elementwise" or self._agree(node, read) else None
+        is_loss = name in MEANS_OVER_PLACES | MEANS_OVER_ELEMENTS and self._dim(node) is not None
+        if kind == ELEMENTWISE and any(not _is_tensor(each) for each in node.all_input_nodes):
+            return None  # of sizes, which may be the number of samples
+        if kind != OPAQUE or is_loss:
+            return pieces if kind != ELEMENTWISE or self._agree(node, read) else None
         return pieces if name in _ALONG_A_DIM else None
 
     def _reshaped(self, node: fx.Node, source: fx.Node) -> int | None:
@@ -143,6 +155,28 @@ class _Rules:
                     return False
                 places.append(rank - own + dim)
         return len(set(places)) == 1
+
+    def _is_whole(self, node: fx.Node, source: fx.Node) -> bool:
+        """Whether it is a slice of all there is along the samples, as ``x[:, 0]`` begins with."""
+        dim = self._dim(source)
+        if operation(node) != "slice" or dim is None:
+            return False
+        own, other = node.meta["val"], source.meta["val"]
+        return bool(arguments_of(node)["dim"] % other.ndim == dim and self._dim(node) == dim) and str(
+            own.shape[dim]
+        ) == str(other.shape[dim])
+
+    def _is_kept_by_einsum(self, node: fx.Node) -> bool:
+        """Whether the samples of all factors have one letter, which the result keeps."""
+        arguments = arguments_of(node)
+        sides = str(arguments["equation"]).replace(" ", "").split("->")
+        if len(sides) != 2 or "." in sides[0]:
+            return False
+        letters = set()
+        for word, factor in zip(sides[0].split(","), arguments["tensors"], strict=True):
+            dim = self._dim(factor)
+            letters |= {word[dim]} if dim is not None else set()
+        return len(letters) == 1 and letters <= set(sides[1])
 
     def _is_read_by_place(self, node: fx.Node) -> bool:
         """Whether samples name places in a table without them, or are read at places that all share."""
@@ -183,8 +217,20 @@ class _Rules:
 
 _ALONG_A_DIM = frozenset(
     {"argsort", "cummax", "cumprod", "cumsum", "flip", "glu", "logcumsumexp", "logsumexp", "roll", "sort", "topk"}
+    | {"repeat_interleave", "select_scatter", "slice_scatter"}
 )
 """Operators that act along the dims that an argument names."""
+
+_SHAPES = frozenset(["empty_like", "full_like", "ones_like", "zeros_like"])
+_EACH_BY_ITSELF = frozenset(
+    {"affine_grid_generator", "cdist", "cosine_similarity", "grid_sampler", "gru_cell", "lstm_cell", "pixel_shuffle"}
+    | {"pairwise_distance", "pixel_unshuffle", "rnn_relu_cell", "rnn_tanh_cell"}
+)
+"""Operators that treat each sample by itself where samples come first."""
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return node.op == "get_attr" or isinstance(node.meta.get("val"), Tensor)
 
 
 def _joins(node: fx.Node, mark: str) -> bool:

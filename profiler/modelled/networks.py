@@ -17,10 +17,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from cuda_ops._torch import FakeTensorMode
 from planner.ir.errors import FactoryError, HalopipeError, UnsupportedModelError
+from planner.ir.graph import Layer
 from planner.ir.profile import ModelSource
 from profiler.capture.graph import Captured, capture_unchecked
 from profiler.capture.kinds import NO_RULES, Rules
-from profiler.measure.timing import SegmentedPass, segments
+from profiler.capture.sizes import NUM_SAMPLES
+from profiler.capture.user_module import refuse_hooks
 from profiler.modelled.dependence import dependence_of_operators
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
@@ -58,6 +60,7 @@ def fake_network(source: ModelSource, rules: Rules = NO_RULES) -> Network:
                 [f"{source.factory} takes a SparseTensor"],
                 ["profile it where it runs, and plan for other devices with a cluster file: plan --cluster"],
             )
+        refuse_hooks(model.module)  # which fake parameters would not have
         # Real tensors among them, such as a constant that forward makes of numbers, are taken as fakes.
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         model = _faked(model, mode)
@@ -106,26 +109,24 @@ def _faked(model: LoadedModel, mode: FakeTensorMode) -> LoadedModel:
 
 def _without_idle(captured: Captured, model: LoadedModel, mode: FakeTensorMode) -> Captured:
     """Less the parameters that get no gradient, which the optimiser leaves alone."""
-    graph = captured.graph
+    graph, module, tensors = captured.graph, captured.graph_module, model.tensors
+    sizes = {name: tensors[tensor].shape[dim] for name, (tensor, dim) in captured.sizes.items()}
+    known = {NUM_SAMPLES: model.samples, **sizes, **tensors}
     with mode, model.precision():
-        run = SegmentedPass(
-            captured, dict(zip(model.names, (*model.inputs, *model.targets), strict=True)), model.samples
-        )
-        parts = segments(captured)
-        for part in parts:
-            run.forward(part)
-        run.start_backward()
-        for part in reversed(parts):
-            run.backward(part)
-    module = captured.graph_module
+        loss = module(*(known[node.target] for node in module.graph.nodes if node.op == "placeholder"))
+        loss.backward()
     idle = {name for name in graph.parameters if module.get_parameter(name).grad is None}
     for parameter in module.parameters():
         parameter.grad = None
     if not idle:
         return captured
-    layers = tuple(
-        replace(layer, parameters=tuple(name for name in layer.parameters if name not in idle))
-        for layer in graph.layers
-    )
+    num_bytes = {name: graph.parameters[name].num_bytes for name in idle}
+
+    def less(layer: Layer) -> Layer:
+        own = [name for name in layer.parameters if name in idle]
+        rest = tuple(name for name in layer.parameters if name not in idle)
+        return replace(layer, parameters=rest, buffer_bytes=layer.buffer_bytes + sum(num_bytes[name] for name in own))
+
+    layers = tuple(map(less, graph.layers))
     kept = {name: spec for name, spec in graph.parameters.items() if name not in idle}
     return replace(captured, graph=replace(graph, layers=layers, parameters=kept))
