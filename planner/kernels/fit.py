@@ -162,10 +162,14 @@ def from_json(nodes: Iterable[Mapping[str, Any]], rows: Iterable[Row]) -> list[F
 
 
 def general(fits: Sequence[Fit], rows: Iterable[Row]) -> list[Fit]:
-    """By kind, the mean constants over devices; held back is each device, given the means of the others."""
+    """By kind, the mean constants over devices; held back is each device, given the means of the others.
+
+    Products without tensor cores, which are nearer to their lower peak, are apart from those in them.
+    """
     tables, found = by_kind(rows), []
-    for kind in dict.fromkeys(fit.kind for fit in fits):
-        of_kind = [fit for fit in fits if fit.kind == kind]
+    sorts = dict.fromkeys((fit.kind, general_dtype(fit.kind, fit.dtype)) for fit in fits)
+    for kind, dtype in sorts:
+        of_kind = [fit for fit in fits if (fit.kind, general_dtype(fit.kind, fit.dtype)) == (kind, dtype)]
         errors_of: list[float] = []
         for fit in of_kind:
             others = [each.curve for each in of_kind if each.device != fit.device]
@@ -176,8 +180,13 @@ def general(fits: Sequence[Fit], rows: Iterable[Row]) -> list[Fit]:
                 errors_of += np.quantile(errors, np.linspace(0.05, 0.95, 19)).tolist()  # a device counts once
         if errors_of:
             error, curve = HeldBack.of(errors_of), mean_curve([fit.curve for fit in of_kind])
-            found.append(Fit(ANY_DEVICE, "", kind, curve, error, False, error.median, NO_NEIGHBOURS))
+            found.append(Fit(ANY_DEVICE, dtype, kind, curve, error, False, error.median, NO_NEIGHBOURS))
     return found
+
+
+def general_dtype(kind: str, dtype: str) -> str:
+    """The dtype for which a device without tables has constants of its own; empty: those in tensor cores, or any."""
+    return "float32" if kind in (GEMM, BATCHED) and dtype in ("float32", "float64") else ""
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:

@@ -20,7 +20,7 @@ import numpy as np
 from planner.ir.errors import UnknownNameError
 from planner.kernels.curves import Device
 from planner.kernels.estimates import DATASHEET, NOTHING, TABLE, Estimate
-from planner.kernels.fit import ANY_DEVICE, BATCHED, WIDTHS, Fit, fit_rows, stored_fits
+from planner.kernels.fit import ANY_DEVICE, BATCHED, WIDTHS, Fit, fit_rows, general_dtype, stored_fits
 from planner.kernels.tables import ATTENTION, ATTENTION_BACKWARD, GEMM, MEMORY_BOUND, dtype_of, read_table
 
 _CHIPS = (
@@ -185,5 +185,5 @@ def _found(every: Sequence[Fit], name: str, dtype: str, kind: str) -> tuple[Fit,
         found = exact or (own[0] if own and kind in MEMORY_BOUND else None)
         if found is not None:
             return found, "" if device == name else f" on {device}"
-    general = [fit for fit in of_kind if fit.device == ANY_DEVICE]
+    general = [fit for fit in of_kind if fit.device == ANY_DEVICE and fit.dtype == general_dtype(kind, dtype)]
     return (general[0], "") if general else None

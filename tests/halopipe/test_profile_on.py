@@ -45,6 +45,22 @@ def test_a_network_is_planned_for_gpus_that_are_not_here_and_refused_where_it_ru
     assert "error[H207] rank 0 is to run on n0/gpu0" in run.stderr
 
 
+def test_what_tables_say_is_said_to_be_of_kernels(folder: Path) -> None:
+    (folder / "net.py").write_text(
+        "from torch import nn, randn\n\n\ndef net():\n"
+        "    return nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))), randn(64, 512)\n"
+    )
+    made = halopipe(
+        "profile", "net.py:net", "--dtype", "bfloat16", "--on", "a100-dgx", "--workers", "2", "--sizes", "64"
+    )
+    assert made.exit_code == 0, made.stderr
+    planned = halopipe("plan", "profile.json", "-o", "plan.json")
+    assert planned.exit_code == 0, planned.stderr
+    assert "costs: kernels" in planned.stdout
+    assert halopipe("check", "plan.json", "--profile", "profile.json").exit_code == 0
+    assert "no device ran this network" in halopipe("explain", "plan.json").stdout
+
+
 def test_a_cluster_file_says_which_devices_and_how_fast(folder: Path) -> None:
     device = "{name: my-gpu, memory: 24GiB, memory-bandwidth: 900GB/s, peak: {float32: 30TFLOP/s}}"
     text = f"halopipe: cluster\nversion: 1\nhosts:\n  - {{name: n, count: 2, devices: [{device}]}}\n"
