@@ -177,9 +177,9 @@ def profile(
         shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
         source = measure.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast, elementwise or ())
         if on or tables:
-            given = {name for name in _NOT_ELSEWHERE if _is_given(context, name)}
+            refused = [f"--{name}" for name in _NOT_ELSEWHERE if _is_given(context, name)]
             wanted = units.parse_integers(sizes, "--sizes", "1,2,4,8")
-            modelled = measure.modelled(source, on, workers, optimizer, wanted, tables or (), refused=sorted(given))
+            modelled = measure.modelled(source, on, workers, optimizer, wanted, tables or (), refused=refused)
             _write(modelled, output, json)
             return
         options: dict[str, Any] = {

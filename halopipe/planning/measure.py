@@ -245,9 +245,10 @@ def modelled(
     if not on:
         raise UsageError("--tables is for --on", [], ["--on h100-dgx, or a cluster file"])
     if refused:
-        shown = ", ".join(f"--{name}" for name in refused)
         raise UsageError(
-            f"{shown}: of no use with --on", ["nothing is measured: kernel models tell the times"], ["leave it out"]
+            f"{', '.join(refused)}: of no use with 'on'",
+            ["nothing is measured: kernel models tell the times"],
+            ["leave it out"],
         )
     is_file = on not in SYSTEMS and (Path(on).suffix in (".yaml", ".yml") or Path(on).exists())
     if is_file and num_devices:

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
+import halopipe as hp
 from halopipe.cli.app import app
 from planner.ir.codec import load
+from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
@@ -61,6 +64,17 @@ def test_what_tables_say_is_said_to_be_of_kernels(folder: Path) -> None:
     assert "no device ran this network" in halopipe("explain", "plan.json").stdout
 
 
+def test_a_module_object_is_priced_by_the_same_words() -> None:
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 10))
+    example = torch.randn(16, 3, 4, 4), torch.randint(10, (16,))
+    given = {"loss_fn": torch.nn.functional.cross_entropy, "on": "a100-dgx", "cluster": 2, "dtype": "bfloat16"}
+    found = hp.profile(network, example, sizes=(16,), **given)
+    assert len(found.cluster.devices) == 2
+    assert {m.evidence for m in found.measurements["A100-80GB"] if m.forward_s} == {"kernels"}
+    with pytest.raises(UsageError, match="quick: of no use with 'on'"):
+        hp.profile(network, example, quick=True, **given)
+
+
 def test_a_cluster_file_says_which_devices_and_how_fast(folder: Path) -> None:
     device = "{name: my-gpu, memory: 24GiB, memory-bandwidth: 900GB/s, peak: {float32: 30TFLOP/s}}"
     text = f"halopipe: cluster\nversion: 1\nhosts:\n  - {{name: n, count: 2, devices: [{device}]}}\n"
@@ -78,7 +92,7 @@ def test_a_cluster_file_says_which_devices_and_how_fast(folder: Path) -> None:
     ("options", "said", "code"),
     [
         (("--on", "h200-dgx"), "no system 'h200-dgx' is known", 2),
-        (("--on", "h100-dgx", "--quick"), "--quick: of no use with --on", 2),
+        (("--on", "h100-dgx", "--quick"), "--quick: of no use with 'on'", 2),
         (("--on", "h100-dgx", "--workers", "12"), "12 devices are no whole number of hosts of h100-dgx", 2),
         (("--on", "nowhere.yaml"), "nowhere.yaml", 3),
         (("--tables", "own.csv"), "--tables is for --on", 2),
