@@ -298,6 +298,9 @@ def merged(paths: Sequence[Path]) -> Profile:
     return gather([load(path, Profile) for path in paths], [str(path) for path in paths])
 
 
+_MOST_NAMED = 8
+
+
 def summary(profile: Profile) -> str:
     """What was measured: the model, its time by micro-batch size, the links, and how far it can be trusted."""
     from halopipe.reports.explain import model_text
@@ -311,7 +314,9 @@ def summary(profile: Profile) -> str:
     devices: dict[str, list[str]] = {}
     for device in cluster.devices:
         devices.setdefault(device.kind, []).append(device.name)
-    lines += [f"  devices {', '.join(names)}: {kind}" for kind, names in devices.items()]
+    for kind, names in devices.items():
+        shown = names if len(names) <= _MOST_NAMED else [names[0], "...", f"{names[-1]} ({len(names)})"]
+        lines.append(f"  devices {', '.join(shown)}: {kind}")
     lines.append(f"  memory {units.size(cluster.devices[0].memory_bytes)} a device")
     for samples, step_s in sorted(provenance.iteration_s.items(), key=lambda item: int(item[0])):
         each = units.seconds(step_s / int(samples))
