@@ -315,8 +315,8 @@ def summary(profile: Profile) -> str:
     for device in cluster.devices:
         devices.setdefault(device.kind, []).append(device.name)
     for kind, names in devices.items():
-        shown = names if len(names) <= _MOST_NAMED else [names[0], "...", f"{names[-1]} ({len(names)})"]
-        lines.append(f"  devices {', '.join(shown)}: {kind}")
+        named = names if len(names) <= _MOST_NAMED else [names[0], "...", f"{names[-1]} ({len(names)})"]
+        lines.append(f"  devices {', '.join(named)}: {kind}")
     lines.append(f"  memory {units.size(cluster.devices[0].memory_bytes)} a device")
     for samples, step_s in sorted(provenance.iteration_s.items(), key=lambda item: int(item[0])):
         each = units.seconds(step_s / int(samples))
