@@ -110,6 +110,8 @@ def profile(
     num_processes: int = 0,
     transport: str = "",
     unfinished: str | Path | None = None,
+    on: str = "",
+    tables: Sequence[str | Path] = (),
 ) -> Profile:
     """Measures what every layer, device and link of this machine costs for ``model``.
 
@@ -141,6 +143,9 @@ def profile(
         transport: that links between cores are measured over, ``shared`` (memory) or ``gloo``; empty: shared, where it
             can be had.
         unfinished: file that keeps what is measured: a call that was interrupted goes on with it; removed at the end.
+        on: ``h100-dgx``, ``a100-dgx`` or a cluster file: of machines that are not here, by models of their kernels;
+            then ``cluster`` is how many devices of a system, and what says how to measure is not given.
+        tables: kernels of your own for ``on``, as CSV.
 
     Raises:
         UsageError: the model cannot be found, built or captured; the text says which.
@@ -148,18 +153,25 @@ def profile(
     from halopipe.planning import measure
 
     kept = Path(unfinished) if unfinished is not None else None
+    source = measure.source_of(
+        model,
+        input_shape,
+        arguments or {},
+        dtype,
+        autocast,
+        elementwise,
+        example=example,
+        loss_fn=loss_fn,
+        varying=varying,
+    )
+    if on or tables:
+        given = {"allow": allow, "num_ranks": num_ranks, "quick": quick, "num_processes": num_processes}
+        given |= {"device": device != "cpu", "transport": transport, "unfinished": unfinished}
+        refused = sorted(name for name, value in given.items() if value)
+        workers = measure.num_workers(cluster)
+        return measure.modelled(source, on, workers, optimizer, tuple(sizes), tables, refused=refused, quiet=True)
     found = measure.measure(
-        measure.source_of(
-            model,
-            input_shape,
-            arguments or {},
-            dtype,
-            autocast,
-            elementwise,
-            example=example,
-            loss_fn=loss_fn,
-            varying=varying,
-        ),
+        source,
         num_workers=measure.num_workers(cluster),
         device=device,
         optimizer=optimizer,

@@ -142,7 +142,7 @@ def _num_links(kind: Backend, num_workers: int) -> int:
 def _provenance(measured: Measured) -> Provenance:
     processes = measured.processes
     return Provenance(
-        versions=_versions(),
+        versions=versions(),
         canary_before_s=processes[0].canary_before_s,
         canary_after_s=processes[-1].canary_after_s,
         run_delay=max(each.run_delay for each in processes),
@@ -171,10 +171,11 @@ def _fingerprint(job: Job, processor: str) -> str:
     reads = getattr(job.read, "__qualname__", "")
     asked = [reads, getattr(function, "__qualname__", ""), getattr(shapes, "args", ()), getattr(shapes, "keywords", {})]
     options = [job.sizes, job.quick, job.seed, job.device, job.num_processes, asked]
-    return fingerprint([job.source, job.optimizer, options, _versions(), processor])
+    return fingerprint([job.source, job.optimizer, options, versions(), processor])
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of what a profile depends on."""
     try:
         release = importlib.metadata.version("halopipe")
     except importlib.metadata.PackageNotFoundError:

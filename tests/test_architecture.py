@@ -62,12 +62,14 @@ FLOORS = {
     ),
     "planner.solvers": floor(f"{PLANNER} planner.costs planner.baselines", "highspy networkx numpy pulp scipy"),
     "planner.catalogue": floor("planner.ir", "pydantic yaml"),
+    "planner.kernels": floor("planner.ir planner.catalogue", "numpy scipy"),
     # The checker takes as given what a layer, a link or a sum costs; what a step makes of it, it works out itself.
     "planner.check": floor(f"{PLANNER} {GIVEN}", "numpy"),
     "planner.check.drawn": floor(f"{PLANNER} planner.costs"),  # random draws can only be drawn again by who drew them
     "planner.export": floor(f"{PLANNER} planner.costs planner.solvers planner.baselines", "pandas"),
     "planner": floor("planner"),
     "profiler": floor(WITH_TORCH, "cloudpickle pandas sympy torch"),
+    "profiler.modelled": floor(f"{WITH_TORCH} profiler planner.kernels", "torch"),
     "profiler.models": floor("cuda_ops", "torch"),
     # Links are measured by what a run exchanges by: a copy of it would measure something else before long.
     "profiler.links": floor(f"{WITH_TORCH} profiler runtime.transport", "torch"),

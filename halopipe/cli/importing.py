@@ -9,15 +9,22 @@ import typer
 
 from halopipe.cli import completion
 
-_FORMATS = ("pipedream",)
+_FORMATS = ("pipedream", "sailor")
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A published profile, such as PipeDream's graph.txt.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A published profile: PipeDream's graph.txt, Sailor's times of layers."),
+    ],
     format_: Annotated[
         str,
         typer.Option(
-            "--format", metavar="FORMAT", help="pipedream.", autocompletion=completion.named(lambda: _FORMATS)
+            "--format",
+            "--from",
+            metavar="FORMAT",
+            help="pipedream or sailor.",
+            autocompletion=completion.named(lambda: _FORMATS),
         ),
     ] = "pipedream",
     samples: Annotated[int, typer.Option(min=1, help="Samples of the mini-batch that the file is of.")] = 1,
@@ -29,14 +36,20 @@ def import_(
             autocompletion=completion.devices,
         ),
     ] = "V100-16GB",
+    model: Annotated[str, typer.Option(metavar="NAME", help="Of sailor: whose times, such as OPT-350.")] = "",
+    tensor: Annotated[int, typer.Option(min=1, help="Of sailor: GPUs that a device of the cluster is.")] = 1,
+    cluster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of sailor: cluster file of the devices, of unlike kinds.")
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("profile.json"),
 ) -> None:
-    """Read a published profile -> profile.json, on one device; plan it on others with --cluster."""
+    """Read a published profile -> profile.json; of pipedream on one device, to be planned on others with --cluster."""
     from halopipe.planning import measure
     from halopipe.terminal import console
     from halopipe.terminal.output_files import claimed
     from halopipe.terminal.units import require_known
     from planner import catalogue
+    from planner.baselines import sailor
     from planner.baselines.common.as_profile import as_profile
     from planner.baselines.pipedream import format as pipedream
     from planner.ir.cluster import Cluster, DeviceSpec
@@ -54,10 +67,15 @@ def import_(
                 ["--device V100-16GB", "halopipe devices"],
             )
         spec = DeviceSpec(f"n0/{entry.family}0", entry.name, "n0", int(entry.memory_bytes.value))
-        found = as_profile(pipedream.read(file), Cluster((spec,), {}), samples)
+        machines = Cluster((spec,), {}) if cluster is None else catalogue.read_machines(cluster).cluster
+        if format_ == "sailor":
+            found = sailor.profile_of(sailor.read(file), model, machines, tensor)
+        else:
+            found = as_profile(pipedream.read(file), machines, samples)
         senseless = faults(found)
         if senseless:
             raise FormatError(f"{file}: what it says makes no sense", senseless[:20])
         dump(found, output)
         console.emit(measure.summary(found))
-        console.wrote(output, console.command("plan", output, "--cluster", "cluster.yaml"))
+        rest = () if cluster is not None else ("--cluster", "cluster.yaml")
+        console.wrote(output, console.command("plan", output, *rest))

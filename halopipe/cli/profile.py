@@ -1,20 +1,32 @@
-"""``halopipe profile``: measures a model on this machine, or on all hosts of a job of torchrun."""
+"""``halopipe profile``: measures a model on this machine, or on all hosts of a job of torchrun; ``--on``: models it."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from halopipe.cli import completion
 from halopipe.cli.options import HostsOption, Json
 
-_MODEL, _MEASURED, _EFFORT = "The model", "What is measured", "How often"
+if TYPE_CHECKING:
+    from planner.ir.profile import Profile
+
+_MODEL, _MEASURED, _EFFORT, _ELSEWHERE = "The model", "What is measured", "How often", "Machines that are not here"
+_NOT_ELSEWHERE = ("device", "allow", "ranks", "quick", "processes", "transport", "resume", "hosts")
+
+
+def measured_systems() -> tuple[str, ...]:
+    """What --on knows by name."""
+    from planner.kernels import SYSTEMS
+
+    return tuple(SYSTEMS)
 
 
 def profile(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -132,6 +144,23 @@ def profile(
             "--resume", help="Go on with what an interrupted profile of the same job measured.", rich_help_panel=_EFFORT
         ),
     ] = False,
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="h100-dgx, a100-dgx or a cluster file: no device runs, kernel models tell the times.",
+            autocompletion=completion.named(measured_systems),
+            rich_help_panel=_ELSEWHERE,
+        ),
+    ] = "",
+    tables: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="CSV",
+            help="Kernels that you measured, for --on; see halopipe fit. Repeatable.",
+            rich_help_panel=_ELSEWHERE,
+        ),
+    ] = None,
     hosts: HostsOption = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("profile.json"),
     json: Json = False,
@@ -139,15 +168,20 @@ def profile(
     """Measure what every layer, device and link costs -> profile.json; in a job of torchrun, on all of its hosts."""
     from halopipe.launch.job_environment import hosts_refused, job_rank
     from halopipe.planning import measure
-    from halopipe.terminal import console, units
+    from halopipe.terminal import units
     from halopipe.terminal.output_files import claimed
-    from planner.ir.codec import dump, dumps
 
     if hosts is not None:
         raise hosts_refused(hosts, f"profile {shlex.quote(model)} ...")
     with claimed([output], [model.rpartition(":")[0] or model]):
         shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
         source = measure.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast, elementwise or ())
+        if on or tables:
+            refused = [f"--{name}" for name in _NOT_ELSEWHERE if _is_given(context, name)]
+            wanted = units.parse_integers(sizes, "--sizes", "1,2,4,8")
+            modelled = measure.modelled(source, on, workers, optimizer, wanted, tables or (), refused=refused)
+            _write(modelled, output, json)
+            return
         options: dict[str, Any] = {
             "device": device,
             "optimizer": optimizer,
@@ -167,7 +201,20 @@ def profile(
         else:
             kept = measure.unfinished_file(output)
             found = measure.measure(source, num_workers=workers, unfinished=kept, **options)
-        dump(found, output)
+        _write(found, output, json)
         measure.unfinished_file(output).unlink(missing_ok=True)
-        console.emit(dumps(found) if json else measure.summary(found))
-        console.wrote(output, console.command("plan", output))
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _write(found: Profile, output: Path, json: bool) -> None:
+    from halopipe.planning import measure
+    from halopipe.terminal import console
+    from planner.ir.codec import dump, dumps
+
+    dump(found, output)
+    console.emit(dumps(found) if json else measure.summary(found))
+    console.wrote(output, console.command("plan", output))

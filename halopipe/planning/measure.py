@@ -215,6 +215,59 @@ def measure_in_job(
     return profile_hosts(job, here, quick, quiet, transport)
 
 
+def modelled(
+    source: ModelSource,
+    on: str,
+    num_devices: int = 0,
+    optimizer: str | Optimizer = "SGD",
+    sizes: tuple[int, ...] = (),
+    tables: Sequence[str | Path] = (),
+    *,
+    refused: Sequence[str] = (),
+    quiet: bool = False,
+) -> Profile:
+    """The profile of ``source`` on devices that are not here, by models of their kernels.
+
+    Args:
+        on: a system of :data:`planner.kernels.SYSTEMS`, or a cluster file.
+        num_devices: of a system; 0: those of one host.
+        tables: of the user's own kernels, as CSV.
+        refused: options that are of no use here, and were given.
+
+    Raises:
+        UsageError: ``refused`` are some, or a cluster file is given a number of devices.
+        UnknownNameError, InputFileError: of ``on`` and ``tables``.
+        FactoryError, UnsupportedModelError: the model needs values, or cannot be captured.
+    """
+    from planner.catalogue import read_machines
+    from planner.kernels import SYSTEMS, cluster_of
+
+    if not on:
+        raise UsageError("--tables is for --on", [], ["--on h100-dgx, or a cluster file"])
+    if refused:
+        raise UsageError(
+            f"{', '.join(refused)}: of no use with 'on'",
+            ["nothing is measured: kernel models tell the times"],
+            ["leave it out"],
+        )
+    is_file = on not in SYSTEMS and (Path(on).suffix in (".yaml", ".yml") or Path(on).exists())
+    if is_file and num_devices:
+        raise UsageError(f"{on} says how many devices there are", [f"--workers {num_devices}"], ["leave out --workers"])
+    cluster = read_machines(on).cluster if is_file else cluster_of(on, num_devices)
+    from profiler.modelled.session import profile_on
+
+    maker = parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+    with Reporter("pricing", quiet=quiet) as reporter:
+        return profile_on(
+            source,
+            cluster,
+            maker,
+            sizes,
+            tables,
+            lambda done, total: reporter.update(done, total, f"size {done + 1} of {total}", None),
+        )
+
+
 def unfinished_file(output: str | Path) -> Path:
     """Where ``halopipe profile`` keeps what it has measured until it has written ``output``."""
     path = Path(output)
@@ -245,6 +298,9 @@ def merged(paths: Sequence[Path]) -> Profile:
     return gather([load(path, Profile) for path in paths], [str(path) for path in paths])
 
 
+_MOST_NAMED = 8
+
+
 def summary(profile: Profile) -> str:
     """What was measured: the model, its time by micro-batch size, the links, and how far it can be trusted."""
     from halopipe.reports.explain import model_text
@@ -258,7 +314,9 @@ def summary(profile: Profile) -> str:
     devices: dict[str, list[str]] = {}
     for device in cluster.devices:
         devices.setdefault(device.kind, []).append(device.name)
-    lines += [f"  devices {', '.join(names)}: {kind}" for kind, names in devices.items()]
+    for kind, names in devices.items():
+        named = names if len(names) <= _MOST_NAMED else [names[0], "...", f"{names[-1]} ({len(names)})"]
+        lines.append(f"  devices {', '.join(named)}: {kind}")
     lines.append(f"  memory {units.size(cluster.devices[0].memory_bytes)} a device")
     for samples, step_s in sorted(provenance.iteration_s.items(), key=lambda item: int(item[0])):
         each = units.seconds(step_s / int(samples))
@@ -274,6 +332,8 @@ def summary(profile: Profile) -> str:
     alike = {m.layer for measured in profile.measurements.values() for m in measured if m.alike}
     if alike:
         lines.append(f"  {len(alike)} layers do the same work as others, whose seconds count for them")
+    for what, share in provenance.kernels.items():
+        lines.append(f"  {units.percent(share)} of a step on {what}")
     if provenance.process_spread:
         worst = max(provenance.process_spread.values())
         lines.append(f"  {len(provenance.processes)} processes measured; their steps are {units.percent(worst)} apart")

@@ -10,7 +10,7 @@ from halopipe.planning.replan import standing_text
 from halopipe.reports.predicted_vs_measured import transports_text
 from halopipe.terminal import tables, units
 from planner.export.rows import StageRow, stage_rows
-from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED
+from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS
 from planner.ir.codec import plain
 from planner.ir.plan import Measured, Plan, Prediction, RankPrediction, Search
 from planner.ir.problem import MEMORY, THROUGHPUT
@@ -69,6 +69,7 @@ _EVIDENCE: Mapping[str, str] = {
     "measures them",
     FAMILY: "some layers, or parts of them, are priced by a model of what was measured of layers like them; "
     "halopipe plan PROFILE --measure-missing measures them",
+    KERNELS: "no device ran this network: its kernels were measured by others on such devices, or are like those",
     DATASHEET: "some figures are a datasheet's, and too fast by as much as devices fall short of their peaks",
 }
 

@@ -46,6 +46,7 @@ _EVIDENCE = {
     "measured": "measured at this size",
     "interpolated": "read between measured sizes",
     "family": "by a model of measured layers like it",
+    "kernels": "by models of its kernels, which others measured on such a device",
     "datasheet": "from a datasheet",
 }
 Table = tuple[list[str], list[list[str]]]

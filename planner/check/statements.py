@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
-from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, MEASURED
+from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS, MEASURED
 from planner.ir.plan import Alternative, Plan, Prediction, Tie
 from planner.ir.problem import MEMORY
 
 TOLERANCE = 1e-9
 STATUSES = ("proven", "within gap", "time limit", "stopped", "heuristic")
-EVIDENCES = (MEASURED, INTERPOLATED, FAMILY, DATASHEET)
+EVIDENCES = (MEASURED, INTERPOLATED, FAMILY, KERNELS, DATASHEET)
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{16}")
 _BOTTLENECK = re.compile(r"of the step rank (\d+) \((.*)\) computes (?:stage (\d+)|no stage)")

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 Evidence = str
-"""How a figure is known, best first: ``measured``, ``interpolated``, by the model of a ``family``, or ``datasheet``."""
+"""How a figure is known, best first: ``measured``, ``interpolated``, by the model of a ``family`` of layers, by models
+of ``kernels`` that others measured on such a device, or ``datasheet``."""
 
-MEASURED, INTERPOLATED, FAMILY, DATASHEET = "measured", "interpolated", "family", "datasheet"
+MEASURED, INTERPOLATED, FAMILY, KERNELS, DATASHEET = "measured", "interpolated", "family", "kernels", "datasheet"
 
 HOST = "host"
 """The level of groups that every device is in: its host."""

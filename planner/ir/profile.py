@@ -86,6 +86,8 @@ class Measurement:
             position is the same pass for all layers of a size.  Rounded to 4 significant digits.
         levels: how high memory rises; None if only ``workspace_bytes`` is known.
         alike: the layer whose seconds these are, which does the same work on the same shapes; empty: its own.
+        low, high: where no run said it (evidence ``kernels``, ``datasheet``): factors on the seconds between which
+            eight of ten are expected; 0: as the evidence has them.
     """
 
     layer: str
@@ -104,6 +106,8 @@ class Measurement:
     raw_s: tuple[float, ...] = field(default=(), metadata={"added": "0.1"})
     levels: Levels | None = field(default=None, metadata={"added": "0.1"})
     alike: str = field(default="", metadata={"added": "0.1"})
+    low: float = field(default=0.0, metadata={"added": "0.1"})
+    high: float = field(default=0.0, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +201,7 @@ class Provenance:
             after the canaries, ``sm_before``, ``sm_after``, ``memory_before`` and ``memory_after``.
         governor: what chooses the processor's clock, where readable.
         measured_at: when, in UTC: ``2026-11-23T20:15Z``; empty if not known.
+        kernels: of a profile that no device ran: by ``kind of device: evidence`` the share of a step that rests on it.
     """
 
     versions: Mapping[str, str]
@@ -210,6 +215,7 @@ class Provenance:
     clocks: Mapping[str, float] = field(default_factory=dict, metadata={"added": "0.1"})
     governor: str = field(default="", metadata={"added": "0.1"})
     measured_at: str = field(default="", metadata={"added": "0.1"})
+    kernels: Mapping[str, float] = field(default_factory=dict, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -126,6 +126,20 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
         return _captured(model, dataclasses.replace(rules, elementwise=rules.elementwise | model.elementwise))
 
 
+Judge = Callable[[Traced, "tuple[Group, ...]", LoadedModel], "tuple[Dependence, ...]"]
+"""Which layers depend on other samples."""
+
+
+def capture_unchecked(model: LoadedModel, rules: Rules, judge: Judge) -> Captured:
+    """Captures a model whose tensors have no values: nothing is compared, and ``judge`` says what samples depend on."""
+    _require_initialised(model.module)
+    rules = dataclasses.replace(rules, elementwise=rules.elementwise | model.elementwise)
+    traced = trace(model)
+    if model.autocast is not None:
+        correct_dtypes(traced, model)
+    return _of_traced(model, traced, rules, judge, "")
+
+
 def _require_initialised(module: nn.Module) -> None:
     lazy = [name for name, each in (*module.named_parameters(), *module.named_buffers()) if is_lazy(each)]
     if lazy:
@@ -147,10 +161,14 @@ def _captured(model: LoadedModel, rules: Rules) -> Captured:
     evaluation = evaluation_fault(traced, model)
     if model.autocast is not None:
         correct_dtypes(traced, model)
+    return _of_traced(model, traced, rules, dependence, evaluation)
+
+
+def _of_traced(model: LoadedModel, traced: Traced, rules: Rules, judge: Judge, evaluation: str) -> Captured:
     found = groups(traced, rules)
     names = _names(traced, found)
     values = _value_names(traced, found, names)
-    layers = dict(zip(names, dependence(traced, found, model), strict=True))
+    layers = dict(zip(names, judge(traced, found, model), strict=True))
     return Captured(
         _with_pairs(_marked(_graph(traced, rules, found, names, values), layers, found, names), model),
         traced.module,

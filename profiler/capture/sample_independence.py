@@ -152,7 +152,7 @@ def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) ->
         alone = {name: t[sample : sample + 1] if name in cut else t for name, t in both.items()}
         runs.append(_Run(traced, 1, alone))
     answers = dict.fromkeys((group.main for group in found), "")
-    numbers = _Numbers(traced, runs)
+    numbers = Numbers(traced, runs)
     unknown: set[fx.Node] = set()
     together: set[fx.Node] = set()  # of the pair alone: there is no value for one sample
     for node in traced.module.graph.nodes:
@@ -168,11 +168,11 @@ def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) ->
             if node in answers:
                 answers[node] = MIXES_SAMPLES
         if _is_random(node):
-            if node not in unknown and not (_comparable(node, traced) and _gives_parts(node, runs, traced)):
+            if node not in unknown and not (is_comparable(node, traced) and _gives_parts(node, runs, traced)):
                 unknown.add(node)
         elif node in answers and answers[node] != MIXES_SAMPLES and numbers.is_one(node):
             answers[node] = numbers.judged(node, node not in unknown)
-        elif node in answers and node not in unknown and _comparable(node, traced) and not mixes:
+        elif node in answers and node not in unknown and is_comparable(node, traced) and not mixes:
             answers[node] = _compare(node, runs, traced)
         elif node in answers and node not in unknown:
             answers[node] = MIXES_SAMPLES
@@ -188,7 +188,7 @@ def _joins_the_batch(node: fx.Node, mark: str) -> bool:
     return mark == MIXES_SAMPLES or MIXES_SAMPLES in kind_of(node)[1]
 
 
-class _Numbers:
+class Numbers:
     """Values without a sample dim: how parts make up those that samples are reduced to, and what is made of these."""
 
     def __init__(self, traced: Traced, runs: list[_Run]) -> None:
@@ -332,14 +332,14 @@ def _mixes_gradients(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
     apart = [a + b for a, b in zip(whole, gradients(0, other), strict=True)]
     node.meta[LINEAR_BACKWARD] = all(map(is_alike, both, apart))
     metas = _leaves(node.meta["val"])
-    if not any(_sample_dims(meta, traced) for meta in (*metas, *(each.meta["val"] for each in tensors))):
+    if not any(sample_dims(meta, traced) for meta in (*metas, *(each.meta["val"] for each in tensors))):
         return False  # of parameters alone: there are no samples that it could mix
     alone = []
     for sample in range(_PAIR):
         parts = [_part(seed, meta, sample, traced) for seed, meta in zip(one, metas, strict=True)]
         alone.append(gradients(1 + sample, parts))
     for argument, together, *each in zip(tensors, whole, *alone, strict=True):
-        dims = _sample_dims(argument.meta["val"], traced) if argument.op != "get_attr" else []
+        dims = sample_dims(argument.meta["val"], traced) if argument.op != "get_attr" else []
         joined = torch.cat(each, dims[0]) if dims else each[0] + each[1]
         if not is_alike(together, joined):
             return True
@@ -351,7 +351,7 @@ def _leaf(value: Tensor) -> Tensor:
 
 
 def _part(seed: Tensor, meta: Tensor, sample: int, traced: Traced) -> Tensor:
-    dims = _sample_dims(meta, traced)
+    dims = sample_dims(meta, traced)
     return seed.chunk(_PAIR, dims[0])[sample] if dims else seed
 
 
@@ -451,14 +451,15 @@ def _leaves(value: Any) -> list[Tensor]:
     return [item for item in value or () if isinstance(item, Tensor)] if isinstance(value, (tuple, list)) else []
 
 
-def _sample_dims(value: Tensor, traced: Traced) -> list[int]:
+def sample_dims(value: Tensor, traced: Traced) -> list[int]:
+    """The dims of a value that depend on the number of samples."""
     return [dim for dim, size in enumerate(value.shape) if traced.symbols.depends_on_samples(size)]
 
 
-def _comparable(node: fx.Node, traced: Traced) -> bool:
+def is_comparable(node: fx.Node, traced: Traced) -> bool:
     """Whether every output has one sample dim at most, a multiple of the number of samples."""
     for value in _leaves(node.meta["val"]):
-        dims = _sample_dims(value, traced)
+        dims = sample_dims(value, traced)
         if len(dims) > 1 or any(traced.symbols.per_sample(value.shape[dim]) is None for dim in dims):
             return False
     return True
@@ -468,7 +469,7 @@ def _gives_parts(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
     """Each sample goes on with its part of what was drawn for the pair, where that has a row a sample."""
     parts: list[list[Tensor]] = [[], []]
     for meta, together in zip(_leaves(node.meta["val"]), _leaves(runs[0].values.get(node)), strict=False):
-        dims = _sample_dims(meta, traced)
+        dims = sample_dims(meta, traced)
         if dims and traced.symbols.per_sample(meta.shape[dims[0]]) != 1:
             return False
         halves = (together, together)
@@ -488,7 +489,7 @@ def _compare(node: fx.Node, runs: list[_Run], traced: Traced) -> str:
     parts: list[list[Tensor]] = [[], []]
     outputs = [_leaves(run.values.get(node)) for run in runs]
     for meta, together, *alone in zip(_leaves(node.meta["val"]), *outputs, strict=True):
-        dims = _sample_dims(meta, traced)
+        dims = sample_dims(meta, traced)
         if not dims:
             found, halves = _without_samples(together, alone)
         else:

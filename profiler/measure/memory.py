@@ -20,9 +20,11 @@ from torch import Tensor, fx
 from torch.autograd.graph import saved_tensors_hooks
 from torch.autograd.profiler import profile, record_function
 
+from cuda_ops._torch import storage_id
 from cuda_ops.memory import MemoryMeter, meter_of
 from planner.ir.profile import Levels
 from profiler.capture.graph import Captured
+from profiler.measure.noise import Clock
 from profiler.measure.timing import Segment, SegmentedPass, segments
 
 _FORWARD, _BACKWARD = "forward of ", "backward of "
@@ -104,17 +106,17 @@ class SavedStorages:
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
-        self._seen = {tensor.untyped_storage().data_ptr(): tensor for tensor in known}
+        self._seen = {storage_id(tensor): tensor for tensor in known}
         self.num_bytes = 0
         self.found: dict[int, int] = {}
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Counts ``tensor`` and gives it back; it is kept alive, so that its address stays its own."""
-        storage = tensor.untyped_storage()
-        if storage.nbytes() and storage.data_ptr() not in self._seen:
-            self._seen[storage.data_ptr()] = tensor
-            self.num_bytes += storage.nbytes()
-            self.found[storage.data_ptr()] = storage.nbytes()
+        num_bytes, address = tensor.untyped_storage().nbytes(), storage_id(tensor)
+        if num_bytes and address not in self._seen:
+            self._seen[address] = tensor
+            self.num_bytes += num_bytes
+            self.found[address] = num_bytes
         return tensor
 
     def hooks(self) -> saved_tensors_hooks:
@@ -131,30 +133,40 @@ def footprints(captured: Captured, tensors: Mapping[str, Tensor], samples: int) 
         saved = saved_bytes(captured, tensors, samples)
         workspace = recorded_workspace(parts, SegmentedPass(captured, tensors, samples))
         found = {name: Footprint(saved[name], workspace[name]) for name in saved}
-    else:
-        whole, split = (_Watched(captured, tensors, samples, meter, halves) for halves in (False, True))
-        whole.run()
-        split.run()
-        found = {
-            part.name: Footprint(
-                sum(whole.layers[k].saved.values()),
-                whole.layers[k].workspace,
-                Levels(
-                    forward=whole.layers[k].forward,
-                    backward=whole.layers[k].backward,
-                    backward_input=split.layers[k].backward,
-                    backward_weight=split.layers[k].weight,
-                    left=split.layers[k].left,
-                    outputs_saved=whole.layers[k].outputs_saved,
-                    inputs_saved=whole.layers[k].inputs_saved,
-                    gradients_left=split.layers[k].gradients_left,
-                ),
-            )
-            for k, part in enumerate(parts)
-        }
+        for parameter in captured.graph_module.parameters():
+            parameter.grad = None
+        return found
+    return watched_passes(captured, tensors, samples, meter)[0]
+
+
+def watched_passes(
+    captured: Captured, tensors: Mapping[str, Tensor], samples: int, meter: MemoryMeter, clock: Clock | None = None
+) -> tuple[dict[str, Footprint], SegmentedPass, SegmentedPass]:
+    """The bytes of every layer, and the two passes that told them: backward whole, and in halves."""
+    parts = segments(captured)
+    whole, split = (_Watched(captured, tensors, samples, meter, halves, clock) for halves in (False, True))
+    whole.run()
+    split.run()
+    found = {
+        part.name: Footprint(
+            sum(whole.layers[k].saved.values()),
+            whole.layers[k].workspace,
+            Levels(
+                forward=whole.layers[k].forward,
+                backward=whole.layers[k].backward,
+                backward_input=split.layers[k].backward,
+                backward_weight=split.layers[k].weight,
+                left=split.layers[k].left,
+                outputs_saved=whole.layers[k].outputs_saved,
+                inputs_saved=whole.layers[k].inputs_saved,
+                gradients_left=split.layers[k].gradients_left,
+            ),
+        )
+        for k, part in enumerate(parts)
+    }
     for parameter in captured.graph_module.parameters():
         parameter.grad = None
-    return found
+    return found, whole.passed, split.passed
 
 
 def saved_bytes(captured: Captured, tensors: Mapping[str, Tensor], samples: int) -> dict[str, int]:
@@ -213,12 +225,18 @@ class _Watched:
     """A pass over all layers, watched."""
 
     def __init__(
-        self, captured: Captured, tensors: Mapping[str, Tensor], samples: int, meter: MemoryMeter, halves: bool
+        self,
+        captured: Captured,
+        tensors: Mapping[str, Tensor],
+        samples: int,
+        meter: MemoryMeter,
+        halves: bool,
+        clock: Clock | None = None,
     ) -> None:
         self._parts, self._meter, self._halves = segments(captured), meter, halves
         self._known = {_address(tensor) for tensor in _known(captured, tensors)}
         self._counter = SavedStorages(_known(captured, tensors))
-        self._pass = SegmentedPass(captured, tensors, samples, split=halves)
+        self.passed = SegmentedPass(captured, tensors, samples, clock, split=halves)
         self.layers = [_Layer() for _ in self._parts]
 
     def run(self) -> None:
@@ -228,17 +246,17 @@ class _Watched:
         made: set[int] = set()
         for layer, part in zip(self.layers, self._parts, strict=True):
             with self._counter.hooks():
-                layer.forward, more = _rise(self._meter, partial(self._pass.forward, part))
+                layer.forward, more = _rise(self._meter, partial(self.passed.forward, part))
             layer.workspace = layer.forward - max(0, more)
             layer.saved, self._counter.found = self._counter.found, {}
-            results = {_address(value): _size(value) for value in map(self._pass.value, part.results)}
+            results = {_address(value): _size(value) for value in map(self.passed.value, part.results)}
             layer.outputs_saved = sum(size for address, size in results.items() if address in layer.saved)
             layer.inputs_saved = sum(size for address, size in layer.saved.items() if address in made)
             made.update(results)
         for layer, unsaved in zip(self.layers, self._unsaved(), strict=True):
             layer.forward += unsaved
         first = {address: k for k, layer in enumerate(self.layers) for address in layer.saved}
-        self._pass.start_backward()
+        self.passed.start_backward()
         left: dict[int, Tensor] = {}  # kept alive, so that their addresses stay their own
         came: dict[int, list[_Layer]] = {}  # by address of a gradient under way, the layers whose outputs it is of
         for k in reversed(range(len(self._parts))):
@@ -248,21 +266,21 @@ class _Watched:
         self, k: int, first: Mapping[int, int], left: dict[int, Tensor], came: Mapping[int, list[_Layer]]
     ) -> dict[int, list[_Layer]]:
         part, layer = self._parts[k], self.layers[k]
-        gradients = self._pass.gradients_of(part)[1]
+        gradients = self.passed.gradients_of(part)[1]
         given, own = _total(gradients), {_address(gradient) for gradient in gradients}
-        moving = list(self._pass.gradients_under_way())
+        moving = list(self.passed.gradients_under_way())
         under_way, addresses = _total(moving), {_address(gradient) for gradient in moving}
         now = {a: [*came.get(a, ()), *([layer] if a in own else ())] for a in addresses | own}
         del gradients, moving
         new = [parameter for parameter in part.parameters if parameter.grad is None]
-        rise, _ = _rise(self._meter, lambda: self._pass.backward_input(part))
+        rise, _ = _rise(self._meter, lambda: self.passed.backward_input(part))
         made = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
         layer.backward = max(0, under_way + rise - made)
         layer.workspace = max(0, layer.workspace, given + rise - made)
         if not self._halves:
-            self._pass.backward_weight(part)
+            self.passed.backward_weight(part)
             return now
-        for tensor in self._pass.left_of(part):
+        for tensor in self.passed.left_of(part):
             address = _address(tensor)
             if address not in left and address not in self._known:
                 left[address] = tensor
@@ -270,7 +288,7 @@ class _Watched:
                 for other in now.get(address, ()):
                     other.gradients_left += _size(tensor)
         new = [parameter for parameter in part.parameters if parameter.grad is None]
-        rise, _ = _rise(self._meter, lambda: self._pass.backward_weight(part))
+        rise, _ = _rise(self._meter, lambda: self.passed.backward_weight(part))
         made = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
         layer.weight = max(0, rise - made)
         return now
@@ -281,7 +299,7 @@ class _Watched:
         last: dict[int, int] = {}
         for k, part in enumerate(self._parts):
             for node in part.results:
-                made.setdefault(self._place(node), (k, _size(self._pass.value(node))))
+                made.setdefault(self._place(node), (k, _size(self.passed.value(node))))
             for node in part.reads:
                 last[self._place(node)] = k
         saved = {address: k for k, layer in enumerate(self.layers) for address in layer.saved}
@@ -298,7 +316,7 @@ class _Watched:
         return found
 
     def _place(self, node: fx.Node) -> int:
-        value = self._pass.value(node)
+        value = self.passed.value(node)
         return _address(value) if isinstance(value, Tensor) else 0
 
 
@@ -316,7 +334,7 @@ def _known(captured: Captured, tensors: Mapping[str, Tensor]) -> tuple[Tensor, .
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return storage_id(tensor)
 
 
 def _size(tensor: Tensor) -> int:

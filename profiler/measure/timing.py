@@ -84,7 +84,7 @@ class BackwardTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Laps:
+class Laps:
     """Laps of one layer: of its forward, of its backward (but that of deferred weight gradients), and of those."""
 
     forward: list[Any] = field(default_factory=list)
@@ -110,7 +110,7 @@ class SegmentedPass:
         split: bool = False,
     ) -> None:
         self._clock = clock or ThreadClock()
-        self._laps: dict[str, _Laps] = {}
+        self._laps: dict[str, Laps] = {}
         self._split = split
         self._autocast = captured.autocast
         self._device = next((tensor.device.type for tensor in tensors.values()), "cpu")
@@ -147,6 +147,10 @@ class SegmentedPass:
         self._clock.settle()
         return {name: (self._seconds(laps.forward), self._backward_times(laps)) for name, laps in self._laps.items()}
 
+    def laps(self, segment: Segment) -> Laps:
+        """Those of ``segment``, as far as it was run."""
+        return self._laps[segment.name]
+
     def forward(self, segment: Segment) -> None:
         """Runs ``segment``, and times its operators."""
         local = {node: self._values[node] for node in segment.reads}
@@ -161,7 +165,7 @@ class SegmentedPass:
             return local[node] if node in local else self._values[node]
 
         self._current.queue = self._queues[segment.name] = WeightGradients()
-        laps = self._laps[segment.name] = _Laps()
+        laps = self._laps[segment.name] = Laps()
         with autocast(self._device, self._autocast):
             for node in segment.calls:
                 arguments, keywords = fx.node.map_arg(node.args, read), fx.node.map_arg(node.kwargs, read)
@@ -225,7 +229,7 @@ class SegmentedPass:
         """What the gradients of the weights of ``segment`` will be computed from."""
         return self._queues[segment.name].held()
 
-    def _backward_times(self, laps: _Laps) -> BackwardTimes:
+    def _backward_times(self, laps: Laps) -> BackwardTimes:
         first_s = self._seconds(laps.backward)
         return BackwardTimes(0.0, first_s, self._seconds(laps.weight)) if self._split else BackwardTimes(first_s)
 

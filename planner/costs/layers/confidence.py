@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, MEASURED, Evidence
+from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS, MEASURED, Evidence
 
-_FROM_STRONG_TO_WEAK: tuple[Evidence, ...] = (MEASURED, INTERPOLATED, FAMILY, DATASHEET)
+_FROM_STRONG_TO_WEAK: tuple[Evidence, ...] = (MEASURED, INTERPOLATED, FAMILY, KERNELS, DATASHEET)
 
 
 def weakest(evidences: Iterable[Evidence]) -> Evidence:
@@ -48,6 +48,6 @@ def default_range(evidence: Evidence) -> Range:
     """What is said of a figure where nothing was held back."""
     if evidence == MEASURED:
         return 1.0, 1.0
-    if evidence == FAMILY:
+    if evidence in (FAMILY, KERNELS):  # of kernels each measurement has its own
         return FAMILY_RANGE
     return DATASHEET_RANGE if evidence == DATASHEET else INTERPOLATED_RANGE

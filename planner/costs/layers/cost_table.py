@@ -199,8 +199,9 @@ class CostTables:
     def _range(self, kind: str, index: int, samples: float, cost: LayerCost) -> Range:
         """Factors between which four of five such figures turned out."""
         measured = self._by_layer(kind)[index]
-        if not samples or hit(measured, samples) is not None:
-            return default_range(cost.evidence)
+        exact = hit(measured, samples)
+        if not samples or exact is not None:
+            return _own_range(exact, cost.evidence)
         line = neighbours(measured, samples)
         if line is None:
             return cost.low, cost.high
@@ -208,7 +209,7 @@ class CostTables:
         if held_back is None:
             held_back = self._held_back[kind] = HeldBack(self.profile.graph, self._by_layer(kind))
         low, high = held_back.range(index, line.low.key, line.inside)
-        least, most = (1.0, 1.0) if cost.evidence == INTERPOLATED else default_range(cost.evidence)
+        least, most = (1.0, 1.0) if cost.evidence == INTERPOLATED else _own_range(line.low, cost.evidence)
         return min(low, least), max(high, most)
 
     def _by_layer(self, kind: str) -> tuple[Sequence[Measurement], ...]:
@@ -216,6 +217,13 @@ class CostTables:
         if found is None:
             found = self._measured[kind] = _by_layer(self.profile, kind)
         return found
+
+
+def _own_range(measured: Measurement | None, evidence: Evidence) -> Range:
+    """That of a figure which no run gave, if it says one."""
+    if measured is None or not measured.low:
+        return default_range(evidence)
+    return measured.low, measured.high
 
 
 def _left(graph: Graph, deferring: Flags) -> tuple[Array, Array]:

@@ -1,0 +1,205 @@
+"""Sailor's profiles (Strati et al., SOSP 2025): seconds of each layer by GPU, micro-batch and tensor degree.
+
+    model,gpu,micro_batch,tensor_parallel,first_layer,last_layer,forward_s,backward_s,update_s
+
+Layer 0 is the embedding, the last one the head, those between are blocks; equal neighbours share a row.  A profile of
+unlike GPUs is made of it, so that clusters that mix them are planned exactly: each kind has its own seconds at the
+micro-batches that it was measured at.  With a tensor degree above 1 a device of ours is a group of so many GPUs.
+
+What the file does not say is filled in: shapes and parameters of the networks (:data:`NETWORKS`); what a block saves,
+by Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) for float32, in which the times are; half of a backward is
+for the inputs, half for the weights.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from planner.baselines.common.as_profile import as_profile
+from planner.baselines.common.reading import read_text
+from planner.baselines.pipedream.format import LayerGraph, Node
+from planner.ir.cluster import MEASURED, Cluster
+from planner.ir.errors import FormatError, UnknownNameError, UsageError
+from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile
+
+_COLUMNS = (
+    *("model", "gpu", "micro_batch", "tensor_parallel", "first_layer", "last_layer"),
+    *("forward_s", "backward_s", "update_s"),
+)
+_FLOAT = 4
+_GPUS = {"GH-96": "GH200-96GB"}
+"""What the catalogue calls otherwise; other names begin its own: A100-40 is A100-40GB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Shapes that the file does not state."""
+
+    hidden: int
+    heads: int
+    vocabulary: int
+    length: int = 2048
+
+    @property
+    def block_parameters(self) -> int:
+        """Of a block's four matrices, their biases and two norms."""
+        return 12 * self.hidden**2 + 13 * self.hidden
+
+    def saved_bytes(self, samples: int) -> int:
+        """Of a block for float32: 34 and 5 of the paper are 2 bytes a number but for masks of 1."""
+        return samples * self.length * (66 * self.hidden + 9 * self.heads * self.length)
+
+
+NETWORKS: Mapping[str, Network] = {
+    "OPT-350": Network(1024, 16, 50272),
+    "OPT-30": Network(7168, 56, 50272),
+    "GPT-Neo-2.7": Network(2560, 32, 128256),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """A row: layers ``first`` to ``last``, seconds of one micro-batch."""
+
+    model: str
+    gpu: str
+    micro_batch: int
+    tensor_parallel: int
+    first: int
+    last: int
+    forward_s: float
+    backward_s: float
+    update_s: float
+
+
+def read(path: str | Path) -> tuple[LayerTimes, ...]:
+    """All rows of a file.
+
+    Raises:
+        MissingFileError: it is not there.
+        FormatError: it is no such file; lines are named.
+    """
+    reader = csv.DictReader(read_text(path).text.splitlines())
+    if not set(_COLUMNS) <= set(reader.fieldnames or ()):
+        raise FormatError(f"{path} is no table of layers", [f"needed: {', '.join(_COLUMNS)}"])
+    found: list[LayerTimes] = []
+    faults: list[str] = []
+    for number, line in enumerate(reader, start=2):
+        try:
+            whole = [int(line[name]) for name in _COLUMNS[2:6]]
+            times = [float(line[name]) for name in _COLUMNS[6:]]
+            if min(whole[:2]) < 1 or whole[2] > whole[3] or not all(0 <= each < float("inf") for each in times):
+                raise ValueError("a number that cannot be")
+            found.append(LayerTimes(line["model"], line["gpu"], *whole, *times))
+        except (TypeError, ValueError) as error:
+            faults.append(f"line {number}: {error}")
+    if faults or not found:
+        raise FormatError(f"{path} is no table of layers", faults[:20] or ["it has no rows"])
+    return tuple(found)
+
+
+def profile_of(rows: Iterable[LayerTimes], model: str, cluster: Cluster, tensor_parallel: int = 1) -> Profile:
+    """The profile of ``model`` on ``cluster``, whose kinds are those of the catalogue.
+
+    Args:
+        tensor_parallel: how many GPUs a device of the cluster is.
+
+    Raises:
+        UnknownNameError: there is no such model, or no time of it on a kind of the cluster.
+        FormatError: layers are missing, or the times are those of a smaller network.
+        UsageError: the kinds have no micro-batch in common.
+    """
+    known = [row for row in rows if row.tensor_parallel == tensor_parallel]
+    names = sorted({row.model for row in known} & set(NETWORKS))
+    if model not in names:
+        raise UnknownNameError(f"no times of {model!r}", [f"there are: {', '.join(names) or 'none'}"], ["--model NAME"])
+    kinds = list(dict.fromkeys(device.kind for device in cluster.devices))
+    by_kind = {kind: _times(known, model, kind) for kind in kinds}
+    sizes = {kind: set(found) for kind, found in by_kind.items()}
+    shared = set.intersection(*sizes.values())
+    if not shared:
+        shown = [f"{kind}: {', '.join(map(str, sorted(found)))}" for kind, found in sizes.items()]
+        raise UsageError("the kinds of device have no micro-batch in common", shown, ["a cluster of other kinds"])
+    network, largest = NETWORKS[model], max(shared)
+    graphs = {kind: _graph(model, network, found[largest], largest) for kind, found in by_kind.items()}
+    profile = as_profile(graphs, cluster, largest)
+    layers = [layer.name for layer in profile.graph.layers]
+    measurements = {
+        kind: tuple(
+            _measurement(layers[index], size, row, network, is_block=0 < index < len(of_size) - 1)
+            for size, of_size in sorted(found.items())
+            for index, row in enumerate(of_size)
+        )
+        + tuple(Measurement(layers[-1], size, 0.0, 0.0, 0.0, 0.0, 0, 0, 1) for size in sorted(found))
+        for kind, found in by_kind.items()
+    }
+    updates = {
+        kind: {name: ParameterCost(0.0, row.update_s) for name, row in zip(layers, found[largest], strict=False)}
+        for kind, found in by_kind.items()
+    }
+    return replace(
+        profile,
+        model=ModelSource(f"sailor:{model}"),
+        optimizer=Optimizer("Adam", {}, 2.0),
+        measurements=measurements,
+        parameters=updates,
+    )
+
+
+def _times(rows: Iterable[LayerTimes], model: str, kind: str) -> dict[int, list[LayerTimes]]:
+    """By micro-batch, a row for each layer on devices of ``kind``."""
+    own = [row for row in rows if kind.startswith(_GPUS.get(row.gpu, row.gpu))]
+    gpus = sorted({row.gpu for row in rows if row.model == model})
+    if not any(row.model == model for row in own):
+        raise UnknownNameError(f"no times of {model} on {kind}", [f"there are those on: {', '.join(gpus)}"])
+    found: dict[int, dict[int, LayerTimes]] = {}
+    for row in own:
+        if row.model == model:
+            found.setdefault(row.micro_batch, {}).update(dict.fromkeys(range(row.first, row.last + 1), row))
+    for size, layers in found.items():
+        if sorted(layers) != list(range(len(layers))):
+            raise FormatError(f"{model} on {kind} at micro-batch {size} has gaps", [f"layers {sorted(layers)}"])
+    shown = {(row.micro_batch, row.forward_s, row.backward_s) for row in own if row.model == model}
+    for other in sorted({row.model for row in own} - {model}):
+        theirs = {(row.micro_batch, row.forward_s, row.backward_s) for row in own if row.model == other}
+        is_larger = other in NETWORKS and NETWORKS[model].hidden > NETWORKS[other].hidden
+        if is_larger and len(shown & theirs) > len(shown) // 2:
+            raise FormatError(
+                f"the times of {model} on {kind} are those of {other}",
+                [f"{len(shown & theirs)} of {len(shown)} are equal to the last digit, and it is the larger network"],
+                ["profile one of them again", "leave this kind of device out of the cluster"],
+            )
+    return {size: [layers[index] for index in sorted(layers)] for size, layers in found.items()}
+
+
+def _graph(model: str, network: Network, rows: list[LayerTimes], samples: int) -> LayerGraph:
+    hidden_bytes = float(_FLOAT * samples * network.length * network.hidden)
+    table = network.vocabulary * network.hidden
+    last = len(rows) - 1
+    nodes = []
+    for index, row in enumerate(rows):
+        name = "embedding" if index == 0 else "head" if index == last else f"block{index}"
+        parameters = (
+            table + network.length * network.hidden
+            if index == 0
+            else table
+            if index == last
+            else network.block_parameters
+        )
+        num_bytes = float(_FLOAT * samples * network.length * network.vocabulary) if index == last else hidden_bytes
+        nodes.append(
+            Node(name, name.rstrip("0123456789"), row.forward_s, row.backward_s, num_bytes, _FLOAT * parameters)
+        )
+    return LayerGraph(f"sailor:{model}", tuple(nodes), tuple((index, index + 1) for index in range(last)))
+
+
+def _measurement(layer: str, samples: int, row: LayerTimes, network: Network, *, is_block: bool) -> Measurement:
+    hidden_bytes = _FLOAT * samples * network.length * network.hidden
+    saved = network.saved_bytes(samples) if is_block else hidden_bytes
+    half = row.backward_s / 2
+    return Measurement(
+        layer, samples, row.forward_s, row.backward_s, half, half, saved, 0, num_runs=1, evidence=MEASURED
+    )

@@ -1,0 +1,220 @@
+"""What operators of torch's dispatcher take on a device, by the kernels that they are there.
+
+    products                 mm, addmm, bmm, ...: by shape
+    convolutions             as the product that they are in place: m = samples and places, n = output channels,
+                             k = input channels and window; their two gradients are products of their own
+    attention                fused, by batch, heads and lengths
+    norms, softmax,          by bytes read and written once, with the efficiency of their kind
+    activations, dropout
+    views                    nothing
+    all others               by the bytes of their arguments and results, as elementwise operators
+
+Ignored: what a compiler would fuse, and the time of the host, which of small kernels is the longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from torch import Tensor
+
+from cuda_ops._torch import OpOverload, schema_of, tree_leaves
+from planner.kernels import NOTHING, Estimate, Kernels
+
+_FREE = frozenset(
+    {"_local_scalar_dense", "_reshape_alias", "_unsafe_view", "empty", "empty_like", "empty_strided", "is_same_size"}
+    | {"lift", "lift_fresh", "new_empty", "new_empty_strided", "sym_numel", "sym_size"}
+)
+_KINDS = {
+    "norm": "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit cudnn_batch_norm"
+    " _batch_norm_with_update _fused_rms_norm rms_norm",
+    "norm_backward": "native_layer_norm_backward native_group_norm_backward native_batch_norm_backward"
+    " batch_norm_backward cudnn_batch_norm_backward _fused_rms_norm_backward",
+    "softmax": "_softmax _log_softmax _safe_softmax",
+    "softmax_backward": "_softmax_backward_data _log_softmax_backward_data",
+    "activation": "gelu silu mish softplus elu tanh sigmoid hardswish",
+    "activation_backward": "gelu_backward silu_backward mish_backward tanh_backward sigmoid_backward",
+    "dropout": "native_dropout",
+    "dropout_backward": "native_dropout_backward",
+}
+_KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split(" ")}
+_BACKWARD = "_backward"
+
+Arguments = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices operators for one kind of device.
+
+    Attributes:
+        kernels: by dtype of the operands, ``float32``.
+    """
+
+    kernels: Callable[[str], Kernels]
+
+    def __call__(self, func: OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any], result: Any) -> Estimate:
+        """Of one call.
+
+        Raises:
+            MissingMeasurementError: no source says how fast the device computes in the dtype of the operands.
+        """
+        schema: Any = schema_of(func)
+        name = schema.name.rpartition("::")[2]
+        if name in _FREE or _is_view(schema):
+            return NOTHING
+        arguments = {each.name: value for each, value in zip(schema.arguments, args, strict=False)} | dict(keywords)
+        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        read = [each for each in tree_leaves((args, dict(keywords))) if isinstance(each, Tensor)]
+        numbers = [each for each in (*made, *read) if each.is_floating_point()]
+        kernels = self.kernels(str(numbers[0].dtype).removeprefix("torch.") if numbers else "float32")
+        rule = _RULES.get(name.rstrip("_"))
+        if rule is not None:
+            return rule(kernels, arguments, made)
+        if "attention" in name:
+            return _attention(kernels, name, arguments)
+        num_bytes = sum({id(each): _touched(each) for each in (*made, *read)}.values())
+        return kernels.memory_bound(num_bytes, kind=_KIND_OF.get(name.rstrip("_"), "elementwise"))
+
+
+def _is_view(schema: Any) -> bool:
+    """Whether all that it gives lies in the memory of an argument, to which it writes nothing."""
+    aliases = [each.alias_info for each in schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _touched(tensor: Tensor) -> int:
+    """Bytes that reading a tensor moves: one that is expanded is small."""
+    return int(min(tensor.nbytes, tensor.untyped_storage().nbytes()))
+
+
+def _mm(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
+    """[m, k] by [k, n]; also ``addmm``, whose sum the kernel does."""
+    one, other = (arguments[name] for name in (("mat1", "mat2") if "mat1" in arguments else ("self", "mat2")))
+    return kernels.gemm(one.shape[0], other.shape[1], one.shape[1])
+
+
+def _bmm(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
+    one, other = (arguments[name] for name in (("batch1", "batch2") if "batch1" in arguments else ("self", "mat2")))
+    return kernels.gemm(one.shape[1], other.shape[2], one.shape[2], one.shape[0])
+
+
+def _linear(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
+    rows, weight = arguments["input"], arguments["weight"]
+    return kernels.gemm(rows.numel() // max(1, rows.shape[-1]), weight.shape[0], rows.shape[-1])
+
+
+def _convolution(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
+    transposed = bool(arguments["transposed"])
+    source, result = arguments["input"], made[0]
+    away = _Window(arguments, source if transposed else result)
+    return away.depthwise(kernels, source, result) or (away.spread(kernels) if transposed else away.gather(kernels))
+
+
+def _convolution_backward(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
+    transposed = bool(arguments["transposed"])
+    given, source = arguments["grad_output"], arguments["input"]
+    of = _Window(arguments, source if transposed else given)
+    of_input, of_weight, of_bias = arguments["output_mask"]
+    found = NOTHING
+    if of_input:
+        product = of.gather(kernels) if transposed else of.spread(kernels)
+        found += of.depthwise(kernels, given, source) or product
+    if of_weight:
+        found += of.depthwise(kernels, given, source) or of.weight(kernels)
+    return found + kernels.memory_bound(given.nbytes) if of_bias else found
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A convolution as products over the places of its smaller side: its output, or what a transposed one reads.
+
+    The weight is [channels of that side, channels of the other side / groups, *window].
+    """
+
+    arguments: Arguments
+    smaller: Tensor
+
+    @property
+    def _extents(self) -> tuple[int, int, int, int]:
+        """Places of all samples, channels of a group of the smaller side, those of the other by window, groups."""
+        weight, groups = self.arguments["weight"], int(self.arguments["groups"])
+        places = self.smaller.numel() // max(1, self.smaller.shape[1])
+        return places, weight.shape[0] // groups, weight.shape[1] * prod(weight.shape[2:]), groups
+
+    def gather(self, kernels: Kernels) -> Estimate:
+        """Each place of the smaller side from a window of the other."""
+        places, own, others, groups = self._extents
+        return kernels.gemm(places, own, others, groups)
+
+    def spread(self, kernels: Kernels) -> Estimate:
+        """Each place of the smaller side to a window of the other."""
+        places, own, others, groups = self._extents
+        return kernels.gemm(places, others, own, groups)
+
+    def weight(self, kernels: Kernels) -> Estimate:
+        """The gradient of the weight, summed over places."""
+        places, own, others, groups = self._extents
+        return kernels.gemm(others, own, places, groups)
+
+    def depthwise(self, kernels: Kernels, one: Tensor, other: Tensor) -> Estimate | None:
+        """Where a group has one channel on each side, there is no product: memory bounds it."""
+        weight = self.arguments["weight"]
+        if weight.shape[1] > 1 or weight.shape[0] > self.arguments["groups"]:
+            return None
+        return kernels.memory_bound(one.nbytes + other.nbytes + weight.nbytes)
+
+
+def _embedding(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
+    """The rows that are asked for, read and written."""
+    return kernels.memory_bound(2 * made[0].nbytes)
+
+
+def _embedding_backward(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
+    """A table of zeros, and rows added into it."""
+    return kernels.memory_bound(made[0].nbytes + 3 * arguments["grad_output"].nbytes, 2)
+
+
+def _attention(kernels: Kernels, name: str, arguments: Arguments) -> Estimate:
+    query, key = arguments["query"], arguments["key"]
+    *outer, heads, queries, size = query.shape
+    shape = prod(outer), heads, key.shape[-3], queries, key.shape[-2], size, bool(arguments.get("is_causal"))
+    is_backward = name.endswith(_BACKWARD)
+    price = kernels.attention_backward if is_backward else kernels.attention
+    found: Estimate = price(*shape, fused=True)
+    return found
+
+
+def _recurrent(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
+    """A layer of an LSTM: one product for all inputs, and one a step for the state."""
+    source, weight, state = arguments["input"], arguments["weight0"], arguments["weight1"]
+    steps, samples = source.shape[0], source.shape[1]
+    of_inputs = kernels.gemm(steps * samples, weight.shape[0], weight.shape[1])
+    of_steps = kernels.gemm(samples, state.shape[0], state.shape[1])
+    return of_inputs + of_steps * float(steps)
+
+
+def _recurrent_backward(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
+    """Each of the forward's products has two."""
+    renamed = {"weight0": arguments["weight1"], "weight1": arguments["weight2"], "input": arguments["input"]}
+    return 2 * _recurrent(kernels, renamed, made)
+
+
+_Rule = Callable[[Kernels, Arguments, list[Tensor]], Estimate]
+_RULES: Mapping[str, _Rule] = {
+    "mm": _mm,
+    "addmm": _mm,
+    "bmm": _bmm,
+    "baddbmm": _bmm,
+    "linear": _linear,
+    "convolution": _convolution,
+    "convolution_overrideable": _convolution,
+    "convolution_backward": _convolution_backward,
+    "embedding": _embedding,
+    "embedding_dense_backward": _embedding_backward,
+    "mkldnn_rnn_layer": _recurrent,
+    "mkldnn_rnn_layer_backward": _recurrent_backward,
+}
