@@ -120,6 +120,12 @@ def updating(row: Row, every: int, version: Callable[[int, int], int]) -> Row:
     return tuple(found)
 
 
+def zigzag(num_positions: int, stages_per_position: int) -> tuple[int, ...]:
+    """The position of each stage where they lie down and up again: 0 1 2 2 1 0 0 1 2 ..."""
+    sweeps = (range(num_positions), range(num_positions)[::-1])
+    return tuple(position for number in range(stages_per_position) for position in sweeps[number % 2])
+
+
 def require_positions(name: str, pipeline: Pipeline, expected: tuple[int, ...]) -> None:
     """Raises :class:`UsageError` unless the stages lie at the positions that the schedule ``name`` is made for."""
     found = tuple(map(pipeline.position, range(pipeline.stages.num_stages)))
