@@ -105,6 +105,15 @@ def profile(
             rich_help_panel=_MODEL,
         ),
     ] = None,
+    local_loss: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Train the model as N blocks, each by a loss of its own: changes the optimisation; 0: as it is.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = 0,
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer sizes and runs, one process: faster, less exact.")
     ] = False,
@@ -147,7 +156,8 @@ def profile(
         raise hosts_refused(hosts, f"profile {shlex.quote(model)} ...")
     with claimed([output], [model.rpartition(":")[0] or model]):
         shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
-        source = measure.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast, elementwise or ())
+        arguments = units.parse_arguments(arg or [])
+        source = measure.source_of(model, shape, arguments, dtype, autocast, elementwise or (), local_losses=local_loss)
         options: dict[str, Any] = {
             "device": device,
             "optimizer": optimizer,

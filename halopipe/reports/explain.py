@@ -101,7 +101,7 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         f"  predicted {within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
         f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence}"
         + (f", messages over {prediction.transport})" if prediction.transport else ")")
-        + _optimisation_line(plan)
+        + optimisation_line(plan)
         + _machines_line(plan)
         + _tie_line(plan)
         + _calibration_line(plan)
@@ -109,20 +109,24 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
     )
 
 
-def _optimisation_line(plan: Plan) -> str:
-    """Where the schedule does not train as one device would."""
-    decision = plan.decision
+def optimisation_line(plan: Plan) -> str:
+    """Where the schedule, or a loss of each block, does not train as the model itself would."""
+    decision, blocks = plan.decision, plan.inputs.model.local_losses
+    by_blocks = f"each of {blocks} blocks is trained by its own loss, no gradient passes between them"
+    text = f"\n  changes   the optimisation: {by_blocks}" if blocks else ""
     if decision.schedule not in names() or traits(decision.schedule).synchronous:
-        return ""
+        return text
     stages = StageGraph(len(decision.stages), len(decision.micro_batches), ())
     oldest = max(staleness(Program(decision.rows(), stages, tuple(stage.ranks for stage in decision.stages), {})))
     updates = f"{units.count(oldest, 'update')} old"
-    return f"\n  changes   the optimisation: {decision.schedule} updates within a step, on weights up to {updates}"
+    return (
+        f"{text}\n  changes   the optimisation: {decision.schedule} updates within a step, on weights up to {updates}"
+    )
 
 
 def _unflushed(plan: Plan, profile: Profile, prediction: Prediction) -> str:
     """What a long run without a flush would take, of a schedule that needs none."""
-    if not _optimisation_line(plan):
+    if plan.decision.schedule not in names() or traits(plan.decision.schedule).synchronous:
         return ""
     from planner.costs.cost_model import PriceBook
     from planner.costs.predict import unflushed_step_s

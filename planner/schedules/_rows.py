@@ -36,10 +36,11 @@ def stages_by_position(pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
 
 
 def depths(stages: StageGraph) -> tuple[int, ...]:
-    """By stage, how many stages the longest path downstream has, itself included."""
+    """By stage, how many stages the longest path downstream has that gradients come back along, itself included."""
     found = [1] * stages.num_stages
     for edge in sorted(stages.edges, key=lambda edge: edge.src, reverse=True):  # stages are in topological order
-        found[edge.src] = max(found[edge.src], found[edge.dst] + 1)
+        if edge.gradient:
+            found[edge.src] = max(found[edge.src], found[edge.dst] + 1)
     return tuple(found)
 
 

@@ -17,7 +17,7 @@ from planner.ir.graph import Graph, producer
 from planner.ir.plan import Decision
 from planner.ir.schedule import StageGraph
 from planner.layers import require_whole_batches
-from planner.layers.boundary import Boundaries
+from planner.layers.boundary import Boundaries, loss_terms, without_gradient
 from planner.layers.division import Division, divides
 from runtime.optim.of_stage import Tie, Updates, groups_of_ties, ties_of, updates_of
 from runtime.optim.sharding import GradientBuckets
@@ -142,7 +142,8 @@ class Builder:
         received = tuple(name for name in function.inputs if name not in graph.inputs and not is_factor(name))
         self._check_received(stage, received)
         loss = graph.loss if graph.loss in function.outputs else None
-        values, parameters = graph.values(), function.parameters
+        values, parameters, silent = graph.values(), function.parameters, without_gradient(graph)
+        answered = {name for name in function.outputs if values[name].is_float} - silent - {graph.loss}
         updates = updates_of(
             stage,
             parameters,
@@ -161,7 +162,7 @@ class Builder:
             ranks,
             (),
             received,
-            tuple(name for name in function.outputs if name != loss and values[name].is_float),
+            tuple(name for name in function.outputs if name in answered),
             (),
             parameters,
             {name: value for name, value in function.attributes.items() if name not in parameters},
@@ -259,6 +260,7 @@ class Builder:
             received,
             loss,
             manner,
+            terms=loss_terms(self._model.graph),
             current=functions.current,
             variant=functions.variant,
             draw=self._draw,
