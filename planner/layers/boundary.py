@@ -22,7 +22,7 @@ _DETACH, _ADD, _BROADCAST = "aten.detach.default", "aten.add.Tensor", "aten.broa
 
 
 def loss_terms(graph: Graph) -> frozenset[str]:
-    """Numbers that are added up to the loss, each once: their gradient is the loss's own, wherever they are made.
+    """Losses that are added up to the loss, each once, and their sums: their gradient is the loss's own.
 
     So the stage that makes one needs no message to begin its backward: losses that are local to stages.
     """
@@ -34,10 +34,15 @@ def loss_terms(graph: Graph) -> frozenset[str]:
         maker = makers.get(producer(left.pop()))
         if maker is None or maker.attributes.get("op") != _ADD or "alpha" in maker.attributes:
             continue
-        terms = [v for v in maker.inputs if reads[v] == 1 and values[v].is_float and not values[v].shape]
+        terms = [v for v in maker.inputs if reads[v] == 1 and _is_summed(makers.get(producer(v)), values[v])]
         found.update(terms)
         left += terms
-    return frozenset(value for value in found if producer(value) in makers)
+    return frozenset(found)
+
+
+def _is_summed(maker: Layer | None, value: TensorSpec) -> bool:
+    is_kind = maker is not None and (maker.kind == "loss" or maker.attributes.get("op") == _ADD)
+    return is_kind and value.is_float and not value.shape
 
 
 def without_gradient(graph: Graph) -> frozenset[str]:

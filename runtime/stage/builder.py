@@ -142,6 +142,8 @@ class Builder:
         received = tuple(name for name in function.inputs if name not in graph.inputs and not is_factor(name))
         self._check_received(stage, received)
         loss = graph.loss if graph.loss in function.outputs else None
+        is_spoken_for = divided is not None and transport.rank != ranks[0]  # where layers are divided, sums are whole
+        terms = dict.fromkeys(loss_terms(graph), 0.0 if is_spoken_for else 1.0)
         values, parameters, silent = graph.values(), function.parameters, without_gradient(graph)
         answered = {name for name in function.outputs if values[name].is_float} - silent - {graph.loss}
         updates = updates_of(
@@ -158,7 +160,7 @@ class Builder:
         if divided is not None and isinstance(updates.reduction, GradientBuckets):
             divided.later.added, updates.reduction.put_off = updates.reduction.note, divided.later.targets
         return Resident(
-            self._program(functions, manner, frozenset(received), loss, updates, divided or sites),
+            self._program(functions, manner, frozenset(received), loss, terms, updates, divided or sites),
             ranks,
             (),
             received,
@@ -252,6 +254,7 @@ class Builder:
         manner: Manner,
         received: frozenset[str],
         loss: str | None,
+        terms: Mapping[str, float],
         updates: Updates,
         divided: DividedStage | SharedSites | None,
     ) -> StageProgram:
@@ -260,7 +263,7 @@ class Builder:
             received,
             loss,
             manner,
-            terms=loss_terms(self._model.graph),
+            terms=terms,
             current=functions.current,
             variant=functions.variant,
             draw=self._draw,

@@ -21,8 +21,9 @@ optimiser keeps for it.  ("Weight stashing", Narayanan et al. 2019, "PipeDream",
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -134,7 +135,8 @@ class StageProgram:
         function: what the stage computes; gradients are added to ``.grad`` of its parameters.
         received: names of those inputs that another stage made; the floating ones among them get a gradient.
         loss: name of the output that is the loss; None on a stage that does not make it.
-        terms: outputs that are added up to the loss, each once: their gradient is that of the loss.
+        terms: outputs that are added up to the loss, each once: their gradient is that of the loss times this number, 0
+            on all ranks but one where each has a copy of the whole term.
         current: where operators of ``function`` that can be halved leave their weight gradients; None: there are none.
         variant: the same stage in another mode.
         draw: what layers draw by.
@@ -153,7 +155,7 @@ class StageProgram:
         loss: str | None,
         manner: Manner | None = None,
         *,
-        terms: Collection[str] = (),
+        terms: Mapping[str, float] = MappingProxyType({}),
         current: Current | None = None,
         variant: Variant | None = None,
         draw: Draw | None = None,
@@ -162,7 +164,8 @@ class StageProgram:
     ) -> None:
         manner = manner or Manner()
         self._function, self._received, self._loss, self._manner = function, received, loss, manner
-        self._seeded = tuple(name for name in function.outputs if name == loss or name in terms)
+        given = terms if loss is None else {**terms, loss: 1.0}
+        self._seeded = {name: given[name] for name in function.outputs if name in given}
         self._current, self._draw, self._divided, self._added = current or Current(), draw, divided, added
         told = [each for each in (draw, divided) if each is not None]
         self._calls = StageCalls(function, manner.autocast, variant, told)
@@ -224,7 +227,7 @@ class StageProgram:
             outputs = self._calls.run_without_gradients(call)
         else:
             held.recorded, outputs = self._record(call, held.left)
-        held.seeds = {name: self._seed(outputs[name], loss_weight) for name in self._seeded}
+        held.seeds = {name: self._seed(outputs[name], loss_weight * part) for name, part in self._seeded.items()}
         self._held[microbatch] = held
         return self._handed_out(microbatch, outputs)
 

@@ -66,9 +66,15 @@ def by_stage(graph: Graph, num_stages: int) -> tuple[Graph, list[str]]:
     return replace(graph, layers=tuple(order)), firsts
 
 
-def decision_of(num_stages: int, name: str, micro_batches: tuple[int, ...] = (2, 1, 3, 2)) -> Decision:
+def decision_of(
+    num_stages: int,
+    name: str,
+    micro_batches: tuple[int, ...] = (2, 1, 3, 2),
+    ranks: tuple[tuple[int, ...], ...] | None = None,
+) -> Decision:
     graph, firsts = by_stage(network()[1].graph, num_stages)
-    decision = decide(graph, firsts, micro_batches, schedule=name)
+    shares = None if ranks is None else [tuple(range(1, len(group) + 1)) for group in ranks]
+    decision = decide(graph, firsts, micro_batches, ranks, shares, name)
     return replace(decision, layers={layer.name: decision.layers[layer.name] for layer in network()[1].graph.layers})
 
 
@@ -79,6 +85,12 @@ def test_no_gradient_is_sent_and_all_is_as_on_one_device(num_stages: int, name: 
     ops = {action.op for row in decision.rows() for action in row}
     assert Op.SEND_FORWARD in ops
     assert not ops & {Op.SEND_BACKWARD, Op.RECV_BACKWARD}
+    assert_equal(trained(network(), decision, 2), train_serially(network()[0], decision.micro_batches, 2))
+
+
+@pytest.mark.parametrize("ranks", [((0, 1), (2,)), ((0,), (1, 2)), ((0, 1), (2, 3)), ((0,), (1, 2), (3,))])
+def test_ranks_that_share_a_stage_count_its_loss_once(ranks: tuple[tuple[int, ...], ...]) -> None:
+    decision = decision_of(len(ranks), "1f1b", (3, 6, 3), ranks)
     assert_equal(trained(network(), decision, 2), train_serially(network()[0], decision.micro_batches, 2))
 
 

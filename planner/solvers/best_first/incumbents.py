@@ -73,10 +73,10 @@ def virtual_pipelines(evaluator: Evaluator, prices: Prices, names: tuple[str, ..
         twice = traits(name).bidirectional
         for num_ranks in range(2, len(pool.ranks) + 1, 2 if twice else 1):
             for ways in (fixed,) if fixed else WAYS:
-                groups = _groups(name, pool.ranks[:num_ranks], ways)
-                cuts = _balanced(cost, len(groups))
+                where = _groups(name, pool.ranks[:num_ranks], ways)
+                cuts = _balanced(cost, len(where))
                 if cuts is not None and time.monotonic() < evaluator.stops:
-                    found = _improved(evaluator, prices, chain, cuts, (name, groups))
+                    found = _improved(evaluator, prices, chain, cuts, (name, where))
                     if found is not None:
                         yield found
 

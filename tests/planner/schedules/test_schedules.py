@@ -147,7 +147,7 @@ def test_steps_are_the_closed_forms(p: int, m: int, forward: float, inputs: floa
 @pytest.mark.parametrize("waves", [1, 2, 4])
 @pytest.mark.parametrize("p", [2, 4, 8])
 def test_waves_divide_the_bubble(p: int, waves: int) -> None:
-    """Published for as many micro-batches as positions, where a backward lasts twice as long as a forward."""
+    """Of as many micro-batches as positions also where a backward lasts twice as long as a forward."""
 
     def step(m: int, backward: float) -> float:
         part = 1 / (2 * waves)
