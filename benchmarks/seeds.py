@@ -12,6 +12,9 @@ Chimera as published:
 - PipeDream-2BW (Narayanan et al., ICML 2021): m micro-batches on p stages with a flush, over the same without one:
   (m + p - 1) / m.
 - PPLL: four stages with losses of their own under 1F1B, over the same with gradients.
+- GraphPipe (Jeon et al., ASPLOS 2025): networks of the kind of its three (branches of equal layers that a trunk joins),
+  one device a stage, 1F1B, micro-batches of 4 to 16 of 128 samples: the best plan whose stages are a chain, each of
+  which waits for the one before it, over the best plan of the DAG.
 
 *Executed* are jobs of two workers of this host in float64, as ``halopipe run --check-numerics`` compares them: the
 largest relative error of any gradient, parameter, buffer or loss.  Of DistDL's primitives (Hewett and Grady, arXiv
@@ -27,18 +30,27 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import Row, at_most, run
+from benchmarks.report import Row, at_least, at_most, run
 from planner.costs.simulator.events import execute
 from planner.costs.simulator.program import compile_program
 from planner.ir.box import Interval
+from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
+from planner.ir.constraints import parse_rule
+from planner.ir.graph import Graph, Layer, TensorSpec
+from planner.ir.plan import Plan
+from planner.ir.problem import Problem
+from planner.ir.profile import Measurement, ModelSource, Optimizer, Profile, Provenance
 from planner.ir.program import Message, Part
 from planner.ir.schedule import MESSAGE, Edge, Op, Pipeline, StageGraph
 from planner.passes import lower
 from planner.schedules import positions, schedule
+from planner.solvers.best_first.solver import solve
 
 TOLERANCE, ADJOINT = 1e-10, 1e-13
+NUM_DEVICES = 8
 _PART = (Part("x", (Interval(0, 1),), 4),)
 
 MODEL = """
@@ -61,7 +73,7 @@ EXECUTED = {
 
 def measure(quick: bool) -> list[Row]:
     """All rows."""
-    return [*predicted(), *executed(), adjoints(20 if quick else 200)]
+    return [*predicted(), *branches(quick), *executed(), adjoints(20 if quick else 200)]
 
 
 def predicted() -> Iterator[Row]:
@@ -119,6 +131,97 @@ def step_s(
     wires = [slot for slot, _ in compiled.messages]
     found = execute(compiled, prices, [0.0] * len(compiled.transfers), range(len(wires)))
     return found.step_s
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Branches of layers side by side, and a trunk behind them.
+
+    Attributes:
+        depths: layers of each branch.
+        trunk: layers behind the branches; the first reads all of them.
+        features: floats that a layer makes of a sample.
+        layer_s: forward of a layer and sample; backward is twice that.
+    """
+
+    depths: tuple[int, ...]
+    trunk: int
+    features: int
+    layer_s: float
+
+    def graph(self, *, is_chain: bool) -> Graph:
+        """As a chain, each layer also waits for a number that the one before it makes."""
+        layers: list[Layer] = []
+
+        def add(name: str, inputs: tuple[str, ...]) -> str:
+            waits = (layers[-1].name,) if is_chain and layers else ()
+            layers.append(Layer(name, "pointwise", (*inputs, *waits), (_made(self.features),), attributes=_RELU))
+            if is_chain:
+                layers.append(Layer(f"{name}.end", "pointwise", (name,), (_made(1),), attributes=_RELU))
+            return name
+
+        ends = []
+        for branch, depth in enumerate(self.depths):
+            ends.append("x")
+            for number in range(depth):
+                ends[-1] = add(f"branch{branch}.{number}", (ends[-1],))
+        last = add("join", tuple(ends))
+        for number in range(1, self.trunk):
+            last = add(f"trunk.{number}", (last,))
+        op = {"op": "aten.cross_entropy_loss.default"}
+        layers.append(Layer("loss", "loss", (last, "y"), (TensorSpec((), (), "float32"),), attributes=op))
+        inputs = {"x": _made(self.features), "y": TensorSpec(("sample",), (1,), "int64")}
+        return Graph(1, inputs, tuple(layers), {}, "loss")
+
+    def profile(self, *, is_chain: bool, num_devices: int) -> Profile:
+        """On devices of 32 GB with links of 12 GB/s."""
+        graph, found = self.graph(is_chain=is_chain), []
+        for samples in (1, 2, 4, 8, 16):
+            for layer in graph.layers:
+                works = layer.kind == "pointwise" and not layer.name.endswith(".end")
+                once, kept = (self.layer_s * samples, 4 * self.features * samples) if works else (1e-9, 4 * samples)
+                found.append(Measurement(layer.name, samples, once, 2 * once, once, once, kept, 0, 0))
+        devices = tuple(DeviceSpec(f"n0/gpu{k}", "GPU", "n0", 32 * 10**9) for k in range(num_devices))
+        return Profile(
+            ModelSource("benchmarks.seeds:network"),
+            Optimizer("SGD", {"lr": 0.1}, 0.0),
+            graph,
+            Cluster(devices, {WITHIN_HOST: Link(5e-6, 12e9)}),
+            {"GPU": tuple(found)},
+            {"GPU": {}},
+            Provenance({"halopipe": "0", "torch": "0", "python": "0"}),
+        )
+
+
+_RELU = {"op": "aten.relu.default"}
+NETWORKS = {
+    "multi-modal": Network((8,) * 4, 4, 256 * 1024, 8e-4),
+    "DLRM-like": Network((4,) * 7 + (1,) * 7, 4, 4096, 2e-5),
+    "CANDLE-like": Network((4,) * 7, 4, 4096, 2e-5),
+}
+
+
+def _made(features: int) -> TensorSpec:
+    return TensorSpec(("sample", "feature"), (1, features), "float32")
+
+
+def branches(quick: bool) -> Iterator[Row]:
+    """Branches side by side, over the best chain; where the search for that was cut short, over its bound."""
+    for name, network in NETWORKS.items():
+        if quick and name != "CANDLE-like":
+            continue
+        side_by_side, chain = (best_plan(network, is_chain=is_chain) for is_chain in (False, True))
+        least_s = min(chain.search.bound_s, chain.prediction.step_s)
+        title = f"GraphPipe, {name}, {NUM_DEVICES} devices"
+        yield Row(f"{title}: gain over the best chain", chain.prediction.step_s / side_by_side.prediction.step_s, "x")
+        yield at_least(f"{title}: gain, at least", least_s / side_by_side.prediction.step_s, "x", 1.0)
+
+
+def best_plan(network: Network, *, is_chain: bool, num_devices: int = NUM_DEVICES, limit_s: float = 40.0) -> Plan:
+    """The best pipeline of stages of one device."""
+    profile = network.profile(is_chain=is_chain, num_devices=num_devices)
+    fix = (parse_rule("*=replicas:1"),)
+    return solve(Problem(profile, 128, ("1f1b",), (4, 8, 16), fix=fix, time_limit_s=limit_s))
 
 
 def executed() -> Iterator[Row]:
