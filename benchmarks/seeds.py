@@ -13,8 +13,8 @@ Chimera as published:
   (m + p - 1) / m.
 - PPLL: four stages with losses of their own under 1F1B, over the same with gradients.
 - GraphPipe (Jeon et al., ASPLOS 2025): networks of the kind of its three (branches of equal layers that a trunk joins),
-  one device a stage, 1F1B, micro-batches of 4 to 16 of 128 samples: the best plan whose stages are a chain, each of
-  which waits for the one before it, over the best plan of the DAG.
+  one device of eight a stage, 1F1B, 128 samples, costs in proportion to them: the best plan whose stages are a chain,
+  each of which waits for the one before it, over the best plan of the DAG.
 
 *Executed* are jobs of two workers of this host in float64, as ``halopipe run --check-numerics`` compares them: the
 largest relative error of any gradient, parameter, buffer or loss.  Of DistDL's primitives (Hewett and Grady, arXiv
@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import Row, at_least, at_most, run
+from benchmarks.report import Row, at_most, run
 from planner.costs.simulator.events import execute
 from planner.costs.simulator.program import compile_program
 from planner.ir.box import Interval
@@ -206,22 +206,23 @@ def _made(features: int) -> TensorSpec:
 
 
 def branches(quick: bool) -> Iterator[Row]:
-    """Branches side by side, over the best chain; where the search for that was cut short, over its bound."""
+    """Branches side by side over the best chain; where the search for that was cut short, over its bound."""
     for name, network in NETWORKS.items():
         if quick and name != "CANDLE-like":
             continue
-        side_by_side, chain = (best_plan(network, is_chain=is_chain) for is_chain in (False, True))
-        least_s = min(chain.search.bound_s, chain.prediction.step_s)
-        title = f"GraphPipe, {name}, {NUM_DEVICES} devices"
-        yield Row(f"{title}: gain over the best chain", chain.prediction.step_s / side_by_side.prediction.step_s, "x")
-        yield at_least(f"{title}: gain, at least", least_s / side_by_side.prediction.step_s, "x", 1.0)
+        for words, sizes in (("micro-batches of 16", (16,)), ("micro-batches of 4 to 16", (4, 8, 16))):
+            best, chain = (best_plan(network, sizes, is_chain=is_chain) for is_chain in (False, True))
+            least_s = min(chain.search.bound_s, chain.prediction.step_s)
+            yield Row(f"GraphPipe, {name}, {words}: gain over the best chain", least_s / best.prediction.step_s, "x")
 
 
-def best_plan(network: Network, *, is_chain: bool, num_devices: int = NUM_DEVICES, limit_s: float = 40.0) -> Plan:
+def best_plan(
+    network: Network, sizes: tuple[int, ...], *, is_chain: bool, num_devices: int = NUM_DEVICES, limit_s: float = 40.0
+) -> Plan:
     """The best pipeline of stages of one device."""
     profile = network.profile(is_chain=is_chain, num_devices=num_devices)
     fix = (parse_rule("*=replicas:1"),)
-    return solve(Problem(profile, 128, ("1f1b",), (4, 8, 16), fix=fix, time_limit_s=limit_s))
+    return solve(Problem(profile, 128, ("1f1b",), sizes, fix=fix, time_limit_s=limit_s))
 
 
 def executed() -> Iterator[Row]:

@@ -14,10 +14,10 @@ def test_predicted_gains_are_the_closed_forms() -> None:
 
 def test_branches_side_by_side_are_faster_than_their_best_chain() -> None:
     network = Network((2, 2), 1, 64, 1e-3)
-    side_by_side, chain = (best_plan(network, is_chain=each, num_devices=3) for each in (False, True))
+    side_by_side, chain = (best_plan(network, (16,), is_chain=each, num_devices=3) for each in (False, True))
     assert side_by_side.search.status == chain.search.status == "proven"
     assert side_by_side.prediction.step_s < chain.search.bound_s
-    one = best_plan(network, is_chain=False, num_devices=1)
+    one = best_plan(network, (16,), is_chain=False, num_devices=1)
     assert one.prediction.step_s == pytest.approx(128 * 5 * 3e-3, rel=1e-3)
 
 

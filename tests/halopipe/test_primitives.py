@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from halopipe.primitives import (
@@ -232,3 +233,28 @@ def test_the_example_of_the_documents_trains_as_one_device(size: int) -> None:
         runpy.run_path(str(HOME / "docs" / "examples" / "divided_convolution.py"), run_name="__main__")
 
     forked(size, work)
+
+
+def test_a_group_of_some_ranks_exchanges_by_its_own_numbers() -> None:
+    port = free_port()
+
+    def work(rank: int) -> list[float] | None:
+        torch.set_num_threads(1)
+        address = f"tcp://127.0.0.1:{port}"
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=3)
+        group = dist.new_group([0, 2])
+        try:
+            if rank == 1:
+                return None
+            ranks, halves = Ranks(group, timeout_s=20.0), Partition.of((4,), {0: (0, 1, 4)})
+            x = torch.arange(4.0)[halves.slices(ranks.rank)].requires_grad_()
+            whole_of = repartition(x, halves, Partition.copies((4,), 2), ranks)
+            (whole_of * (ranks.rank + 1)).sum().backward()
+            assert x.grad is not None
+            assert x.grad.tolist() == [3.0] * len(x)
+            return whole_of.tolist()
+        finally:
+            dist.barrier()
+            dist.destroy_process_group()
+
+    assert forked(3, work) == [[0.0, 1.0, 2.0, 3.0], None, [0.0, 1.0, 2.0, 3.0]]
