@@ -106,14 +106,14 @@ def profile(
         ),
     ] = None,
     local_loss: Annotated[
-        int,
+        str,
         typer.Option(
-            min=0,
             metavar="N",
-            help="Train the model as N blocks, each by a loss of its own: changes the optimisation; 0: as it is.",
+            help="Train the model as N blocks ('stage': a block a worker), each by a loss of its own: changes the "
+            "optimisation; 0: as it is.",
             rich_help_panel=_MODEL,
         ),
-    ] = 0,
+    ] = "0",
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer sizes and runs, one process: faster, less exact.")
     ] = False,
@@ -157,7 +157,9 @@ def profile(
     with claimed([output], [model.rpartition(":")[0] or model]):
         shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
         arguments = units.parse_arguments(arg or [])
-        source = measure.source_of(model, shape, arguments, dtype, autocast, elementwise or (), local_losses=local_loss)
+        job = job_rank()
+        blocks = measure.local_blocks(local_loss, device, workers if job is None else job.num_ranks)
+        source = measure.source_of(model, shape, arguments, dtype, autocast, elementwise or (), local_losses=blocks)
         options: dict[str, Any] = {
             "device": device,
             "optimizer": optimizer,
@@ -169,7 +171,6 @@ def profile(
             "transport": transport,
             "resume": resume,
         }
-        job = job_rank()
         if job is not None:
             found = measure.measure_in_job(job, source, **options)
             if found is None:  # rank 0 writes for all

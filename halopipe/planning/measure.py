@@ -95,6 +95,21 @@ def source_of(
     return ModelSource(saved.path, {}, (), dtype or saved.dtype, *rest, saved.digest)
 
 
+def local_blocks(asked: str, device: str, num_workers: int) -> int:
+    """Blocks that are each trained by a loss of their own; ``stage``: as many as workers are planned for.
+
+    Raises:
+        UsageError: it is neither that nor a number.
+    """
+    if asked == "stage":
+        from profiler.measure.devices import chosen
+
+        return chosen(device, num_workers)[1]
+    if not asked.isdecimal():
+        raise UsageError(f"--local-loss {asked!r} says no number of blocks", [], ["a number, or 'stage'"])
+    return int(asked)
+
+
 def _is_module(model: object) -> bool:
     """Whether it is an ``nn.Module``, none of which there is where nobody has loaded torch."""
     return "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module)
