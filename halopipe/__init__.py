@@ -11,17 +11,20 @@
     engine = hp.execute(plan, model, loss_fn, optimizer)    # under torchrun; engine.step(batch) -> loss
     run = hp.parallelize(model, example, loss_fn=loss_fn)   # or all of it at once, from any script or notebook
 
-Names are imported when they are first used, so that ``import halopipe`` costs next to nothing.
+``hp.primitives`` are exchanges with exact adjoints, for modules of one's own.  Names are imported when they are first
+used, so that ``import halopipe`` costs next to nothing.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
 from halopipe.guard import check_on_import
 
 if TYPE_CHECKING:
+    from halopipe import primitives
     from halopipe.api import (
         baselines,
         compare,
@@ -55,6 +58,7 @@ __all__ = [
     "pareto",
     "plan",
     "prices",
+    "primitives",
     "profile",
     "report",
     "save",
@@ -70,6 +74,8 @@ if "IPython" in sys.modules:  # a notebook shows plans and timelines as pictures
 
 
 def __getattr__(name: str) -> Any:
+    if name == "primitives":
+        return importlib.import_module("halopipe.primitives")
     if name in __all__:
         from halopipe import api
 

@@ -106,6 +106,7 @@ def profile(
     allow: Sequence[str] = (),
     num_ranks: int = 0,
     elementwise: Sequence[str] = (),
+    local_losses: int = 0,
     quick: bool = False,
     num_processes: int = 0,
     transport: str = "",
@@ -138,6 +139,8 @@ def profile(
             speed than a share of the whole.
         num_ranks: ranks that parts are measured for; 0: the workers.
         elementwise: operators (``mylib::op``) that treat every element by itself, which halopipe cannot know.
+        local_losses: of a factory of an ``nn.Sequential``, blocks that are each trained by a loss of their own, without
+            gradients between them; this changes the optimisation.  0: none.
         quick: fewer sizes and runs, one process: faster, less exact.
         num_processes: fresh processes that measure the same, the median counts; 0: three, or one if ``quick``.
         transport: that links between cores are measured over, ``shared`` (memory) or ``gloo``; empty: shared, where it
@@ -163,6 +166,7 @@ def profile(
         example=example,
         loss_fn=loss_fn,
         varying=varying,
+        local_losses=local_losses,
     )
     if on or tables:
         given = {"allow": allow, "num_ranks": num_ranks, "quick": quick, "num_processes": num_processes}

@@ -10,6 +10,7 @@ import typer
 
 from halopipe.cli import completion
 from halopipe.cli.options import HostsOption, Json
+from planner.ir.errors import UsageError
 
 if TYPE_CHECKING:
     from planner.ir.profile import Profile
@@ -117,6 +118,15 @@ def profile(
             rich_help_panel=_MODEL,
         ),
     ] = None,
+    local_loss: Annotated[
+        str,
+        typer.Option(
+            metavar="N",
+            help="Train the model as N blocks ('stage': a block a worker), each by a loss of its own: changes the "
+            "optimisation; 0: as it is.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "0",
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer sizes and runs, one process: faster, less exact.")
     ] = False,
@@ -175,7 +185,11 @@ def profile(
         raise hosts_refused(hosts, f"profile {shlex.quote(model)} ...")
     with claimed([output], [model.rpartition(":")[0] or model]):
         shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
-        source = measure.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast, elementwise or ())
+        arguments = units.parse_arguments(arg or [])
+        job = job_rank()
+        num_blocks = _stages_elsewhere(local_loss, workers) if on else local_loss
+        blocks = measure.local_blocks(num_blocks, device, workers if job is None else job.num_ranks)
+        source = measure.source_of(model, shape, arguments, dtype, autocast, elementwise or (), local_losses=blocks)
         if on or tables:
             refused = [f"--{name}" for name in _NOT_ELSEWHERE if _is_given(context, name)]
             wanted = units.parse_integers(sizes, "--sizes", "1,2,4,8")
@@ -193,7 +207,6 @@ def profile(
             "transport": transport,
             "resume": resume,
         }
-        job = job_rank()
         if job is not None:
             found = measure.measure_in_job(job, source, **options)
             if found is None:  # rank 0 writes for all
@@ -203,6 +216,15 @@ def profile(
             found = measure.measure(source, num_workers=workers, unfinished=kept, **options)
         _write(found, output, json)
         measure.unfinished_file(output).unlink(missing_ok=True)
+
+
+def _stages_elsewhere(local_loss: str, workers: int) -> str:
+    """``--local-loss`` as a number: how many workers this machine has says nothing of another one."""
+    if local_loss != "stage":
+        return local_loss
+    if not workers:
+        raise UsageError("--local-loss stage: as many as which workers?", [], ["give --workers N, or --local-loss N"])
+    return str(workers)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -50,7 +50,7 @@ def whole_needs(names: Iterable[str], rows: tuple[int, ...]) -> tuple[Need, ...]
 def portion(decision: Decision, stage: int, rank: int, samples: int) -> tuple[int, int]:
     """First sample, and number of samples, of ``rank`` in a micro-batch of ``samples``; of a stage cut by samples."""
     counts = decision.layout_of(stage).samples(samples)
-    position = sorted(decision.stages[stage].ranks).index(rank)
+    position = decision.stages[stage].ranks.index(rank)
     return sum(counts[:position]), counts[position]
 
 

@@ -45,12 +45,14 @@ def source_of(
     example: Any = None,
     loss_fn: Callable[..., Any] | None = None,
     varying: Mapping[str, Any] | None = None,
+    local_losses: int = 0,
 ) -> ModelSource:
     """Where workers find the model; a module object is written to a file (:mod:`profiler.source.saved`).
 
     Args:
         dtype: of parameters and activations; empty: the module's own, of what a factory makes float32.
         example, loss_fn, varying: of a module object, as of :func:`halopipe.api.profile`.
+        local_losses: of a factory, blocks that are each trained by a loss of their own; 0: none.
 
     Raises:
         UsageError: ``model`` is neither text nor a module nor a function that another process could import.
@@ -69,7 +71,14 @@ def source_of(
     shape, rest = tuple(input_shape), (autocast, tuple(elementwise))
     name = str(model) if isinstance(model, (str, Path)) else ""
     if not is_module and not ModelSource(name).is_file:
-        return ModelSource(name or _factory_name(model), texts, shape, dtype or "float32", *rest)
+        name = name or _factory_name(model)
+        return ModelSource(name, texts, shape, dtype or "float32", *rest, local_losses=local_losses)
+    if local_losses:
+        raise UsageError(
+            "local losses are asked of a module as it is",
+            [f"{local_losses} blocks"],
+            ["have a factory return it: path/file.py:factory"],
+        )
     if texts:
         raise UsageError(
             f"a module has no arguments: {', '.join(texts)}", ["it is taken as it is"], ["give them to a factory"]
@@ -84,6 +93,21 @@ def source_of(
     result = model if example is None else (model, example, loss_fn, varying or {})
     saved = save_module(result, input_shape=shape)
     return ModelSource(saved.path, {}, (), dtype or saved.dtype, *rest, saved.digest)
+
+
+def local_blocks(asked: str, device: str, num_workers: int) -> int:
+    """Blocks that are each trained by a loss of their own; ``stage``: as many as workers are planned for.
+
+    Raises:
+        UsageError: it is neither that nor a number.
+    """
+    if asked == "stage":
+        from profiler.measure.devices import chosen
+
+        return chosen(device, num_workers)[1]
+    if not asked.isdecimal():
+        raise UsageError(f"--local-loss {asked!r} says no number of blocks", [], ["a number, or 'stage'"])
+    return int(asked)
 
 
 def _is_module(model: object) -> bool:

@@ -15,6 +15,10 @@ from planner.ir.codec import plain
 from planner.ir.plan import Measured, Plan, Prediction, RankPrediction, Search
 from planner.ir.problem import MEMORY, THROUGHPUT
 from planner.ir.profile import ModelSource, Profile
+from planner.ir.program import Program
+from planner.ir.schedule import StageGraph
+from planner.passes import staleness
+from planner.schedules import names, traits
 
 _STALE = 1e-6
 _STATUS = {
@@ -36,6 +40,7 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
     blocks += [
         _stages(stage_rows(plan, profile, timeline)),
         _ranks(plan, prediction),
+        _unflushed(plan, profile, prediction) if profile is not None else "",
         evidence_text(prediction),
         _titled("What binds", [f"- {line}" for line in plan.search.binding]),
         _titled("How good it is", certificate(plan.search, prediction)),
@@ -97,11 +102,39 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         f"  predicted {within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
         f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence}"
         + (f", messages over {prediction.transport})" if prediction.transport else ")")
+        + optimisation_line(plan)
         + _machines_line(plan)
         + _tie_line(plan)
         + _calibration_line(plan)
         + _objective_line(prediction, objective)
     )
+
+
+def optimisation_line(plan: Plan) -> str:
+    """Where the schedule, or a loss of each block, does not train as the model itself would."""
+    decision, blocks = plan.decision, plan.inputs.model.local_losses
+    by_blocks = f"each of {blocks} blocks is trained by its own loss, no gradient passes between them"
+    text = f"\n  changes   the optimisation: {by_blocks}" if blocks else ""
+    if decision.schedule not in names() or traits(decision.schedule).synchronous:
+        return text
+    stages = StageGraph(len(decision.stages), len(decision.micro_batches), ())
+    oldest = max(staleness(Program(decision.rows(), stages, tuple(stage.ranks for stage in decision.stages), {})))
+    updates = f"{units.count(oldest, 'update')} old"
+    return (
+        f"{text}\n  changes   the optimisation: {decision.schedule} updates within a step, on weights up to {updates}"
+    )
+
+
+def _unflushed(plan: Plan, profile: Profile, prediction: Prediction) -> str:
+    """What a long run without a flush would take, of a schedule that needs none."""
+    if plan.decision.schedule not in names() or traits(plan.decision.schedule).synchronous:
+        return ""
+    from planner.costs.cost_model import PriceBook
+    from planner.costs.predict import unflushed_step_s
+
+    step_s = unflushed_step_s(PriceBook(plan.inputs.as_seen(profile)), plan.decision)
+    less = units.percent(1 - step_s / prediction.step_s)
+    return f"Without the flush between steps a step would take {units.seconds(step_s)}, {less} less"
 
 
 def _machines_line(plan: Plan) -> str:

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from halopipe.planning import calibration, solve
+from halopipe.reports.explain import optimisation_line
 from halopipe.reports.predicted_vs_measured import timeline_table, transports_text
 from halopipe.terminal import console, tables, units
 from halopipe.terminal.console import Reporter
@@ -99,6 +100,8 @@ def report(
     ]
     if note:
         lines.append(note)
+    if changed := optimisation_line(plan):
+        lines.append(changed.removeprefix("\n"))
     lines += map(_restart, result.restarts)
     if drift is not None:
         lines += calibration.drift_lines(drift)

@@ -46,6 +46,7 @@ ROWS: Mapping[str, Row] = {
     "inputs.model.autocast": _SOURCE,
     "inputs.model.elementwise": _SOURCE,
     "inputs.model.digest": _SOURCE,
+    "inputs.model.local_losses": _SOURCE,
     "inputs.optimizer.name": _SOURCE,
     "inputs.optimizer.arguments": _SOURCE,
     "inputs.optimizer.state_bytes_per_parameter_byte": _SOURCE,

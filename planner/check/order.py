@@ -143,8 +143,9 @@ def _staleness(decision: Decision, program: Program) -> tuple[int, ...]:
 
 
 def _pipeline(decision: Decision, program: Program, windows: tuple[int, ...]) -> Pipeline:
-    groups = list(dict.fromkeys(stage.ranks for stage in decision.stages))
-    positions = tuple(groups.index(stage.ranks) for stage in decision.stages)
+    groups = [frozenset(stage.ranks) for stage in decision.stages]
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    positions = tuple(numbers[group] for group in groups)
     apart = positions == tuple(range(len(decision.stages)))
     return Pipeline(program.stages, () if apart else positions, windows)
 

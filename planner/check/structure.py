@@ -86,7 +86,7 @@ def _rank_faults(decision: Decision) -> Iterator[str]:
 def _shares_a_position(decision: Decision, first: int, second: int) -> bool:
     """Whether the schedule may run both stages on the same ranks."""
     several = decision.schedule in schedules.names() and schedules.traits(decision.schedule).stages_per_position != 1
-    return several and decision.stages[first].ranks == decision.stages[second].ranks
+    return several and set(decision.stages[first].ranks) == set(decision.stages[second].ranks)
 
 
 def form_faults(decision: Decision) -> Iterator[str]:

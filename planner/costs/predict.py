@@ -22,10 +22,11 @@ from planner.ir.cluster import Evidence
 from planner.ir.plan import Decision, Prediction, RankPrediction
 from planner.ir.profile import Profile
 from planner.ir.program import Program
-from planner.ir.schedule import COMPUTE
+from planner.ir.schedule import COMPUTE, Pipeline, StageGraph
 from planner.ir.timeline import Timeline
 from planner.layers.boundary import Boundaries
-from planner.passes import validate
+from planner.passes import lower, validate
+from planner.schedules import schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,26 @@ def paired_forecast(book: PriceBook, decision: Decision, num_draws: int) -> tupl
     )
     draws = paired_steps(compiled, costs, prices, run(compiled, prices), num_draws)
     return draws, len(compiled.messages) + sum(count > 1 for count in compiled.reductions) + inside
+
+
+def unflushed_step_s(book: PriceBook, decision: Decision) -> float:
+    """A step of a schedule that updates within it, where steps follow one another without a flush.
+
+    What two steps' micro-batches as one step take, less what one step's do: from then on the period is the same.
+    """
+
+    def seconds(times: int) -> float:
+        micro_batches = decision.micro_batches * times
+        boundaries = Boundaries.of_decision(book.profile.graph, decision)
+        edges = boundaries.edges()
+        stages = StageGraph(len(decision.stages), len(micro_batches), edges, boundaries.prepares())
+        order = schedule(decision.schedule)(Pipeline(stages))
+        program = lower(order, stages, boundaries.ranks, boundaries.routes(edges, micro_batches), len(decision.program))
+        compiled = compile_program(program, micro_batches)
+        costs = StageCosts(book, placements(book, decision), micro_batches)
+        return run(compiled, prices_of(compiled, costs, transfer_bytes(program, compiled))).step_s
+
+    return seconds(3) - seconds(2)
 
 
 def _compiled(book: PriceBook, decision: Decision) -> tuple[Program, StageCosts, CompiledProgram, list[int]]:

@@ -25,6 +25,7 @@ class ModelSource:
             for none.
         elementwise: operators (``mylib::op``) of which the user says that they treat every element by itself.
         digest: SHA-256 of the file that holds the module; empty of a factory.
+        local_losses: blocks that the model is trained as, each by a loss of its own; 0: as it is.
     """
 
     factory: str
@@ -34,6 +35,7 @@ class ModelSource:
     autocast: str = field(default="", metadata={"added": "0.1"})
     elementwise: tuple[str, ...] = field(default=(), metadata={"added": "0.1"})
     digest: str = field(default="", metadata={"added": "0.1"})
+    local_losses: int = field(default=0, metadata={"added": "0.1"})
 
     @property
     def is_file(self) -> bool:

@@ -214,6 +214,8 @@ class Traits:
         trains: False for forward passes alone.
         splits_backward: has I and W in place of B.
         stages_per_position: how many stages a position runs: 1, a fixed number (ZB-V: 2), or 0 for any.
+        bidirectional: a position is two ranks, which run its second stage in the other order: what the first of them
+            has of a micro-batch on one of its two stages, the second has on the other.
         windowed: heeds ``Pipeline.windows``.
         timed: heeds ``Pipeline.times`` and ``Pipeline.transfer``.
         blocking: messages are not overlapped with compute.
@@ -224,6 +226,7 @@ class Traits:
     trains: bool = True
     splits_backward: bool = False
     stages_per_position: int = 1
+    bidirectional: bool = False
     windowed: bool = False
     timed: bool = False
     blocking: bool = False

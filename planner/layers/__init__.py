@@ -22,6 +22,7 @@ contracted by several ranks, and which back end runs them is asked of torch.
 from __future__ import annotations
 
 from planner.layers._kinds import Kind, has_halo, is_convolution, kind, kinds
+from planner.layers._rules import window
 from planner.layers._samples import batch_wide_layers, check_samples_apart, require_whole_batches
 from planner.layers._sites import over_sites, prepared_inputs, throughout_sites
 
@@ -37,4 +38,5 @@ __all__ = [
     "prepared_inputs",
     "require_whole_batches",
     "throughout_sites",
+    "window",
 ]

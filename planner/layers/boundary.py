@@ -5,17 +5,58 @@ Planner, simulator, checker and runtime all get their messages here, so that wha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from planner.ir.box import Box, Interval, hull, intersect, transfers, volume, whole
-from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer
+from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer, value_name
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision, Placement
 from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import Edge, StageGraph
 from planner.layers import kind, prepared_inputs
 from planner.layers.division import layer_division, read_by
+
+_DETACH, _ADD, _BROADCAST = "aten.detach.default", "aten.add.Tensor", "aten.broadcast_tensors.default"
+
+
+def loss_terms(graph: Graph) -> frozenset[str]:
+    """Losses that are added up to the loss, each once, and their sums: their gradient is the loss's own.
+
+    So the stage that makes one needs no message to begin its backward: losses that are local to stages.
+    """
+    makers, reads = {layer.name: layer for layer in graph.layers}, Counter[str]()
+    for layer in graph.layers:
+        reads.update(layer.inputs)
+    values, found, left = graph.values(), set[str](), [graph.loss]
+    while left:
+        maker = makers.get(producer(left.pop()))
+        if maker is None or maker.attributes.get("op") != _ADD or "alpha" in maker.attributes:
+            continue
+        terms = [v for v in maker.inputs if reads[v] == 1 and _is_summed(makers.get(producer(v)), values[v])]
+        found.update(terms)
+        left += terms
+    return frozenset(found)
+
+
+def _is_summed(maker: Layer | None, value: TensorSpec) -> bool:
+    is_kind = maker is not None and (maker.kind == "loss" or maker.attributes.get("op") == _ADD)
+    return is_kind and value.is_float and not value.shape
+
+
+def without_gradient(graph: Graph) -> frozenset[str]:
+    """Values of which no stage sends a gradient back: detached ones, what is made of these alone, terms of the loss."""
+    found: set[str] = set()
+    for layer in graph.layers:
+        op, inputs = layer.attributes.get("op"), layer.inputs
+        if op == _BROADCAST and len(inputs) == len(layer.outputs):  # each output is one input: some may be targets
+            silent = [value in found or value in graph.inputs for value in inputs]
+        else:
+            is_made_of = bool(inputs) and not layer.parameters and all(value in found for value in inputs)
+            silent = [op == _DETACH or is_made_of] * len(layer.outputs)
+        found.update(value_name(layer.name, output) for output, is_silent in enumerate(silent) if is_silent)
+    return frozenset(found) | loss_terms(graph)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +69,7 @@ class Boundaries:
         ranks: ranks by stage.
         of_layer: layout by layer, where it is not its stage's.
         placed: placement by layer, where that says more than a layout.
+        silent: values without a gradient that comes back, see :func:`without_gradient`.
     """
 
     graph: Graph
@@ -38,6 +80,7 @@ class Boundaries:
     _readers: Mapping[tuple[str, int], tuple[Layer, ...]] = field(repr=False)
     of_layer: Mapping[str, Layout] = field(default_factory=dict)
     placed: Mapping[str, Placement] = field(default_factory=dict)
+    silent: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -55,7 +98,17 @@ class Boundaries:
             for value in dict.fromkeys(layer.inputs):
                 readers.setdefault((value, stage_of[layer.name]), []).append(layer)
         found = {key: tuple(layers) for key, layers in readers.items()}
-        return cls(graph, stage_of, tuple(layouts), tuple(ranks), graph.values(), found, of_layer or {}, placed or {})
+        return cls(
+            graph,
+            stage_of,
+            tuple(layouts),
+            tuple(ranks),
+            graph.values(),
+            found,
+            of_layer or {},
+            placed or {},
+            without_gradient(graph),
+        )
 
     @classmethod
     def of_decision(cls, graph: Graph, decision: Decision) -> Boundaries:
@@ -87,7 +140,7 @@ class Boundaries:
                 if src is not None and src != dst:
                     found.setdefault((src, dst), {})[value] = None
         return tuple(
-            Edge(src, dst, values, any(self._values[value].is_float for value in values))
+            Edge(src, dst, values, any(map(self._is_answered, values)))
             for (src, dst), names in sorted(found.items())
             for values in [tuple(sorted(names, key=order.__getitem__))]
         )
@@ -146,7 +199,7 @@ class Boundaries:
                 num_bytes = volume(move.box) * BYTES_PER_ELEMENT[spec.dtype]
                 parts.setdefault((move.src, move.dst), []).append(Part(value, move.box, num_bytes))
         return tuple(
-            Message(src, dst, tuple(found), tuple(part for part in found if self._values[part.value].is_float))
+            Message(src, dst, tuple(found), tuple(part for part in found if self._is_answered(part.value)))
             for (src, dst), found in sorted(parts.items())
         )
 
@@ -172,6 +225,10 @@ class Boundaries:
             for edge in edges
             for index, samples in enumerate(micro_batches)
         }
+
+    def _is_answered(self, value: str) -> bool:
+        """Whether a gradient of it comes back."""
+        return self._values[value].is_float and value not in self.silent
 
     def _spec(self, value: str, samples: int) -> TensorSpec:
         return self._values[value].at(samples, self.graph.samples)

@@ -36,10 +36,11 @@ def stages_by_position(pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
 
 
 def depths(stages: StageGraph) -> tuple[int, ...]:
-    """By stage, how many stages the longest path downstream has, itself included."""
+    """By stage, how many stages the longest path downstream has that gradients come back along, itself included."""
     found = [1] * stages.num_stages
     for edge in sorted(stages.edges, key=lambda edge: edge.src, reverse=True):  # stages are in topological order
-        found[edge.src] = max(found[edge.src], found[edge.dst] + 1)
+        if edge.gradient:
+            found[edge.src] = max(found[edge.src], found[edge.dst] + 1)
     return tuple(found)
 
 
@@ -118,6 +119,12 @@ def updating(row: Row, every: int, version: Callable[[int, int], int]) -> Row:
             found.append(Action(action.stage, Op.UPDATE, m))
             num_updates += 1
     return tuple(found)
+
+
+def zigzag(num_positions: int, stages_per_position: int) -> tuple[int, ...]:
+    """The position of each stage where they lie down and up again: 0 1 2 2 1 0 0 1 2 ..."""
+    sweeps = (range(num_positions), range(num_positions)[::-1])
+    return tuple(position for number in range(stages_per_position) for position in sweeps[number % 2])
 
 
 def require_positions(name: str, pipeline: Pipeline, expected: tuple[int, ...]) -> None:

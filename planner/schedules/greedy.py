@@ -36,13 +36,17 @@ def greedy(pipeline: Pipeline) -> Schedule:
     other.
     """
     if pipeline.windows:
-        return Schedule(_scheduled(pipeline, pipeline.windows)[1])
+        return Schedule(list_scheduled(pipeline, pipeline.windows)[1])
     windows = dict.fromkeys(_windows(Clock(pipeline), factor) for factor in FACTORS)
-    return Schedule(min((_scheduled(pipeline, each) for each in windows), key=itemgetter(0))[1])
+    return Schedule(min((list_scheduled(pipeline, each) for each in windows), key=itemgetter(0))[1])
 
 
-def _scheduled(pipeline: Pipeline, windows: tuple[int, ...]) -> tuple[float, tuple[Row, ...]]:
-    """When the last action ends, and the rows."""
+def list_scheduled(pipeline: Pipeline, windows: tuple[int, ...]) -> tuple[float, tuple[Row, ...]]:
+    """When the last action ends, and the rows: what can start first goes next, backwards before forwards.
+
+    Args:
+        windows: by stage, the most micro-batches that it holds.
+    """
     stages, clock = pipeline.stages, Clock(pipeline)
     limits = [max(1, window) for window in windows]
     near: list[set[int]] = [{pipeline.position(s)} for s in range(stages.num_stages)]

@@ -6,7 +6,7 @@ from collections import Counter
 
 from planner.ir.schedule import Action, Op, Pipeline, Schedule, Traits
 from planner.schedules._registry import registered
-from planner.schedules._rows import by_position, depths, in_turn, require_positions, split
+from planner.schedules._rows import by_position, depths, in_turn, require_positions, split, zigzag
 
 
 @registered("zb-h1", Traits(splits_backward=True))
@@ -55,12 +55,7 @@ def zb_h2(pipeline: Pipeline) -> Schedule:
 _F, _I, _W = Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT
 
 
-def v_shape(num_positions: int, stages_per_position: int = 2) -> tuple[int, ...]:
-    """The position of each stage: down and up again."""
-    return (*range(num_positions), *reversed(range(num_positions)))
-
-
-@registered("zb-v", Traits(splits_backward=True, stages_per_position=2), positions=v_shape)
+@registered("zb-v", Traits(splits_backward=True, stages_per_position=2), positions=zigzag)
 def zb_v(pipeline: Pipeline) -> Schedule:
     """ZB-V: two stages on a position in the shape of a V, no bubble where F = I = W, in the memory of 1F1B.
 
@@ -76,7 +71,7 @@ def zb_v(pipeline: Pipeline) -> Schedule:
         UsageError: there are not two stages on each position, in the shape of a V.
     """
     p = pipeline.num_positions
-    require_positions("zb-v", pipeline, v_shape(p))
+    require_positions("zb-v", pipeline, zigzag(p, 2))
     return Schedule(tuple(_v_row(p, r, pipeline.stages.num_microbatches) for r in range(p)))
 
 

@@ -64,6 +64,11 @@ def nothing(node: fx.Node, arguments: Arguments) -> Attributes | None:
     return {}
 
 
+def added(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """How many times the second term counts, unless it is once."""
+    return {} if arguments["alpha"] == 1 else {"alpha": float(arguments["alpha"])}
+
+
 def conv(node: fx.Node, arguments: Arguments) -> Attributes | None:
     """The window; of an odd margin the odd one is at the end, where windows say by themselves how far they reach."""
     kernel = tuple(int(size) for size in arguments["weight"].meta["val"].shape[2:])
@@ -348,6 +353,8 @@ def _built_in(node: fx.Node, arguments: Arguments) -> tuple[str, Rule]:
         return "reduce", reduction
     if name in RESHAPES:
         return RESHAPE, reshape
+    if str(node.target) == "aten.add.Tensor":
+        return ELEMENTWISE, added
     if name in POINTWISE or torch.Tag.pointwise in overload_of(node).tags:
         return ELEMENTWISE, nothing
     return OPAQUE, nothing

@@ -55,6 +55,7 @@ from torch import Tensor, nn
 from cuda_ops.device.seeding import seed_generators, seeded
 from planner.ir.errors import FactoryError, ModelNotFoundError
 from planner.ir.profile import ModelSource
+from profiler.source.local_losses import with_local_losses
 from profiler.source.model import LoadedModel
 from profiler.source.parts import model_of, where
 
@@ -214,7 +215,10 @@ def _made(source: ModelSource, seed: int) -> LoadedModel:
         torch.manual_seed(seed)  # accelerators' generators too
         seed_generators(seed)  # last, since importing the user's module may have drawn numbers
         shaped = "input_shape" in arguments
-        return model_of(source.factory, _call(source, factory, arguments), source.input_shape, is_shaped=shaped)
+        made = _call(source, factory, arguments)
+        if source.local_losses:
+            made = with_local_losses(source.factory, made, source.local_losses)
+        return model_of(source.factory, made, source.input_shape, is_shaped=shaped)
 
 
 def _saved(source: ModelSource) -> LoadedModel:

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Transfer, intersect, volume
 from runtime.pipeline.messages import Cuts, cuts_of, narrowed, slices
-from runtime.transport import Pending, Transport
+from runtime.transport import Exchanging, Pending
 
 Pieces = tuple[tuple[Box, Tensor], ...]
 """Boxes in global coordinates, and the tensors that cover them."""
@@ -35,7 +35,7 @@ class PeerGroup:
         sent_bytes, num_messages: since the start; what a rank keeps for itself does not count.
     """
 
-    transport: Transport
+    transport: Exchanging
     ranks: tuple[int, ...]
     deadline_s: float
     sent_bytes: int = 0
@@ -53,7 +53,7 @@ class PeerGroup:
         return Exchange.of(self, held, wanted, moves, key)
 
     def start(self, sent: dict[int, Tensor], received: dict[int, Tensor], key: int | None = None) -> Pending:
-        """Start to send and receive tensors, by position; see :meth:`Transport.start_exchange` for the key."""
+        """Start to send and receive tensors, by position; ``key`` as its :meth:`start_exchange` has it."""
         self.num_messages += len(sent)
         for tensor in sent.values():
             self.sent_bytes += tensor.nbytes
@@ -224,34 +224,62 @@ def redistribute(x: Tensor, exchange: Exchange, box: Box | None = None) -> Tenso
     return moved(x, exchange, box)
 
 
+def accumulate(x: Tensor, exchange: Exchange, box: Box | None = None) -> Tensor:
+    """The adjoint of :func:`redistribute`: what ranks have over one element is added up where that element is held.
+
+    ``x`` covers ``exchange.wanted`` (or ``box``, outside of which nothing counts), the result ``exchange.held``.
+    Differentiable; all ranks of the stage call it in the same order.
+    """
+    summed: Callable[[Tensor, Exchange, Box], Tensor] = _Accumulate.apply
+    return summed(x, exchange, exchange.wanted if box is None else box)
+
+
 class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange, box: Box) -> Tensor:
         ctx.exchange, ctx.box = exchange, box
-        arriving = exchange.start(x)
-        shape = [len(interval) for interval in box]
-        found = x.new_empty(shape) if box == exchange.wanted else x.new_zeros(shape)
-        for part in exchange.kept:
-            found[slices(part, box)] = x[slices(part, exchange.held)]
-        for part, piece in arriving.wait():
-            found[slices(part, box)] = piece
-        return found
+        return _moved(x, exchange, box)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        exchange: Exchange = ctx.exchange
-        box: Box = ctx.box
-        arriving = exchange.start_adjoint([gradient[slices(part, box)] for _, part in exchange.receives], gradient)
-        if exchange.kept == (exchange.held,):
-            found = gradient[slices(exchange.held, box)].clone(memory_format=torch.contiguous_format)
-        else:
-            found = gradient.new_zeros([len(interval) for interval in exchange.held])
-            for part in exchange.kept:
-                found[slices(part, exchange.held)] = gradient[slices(part, box)]
-        for part, piece in arriving.wait():
-            found[slices(part, exchange.held)] += piece
-        return found, None, None
+        return _moved_back(gradient, ctx.exchange, ctx.box), None, None
+
+
+class _Accumulate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange, box: Box) -> Tensor:
+        ctx.exchange, ctx.box = exchange, box
+        return _moved_back(x, exchange, box)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _moved(gradient, ctx.exchange, ctx.box), None, None
+
+
+def _moved(x: Tensor, exchange: Exchange, box: Box) -> Tensor:
+    arriving = exchange.start(x)
+    shape = [len(interval) for interval in box]
+    found = x.new_empty(shape) if box == exchange.wanted else x.new_zeros(shape)
+    for part in exchange.kept:
+        found[slices(part, box)] = x[slices(part, exchange.held)]
+    for part, piece in arriving.wait():
+        found[slices(part, box)] = piece
+    return found
+
+
+def _moved_back(gradient: Tensor, exchange: Exchange, box: Box) -> Tensor:
+    arriving = exchange.start_adjoint([gradient[slices(part, box)] for _, part in exchange.receives], gradient)
+    if exchange.kept == (exchange.held,):
+        found = gradient[slices(exchange.held, box)].clone(memory_format=torch.contiguous_format)
+    else:
+        found = gradient.new_zeros([len(interval) for interval in exchange.held])
+        for part in exchange.kept:
+            found[slices(part, exchange.held)] = gradient[slices(part, box)]
+    for part, piece in arriving.wait():
+        found[slices(part, exchange.held)] += piece
+    return found
 
 
 def _mails(entries: Sequence[tuple[int, Box]], held: Box | None) -> tuple[_Mail, ...]:

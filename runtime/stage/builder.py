@@ -17,7 +17,7 @@ from planner.ir.graph import Graph, producer
 from planner.ir.plan import Decision
 from planner.ir.schedule import StageGraph
 from planner.layers import require_whole_batches
-from planner.layers.boundary import Boundaries
+from planner.layers.boundary import Boundaries, loss_terms, without_gradient
 from planner.layers.division import Division, divides
 from runtime.optim.of_stage import Tie, Updates, groups_of_ties, ties_of, updates_of
 from runtime.optim.sharding import GradientBuckets
@@ -148,7 +148,10 @@ class Builder:
         received = tuple(name for name in function.inputs if name not in graph.inputs and not is_factor(name))
         self._check_received(stage, received)
         loss = graph.loss if graph.loss in function.outputs else None
-        values, parameters = graph.values(), function.parameters
+        is_spoken_for = divided is not None and transport.rank != ranks[0]  # where layers are divided, sums are whole
+        terms = dict.fromkeys(loss_terms(graph), 0.0 if is_spoken_for else 1.0)
+        values, parameters, silent = graph.values(), function.parameters, without_gradient(graph)
+        answered = {name for name in function.outputs if values[name].is_float} - silent - {graph.loss}
         updates = updates_of(
             stage,
             parameters,
@@ -163,11 +166,11 @@ class Builder:
         if divided is not None and isinstance(updates.reduction, GradientBuckets):
             divided.later.added, updates.reduction.put_off = updates.reduction.note, divided.later.targets
         return Resident(
-            self._program(functions, manner, frozenset(received), loss, updates, divided or sites),
+            self._program(functions, manner, frozenset(received), loss, terms, updates, divided or sites),
             ranks,
             (),
             received,
-            tuple(name for name in function.outputs if name != loss and values[name].is_float),
+            tuple(name for name in function.outputs if name in answered),
             (),
             parameters,
             {name: value for name, value in function.attributes.items() if name not in parameters},
@@ -257,6 +260,7 @@ class Builder:
         manner: Manner,
         received: frozenset[str],
         loss: str | None,
+        terms: Mapping[str, float],
         updates: Updates,
         divided: DividedStage | SharedSites | None,
     ) -> StageProgram:
@@ -265,6 +269,7 @@ class Builder:
             received,
             loss,
             manner,
+            terms=terms,
             current=functions.current,
             variant=functions.variant,
             draw=self._draw,

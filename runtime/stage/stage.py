@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -113,7 +114,7 @@ class _Held:
 
     Attributes:
         weights: what it runs on in place of the parameters, of which ``version``.
-        seed: gradient of the loss.
+        seeds: gradients of the loss, and of what is added up to it, by name.
         left: what a backward for the input leaves; None where backward is whole.
         again: with recompute, until forward has been run again.
         recorded: otherwise, until the backward for the input.
@@ -121,7 +122,7 @@ class _Held:
 
     weights: tuple[Tensor, ...]
     version: int
-    seed: Tensor | None = None
+    seeds: dict[str, Tensor]
     left: LeftGradients | None = None
     again: Call | None = None
     recorded: _Recorded | None = None
@@ -134,6 +135,8 @@ class StageProgram:
         function: what the stage computes; gradients are added to ``.grad`` of its parameters.
         received: names of those inputs that another stage made; the floating ones among them get a gradient.
         loss: name of the output that is the loss; None on a stage that does not make it.
+        terms: outputs that are added up to the loss, each once: their gradient is that of the loss times this number, 0
+            on all ranks but one where each has a copy of the whole term.
         current: where operators of ``function`` that can be halved leave their weight gradients; None: there are none.
         variant: the same stage in another mode.
         draw: what layers draw by.
@@ -152,6 +155,7 @@ class StageProgram:
         loss: str | None,
         manner: Manner | None = None,
         *,
+        terms: Mapping[str, float] = MappingProxyType({}),
         current: Current | None = None,
         variant: Variant | None = None,
         draw: Draw | None = None,
@@ -160,6 +164,8 @@ class StageProgram:
     ) -> None:
         manner = manner or Manner()
         self._function, self._received, self._loss, self._manner = function, received, loss, manner
+        given = terms if loss is None else {**terms, loss: 1.0}
+        self._seeded = {name: given[name] for name in function.outputs if name in given}
         self._current, self._draw, self._divided, self._added = current or Current(), draw, divided, added
         told = [each for each in (draw, divided) if each is not None]
         self._calls = StageCalls(function, manner.autocast, variant, told)
@@ -211,7 +217,7 @@ class StageProgram:
         microbatch, call = portion.microbatch, self._call(portion, values)
         if not self._manner.trains:
             return self._handed_out(microbatch, self._calls.run_without_gradients(call))
-        held = _Held(self.weights.leaves(version), version)
+        held = _Held(self.weights.leaves(version), version, {})
         if microbatch in self._manner.split:
             held.left = LeftGradients(held.weights, None if self.weights.is_versioned else self._added)
         if self.weights.is_versioned:
@@ -221,8 +227,7 @@ class StageProgram:
             outputs = self._calls.run_without_gradients(call)
         else:
             held.recorded, outputs = self._record(call, held.left)
-        if self._loss is not None:
-            held.seed = self._seed(outputs[self._loss], loss_weight)
+        held.seeds = {name: self._seed(outputs[name], loss_weight * part) for name, part in self._seeded.items()}
         self._held[microbatch] = held
         return self._handed_out(microbatch, outputs)
 
@@ -248,9 +253,8 @@ class StageProgram:
         if held.recorded is None:
             raise KeyError(f"micro-batch {microbatch} has had its backward for the input")
         recorded, held.recorded = held.recorded, None
-        seeds = {name: gradients[name] for name in recorded.edges if name in gradients}
-        if self._loss in recorded.edges and held.seed is not None:
-            seeds[self._loss] = held.seed
+        given = {**gradients, **held.seeds}
+        seeds = {name: given[name] for name in recorded.edges if name in given}
         if seeds:
             run_backward([recorded.edges[name] for name in seeds], list(seeds.values()))
         if self._divided is not None:

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from runtime.transport.base import Key, Pending, Spec, Transport
+from runtime.transport.base import Exchanging, Key, Pending, Spec, Transport
+from runtime.transport.collectives import GroupExchanges
 from runtime.transport.gloo import GlooTransport, open_gloo
 from runtime.transport.hosts import MixedTransport, open_named, open_shared
 from runtime.transport.inprocess import Hub, InProcessTransport
@@ -18,7 +19,9 @@ from runtime.transport.shared_memory import SharedMemoryTransport
 __all__ = [
     "Channel",
     "ChannelTransport",
+    "Exchanging",
     "GlooTransport",
+    "GroupExchanges",
     "Hub",
     "InProcessTransport",
     "Key",

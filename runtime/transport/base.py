@@ -246,6 +246,22 @@ def put_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:
         tensor.detach().copy_(flat.view(tensor.shape))
 
 
+class Exchanging(Protocol):
+    """The part of a transport that exchanges."""
+
+    rank: int
+
+    def start_exchange(
+        self,
+        sent: Mapping[int, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        deadline_s: float,
+        key: int | None = None,
+    ) -> Pending:
+        """See :class:`Transport`."""
+        ...
+
+
 class Gathers(Protocol):
     """The part of a transport that gathers."""
 

@@ -28,7 +28,7 @@ from runtime.transport.base import (
     plain_like,
     put_back,
 )
-from runtime.transport.works import KEYED, Standing, Words, Works
+from runtime.transport.works import KEYED, Standing, StreamWorks, Words, Works
 
 PAIR_SUM_BYTES = 256 * 1024
 """Up to here two ranks exchange their terms and add, which takes half the time of gloo's ring.
@@ -52,7 +52,123 @@ class _Circle:
         return [position for position in range(len(self.ranks)) if position != self.position]
 
 
-class Together:
+class Exchanges:
+    """Tensors between the ranks of one process group, which are counted within it.
+
+    Args:
+        group: None where the rank is alone.
+        works: starts and waits.
+        device: where the backend's tensors are; others are copied there and back.
+        batched: what is exchanged at once starts at once; on a stream of its own, as NCCL's, it would block itself.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, works: Works, *, device: str = "cpu", batched: bool = False
+    ) -> None:
+        self.rank, self.world_size = (0, 1) if group is None else (group.rank(), group.size())
+        self._works, self._device, self._batched = works, torch.device(device), batched
+        self._pairs = _Circle(tuple(range(self.world_size)), self.rank, group, ("exchange",))
+        self._standing = Standing(group, works)
+
+    def start_exchange(
+        self,
+        sent: Mapping[int, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        deadline_s: float,
+        key: int | None = None,
+    ) -> Pending:
+        """See :class:`runtime.transport.base.Transport`."""
+        if self._device.type == "cpu" and all(map(is_plain, (*sent.values(), *received.values()))):
+            return self._begin(sent, received, deadline_s, key)
+        here = {rank: plain_like(tensor, self._device) for rank, tensor in received.items()}
+        gone = {rank: self._here(tensor) for rank, tensor in sent.items()}
+        copies = [(received[rank], came) for rank, came in here.items()]
+        return _Copied(self._begin(gone, here, deadline_s, key), copies)
+
+    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
+        return plain(tensor, self._device)
+
+    def _begin(
+        self,
+        sent: Mapping[int, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        deadline_s: float,
+        key: int | None,
+    ) -> Pending:
+        """Starts an exchange of plain tensors of this rank's device."""
+        if key is not None and not self._batched and self._pairs.group is not None:
+            return self._standing.start(sent, received, deadline_s, key)
+        return _Exchange(self._works, self._start_exchange(self._pairs, sent, received), deadline_s)
+
+    def _start_exchange(
+        self, circle: _Circle, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
+    ) -> dict[dist.Work, Words]:
+        """Receives, then sends, by position; with the peer of each."""
+        group = circle.group
+        works: dict[dist.Work, Words] = {}
+        if group is None:
+            return works
+        moves = [(False, position, tensor) for position, tensor in received.items() if tensor.numel()]
+        moves += [(True, position, tensor) for position, tensor in sent.items() if tensor.numel()]
+        if self._batched and moves:
+            everybody = ("one of", ", ".join(f"rank {circle.ranks[position]}" for _, position, _ in moves))
+            return dict.fromkeys(self._start_batch(circle, moves, everybody), everybody)
+        for sends, position, tensor in moves:
+            peer = ("rank", circle.ranks[position])
+            begin = partial(group.send if sends else group.recv, [tensor], position, _tag(tensor))
+            works[self._works.start(begin, circle.what, peer)] = peer
+        return works
+
+    def _start_batch(
+        self, circle: _Circle, moves: list[tuple[bool, int, torch.Tensor]], peers: Words
+    ) -> list[dist.Work]:
+        operations = [
+            dist.P2POp(
+                dist.isend if sends else dist.irecv, tensor, group=circle.group, tag=_tag(tensor), group_peer=position
+            )
+            for sends, position, tensor in moves
+        ]
+        return self._works.start(partial(dist.batch_isend_irecv, operations), circle.what, peers)
+
+
+class GroupExchanges:
+    """Exchanges over a process group that somebody else has made, of any backend; ranks are counted within it.
+
+    They share the group's order with what else is sent over it, point to point.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.rank, self.world_size = group.rank(), group.size()
+        self._group = group
+        config = dist.get_backend_config(group)  # as "cpu:gloo,cuda:nccl"
+        self._backends = dict(each.split(":") for each in str(config).split(","))
+        self._over: dict[str, tuple[Exchanges, Works]] = {}
+
+    def start_exchange(
+        self,
+        sent: Mapping[int, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        deadline_s: float,
+        key: int | None = None,
+    ) -> Pending:
+        """See :class:`runtime.transport.base.Transport`; the key is of no use here."""
+        devices = {tensor.device.type for tensor in (*sent.values(), *received.values())}
+        exchanges, works = self._of(devices.pop() if devices else "cpu")
+        works.settle(Deadline(deadline_s))  # on a stream, what the last exchange waits for is looked at by the next one
+        return exchanges.start_exchange(sent, received, deadline_s)
+
+    def _of(self, device: str) -> tuple[Exchanges, Works]:
+        """Over the backend of tensors on ``device``, or on the processor if it moves those alone."""
+        is_stream = self._backends.get(device) == "nccl" or "cpu" not in self._backends
+        key = next(iter(self._backends)) if is_stream and device == "cpu" else device if is_stream else "cpu"
+        if key not in self._over:
+            works = StreamWorks(self.rank) if is_stream else Works(self.rank)
+            place = f"cuda:{torch.cuda.current_device()}" if key == "cuda" else key
+            self._over[key] = Exchanges(self._group, works, device=place, batched=is_stream), works
+        return self._over[key]
+
+
+class Together(Exchanges):
     """The part of a transport that does things in groups; all ranks of ``world`` make theirs together.
 
     Args:
@@ -75,17 +191,14 @@ class Together:
         pair_bytes: int = 0,
         batched: bool = False,
     ) -> None:
-        self.rank, self.world_size, self.name = world.rank(), world.size(), backend
-        self._works, self._pair_bytes, self._batched = works, pair_bytes, batched
-        self._device, self._backend = torch.device(device), backend
-        self._numbers = declare(groups, self.world_size)
+        alone, everybody = world.size() == 1, tuple(range(world.size()))
+        numbers = declare(groups, world.size())
         self._now, self._started = (
-            {ranks: _new_group(ranks, backend) for ranks in self._numbers if len(ranks) > 1} for _ in range(2)
+            {ranks: _new_group(ranks, backend) for ranks in numbers if len(ranks) > 1} for _ in range(2)
         )
-        everybody = tuple(range(self.world_size))
-        alone = self.world_size == 1
-        self._pairs = _Circle(everybody, self.rank, None if alone else _new_group(everybody, backend), ("exchange",))
-        self._standing = Standing(self._pairs.group, works)
+        super().__init__(None if alone else _new_group(everybody, backend), works, device=device, batched=batched)
+        self.name = self._backend = backend
+        self._numbers, self._pair_bytes = numbers, pair_bytes
         self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def name_among(self, ranks: Sequence[int]) -> str:
@@ -97,20 +210,6 @@ class Together:
 
     def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
         return self._sum("started sum", tensor, ranks, deadline_s)
-
-    def start_exchange(
-        self,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        deadline_s: float,
-        key: int | None = None,
-    ) -> Pending:
-        if self._device.type == "cpu" and all(map(is_plain, (*sent.values(), *received.values()))):
-            return self._begin(sent, received, deadline_s, key)
-        here = {rank: plain_like(tensor, self._device) for rank, tensor in received.items()}
-        gone = {rank: self._here(tensor) for rank, tensor in sent.items()}
-        copies = [(received[rank], came) for rank, came in here.items()]
-        return _Copied(self._begin(gone, here, deadline_s, key), copies)
 
     @torch.no_grad()
     def reduce_scatter(
@@ -157,21 +256,6 @@ class Together:
         group = (self._started if kind == "started sum" else self._now).get(ranks)
         return _Circle(ranks, ranks.index(self.rank), group, (f"{kind} over ranks {ranks}, number", number))
 
-    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
-        return plain(tensor, self._device)
-
-    def _begin(
-        self,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        deadline_s: float,
-        key: int | None,
-    ) -> Pending:
-        """Starts an exchange of plain tensors of this rank's device."""
-        if key is not None and not self._batched and self._pairs.group is not None:
-            return self._standing.start(sent, received, deadline_s, key)
-        return _Exchange(self._works, self._start_exchange(self._pairs, sent, received), deadline_s)
-
     def _exchange(
         self,
         circle: _Circle,
@@ -182,36 +266,6 @@ class Together:
         deadline = Deadline(deadline_s)
         for work, peer in self._start_exchange(circle, sent, received).items():
             self._works.wait(work, circle.what, peer, deadline)
-
-    def _start_exchange(
-        self, circle: _Circle, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
-    ) -> dict[dist.Work, Words]:
-        """Receives, then sends, by position; with the peer of each."""
-        group = circle.group
-        works: dict[dist.Work, Words] = {}
-        if group is None:
-            return works
-        moves = [(False, position, tensor) for position, tensor in received.items() if tensor.numel()]
-        moves += [(True, position, tensor) for position, tensor in sent.items() if tensor.numel()]
-        if self._batched and moves:
-            everybody = ("one of", ", ".join(f"rank {circle.ranks[position]}" for _, position, _ in moves))
-            return dict.fromkeys(self._start_batch(circle, moves, everybody), everybody)
-        for sends, position, tensor in moves:
-            peer = ("rank", circle.ranks[position])
-            begin = partial(group.send if sends else group.recv, [tensor], position, _tag(tensor))
-            works[self._works.start(begin, circle.what, peer)] = peer
-        return works
-
-    def _start_batch(
-        self, circle: _Circle, moves: list[tuple[bool, int, torch.Tensor]], peers: Words
-    ) -> list[dist.Work]:
-        operations = [
-            dist.P2POp(
-                dist.isend if sends else dist.irecv, tensor, group=circle.group, tag=_tag(tensor), group_peer=position
-            )
-            for sends, position, tensor in moves
-        ]
-        return self._works.start(partial(dist.batch_isend_irecv, operations), circle.what, peers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runtime.transport import Pending, Transport
+from runtime.transport import Exchanging, Pending
 
 
 class Table(Protocol):
@@ -57,7 +57,9 @@ class Rows:
             others have none.  See ``Transport.start_exchange``.
     """
 
-    def __init__(self, transport: Transport, ranks: tuple[int, ...], deadline_s: float, key: int | None = None) -> None:
+    def __init__(
+        self, transport: Exchanging, ranks: tuple[int, ...], deadline_s: float, key: int | None = None
+    ) -> None:
         self._transport, self._deadline_s, self._key = transport, deadline_s, key
         self._kinds: dict[tuple[int, torch.dtype], int] = {}
         self._num_ranks, self._index = len(ranks), ranks.index(transport.rank)

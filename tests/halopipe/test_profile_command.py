@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 from typer.testing import CliRunner
 
 import halopipe
 from halopipe.cli.app import app
+from halopipe.planning import measure
 from planner.ir.codec import load
 from planner.ir.errors import UsageError
 from planner.ir.profile import ModelSource, Profile
@@ -50,6 +52,19 @@ def test_operators_said_to_be_elementwise_are_kept_with_the_model(asked: dict[st
     given = ["--elementwise", "lib::a", "--elementwise", "lib::b"]
     assert CliRunner().invoke(app, ["profile", "a:b", *given]).exit_code == 0
     assert asked["source"].elementwise == ("lib::a", "lib::b")
+
+
+@pytest.mark.parametrize(("given", "blocks"), [("3", 3), ("stage", 4), ("0", 0)])
+def test_losses_of_blocks_are_kept_with_the_model(asked: dict[str, Any], given: str, blocks: int) -> None:
+    assert CliRunner().invoke(app, ["profile", "a:b", "--local-loss", given, "--workers", "4"]).exit_code == 0
+    assert asked["source"].local_losses == blocks
+
+
+def test_blocks_that_are_no_number_are_refused() -> None:
+    with pytest.raises(UsageError, match="'-1' says no number of blocks"):
+        measure.local_blocks("-1", "cpu", 2)
+    with pytest.raises(UsageError, match="module as it is"):
+        measure.source_of(nn.Linear(1, 1), local_losses=2)
 
 
 def test_an_unknown_family_of_dims_is_refused(asked: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from planner.ir.schedule import Pipeline, Schedule
+from planner.ir.schedule import Op, Pipeline, Schedule
 from planner.schedules import names, positions, schedule, traits
 from profiler.capture.graph import capture
 from profiler.models.example import Example, normal
@@ -113,6 +113,23 @@ def test_a_schedule_computes_what_one_device_computes(kind: str, num_ranks: int,
     model, captured = network(kind)
     expected = serial(kind) if traits(name).synchronous else train_on_versions(model, captured.graph, decision, STEPS)
     assert_equal(trained((model, captured), decision, STEPS), expected)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("kind", ["chain", "dag"])
+def test_two_pipelines_in_opposite_directions_compute_what_one_device_computes(kind: str, num_ranks: int) -> None:
+    """Stage s is on the ranks s and D - 1 - s, of which the first has the samples that the last has at D - 1 - s."""
+    sizes, groups = (2, 4, 3, 2), tuple((s, num_ranks - 1 - s) for s in range(num_ranks))
+    where = positions("chimera", num_ranks // 2, 2)
+
+    def order(pipeline: Pipeline) -> Schedule:
+        return schedule("chimera")(replace(pipeline, positions=where))
+
+    cuts = [cut / num_ranks for cut in range(1, num_ranks)]
+    decision = decide(network(kind)[1].graph, cuts, sizes, groups, ((1, 1),) * num_ranks, order)
+    sends = [action for action in decision.rows()[0] if action.op is Op.SEND_FORWARD]
+    assert {(action.stage, action.peer) for action in sends} >= {(0, 1)}  # also where one position has both stages
+    assert_equal(trained(network(kind), decision, STEPS), train_serially(network(kind)[0], sizes, STEPS))
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINING if traits(name).windowed])

@@ -18,6 +18,7 @@ from planner.costs.communication.handover import bytes_read
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.ir.graph import Graph, producer
+from planner.layers.boundary import without_gradient
 
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
@@ -53,7 +54,7 @@ class Value:
 
     maker: int
     readers: tuple[tuple[int, float], ...]
-    is_float: bool
+    has_gradient: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +128,8 @@ class Cuts:
             for destination, num_bytes in most.items():
                 total = found.setdefault((source, destination), [0.0, 0.0, 0.0])
                 total[0] += num_bytes
-                total[1] += num_bytes * value.is_float
-                total[2] += value.is_float
+                total[1] += num_bytes * value.has_gradient
+                total[2] += value.has_gradient
         return tuple(Handed(*pair, there, back, count > 0) for pair, (there, back, count) in sorted(found.items()))
 
     def disorder(self, first: int, cut: int, lasts: Numbers) -> Flags:
@@ -291,7 +292,11 @@ def _values(graph: Graph, read: list[dict[str, float]]) -> tuple[Value, ...]:
     for layer, found in enumerate(read):
         for value, num_bytes in found.items():
             readers.setdefault(value, []).append((layer, num_bytes))
-    return tuple(Value(index[producer(value)], tuple(found), specs[value].is_float) for value, found in readers.items())
+    silent = without_gradient(graph)
+    return tuple(
+        Value(index[producer(value)], tuple(found), specs[value].is_float and value not in silent)
+        for value, found in readers.items()
+    )
 
 
 def _contents(
@@ -368,7 +373,7 @@ def _columns(
     held: Mapping[tuple[int, int], list[int]],
     read: list[dict[str, float]],
 ) -> tuple[Columns, Numbers]:
-    values = graph.values()
+    values, silent = graph.values(), without_gradient(graph)
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
     count, num_sorts = len(members), slots.shape[1]
     column = np.full((num_sorts, count, count), -1, dtype=np.int64)
@@ -383,9 +388,8 @@ def _columns(
                 needed[value] = max(needed.get(value, 0.0), num_bytes)
         crossing = [value for value in needed if members[cut, index[producer(value)]]]
         # linked, has_gradient, bytes forward and backward: summed over the values that the stage before makes
-        facts = np.array(
-            [(1.0, float(values[v].is_float), needed[v], needed[v] * values[v].is_float) for v in crossing]
-        )
+        answered = {v: values[v].is_float and v not in silent for v in crossing}
+        facts = np.array([(1.0, float(answered[v]), needed[v], needed[v] * answered[v]) for v in crossing])
         made_before = members[:cut, [index[producer(value)] for value in crossing]] > 0
         which, found = _distinct(made_before)
         rows += [np.concatenate(([slots[cut, sort]], (~flags) @ facts.reshape(-1, 4))) for flags in found]

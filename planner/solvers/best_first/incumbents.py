@@ -54,6 +54,9 @@ WAYS = (2, 3, 4)
 
 _ROUNDS = 3
 
+Groups = tuple[tuple[int, ...], ...]
+"""The ranks of each stage."""
+
 
 def virtual_pipelines(evaluator: Evaluator, prices: Prices, names: tuple[str, ...]) -> Iterator[Evaluation]:
     """The best pipeline of each schedule in ``names`` and number of positions that fits."""
@@ -67,13 +70,22 @@ def virtual_pipelines(evaluator: Evaluator, prices: Prices, names: tuple[str, ..
     cost = groups[0].stage(chain[every[:, None]], chain[every[None, :]]).work
     for name in names:
         fixed = traits(name).stages_per_position
-        for num_positions in range(2, len(pool.ranks) + 1):
+        twice = traits(name).bidirectional
+        for num_ranks in range(2, len(pool.ranks) + 1, 2 if twice else 1):
             for ways in (fixed,) if fixed else WAYS:
-                cuts = _balanced(cost, num_positions * ways)
+                where = _groups(name, pool.ranks[:num_ranks], ways)
+                cuts = _balanced(cost, len(where))
                 if cuts is not None and time.monotonic() < evaluator.stops:
-                    found = _improved(evaluator, prices, chain, cuts, (name, pool.ranks[:num_positions], ways))
+                    found = _improved(evaluator, prices, chain, cuts, (name, where))
                     if found is not None:
                         yield found
+
+
+def _groups(name: str, ranks: tuple[int, ...], ways: int) -> Groups:
+    """Where the stages of a schedule lie: on one rank a position, or on two, the second stage in the other order."""
+    if not traits(name).bidirectional:
+        return tuple((ranks[position],) for position in positions(name, len(ranks), ways))
+    return tuple(zip(ranks, reversed(ranks), strict=True))
 
 
 def _chain(prices: Prices) -> Numbers:
@@ -103,7 +115,7 @@ def _balanced(cost: Array, num_stages: int) -> list[int] | None:
 
 
 def _improved(
-    evaluator: Evaluator, prices: Prices, chain: Numbers, cuts: list[int], way: tuple[str, tuple[int, ...], int]
+    evaluator: Evaluator, prices: Prices, chain: Numbers, cuts: list[int], way: tuple[str, Groups]
 ) -> Evaluation | None:
     """The best of the pipeline and those that moving cuts leads to; None if none fits."""
     best = _evaluated(evaluator, prices, chain, cuts, way)
@@ -126,16 +138,17 @@ def _evaluated(
     prices: Prices,
     chain: Numbers,
     cuts: list[int],
-    way: tuple[str, tuple[int, ...], int],
+    way: tuple[str, Groups],
     best: Evaluation | None = None,
 ) -> Evaluation | None:
-    name, ranks, ways = way
+    name, groups = way
     size = prices.micro_batches[0]
-    stages = positions(name, len(ranks), ways)
+    if size < len(groups[0]):
+        return None
     candidate = Candidate(
         prices.cuts.stage_of(tuple(int(chain[cut]) for cut in cuts)),
-        tuple((ranks[position],) for position in stages),
-        ((size,),) * len(stages),
+        groups,
+        (samples_of((1,) * len(groups[0]), size),) * len(groups),
         prices.micro_batches,
         name,
     )

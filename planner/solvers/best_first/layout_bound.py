@@ -44,6 +44,7 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
 from planner.layers import kind
+from planner.layers.boundary import without_gradient
 from planner.solvers.candidates.candidate import Pool, group_shares, micro_batches, mixing_layers, samples_of, usable
 from planner.solvers.candidates.constraints import Constraints, Flags
 from planner.solvers.candidates.evaluate import Evaluator
@@ -408,12 +409,12 @@ def links_of(problem: Problem, samples: int, backward: str) -> Links:
         backward: ``Question.backward``.
     """
     graph = problem.profile.graph
-    values = graph.values()
+    values, silent = graph.values(), without_gradient(graph)
     joined, message_s = np.zeros(len(graph.layers) + 1, dtype=bool), np.zeros(len(graph.layers) + 1)
     for at, (before, behind) in enumerate(pairwise(graph.layers), start=1):
         reads = {value for value in behind.inputs if producer(value) == before.name}
         if backward != NONE:
-            reads = {value for value in reads if values[value].is_float and backward == WHOLE}
+            reads = {v for v in reads if values[v].is_float and v not in silent and backward == WHOLE}
         joined[at] = bool(reads)
         if reads:
             size = max(_bytes_read(graph, at, value, values, samples) for value in reads)

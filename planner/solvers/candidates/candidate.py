@@ -231,7 +231,7 @@ class Candidate:
 
     Attributes:
         stage_of: the stage of each layer, in the graph's order; stages are in topological order.
-        groups: ranks of each stage; stages of equal groups are virtual stages of one position.
+        groups: ranks of each stage; stages on the same ranks, in any order, are virtual stages of one position.
         shares: samples of each rank of each stage, in a full micro-batch.
         micro_batches: samples of each.
         schedule: its name.
@@ -272,11 +272,9 @@ class Candidate:
     @property
     def positions(self) -> tuple[int, ...]:
         """The position that runs each stage; empty if every stage has its own."""
-        first = {group: number for number, group in reversed(list(enumerate(self.groups)))}
-        if len(first) == len(self.groups):
-            return ()
-        numbers = {group: position for position, group in enumerate(sorted(first, key=first.__getitem__))}
-        return tuple(numbers[group] for group in self.groups)
+        groups = [frozenset(group) for group in self.groups]
+        numbers = {group: position for position, group in enumerate(dict.fromkeys(groups))}
+        return () if len(numbers) == len(groups) else tuple(numbers[group] for group in groups)
 
     def layouts(self) -> tuple[Layout, ...]:
         """The layout of each stage; nothing is cut on a stage of one rank."""

@@ -23,6 +23,7 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, producer
 from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.layers import throughout_sites
+from planner.layers.boundary import without_gradient
 from planner.solvers.candidates.candidate import (
     group_shares,
     like_groups,
@@ -187,7 +188,7 @@ class Crossing:
     def of(cls, graph: Graph, cuts: tuple[int, ...]) -> Crossing:
         """Between stages that start and end at ``cuts``, positions in the list of layers with both ends."""
         made_at = {layer.name: position for position, layer in enumerate(graph.layers)}
-        values = graph.values()
+        values, silent = graph.values(), without_gradient(graph)
         shape = (len(cuts), len(cuts))
         found = cls(np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool), np.zeros(shape), np.zeros(shape))
         for b in range(1, len(cuts) - 1):
@@ -200,7 +201,7 @@ class Crossing:
                 holders = slice(int(np.searchsorted(cuts, made_at[producer(value)], side="right")))
                 found.linked[holders, b] = True
                 found.forward_bytes[holders, b] += num_bytes
-                if values[value].is_float:
+                if values[value].is_float and value not in silent:
                     found.linked_back[holders, b] = True
                     found.backward_bytes[holders, b] += num_bytes
         return found

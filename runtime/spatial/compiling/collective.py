@@ -154,7 +154,7 @@ class CollectivePeerGroup(PeerGroup):
 
         def __init__(self, transport: Collectives, ranks: tuple[int, ...], deadline_s: float) -> None: ...
 
-    transport: Collectives  # type: ignore[assignment]  # which has what exchanges and forms use of one
+    transport: Collectives  # which has what exchanges and forms use of one
 
     def start(self, sent: dict[int, Tensor], received: dict[int, Tensor], key: int | None = None) -> Pending:
         """Every rank of the stage has to call it, also one that neither sends nor receives."""

@@ -57,6 +57,21 @@ def test_the_headline_names_another_objective() -> None:
     assert explain.headline(plan(), objective="latency").endswith("  objective latency")
 
 
+def test_a_schedule_that_changes_the_optimisation_says_so_and_what_it_takes_without_a_flush() -> None:
+    assert "optimisation" not in explain.explain(plan(), PROFILE)
+    decision = chain_decision(PROFILE, cuts=(3,), micro_batches=(2,) * 8, schedule="pipedream-2bw")
+    shown = explain.explain(replace(plan(), decision=decision), PROFILE)
+    assert "changes   the optimisation: pipedream-2bw updates within a step, on weights up to 1 update old" in shown
+    assert "Without the flush between steps a step would take" in shown
+
+
+def test_losses_of_blocks_are_said_to_change_the_optimisation() -> None:
+    made = plan()
+    inputs = replace(made.inputs, model=replace(made.inputs.model, local_losses=3))
+    line = "  changes   the optimisation: each of 3 blocks is trained by its own loss, no gradient passes between them"
+    assert line in explain.explain(replace(made, inputs=inputs), PROFILE).splitlines()
+
+
 def test_how_costs_are_known_is_said_unless_all_were_measured() -> None:
     def shown(evidence: str) -> str:
         return explain.explain(replace(plan(), prediction=replace(plan().prediction, evidence=evidence)))

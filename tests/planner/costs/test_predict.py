@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from planner.costs.predict import predict
+from planner.costs.cost_model import PriceBook
+from planner.costs.predict import predict, unflushed_step_s
 from planner.ir.cluster import DATASHEET, INTERPOLATED, MEASURED
 from planner.ir.errors import IllegalProgramError
 from planner.ir.graph import TensorSpec
@@ -48,6 +49,16 @@ def test_memory_counts_optimiser_state_and_the_margin() -> None:
     # Adam's update takes the root of a moment and divides it: two copies of a parameter.
     assert prediction.ranks[0].peak_bytes == (4 + 2) * 1000 + batch_bytes(profile, decision)
     assert prediction.ranks[0].memory_limit_bytes == 7500
+
+
+@pytest.mark.parametrize("name", ["pipedream", "pipedream-2bw"])
+def test_without_a_flush_a_step_lasts_as_long_as_its_busiest_stage_works(name: str) -> None:
+    profile = chain_profile(6, 3, update_s=1e-4)
+    decision = chain_decision(profile, (1, 3), (2,) * 6, [(0,), (1,), (2,)], schedule=name)
+    prediction, _ = predict(profile, decision)
+    busiest_s = max(rank.compute_s for rank in prediction.ranks)
+    assert unflushed_step_s(PriceBook(profile), decision) == pytest.approx(busiest_s)
+    assert prediction.step_s > 1.1 * busiest_s
 
 
 def test_a_rank_that_is_not_used_waits() -> None:

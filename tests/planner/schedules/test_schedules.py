@@ -10,7 +10,7 @@ import pytest
 
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.schedule import Action, Op, Pipeline, StageGraph, StageTimes, Traits
-from planner.passes import in_flight, staleness, validate, versions_kept
+from planner.passes import in_flight, peaks, staleness, validate, versions_kept
 from planner.schedules import default_names, names, positions, schedule, traits
 from planner.schedules import staleness as claimed_staleness
 from tests.planner.random_programs import random_pipeline, random_positions
@@ -18,7 +18,7 @@ from tests.planner.schedules.simulated import Simulated, chain, dag, lowered, un
 
 PUBLISHED = {
     *("1f1b", "1f1b-2bp", "1f1b-2bp-fill", "1f1b-sno", "1f1b-so", "1f1b-windowed", "forward", "gpipe", "gpipe-2bp"),
-    *("greedy", "interleaved", "naive", "pipedream", "pipedream-2bw", "zb-h1", "zb-h2", "zb-v"),
+    *("chimera", "greedy", "hanayo", "interleaved", "naive", "pipedream", "pipedream-2bw", "zb-h1", "zb-h2", "zb-v"),
 }
 ONE_EACH = tuple(name for name in names() if traits(name).stages_per_position == 1)
 SPLIT = tuple(name for name in names() if traits(name).splits_backward)
@@ -105,7 +105,10 @@ def test_rows_stand_by_position(name: str) -> None:
     assert [row[0].stage for row in order.rows] == [1, 2, 0]
 
 
-@pytest.mark.parametrize(("name", "where"), [("zb-v", (0, 1, 0, 1)), ("zb-v", (0, 1)), ("interleaved", (0, 1, 1, 0))])
+WRONG = [("zb-v", (0, 1, 0, 1)), ("zb-v", (0, 1)), ("interleaved", (0, 1, 1, 0)), ("hanayo", (0, 1, 0, 1))]
+
+
+@pytest.mark.parametrize(("name", "where"), [*WRONG, ("chimera", (0, 1, 0, 1))])
 def test_stages_in_the_wrong_place_are_refused(name: str, where: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match=f"{name} cannot order stages at positions {', '.join(map(str, where))}"):
         schedule(name)(Pipeline(StageGraph.chain(len(where), 4), where))
@@ -139,6 +142,34 @@ def test_steps_are_the_closed_forms(p: int, m: int, forward: float, inputs: floa
         if forward == inputs == weights:
             assert step("zb-v", 2) == m * t + (p - 1) * forward / 2
     assert Simulated.of(lowered(chain("gpipe", p, m), "gpipe")).run(seconds, 0.0).busy == (m * t,) * p
+
+
+@pytest.mark.parametrize("waves", [1, 2, 4])
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_waves_divide_the_bubble(p: int, waves: int) -> None:
+    """Of as many micro-batches as positions also where a backward lasts twice as long as a forward."""
+
+    def step(m: int, backward: float) -> float:
+        part = 1 / (2 * waves)
+        costs = uniform(part, backward * part / 2, backward * part / 2)
+        return Simulated.of(lowered(chain("hanayo", p, m, 2 * waves), "hanayo")).run(costs, 0.0).step
+
+    assert [step(m, 1.0) for m in (p, 2 * p, 3 * p)] == [2 * m + (p - 1) / waves for m in (p, 2 * p, 3 * p)]
+    assert 1 - 3 * p / step(p, 2.0) == pytest.approx((2 * p - 2) / (3 * p * waves + 2 * p - 2))
+    kept = peaks(schedule("hanayo")(chain("hanayo", p, 3 * p, 2 * waves)).rows, [1 / (2 * waves)] * (2 * p * waves))
+    assert max(kept) <= p
+
+
+@pytest.mark.parametrize("depth", [2, 4, 6, 8, 16])
+def test_chimera_has_the_published_bubbles_and_activations(depth: int) -> None:
+    """Of D stages and N = D micro-batches, which are D / 2 pairs, one half down and the other up (Li and Hoefler)."""
+    pipeline = chain("chimera", depth // 2, depth // 2, 2)
+    program = Simulated.of(lowered(pipeline, "chimera"))
+    equal, twice = (program.run(uniform(1.0, each, each), 0.0).step for each in (0.5, 1.0))
+    assert 1 - 2 * depth / equal == pytest.approx((depth - 2) / (2 * depth + depth - 2))
+    assert 1 - 3 * depth / twice == pytest.approx((depth - 2) / (1.5 * depth + depth - 2))
+    kept = peaks(schedule("chimera")(pipeline).rows, [1.0] * depth)
+    assert (min(kept), max(kept)) == (depth / 2 + 1, depth)
 
 
 @pytest.mark.parametrize(("p", "m"), SIZES)

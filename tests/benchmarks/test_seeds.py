@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.seeds import Network, adjoints, best_plan, predicted
+
+
+def test_predicted_gains_are_the_closed_forms() -> None:
+    rows = list(predicted())
+    assert len(rows) == 16
+    assert [row.name for row in rows if not row.holds] == []
+    assert all(row.value > 1.1 for row in rows)
+
+
+def test_branches_side_by_side_are_faster_than_their_best_chain() -> None:
+    network = Network((2, 2), 1, 64, 1e-3)
+    side_by_side, chain = (best_plan(network, (16,), is_chain=each, num_devices=3) for each in (False, True))
+    assert side_by_side.search.status == chain.search.status == "proven"
+    assert side_by_side.prediction.step_s < chain.search.bound_s
+    one = best_plan(network, (16,), is_chain=False, num_devices=1)
+    assert one.prediction.step_s == pytest.approx(128 * 5 * 3e-3, rel=1e-3)
+
+
+def test_the_adjoints_of_random_exchanges_are_exact() -> None:
+    row = adjoints(4)
+    assert row.holds
+    assert row.value > 0  # something was compared
