@@ -1,0 +1,223 @@
+"""A cluster of alike GPUs, as a transformer's exchanges see it; times by what they are spent on.
+
+    group       members, ``stride`` ranks apart: ranks lie on hosts in order, tensor innermost, then data, then pipeline
+    within      of one host: the system's table, or a ring by latency and rate
+    across      a ring over hosts; groups that talk at once share the cards of their host:
+                t = steps x latency + factor x bytes / min(host rate / groups, rate within)
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import log2
+
+from planner.catalogue import device
+from planner.ir.errors import UnknownNameError
+from planner.kernels import Estimate, Kernels, Links, kernels, links
+from planner.kernels.estimates import DATASHEET, NOTHING, TABLE
+
+RESERVED_BYTES = 1.5 * 2**30
+"""Of a device's memory what the CUDA context, NCCL's buffers and the libraries' workspaces take."""
+FRAGMENTED = 0.06
+"""Of the rest, what an allocator loses."""
+_RING = {"all_reduce": 2.0, "reduce_scatter": 1.0, "all_gather": 1.0, "all_to_all": 1.0}
+_LOW, _HIGH = 0.75, 1.5
+"""Of a ring by a data sheet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Times by what they are spent on (``products``, ``attention``, ...) and by the kind of evidence.
+
+    The kinds are ``measured table``, ``fitted`` and ``datasheet``: how the evidence of an estimate begins.
+    """
+
+    parts: Mapping[tuple[str, str], Estimate] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, what: str, estimate: Estimate, times: float = 1.0) -> Cost:
+        """One part alone."""
+        if not estimate.seconds:
+            return cls()
+        kind = next((kind for kind in (TABLE, DATASHEET) if estimate.evidence.startswith(kind)), "fitted")
+        return cls({(what, kind): estimate * times})
+
+    def __add__(self, other: Cost) -> Cost:
+        found = dict(self.parts)
+        for key, estimate in other.parts.items():
+            found[key] = found[key] + estimate if key in found else estimate
+        return Cost(found)
+
+    def __mul__(self, factor: float) -> Cost:
+        return Cost({key: estimate * factor for key, estimate in self.parts.items()})
+
+    @property
+    def total(self) -> Estimate:
+        """All parts, one after another; the evidence says what share rests on what."""
+        whole = functools.reduce(Estimate.__add__, self.parts.values(), NOTHING)
+        kinds = self._by(1)
+        shares = sorted(kinds.items(), key=lambda item: -item[1])
+        text = ", ".join(f"{100 * seconds / whole.seconds:.0f} % {kind}" for kind, seconds in shares if seconds)
+        return replace(whole, evidence=text or whole.evidence)
+
+    @property
+    def by_what(self) -> dict[str, float]:
+        """Seconds by what they are spent on."""
+        return self._by(0)
+
+    def _by(self, place: int) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for key, estimate in self.parts.items():
+            found[key[place]] = found.get(key[place], 0.0) + estimate.seconds
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """Of all parts."""
+        return sum(estimate.seconds for estimate in self.parts.values())
+
+
+def costs(parts: Iterable[Cost]) -> Cost:
+    """One after another."""
+    return functools.reduce(Cost.__add__, parts, Cost())
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A tier that no table covers.
+
+    Attributes:
+        latency_s: of the least message.
+        bytes_per_s: what a GPU (within a host), or all cards of a host (across), send in one direction.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Hosts of ``per_host`` alike devices.
+
+    Attributes:
+        device: its name in the catalogue.
+        within: of a host's devices: the name of a system that was measured, or a wire.
+        across: the network cards of a host, together.
+        of_network: what messages get of the cards' rate: their protocol takes the rest.
+        memory_bytes: of a device; 0: as the catalogue says.
+    """
+
+    name: str
+    device: str
+    per_host: int
+    within: str | Wire
+    across: Wire
+    dtype: str = "float16"
+    of_network: float = 0.85
+    memory_bytes: float = 0.0
+
+    @property
+    def kernels(self) -> Kernels:
+        """What kernels take on its devices."""
+        return _kernels(self.device, self.dtype)
+
+    @property
+    def usable_bytes(self) -> float:
+        """Of a device's memory what tensors may fill."""
+        entry = device(self.device)
+        whole = self.memory_bytes or (entry.memory_bytes.value if entry.memory_bytes else 0.0)
+        return (1 - FRAGMENTED) * (whole - RESERVED_BYTES)
+
+    def exchange(self, name: str, num_bytes: float, members: int, stride: int = 1) -> Estimate:
+        """A collective of ``members`` ranks, ``stride`` apart, while the other groups of their hosts do the same.
+
+        ``num_bytes``: of the whole tensor.
+        """
+        if members <= 1 or num_bytes <= 0:
+            return NOTHING
+        if members * stride <= self.per_host:
+            return self._within(name, num_bytes, members)
+        on_host = max(1, self.per_host // stride)
+        groups = self.per_host // on_host
+        rate = self.of_network * self.across.bytes_per_s / groups
+        if on_host > 1:
+            rate = min(rate, self._rate_within(on_host))
+        steps = log2(members) * (2 if name == "all_reduce" else 1)
+        seconds = self.across.latency_s * steps + _RING[name] * (members - 1) / members * num_bytes / rate
+        return _by_data_sheet(seconds)
+
+    def send(self, num_bytes: float, stride: int, at_once: int = 1) -> Estimate:
+        """A message to the rank ``stride`` further on, while ``at_once`` ranks of each host send one too."""
+        if stride < self.per_host:
+            if isinstance(self.within, Wire):
+                return _by_data_sheet(self.within.latency_s + num_bytes / self.within.bytes_per_s)
+            return self._links.collective("send", num_bytes, 2, 2)
+        rate = self.of_network * self.across.bytes_per_s / at_once
+        return _by_data_sheet(self.across.latency_s + num_bytes / rate)
+
+    def latency_s(self, stride: int) -> float:
+        """Of the least message to the rank ``stride`` further on."""
+        if stride < self.per_host:
+            return self.within.latency_s if isinstance(self.within, Wire) else self.send(1, stride).seconds
+        return self.across.latency_s
+
+    @property
+    def _links(self) -> Links:
+        return _links(str(self.within))
+
+    def _within(self, name: str, num_bytes: float, members: int) -> Estimate:
+        if not isinstance(self.within, Wire):
+            return self._links.collective(name, num_bytes, members, members)
+        steps = log2(members) * (2 if name == "all_reduce" else 1)
+        ring = _RING[name] * (members - 1) / members * num_bytes / self.within.bytes_per_s
+        return _by_data_sheet(self.within.latency_s * steps + ring)
+
+    def _rate_within(self, members: int) -> float:
+        """Bytes a second that a ring of so many devices of a host passes on."""
+        if isinstance(self.within, Wire):
+            return self.within.bytes_per_s
+        num_bytes = 64 * 2**20
+        return 2 * (members - 1) / members * num_bytes / self._within("all_reduce", num_bytes, members).seconds
+
+
+_kernels = functools.cache(kernels)
+_links = functools.cache(links)
+
+
+def _by_data_sheet(seconds: float) -> Estimate:
+    return Estimate(seconds, seconds * _LOW, seconds * _HIGH, DATASHEET)
+
+
+GBIT = 1e9 / 8
+CLUSTERS: Mapping[str, Cluster] = {
+    cluster.name: cluster
+    for cluster in (
+        # DGX A100: 8 cards of HDR InfiniBand a host, 25 GB/s each (Korthikanti et al. 2022, section 6).
+        Cluster("a100-dgx", "A100-80GB", 8, "a100_dgx", Wire(20e-6, 8 * 25e9)),
+        # DGX H100: 8 cards of NDR InfiniBand a host, 50 GB/s each.
+        Cluster("h100-dgx", "H100-SXM", 8, "h100_dgx", Wire(20e-6, 8 * 50e9)),
+        # p3.16xlarge: NVLink-2 within a host (150 GB/s a device by data sheet), 25 Gbit/s a host.
+        Cluster("p3.16xlarge", "V100-16GB", 8, Wire(20e-6, 0.8 * 150e9), Wire(60e-6, 25 * GBIT)),
+        # p3.2xlarge: one V100 a host, up to 10 Gbit/s.
+        Cluster("p3.2xlarge", "V100-16GB", 1, Wire(20e-6, 1e9), Wire(100e-6, 10 * GBIT)),
+        # g4dn.12xlarge: 4 T4 on PCIe, 50 Gbit/s a host.
+        Cluster("g4dn.12xlarge", "T4", 4, Wire(30e-6, 50 * GBIT), Wire(60e-6, 50 * GBIT)),
+    )
+}
+
+
+def named_cluster(name: str) -> Cluster:
+    """The cluster of that name.
+
+    Raises:
+        UnknownNameError: none is known.
+    """
+    found = CLUSTERS.get(name)
+    if found is None:
+        near = difflib.get_close_matches(name, CLUSTERS, n=1)
+        known = [f"known: {', '.join(CLUSTERS)}"]
+        raise UnknownNameError(f"no cluster {name!r}", known, [f"{near[0]} (did you mean that?)"] * bool(near))
+    return found

@@ -1,0 +1,267 @@
+"""A training step: passes of a micro-batch in a pipeline, then gradients, then the optimiser.
+
+    chunk c of stage r     f = blocks x forward (+ embedding, + head), b likewise; messages that are not overlapped are
+                           added to the pass that waits for them
+    pipeline               the simulator on the schedule's own order (:mod:`planner.schedules`); beyond ``MOST_ACTIONS``
+                           actions, of as many micro-batches as fit, and then the slowest stage's time a micro-batch
+    at least               for each stage r:  sum over q < r of (f + b of q's first chunk)  +  M (f + b of r's chunks):
+                           forwards below it come before its first, as many backwards after its last
+    end                    stage ends + sum of its gradients over the data-parallel ranks, + the tied embedding's, then
+                           the optimiser: everybody waits for the norm of all gradients
+
+Interleaved 1F1B with chunks alike takes (f + b) (M + (p - 1) / v) for M a multiple of p (Narayanan et al. 2021, section
+2.2.2): the simulator's time, and the bound's (a test holds the three equal).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+from planner.costs.simulator.events import execute
+from planner.costs.simulator.program import CompiledProgram, compile_program
+from planner.ir.program import Message, Part
+from planner.ir.schedule import MESSAGE, Op, Pipeline, StageGraph
+from planner.kernels import Estimate
+from planner.kernels.estimates import NOTHING
+from planner.passes import lower
+from planner.schedules import positions, schedule
+from planner.transformers.cluster import Cluster, Cost
+from planner.transformers.layers import Layers, Pass, layers_for
+from planner.transformers.memory import MASTER_BYTES, WEIGHT_BYTES, Memory, memory_of, stage_parameters
+from planner.transformers.shape import Sends, Transformer, Ways
+
+MOST_ACTIONS = 12_000
+"""Of a pipeline that is simulated whole: about a second."""
+MODEL_ERROR = 0.06
+"""Half of eight runs of ten: what a step leaves out (data, jitter, Python), beside the range of its kernels."""
+GRADIENTS, OPTIMISER, BUBBLE, SENDS = "gradient sums", "optimiser", "bubble", "messages between stages"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A step.
+
+    Attributes:
+        step: with its range and evidence.
+        parts: seconds of the step by what the busiest stage spends them on, ``bubble`` included; they sum to it.
+        memory: of the rank that holds most.
+        at_least_s: no schedule of these passes ends earlier.
+    """
+
+    step: Estimate
+    parts: Mapping[str, float]
+    memory: Memory
+    micro_batches: int
+    at_least_s: float
+
+    def model_flop_per_s(self, shape: Transformer, global_batch: int, devices: int) -> float:
+        """Of one device, recomputation not counted."""
+        return shape.step_flop(global_batch) / self.step.seconds / devices
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Passes of a micro-batch through each chunk, messages included where somebody waits for them.
+
+    Attributes:
+        overlapped_s: of a message beside the passes.
+    """
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    stages: int
+    overlapped_s: float = 0.0
+
+    def least_s(self, micro_batches: int) -> float:
+        """No synchronous schedule is shorter."""
+        p = self.stages
+        passes = [f + b for f, b in zip(self.forward_s, self.backward_s, strict=True)]
+        found, before = 0.0, 0.0
+        for stage in range(p):
+            found = max(found, before + micro_batches * sum(passes[stage::p]))
+            before += passes[stage] + 2 * self.overlapped_s
+        return found
+
+    def step_s(self, micro_batches: int, name: str = "1f1b") -> float:
+        """By the simulator; see the module's text for what is too long for it."""
+        interleave = len(self.forward_s) // self.stages
+        most = MOST_ACTIONS // (2 * len(self.forward_s)) // self.stages * self.stages
+        simulated = min(micro_batches, max(most, 4 * self.stages))
+        if self.stages == 1:
+            return micro_batches * (sum(self.forward_s) + sum(self.backward_s))
+        named = "interleaved" if interleave > 1 else name
+        compiled = _compiled(named, self.stages, interleave, simulated)
+        found = _run(compiled, self)
+        slowest = max(
+            sum(self.forward_s[r :: self.stages]) + sum(self.backward_s[r :: self.stages]) for r in range(self.stages)
+        )
+        cycle = max(slowest, 2 * self.overlapped_s if name == "gpipe" else self.overlapped_s)
+        return found + (micro_batches - simulated) * cycle
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(name: str, stages: int, interleave: int, micro_batches: int) -> CompiledProgram:
+    number = stages * interleave
+    graph = StageGraph.chain(number, micro_batches)
+    placed = positions(name, stages, interleave)[:number]
+    rows = schedule(name)(Pipeline(graph, placed))
+    part = (Part("activation", (), 1),)
+    messages = {
+        (s, s + 1, m): (Message(placed[s], placed[s + 1], part, part),)
+        for s in range(number - 1)
+        for m in range(micro_batches)
+    }
+    program = lower(rows, graph, tuple((position,) for position in placed), messages, stages)
+    return compile_program(program, (1,) * micro_batches)
+
+
+def _run(compiled: CompiledProgram, chunks: Chunks) -> float:
+    """When the last pass of a program of those chunks ends."""
+    seconds = []
+    for slot in compiled.actions:
+        op, stage = slot.action.op, slot.action.stage
+        passes = op not in MESSAGE and op not in (Op.REDUCE_GRAD, Op.UPDATE)
+        seconds.append((chunks.forward_s if op is Op.FORWARD else chunks.backward_s)[stage] if passes else 0.0)
+    transfers = [chunks.overlapped_s] * len(compiled.transfers)
+    return execute(compiled, seconds, transfers, range(len(compiled.channels))).step_s
+
+
+def predict(
+    shape: Transformer, cluster: Cluster, ways: Ways, global_batch: int, layers: Layers | None = None, bound: bool = False
+) -> Prediction:
+    """A step of ``shape`` on ``cluster``, divided in those ways.
+
+    Args:
+        layers: passes that were measured, in place of those of kernels.
+        bound: the step is the least that it can be, which is quick.
+
+    Raises:
+        UsageError: the network or the batch cannot be divided so.
+    """
+    ways.check(shape)
+    micro_batches = ways.micro_batches(global_batch)
+    layers = layers or layers_for(shape, cluster, ways)
+    block = _with_shards(shape, cluster, ways, layers.block)
+    p, blocks = ways.pipeline, ways.chunks(shape.layers)
+    passes = []
+    for index, number in enumerate(blocks):
+        ahead, back = block.forward * number, block.backward * number
+        if index == 0:
+            ahead, back = ahead + layers.embedding.forward, back + layers.embedding.backward
+        if index == len(blocks) - 1:
+            ahead, back = ahead + layers.head.forward, back + layers.head.backward
+        passes.append((ahead, back))
+    hop = _hop(shape, cluster, ways)
+    # What flows one way for long pays the latency once a boundary; a round trip in each window pays it every time.
+    flows = ways.sends is Sends.OVERLAPPED and ways.schedule == "gpipe"
+    latency_s = min(cluster.latency_s(ways.tensor * ways.data), hop.seconds) if flows else 0.0
+    chunks = chunked([(f.seconds, b.seconds) for f, b in passes], hop.seconds - latency_s, ways.sends, p)
+    at_least_s = chunks.least_s(micro_batches)
+    pipeline_s = at_least_s if bound else max(at_least_s, chunks.step_s(micro_batches, ways.schedule))
+    pipeline_s += 2 * (p - 1) * latency_s
+    gradients = [_gradients(shape, cluster, ways, stage, passes) for stage in range(p)]
+    summed = max(gradients, key=lambda cost: cost.seconds)
+    after = summed + _tied(shape, cluster, ways) + _optimiser(shape, cluster, ways)
+    busiest = max(range(p), key=lambda r: sum(f.seconds + b.seconds for f, b in passes[r::p]))
+    work = functools.reduce(Cost.__add__, (cost for pair in passes[busiest::p] for cost in pair)) * micro_batches
+    messages = micro_batches * sum(chunks.forward_s[busiest::p] + chunks.backward_s[busiest::p]) - work.seconds
+    spent = work + Cost.of(SENDS, hop, messages / hop.seconds if hop.seconds else 0.0) + after
+    whole = spent.total
+    step_s = pipeline_s + after.seconds
+    parts = {**spent.by_what, BUBBLE: step_s - whole.seconds}
+    return Prediction(
+        _ranged(step_s, whole), parts, memory_of(shape, ways, micro_batches), micro_batches, at_least_s + after.seconds
+    )
+
+
+def _ranged(step_s: float, spent: Estimate) -> Estimate:
+    """The step with the range of what it is spent on, and the model's own."""
+    below, above = 1 - spent.low / spent.seconds, spent.high / spent.seconds - 1
+    low, high = (sqrt(share**2 + MODEL_ERROR**2) for share in (below, above))
+    return Estimate(step_s, step_s * (1 - low), step_s * (1 + high), spent.evidence)
+
+
+def chunked(passes: Sequence[tuple[float, float]], hop_s: float, sends: Sends, stages: int) -> Chunks:
+    """Chunks of (forward, backward), with the messages that somebody waits for."""
+    waits, also = sends is not Sends.OVERLAPPED, sends is Sends.BLOCKING
+    last = len(passes) - 1
+    forward = tuple(f + hop_s * (waits * (i > 0) + also * (i < last)) for i, (f, _) in enumerate(passes))
+    backward = tuple(b + hop_s * (waits * (i < last) + also * (i > 0)) for i, (_, b) in enumerate(passes))
+    return Chunks(forward, backward, stages, 0.0 if waits else hop_s)
+
+
+def _hop(shape: Transformer, cluster: Cluster, ways: Ways) -> Estimate:
+    """A message to the next stage: each tensor rank sends its part, and the parts are gathered there, or stay cut."""
+    if ways.pipeline == 1:
+        return NOTHING
+    whole = 2.0 * ways.micro_batch * shape.seq * shape.hidden
+    stride = ways.tensor * ways.data
+    # All stages send at once; of a host's ranks those do whose next stage is on another host.
+    at_once = min(cluster.per_host, stride)
+    message = cluster.send(whole / ways.tensor, stride, at_once)
+    if ways.sequence_parallel:
+        return message
+    return message + cluster.exchange("all_gather", whole, ways.tensor)
+
+
+def _with_shards(shape: Transformer, cluster: Cluster, ways: Ways, block: Pass) -> Pass:
+    """With ZeRO-2 a micro-batch's gradients are scattered, with ZeRO-3 weights gathered: beside the block's pass."""
+    if ways.zero < 2 or ways.data == 1:  # noqa: PLR2004
+        return block
+    weights = shape.block_parameters / ways.tensor
+    gradients = cluster.exchange("reduce_scatter", weights * (4 if ways.fp32_gradients else 2), ways.data, ways.tensor)
+    gathered = NOTHING
+    if ways.zero >= 3:  # noqa: PLR2004
+        gathered = cluster.exchange("all_gather", weights * WEIGHT_BYTES, ways.data, ways.tensor)
+    return Pass(
+        block.forward + _beyond(gathered, block.forward.seconds),
+        block.backward + _beyond(gathered + gradients, block.backward.seconds),
+    )
+
+
+def _beyond(exchange: Estimate, beside_s: float) -> Cost:
+    """What is left to wait for of an exchange that runs beside a pass."""
+    left = max(0.0, exchange.seconds - beside_s)
+    return Cost.of(GRADIENTS, exchange, left / exchange.seconds) if left else Cost()
+
+
+def _gradients(
+    shape: Transformer, cluster: Cluster, ways: Ways, stage: int, passes: Sequence[tuple[Cost, Cost]]
+) -> Cost:
+    """Sums of a stage's gradients over the data-parallel ranks, after the last backward or beside it."""
+    if ways.data == 1:
+        return Cost()
+    parameters = stage_parameters(shape, ways, stage)
+    num_bytes = parameters * (4 if ways.fp32_gradients else 2)
+    if ways.zero == 0:
+        found = cluster.exchange("all_reduce", num_bytes, ways.data, ways.tensor)
+    else:
+        found = NOTHING
+        if ways.zero == 1:
+            found = cluster.exchange("reduce_scatter", num_bytes, ways.data, ways.tensor)
+        if ways.zero < 3:  # noqa: PLR2004
+            found = found + cluster.exchange("all_gather", parameters * WEIGHT_BYTES, ways.data, ways.tensor)
+    if ways.overlap_gradients:
+        return _beyond(found, sum(back.seconds for _, back in passes[stage :: ways.pipeline]))
+    return Cost.of(GRADIENTS, found)
+
+
+def _tied(shape: Transformer, cluster: Cluster, ways: Ways) -> Cost:
+    """The sum of the embedding's gradient on the first and the last stage."""
+    if ways.pipeline == 1 or not shape.parameters_tied:
+        return Cost()
+    num_bytes = shape.vocab * shape.hidden / ways.tensor * (4 if ways.fp32_gradients else 2)
+    stride = ways.tensor * ways.data * (ways.pipeline - 1)
+    return Cost.of(GRADIENTS, cluster.exchange("all_reduce", num_bytes, 2, stride))
+
+
+def _optimiser(shape: Transformer, cluster: Cluster, ways: Ways) -> Cost:
+    """Adam with float32 weights: state read and written, gradients zeroed, read for their norm and for the update."""
+    parameters = max(stage_parameters(shape, ways, stage) for stage in range(ways.pipeline))
+    shards = ways.data if ways.zero else 1
+    gradient_bytes = 4 if ways.fp32_gradients else 2
+    num_bytes = parameters / shards * (2 * MASTER_BYTES + WEIGHT_BYTES + 3 * gradient_bytes)
+    return Cost.of(OPTIMISER, cluster.kernels.memory_bound(num_bytes, 8))
