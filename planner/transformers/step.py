@@ -158,7 +158,8 @@ def predict(
     # What flows one way for long pays the latency once a boundary; a round trip in each window pays it every time.
     flows = ways.sends is Sends.OVERLAPPED and ways.schedule == "gpipe"
     latency_s = min(cluster.latency_s(ways.tensor * ways.data), hop.seconds) if flows else 0.0
-    chunks = chunked([(f.seconds, b.seconds) for f, b in passes], hop.seconds - latency_s, ways.sends, p)
+    hops = [hop.seconds - latency_s] * (len(passes) - 1)
+    chunks = chunked([(f.seconds, b.seconds) for f, b in passes], hops, ways.sends, p)
     at_least_s = chunks.least_s(micro_batches)
     pipeline_s = at_least_s if bound else max(at_least_s, chunks.step_s(micro_batches, ways.schedule))
     pipeline_s += 2 * (p - 1) * latency_s
@@ -184,13 +185,17 @@ def _ranged(step_s: float, spent: Estimate) -> Estimate:
     return Estimate(step_s, step_s * (1 - low), step_s * (1 + high), spent.evidence)
 
 
-def chunked(passes: Sequence[tuple[float, float]], hop_s: float, sends: Sends, stages: int) -> Chunks:
-    """Chunks of (forward, backward), with the messages that somebody waits for."""
+def chunked(passes: Sequence[tuple[float, float]], hop_s: Sequence[float], sends: Sends, stages: int) -> Chunks:
+    """Chunks of (forward, backward), with the messages that somebody waits for.
+
+    Args:
+        hop_s: a message from each chunk to the next; one fewer than there are chunks.
+    """
     waits, also = sends is not Sends.OVERLAPPED, sends is Sends.BLOCKING
-    last = len(passes) - 1
-    forward = tuple(f + hop_s * (waits * (i > 0) + also * (i < last)) for i, (f, _) in enumerate(passes))
-    backward = tuple(b + hop_s * (waits * (i < last) + also * (i > 0)) for i, (_, b) in enumerate(passes))
-    return Chunks(forward, backward, stages, 0.0 if waits else hop_s)
+    around = [0.0, *hop_s, 0.0]
+    forward = tuple(f + waits * around[i] + also * around[i + 1] for i, (f, _) in enumerate(passes))
+    backward = tuple(b + waits * around[i + 1] + also * around[i] for i, (_, b) in enumerate(passes))
+    return Chunks(forward, backward, stages, 0.0 if waits else max(hop_s, default=0.0))
 
 
 def _hop(shape: Transformer, cluster: Cluster, ways: Ways) -> Estimate:
