@@ -9,22 +9,35 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 
 from planner.kernels import Estimate
 from planner.kernels.estimates import DATASHEET
 from planner.transformers import (
-    Cluster, Cost, Fusion, Layers, Pass, Prediction, Recompute, Sends, Transformer, Ways, memory_of, named_cluster,
-    named_transformer, predict,
+    Cluster,
+    Cost,
+    Fusion,
+    Layers,
+    Pass,
+    Prediction,
+    Recompute,
+    Sends,
+    Transformer,
+    Ways,
+    memory_of,
+    named_cluster,
+    named_transformer,
+    predict,
 )  # fmt: skip
 from planner.transformers.cluster import GBIT, Wire
 from planner.transformers.layers import layers_for
 
 GIB = 2**30
 ODD = ("p8t1d8-mb2", "p1t8d8-mb2", "p4t2d8-mb2", "p2t4d8-mb2")
-"""Rows that no model can be right about: at micro-batch 2 each of four divisions takes 1.1 to 1.8 times what it takes at
-1, and 1.1 to 2.3 times what it takes at 4."""
+"""Rows that contradict the others: at micro-batch 2 each of four divisions takes 1.3 to 1.8 times what it takes at 1,
+and 1.1 to 2.3 times what it takes at 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +97,16 @@ def published(lines: Sequence[Mapping[str, str]]) -> Iterator[Run]:
 
 def shape_of(line: Mapping[str, str]) -> Transformer:
     """The network of a row."""
-    sizes = (int(line[column]) for column in ("hidden", "ffn", "heads", "layers"))
-    return Transformer(line["model"], *sizes, int(line["vocab"] or 51200), int(line["seq_len"]))
+    hidden, ffn, heads, layers = (int(line[column]) for column in ("hidden", "ffn", "heads", "layers"))
+    vocab, seq = int(line["vocab"] or 51200), int(line["seq_len"])
+    return Transformer(line["model"], hidden, ffn, heads, layers, vocab, seq)
 
 
 def _ways(line: Mapping[str, str]) -> Ways:
-    degrees = (int(line[column]) for column in ("tensor_parallel", "pipeline", "data_parallel"))
     return Ways(
-        *degrees,
+        tensor=int(line["tensor_parallel"]),
+        pipeline=int(line["pipeline"]),
+        data=int(line["data_parallel"]),
         micro_batch=int(line["micro_batch"] or 0),
         sequence_parallel=line["sequence_parallel"] == "True",
         interleave=int(line["schedule"].rpartition("x")[2]) if "interleaved" in line["schedule"] else 1,
@@ -104,7 +119,9 @@ def _megatron(line: Mapping[str, str]) -> Run:
     """Megatron-LM, and Alpa, whose compiler fuses as much."""
     on_v100 = "V100" in line["cluster"]
     cluster = named_cluster("p3.16xlarge" if on_v100 else "a100-dgx")
-    group = "Megatron on A100" if not on_v100 else "Alpa, 8 V100" if line["id"].startswith("alpa") else "Megatron on 64 V100"
+    group = "Megatron on 64 V100" if on_v100 else "Megatron on A100"
+    if line["id"].startswith("alpa"):
+        group = "Alpa, 8 V100"
     name = line["id"].removeprefix("megatron-xl24-")
     prediction = predict(shape_of(line), cluster, _ways(line), int(line["global_batch"]))
     memory = GIB * float(line["measured_memory_gib"] or 0)
@@ -148,10 +165,10 @@ AMP_LAYERS, AMP_FIRST, AMP_LAST, AMP_BATCH = 30, 2, 26, 32
 def t4(runs: Sequence[Mapping[str, str]], layer_costs: Sequence[Mapping[str, str]]) -> list[Run]:
     """AMP's plans on 4 hosts of 4 T4, by its layers' times at one sample and by kernels beyond.
 
-    Of a layer's forward F(1) at one sample an unknown part is the device's, the rest waits for the host: with g of kernels
-    by the data sheet, F(b) lies between F(1) + g(b) - g(1) and F(1) g(b) / g(1); its middle is taken, and that is its
-    range.  Backward takes the share more that kernels say.  DeepSpeed on Megatron-LM 1.1.5: no kernels are fused, float32
-    sums of gradients (``fp32_allreduce``), messages block, nothing is recomputed.
+    Of a layer's forward F(1) at one sample an unknown part is the device's, the rest waits for the host: with g of
+    kernels by the data sheet, F(b) lies between F(1) + g(b) - g(1) and F(1) g(b) / g(1); the middle is taken, and they
+    are its range.  Backward takes the share more that kernels say.  DeepSpeed on Megatron-LM 1.1.5: no kernels
+    are fused, float32 sums of gradients (``fp32_allreduce``), messages block, nothing is recomputed.
     """
     shape, cluster = named_transformer("gpt2-345m"), named_cluster("g4dn.12xlarge")
     measured: dict[int, dict[int, float]] = {}
@@ -163,13 +180,14 @@ def t4(runs: Sequence[Mapping[str, str]], layer_costs: Sequence[Mapping[str, str
     found = []
     for line in runs:
         ends = [int(end) for end in line["stage_boundaries"].split()]
-        blocks = tuple(
-            max(0, min(stop, AMP_LAST) - max(start, AMP_FIRST)) for start, stop in zip(ends, ends[1:], strict=False)
-        )
-        degrees = (int(line[column]) for column in ("tensor_parallel", "pipeline", "data_parallel", "micro_batch"))
-        ways = Ways(*degrees, kernels=Fusion.EAGER, overlap_tensor=False, sends=Sends.BLOCKING, blocks=blocks)
+        blocks = tuple(max(0, min(stop, AMP_LAST) - max(start, AMP_FIRST)) for start, stop in pairwise(ends))
+        t, p, d, b = (int(line[column]) for column in ("tensor_parallel", "pipeline", "data_parallel", "micro_batch"))
+        ways = Ways(t, p, d, b, kernels=Fusion.EAGER, overlap_tensor=False, sends=Sends.BLOCKING, blocks=blocks)
         table = measured[ways.tensor]
-        one, more = (layers_for(shape, cluster, replace(ways, micro_batch=b, fp32_gradients=False)) for b in (1, ways.micro_batch))
+        one, more = (
+            layers_for(shape, cluster, replace(ways, micro_batch=b, fp32_gradients=False))
+            for b in (1, ways.micro_batch)
+        )
         block_s = sum(table[layer] for layer in range(AMP_FIRST, AMP_LAST)) / shape.layers
         layers = Layers(
             _beyond_one(table[0], one.embedding, more.embedding),
@@ -190,8 +208,8 @@ def _beyond_one(forward_s: float, one: Pass, more: Pass) -> Pass:
     """A layer that takes ``forward_s`` with one sample, of which kernels take ``one``, with more samples."""
 
     def grown(measured_s: float, before: float, after: float) -> Cost:
-        ends = sorted((measured_s + after - before, measured_s * after / before))
-        return Cost.of("layers", Estimate(sum(ends) / 2, *ends, DATASHEET))
+        low, high = sorted((measured_s + after - before, measured_s * after / before))
+        return Cost.of("layers", Estimate((low + high) / 2, low, high, DATASHEET))
 
     backward_s = forward_s * one.backward.seconds / one.forward.seconds
     return Pass(
@@ -202,4 +220,5 @@ def _beyond_one(forward_s: float, one: Pass, more: Pass) -> Pass:
 
 def clusters() -> Mapping[str, Cluster]:
     """By group, the cluster that its runs were on."""
-    return {"Megatron on A100": named_cluster("a100-dgx"), "16 T4": named_cluster("g4dn.12xlarge")}
+    names = {"Megatron on A100": "a100-dgx", "Megatron on 64 V100": "p3.16xlarge", "16 T4": "g4dn.12xlarge"}
+    return {group: named_cluster(name) for group, name in names.items()}

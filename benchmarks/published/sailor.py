@@ -6,8 +6,8 @@
     messages    DeepSpeed's: blocking, a part from each tensor rank, in float32, over the cards of both hosts
     gradients   a float32 ring over the replicas of a stage, at the rate of the slowest pair of hosts, after all passes
 
-That gradients and messages are in float32 was read off the seconds that the source gives for its sums of gradients (over
-1 Gbit/s between RTX-3090 and the others: 21.6 s where float16 would take 9.1 and float32 18.3), not off any step.
+That gradients and messages are in float32 was read off the seconds that the source gives for its sums of gradients
+(over 1 Gbit/s between RTX-3090 and the others: 21.6 s where float16 would take 9.1 and float32 18.3), not off any step.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import lzma
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.published.runs import Run, read
 from planner.kernels import Estimate
 from planner.kernels.estimates import TABLE
-from planner.transformers import Cost, Fusion, Pass, Prediction, Sends, Transformer, Ways, memory_of
-from planner.transformers.memory import stage_memory, stage_parameters
-from planner.transformers.step import chunked
-
-from benchmarks.published.runs import Run, read
+from planner.transformers import Fusion, Prediction, Sends, Transformer, Ways, memory_of
+from planner.transformers.memory import stage_parameters
+from planner.transformers.step import MODEL_ERROR, chunked
 
 DATA = Path(__file__).parent / "data"
 SHAPE = Transformer("opt-350m", 1024, 4096, 16, 24, 50272, 2048)
@@ -96,7 +96,9 @@ def runs(folder: Path = DATA) -> Iterator[Run]:
 def _stages(line: Mapping[str, str]) -> list[list[Stage]]:
     """By stage, its replicas."""
     found = []
-    for span, replicas in zip(line["layers_per_stage"].split(" | "), line["replicas_of_each_stage"].split(" | "), strict=True):
+    for span, replicas in zip(
+        line["layers_per_stage"].split(" | "), line["replicas_of_each_stage"].split(" | "), strict=True
+    ):
         first, last = (int(end) for end in span.split("-"))
         names = [replica.split() for replica in replicas.split("; ")]
         found.append([Stage(first, last, name, int(tensor.removeprefix("tp"))) for name, _, tensor in names])
@@ -111,7 +113,7 @@ def _predict(line: Mapping[str, str], profiles: Profiles) -> tuple[Prediction, f
     pipelines, least = [], []
     for replica in zip(*stages, strict=True):
         times = [profiles.passes(stage, micro_batch)[:2] for stage in replica]
-        hop_s = [whole / profiles.rate(*pair) for pair in zip(replica, replica[1:], strict=False)]
+        hop_s = [whole / profiles.rate(*pair) for pair in pairwise(replica)]
         chunks = chunked(times, hop_s, Sends.BLOCKING, len(stages))
         pipelines.append(chunks.step_s(micro_batches))
         least.append(chunks.least_s(micro_batches))
@@ -128,5 +130,5 @@ def _predict(line: Mapping[str, str], profiles: Profiles) -> tuple[Prediction, f
     step_s = max(pipelines) + sums_s + update_s
     memory = memory_of(SHAPE, ways, micro_batches)
     parts = {"passes": max(pipelines), "gradient sums": sums_s, "optimiser": update_s}
-    step = Estimate(step_s, 0.9 * step_s, 1.1 * step_s, TABLE)
+    step = Estimate(step_s, (1 - MODEL_ERROR) * step_s, (1 + MODEL_ERROR) * step_s, TABLE)
     return Prediction(step, parts, memory, micro_batches, max(least) + sums_s + update_s), memory.total

@@ -1,9 +1,9 @@
 """A cluster of alike GPUs, as a transformer's exchanges see it; times by what they are spent on.
 
-    group       members, ``stride`` ranks apart: ranks lie on hosts in order, tensor innermost, then data, then pipeline
-    within      of one host: the system's table, or a ring by latency and rate
-    across      a ring over hosts; groups that talk at once share the cards of their host:
-                t = steps x latency + factor x bytes / min(host rate / groups, rate within)
+group       members, ``stride`` ranks apart: ranks lie on hosts in order, tensor innermost, then data, then pipeline
+within      of one host: the system's table, or a ring by latency and rate
+across      a ring over hosts; groups that talk at once share the cards of their host:
+t = steps x latency + factor x bytes / min(host rate / groups, rate within)
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ class Cost:
         whole = functools.reduce(Estimate.__add__, self.parts.values(), NOTHING)
         kinds = self._by(1)
         shares = sorted(kinds.items(), key=lambda item: -item[1])
-        text = ", ".join(f"{100 * seconds / whole.seconds:.0f} % {kind}" for kind, seconds in shares if seconds)
+        text = ", ".join(
+            f"{100 * seconds / whole.seconds:.0f} % {kind}"
+            for kind, seconds in shares
+            if seconds > 0.005 * whole.seconds
+        )
         return replace(whole, evidence=text or whole.evidence)
 
     @property

@@ -1,6 +1,6 @@
 """Kernels and exchanges of one pass through embedding, block and head, on one rank.
 
-T = micro-batch x sequence tokens, h hidden, a heads of d, f ffn, t tensor ranks, n = t with sequence parallelism, else 1.
+T = micro-batch x sequence tokens, h hidden, a heads of d, f ffn, t tensor ranks; n = t with sequence parallelism, or 1.
 
     block, forward            norm [T/n, h]  (all-gather)  T x (a + 2 a_kv) d / t x h  attention of a / t heads
                               T x h x a d / t  (all-reduce, or reduce-scatter)  dropout and residual [T/n, h]
@@ -11,8 +11,8 @@ T = micro-batch x sequence tokens, h hidden, a heads of d, f ffn, t tensor ranks
     with ``overlap_tensor``   sums of input gradients run beside the weight's product, the second gathering beside the
                               input's (Korthikanti et al. 2022, section 4.2.2): only what is longer is waited for
     recomputed                a forward of the whole block with its exchanges, or of the core of attention
-    embedding, head           cut by vocabulary (Shoeybi et al. 2019, section 3): one all-reduce of the embedding; logits
-                              stay cut, the loss sums three numbers a token
+    embedding, head           cut by vocabulary (Shoeybi et al. 2019, section 3): one all-reduce of the embedding;
+                              logits stay cut, the loss sums three numbers a token
 
 Ignored: what products and exchanges that overlap take from one another, data loading, Python between kernels.
 """
@@ -168,7 +168,10 @@ class _Rank:
         scores = b * heads * s.seq**2
         square = self.product(s.seq, s.seq, s.head_size, b * heads, ATTENTION)  # of probabilities
         thin = self.product(s.seq, s.head_size, s.seq, b * heads, ATTENTION)  # of values, queries and keys
-        softmax, dropout = self.moved(scores, 6, "softmax_backward"), self.moved(scores * s.dropout, 5, "dropout_backward")
+        softmax, dropout = (
+            self.moved(scores, 6, "softmax_backward"),
+            self.moved(scores * s.dropout, 5, "dropout_backward"),
+        )
         return costs([square, thin * 3, softmax, dropout])
 
     def block_forward(self) -> Cost:
@@ -182,7 +185,9 @@ class _Rank:
         else:
             exchanges = self.summed("all_reduce", tokens * s.hidden) * 2
         more = self.eager(self.micro_batch * s.heads / self.tensor * s.seq**2)
-        return costs([*products, norm * 2, self.residual() * 2, activation, self.rotary(), self.core(), more, exchanges])
+        return costs(
+            [*products, norm * 2, self.residual() * 2, activation, self.rotary(), self.core(), more, exchanges]
+        )
 
     def rotary(self) -> Cost:
         s = self.shape
@@ -205,7 +210,9 @@ class _Rank:
         parts.append(self.moved(own * s.hidden, 6, "norm_backward") * 2 + self.moved(own * s.hidden, 6) * 2)
         parts.append(self.moved(s.dropout * own * s.hidden, 5, "dropout_backward") * 2)
         parts.append(self.moved(tokens * s.ffn / self.tensor, 10 if s.gated else 6, "activation_backward"))
-        more = self.eager(self.micro_batch * s.heads / self.tensor * s.seq**2)  # their backwards, as many bytes and half
+        more = self.eager(
+            self.micro_batch * s.heads / self.tensor * s.seq**2
+        )  # their backwards, as many bytes and half
         return costs([*parts, self.rotary(), more * 1.5])
 
     def embedding(self) -> Pass:

@@ -102,12 +102,15 @@ def stage_memory(shape: Transformer, ways: Ways, stage: int, micro_batches: int)
     elif ways.recompute is Recompute.SELECTIVE and not shape.fused_attention:
         scores = ways.micro_batch * shape.heads * shape.seq**2 / ways.tensor
         working = max(working, (5 if shape.dropout else 2) * scores)
-    if ways.zero >= 3:  # noqa: PLR2004  weights of two blocks are whole at a time
+    if ways.zero >= 3:
         working += 2 * WEIGHT_BYTES * shape.block_parameters / ways.tensor
     return Memory(state, kept, working, stage)
 
 
 def memory_of(shape: Transformer, ways: Ways, micro_batches: int) -> Memory:
     """Of the rank that holds most."""
-    found = (stage_memory(shape, ways, stage, micro_batches) for stage in range(ways.pipeline))
-    return max(found, key=lambda memory: memory.total)
+    p, blocks = ways.pipeline, ways.chunks(shape.layers)
+    # The first stage has the most in flight, the last the head; between them blocks decide, the earlier stage first.
+    between = sorted(range(p), key=lambda r: (-in_flight(ways, r, micro_batches) * sum(blocks[r::p]), r))[:1]
+    stages = {0, p - 1, *between}
+    return max((stage_memory(shape, ways, r, micro_batches) for r in stages), key=lambda memory: memory.total)

@@ -198,7 +198,9 @@ def _gpt(name: str, hidden: int, heads: int, layers: int, vocab: int = 51200, se
     return Transformer(name, hidden, 4 * hidden, heads, layers, vocab, seq)
 
 
-def _llama(name: str, hidden: int, ffn: int, heads: int, kv_heads: int, layers: int, vocab: int, seq: int) -> Transformer:
+def _llama(
+    name: str, hidden: int, ffn: int, heads: int, kv_heads: int, layers: int, vocab: int, seq: int
+) -> Transformer:
     modern = {"gated": True, "rotary": True, "fused_attention": True, "dropout": False, "parameters_tied": False}
     return replace(Transformer(name, hidden, ffn, heads, layers, vocab, seq, kv_heads), **modern)  # type: ignore[arg-type]  # all are flags
 
@@ -220,7 +222,7 @@ TRANSFORMERS: Mapping[str, Transformer] = {
         _llama("llama3-70b", 8192, 28672, 64, 8, 80, 128256, 8192),
     )
 }
-"""Sizes from Brown et al. 2020, Narayanan et al. 2021, Korthikanti et al. 2022, Touvron et al. 2023, Dubey et al. 2024."""
+"""Brown et al. 2020, Narayanan et al. 2021, Korthikanti et al. 2022, Touvron et al. 2023, Dubey et al. 2024."""
 
 
 def named_transformer(name: str) -> Transformer:
@@ -233,6 +235,8 @@ def named_transformer(name: str) -> Transformer:
     if shape is None:
         near = difflib.get_close_matches(name, TRANSFORMERS, n=1)
         raise UnknownNameError(
-            f"no transformer {name!r}", [f"known: {', '.join(TRANSFORMERS)}"], [f"{near[0]} (did you mean that?)"] * bool(near)
+            f"no transformer {name!r}",
+            [f"known: {', '.join(TRANSFORMERS)}"],
+            [f"{near[0]} (did you mean that?)"] * bool(near),
         )
     return shape

@@ -16,7 +16,7 @@ Interleaved 1F1B with chunks alike takes (f + b) (M + (p - 1) / v) for M a multi
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -36,7 +36,8 @@ from planner.transformers.shape import Sends, Transformer, Ways
 MOST_ACTIONS = 12_000
 """Of a pipeline that is simulated whole: about a second."""
 MODEL_ERROR = 0.06
-"""Half of eight runs of ten: what a step leaves out (data, jitter, Python), beside the range of its kernels."""
+"""Of a step, what it leaves out (data, jitter, Python) makes it longer or shorter: a judgement, of what four runs of
+Megatron-LM on A100 are off; it widens ranges, and moves no prediction."""
 GRADIENTS, OPTIMISER, BUBBLE, SENDS = "gradient sums", "optimiser", "bubble", "messages between stages"
 
 
@@ -129,53 +130,79 @@ def _run(compiled: CompiledProgram, chunks: Chunks) -> float:
     return execute(compiled, seconds, transfers, range(len(compiled.channels))).step_s
 
 
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """A step but for its simulation."""
+
+    layers: Layers
+    chunks: Chunks
+    hop: Estimate
+    latency_s: float
+    after: Cost
+    micro_batches: int
+
+    @property
+    def at_least_s(self) -> float:
+        return self.chunks.least_s(self.micro_batches) + self.latency_s + self.after.seconds
+
+
+def _timing(shape: Transformer, cluster: Cluster, ways: Ways, global_batch: int, layers: Layers | None) -> _Timing:
+    ways.check(shape)
+    micro_batches = ways.micro_batches(global_batch)
+    found = layers or layers_for(shape, cluster, ways)
+    found = Layers(found.embedding, _with_shards(shape, cluster, ways, found.block), found.head)
+    p, blocks = ways.pipeline, ways.chunks(shape.layers)
+    forward_s, backward_s = found.block.forward.seconds, found.block.backward.seconds
+    passes = [(number * forward_s, number * backward_s) for number in blocks]
+    for place, layer in ((0, found.embedding), (-1, found.head)):
+        ahead, back = passes[place]
+        passes[place] = ahead + layer.forward.seconds, back + layer.backward.seconds
+    hops = _hops(shape, cluster, ways)
+    hop = max(hops, key=lambda message: message.seconds, default=NOTHING)
+    # What flows one way for long pays the latency once a boundary; a round trip in each window pays it every time.
+    flows = ways.sends is Sends.OVERLAPPED and ways.schedule == "gpipe"
+    latency_s = min(cluster.latency_s(ways.tensor * ways.data), hop.seconds) if flows else 0.0
+    chunks = chunked(passes, [message.seconds - latency_s for message in hops], ways.sends, p)
+    alike = {0, p - 1, max(range(p), key=lambda r: sum(blocks[r::p]))}
+    beside = {stage: sum(back for _, back in passes[stage::p]) for stage in alike}
+    summed = max((_gradients(shape, cluster, ways, stage, beside[stage]) for stage in alike), key=lambda c: c.seconds)
+    after = summed + _tied(shape, cluster, ways) + _optimiser(shape, cluster, ways, alike)
+    return _Timing(found, chunks, hop, 2 * (p - 1) * latency_s, after, micro_batches)
+
+
+def least_s(shape: Transformer, cluster: Cluster, ways: Ways, global_batch: int) -> float:
+    """No step of :func:`predict` is shorter; quick."""
+    return _timing(shape, cluster, ways, global_batch, None).at_least_s
+
+
 def predict(
-    shape: Transformer, cluster: Cluster, ways: Ways, global_batch: int, layers: Layers | None = None, bound: bool = False
+    shape: Transformer, cluster: Cluster, ways: Ways, global_batch: int, layers: Layers | None = None
 ) -> Prediction:
     """A step of ``shape`` on ``cluster``, divided in those ways.
 
     Args:
         layers: passes that were measured, in place of those of kernels.
-        bound: the step is the least that it can be, which is quick.
 
     Raises:
         UsageError: the network or the batch cannot be divided so.
     """
-    ways.check(shape)
-    micro_batches = ways.micro_batches(global_batch)
-    layers = layers or layers_for(shape, cluster, ways)
-    block = _with_shards(shape, cluster, ways, layers.block)
-    p, blocks = ways.pipeline, ways.chunks(shape.layers)
-    passes = []
-    for index, number in enumerate(blocks):
-        ahead, back = block.forward * number, block.backward * number
-        if index == 0:
-            ahead, back = ahead + layers.embedding.forward, back + layers.embedding.backward
-        if index == len(blocks) - 1:
-            ahead, back = ahead + layers.head.forward, back + layers.head.backward
-        passes.append((ahead, back))
-    hop = _hop(shape, cluster, ways)
-    # What flows one way for long pays the latency once a boundary; a round trip in each window pays it every time.
-    flows = ways.sends is Sends.OVERLAPPED and ways.schedule == "gpipe"
-    latency_s = min(cluster.latency_s(ways.tensor * ways.data), hop.seconds) if flows else 0.0
-    hops = [hop.seconds - latency_s] * (len(passes) - 1)
-    chunks = chunked([(f.seconds, b.seconds) for f, b in passes], hops, ways.sends, p)
-    at_least_s = chunks.least_s(micro_batches)
-    pipeline_s = at_least_s if bound else max(at_least_s, chunks.step_s(micro_batches, ways.schedule))
-    pipeline_s += 2 * (p - 1) * latency_s
-    gradients = [_gradients(shape, cluster, ways, stage, passes) for stage in range(p)]
-    summed = max(gradients, key=lambda cost: cost.seconds)
-    after = summed + _tied(shape, cluster, ways) + _optimiser(shape, cluster, ways)
-    busiest = max(range(p), key=lambda r: sum(f.seconds + b.seconds for f, b in passes[r::p]))
-    work = functools.reduce(Cost.__add__, (cost for pair in passes[busiest::p] for cost in pair)) * micro_batches
-    messages = micro_batches * sum(chunks.forward_s[busiest::p] + chunks.backward_s[busiest::p]) - work.seconds
-    spent = work + Cost.of(SENDS, hop, messages / hop.seconds if hop.seconds else 0.0) + after
+    timing = _timing(shape, cluster, ways, global_batch, layers)
+    chunks, micro_batches, p = timing.chunks, timing.micro_batches, ways.pipeline
+    pipeline_s = max(chunks.least_s(micro_batches), chunks.step_s(micro_batches, ways.schedule)) + timing.latency_s
+    busy = [sum(chunks.forward_s[r::p]) + sum(chunks.backward_s[r::p]) for r in range(p)]
+    busiest = max(range(p), key=busy.__getitem__)
+    work = (timing.layers.block.forward + timing.layers.block.backward) * sum(ways.chunks(shape.layers)[busiest::p])
+    for stage, layer in ((0, timing.layers.embedding), (p - 1, timing.layers.head)):
+        if stage == busiest:
+            work = work + layer.forward + layer.backward
+    messages_s = max(0.0, busy[busiest] - work.seconds)
+    hops = messages_s / timing.hop.seconds if timing.hop.seconds else 0.0
+    spent = (work + Cost.of(SENDS, timing.hop, hops)) * micro_batches + timing.after
     whole = spent.total
-    step_s = pipeline_s + after.seconds
-    parts = {**spent.by_what, BUBBLE: step_s - whole.seconds}
-    return Prediction(
-        _ranged(step_s, whole), parts, memory_of(shape, ways, micro_batches), micro_batches, at_least_s + after.seconds
-    )
+    step_s = pipeline_s + timing.after.seconds
+    parts = {**spent.by_what, BUBBLE: max(0.0, step_s - whole.seconds)}
+    memory = memory_of(shape, ways, micro_batches)
+    return Prediction(_ranged(step_s, whole), parts, memory, micro_batches, timing.at_least_s)
 
 
 def _ranged(step_s: float, spent: Estimate) -> Estimate:
@@ -198,28 +225,27 @@ def chunked(passes: Sequence[tuple[float, float]], hop_s: Sequence[float], sends
     return Chunks(forward, backward, stages, 0.0 if waits else max(hop_s, default=0.0))
 
 
-def _hop(shape: Transformer, cluster: Cluster, ways: Ways) -> Estimate:
-    """A message to the next stage: each tensor rank sends its part, and the parts are gathered there, or stay cut."""
-    if ways.pipeline == 1:
-        return NOTHING
+def _hops(shape: Transformer, cluster: Cluster, ways: Ways) -> list[Estimate]:
+    """Messages from each chunk to the next: each tensor rank sends its part; parts are gathered there, or stay cut."""
     whole = 2.0 * ways.micro_batch * shape.seq * shape.hidden
-    stride = ways.tensor * ways.data
-    # All stages send at once; of a host's ranks those do whose next stage is on another host.
+    stride, p = ways.tensor * ways.data, ways.pipeline
+    hosts = [stage * stride // cluster.per_host for stage in range(p)]
+    gathered = NOTHING if ways.sequence_parallel else cluster.exchange("all_gather", whole, ways.tensor)
     at_once = min(cluster.per_host, stride)
-    message = cluster.send(whole / ways.tensor, stride, at_once)
-    if ways.sequence_parallel:
-        return message
-    return message + cluster.exchange("all_gather", whole, ways.tensor)
+    inside, across = (cluster.send(whole / ways.tensor, far, at_once) + gathered for far in (1, cluster.per_host))
+    chunks = range(p * ways.interleave - 1)
+    far = [stride >= cluster.per_host or hosts[c % p] != hosts[(c + 1) % p] for c in chunks]
+    return [across if crosses else inside for crosses in far] if p > 1 else [NOTHING for _ in chunks]
 
 
 def _with_shards(shape: Transformer, cluster: Cluster, ways: Ways, block: Pass) -> Pass:
     """With ZeRO-2 a micro-batch's gradients are scattered, with ZeRO-3 weights gathered: beside the block's pass."""
-    if ways.zero < 2 or ways.data == 1:  # noqa: PLR2004
+    if ways.zero < 2 or ways.data == 1:
         return block
     weights = shape.block_parameters / ways.tensor
     gradients = cluster.exchange("reduce_scatter", weights * (4 if ways.fp32_gradients else 2), ways.data, ways.tensor)
     gathered = NOTHING
-    if ways.zero >= 3:  # noqa: PLR2004
+    if ways.zero >= 3:
         gathered = cluster.exchange("all_gather", weights * WEIGHT_BYTES, ways.data, ways.tensor)
     return Pass(
         block.forward + _beyond(gathered, block.forward.seconds),
@@ -233,9 +259,7 @@ def _beyond(exchange: Estimate, beside_s: float) -> Cost:
     return Cost.of(GRADIENTS, exchange, left / exchange.seconds) if left else Cost()
 
 
-def _gradients(
-    shape: Transformer, cluster: Cluster, ways: Ways, stage: int, passes: Sequence[tuple[Cost, Cost]]
-) -> Cost:
+def _gradients(shape: Transformer, cluster: Cluster, ways: Ways, stage: int, beside_s: float) -> Cost:
     """Sums of a stage's gradients over the data-parallel ranks, after the last backward or beside it."""
     if ways.data == 1:
         return Cost()
@@ -247,10 +271,10 @@ def _gradients(
         found = NOTHING
         if ways.zero == 1:
             found = cluster.exchange("reduce_scatter", num_bytes, ways.data, ways.tensor)
-        if ways.zero < 3:  # noqa: PLR2004
+        if ways.zero < 3:
             found = found + cluster.exchange("all_gather", parameters * WEIGHT_BYTES, ways.data, ways.tensor)
     if ways.overlap_gradients:
-        return _beyond(found, sum(back.seconds for _, back in passes[stage :: ways.pipeline]))
+        return _beyond(found, beside_s)
     return Cost.of(GRADIENTS, found)
 
 
@@ -263,9 +287,9 @@ def _tied(shape: Transformer, cluster: Cluster, ways: Ways) -> Cost:
     return Cost.of(GRADIENTS, cluster.exchange("all_reduce", num_bytes, 2, stride))
 
 
-def _optimiser(shape: Transformer, cluster: Cluster, ways: Ways) -> Cost:
+def _optimiser(shape: Transformer, cluster: Cluster, ways: Ways, stages: Iterable[int]) -> Cost:
     """Adam with float32 weights: state read and written, gradients zeroed, read for their norm and for the update."""
-    parameters = max(stage_parameters(shape, ways, stage) for stage in range(ways.pipeline))
+    parameters = max(stage_parameters(shape, ways, stage) for stage in stages)
     shards = ways.data if ways.zero else 1
     gradient_bytes = 4 if ways.fp32_gradients else 2
     num_bytes = parameters / shards * (2 * MASTER_BYTES + WEIGHT_BYTES + 3 * gradient_bytes)
