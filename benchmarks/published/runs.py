@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import inf
 from pathlib import Path
 
-from planner.kernels import Estimate
+from planner.kernels import Estimate, Wire
 from planner.kernels.estimates import DATASHEET
 from planner.transformers import (
     Cluster,
@@ -31,7 +31,7 @@ from planner.transformers import (
     named_transformer,
     predict,
 )  # fmt: skip
-from planner.transformers.cluster import GBIT, Wire
+from planner.transformers.cluster import GBIT
 from planner.transformers.layers import layers_for
 
 GIB = 2**30

@@ -22,8 +22,9 @@ from planner.transformers import (
     named_transformer,
     search,
 )
+from planner.transformers.layers import EXCHANGE
 from planner.transformers.search import TIE
-from planner.transformers.step import BUBBLE
+from planner.transformers.step import BUBBLE, GRADIENTS, SENDS
 
 _FULL = 0.9
 """Of the memory that may be used; a way that fills as much is bound by it."""
@@ -122,9 +123,7 @@ class Report:
     def _bound(self) -> str:
         """What another device, link or batch would better."""
         best, found = self.found.best.prediction, self.found
-        exchanges = sum(
-            s for what, s in best.parts.items() if "exchange" in what or "sums" in what or "messages" in what
-        )
+        exchanges = sum(best.parts.get(what, 0.0) for what in (EXCHANGE, GRADIENTS, SENDS))
         reasons = {
             "computing": best.step.seconds - exchanges - best.parts[BUBBLE],
             "bubbles (a larger batch)": best.parts[BUBBLE],

@@ -7,7 +7,7 @@ then ``search``.  Times come from :mod:`planner.kernels`; nothing here is fitted
 
 from __future__ import annotations
 
-from planner.transformers.cluster import CLUSTERS, Cluster, Cost, named_cluster
+from planner.transformers.cluster import Cluster, Cost, clusters, named_cluster
 from planner.transformers.layers import Layers, Pass, layers_of
 from planner.transformers.memory import Memory, memory_of
 from planner.transformers.search import Choice, Found, Space, search
@@ -15,7 +15,6 @@ from planner.transformers.shape import TRANSFORMERS, Fusion, Recompute, Sends, T
 from planner.transformers.step import Prediction, predict
 
 __all__ = [
-    "CLUSTERS",
     "TRANSFORMERS",
     "Choice",
     "Cluster",
@@ -31,6 +30,7 @@ __all__ = [
     "Space",
     "Transformer",
     "Ways",
+    "clusters",
     "layers_of",
     "memory_of",
     "named_cluster",

@@ -14,16 +14,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import log2
 
-from planner.catalogue import device
+from planner.catalogue import device, link
 from planner.ir.errors import UnknownNameError
-from planner.kernels import Estimate, Kernels, Links, kernels, links
+from planner.kernels import Estimate, Kernels, Links, Wire, kernels, links
+from planner.kernels.clusters import SYSTEMS, System
 from planner.kernels.estimates import DATASHEET, NOTHING, TABLE
+from planner.kernels.links import ALL_REDUCE, ALPHA_ACROSS_S, EFFICIENCY, bus_factor
 
+GBIT = 1e9 / 8
 RESERVED_BYTES = 1.5 * 2**30
 """Of a device's memory what the CUDA context, NCCL's buffers and the libraries' workspaces take."""
 FRAGMENTED = 0.06
 """Of the rest, what an allocator loses."""
-_RING = {"all_reduce": 2.0, "reduce_scatter": 1.0, "all_gather": 1.0, "all_to_all": 1.0}
+_SHOWN = 0.005
+"""Smaller shares of a time are not told."""
 _LOW, _HIGH = 0.75, 1.5
 """Of a ring by a data sheet."""
 
@@ -63,7 +67,7 @@ class Cost:
         text = ", ".join(
             f"{100 * seconds / whole.seconds:.0f} % {kind}"
             for kind, seconds in shares
-            if seconds > 0.005 * whole.seconds
+            if seconds > _SHOWN * whole.seconds
         )
         return replace(whole, evidence=text or whole.evidence)
 
@@ -90,27 +94,14 @@ def costs(parts: Iterable[Cost]) -> Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
-    """A tier that no table covers.
-
-    Attributes:
-        latency_s: of the least message.
-        bytes_per_s: what a GPU (within a host), or all cards of a host (across), send in one direction.
-    """
-
-    latency_s: float
-    bytes_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Cluster:
     """Hosts of ``per_host`` alike devices.
 
     Attributes:
         device: its name in the catalogue.
-        within: of a host's devices: the name of a system that was measured, or a wire.
+        within: of a host's devices: the name of a system that was measured, or what each sends in one direction.
         across: the network cards of a host, together.
-        of_network: what messages get of the cards' rate: their protocol takes the rest.
+        of_network: what messages get of the cards' rate; TCP leaves them about so much.
         memory_bytes: of a device; 0: as the catalogue says.
     """
 
@@ -149,24 +140,24 @@ class Cluster:
         rate = self.of_network * self.across.bytes_per_s / groups
         if on_host > 1:
             rate = min(rate, self._rate_within(on_host))
-        steps = log2(members) * (2 if name == "all_reduce" else 1)
-        seconds = self.across.latency_s * steps + _RING[name] * (members - 1) / members * num_bytes / rate
+        steps = log2(members) * (2 if name == ALL_REDUCE else 1)
+        seconds = self.across.alpha_s * steps + bus_factor(name, members) * num_bytes / rate
         return _by_data_sheet(seconds)
 
     def send(self, num_bytes: float, stride: int, at_once: int = 1) -> Estimate:
         """A message to the rank ``stride`` further on, while ``at_once`` ranks of each host send one too."""
         if stride < self.per_host:
             if isinstance(self.within, Wire):
-                return _by_data_sheet(self.within.latency_s + num_bytes / self.within.bytes_per_s)
+                return _by_data_sheet(self.within.alpha_s + num_bytes / self.within.bytes_per_s)
             return self._links.collective("send", num_bytes, 2, 2)
         rate = self.of_network * self.across.bytes_per_s / at_once
-        return _by_data_sheet(self.across.latency_s + num_bytes / rate)
+        return _by_data_sheet(self.across.alpha_s + num_bytes / rate)
 
     def latency_s(self, stride: int) -> float:
         """Of the least message to the rank ``stride`` further on."""
         if stride < self.per_host:
-            return self.within.latency_s if isinstance(self.within, Wire) else self.send(1, stride).seconds
-        return self.across.latency_s
+            return self.within.alpha_s if isinstance(self.within, Wire) else self.send(1, stride).seconds
+        return self.across.alpha_s
 
     @property
     def _links(self) -> Links:
@@ -175,16 +166,16 @@ class Cluster:
     def _within(self, name: str, num_bytes: float, members: int) -> Estimate:
         if not isinstance(self.within, Wire):
             return self._links.collective(name, num_bytes, members, members)
-        steps = log2(members) * (2 if name == "all_reduce" else 1)
-        ring = _RING[name] * (members - 1) / members * num_bytes / self.within.bytes_per_s
-        return _by_data_sheet(self.within.latency_s * steps + ring)
+        steps = log2(members) * (2 if name == ALL_REDUCE else 1)
+        ring = bus_factor(name, members) * num_bytes / self.within.bytes_per_s
+        return _by_data_sheet(self.within.alpha_s * steps + ring)
 
     def _rate_within(self, members: int) -> float:
         """Bytes a second that a ring of so many devices of a host passes on."""
         if isinstance(self.within, Wire):
             return self.within.bytes_per_s
         num_bytes = 64 * 2**20
-        return 2 * (members - 1) / members * num_bytes / self._within("all_reduce", num_bytes, members).seconds
+        return bus_factor(ALL_REDUCE, members) * num_bytes / self._within(ALL_REDUCE, num_bytes, members).seconds
 
 
 _kernels = functools.cache(kernels)
@@ -195,22 +186,27 @@ def _by_data_sheet(seconds: float) -> Estimate:
     return Estimate(seconds, seconds * _LOW, seconds * _HIGH, DATASHEET)
 
 
-GBIT = 1e9 / 8
-CLUSTERS: Mapping[str, Cluster] = {
-    cluster.name: cluster
-    for cluster in (
-        # DGX A100: 8 cards of HDR InfiniBand a host, 25 GB/s each (Korthikanti et al. 2022, section 6).
-        Cluster("a100-dgx", "A100-80GB", 8, "a100_dgx", Wire(20e-6, 8 * 25e9)),
-        # DGX H100: 8 cards of NDR InfiniBand a host, 50 GB/s each.
-        Cluster("h100-dgx", "H100-SXM", 8, "h100_dgx", Wire(20e-6, 8 * 50e9)),
-        # p3.16xlarge: NVLink-2 within a host (150 GB/s a device by data sheet), 25 Gbit/s a host.
+@functools.cache
+def clusters() -> Mapping[str, Cluster]:
+    """The clusters that have a name."""
+    known = [
+        Cluster(name, system.device, system.per_host, system.tables, _cards(system), of_network=EFFICIENCY)
+        for name, system in SYSTEMS.items()
+    ]
+    known += [
+        # p3.16xlarge: 150 GB/s a device of NVLink-2, of which a ring gets four fifths; 25 Gbit/s a host.
         Cluster("p3.16xlarge", "V100-16GB", 8, Wire(20e-6, 0.8 * 150e9), Wire(60e-6, 25 * GBIT)),
         # p3.2xlarge: one V100 a host, up to 10 Gbit/s.
         Cluster("p3.2xlarge", "V100-16GB", 1, Wire(20e-6, 1e9), Wire(100e-6, 10 * GBIT)),
-        # g4dn.12xlarge: 4 T4 on PCIe, 50 Gbit/s a host.
+        # g4dn.12xlarge: 4 T4, 50 Gbit/s between them by PCIe (Li et al. 2022, AMP) and a host.
         Cluster("g4dn.12xlarge", "T4", 4, Wire(30e-6, 50 * GBIT), Wire(60e-6, 50 * GBIT)),
-    )
-}
+    ]
+    return {cluster.name: cluster for cluster in known}
+
+
+def _cards(system: System) -> Wire:
+    """A card for each device of a host, together."""
+    return Wire(ALPHA_ACROSS_S, system.per_host * link(system.network).bandwidth_bytes_per_s.value)
 
 
 def named_cluster(name: str) -> Cluster:
@@ -219,9 +215,9 @@ def named_cluster(name: str) -> Cluster:
     Raises:
         UnknownNameError: none is known.
     """
-    found = CLUSTERS.get(name)
+    found = clusters().get(name)
     if found is None:
-        near = difflib.get_close_matches(name, CLUSTERS, n=1)
-        known = [f"known: {', '.join(CLUSTERS)}"]
-        raise UnknownNameError(f"no cluster {name!r}", known, [f"{near[0]} (did you mean that?)"] * bool(near))
+        near = difflib.get_close_matches(name, clusters(), n=1)
+        known = [f"known: {', '.join(clusters())}"]
+        raise UnknownNameError(f"no cluster {name!r}", known, [f"{name} (did you mean that?)" for name in near])
     return found

@@ -237,6 +237,6 @@ def named_transformer(name: str) -> Transformer:
         raise UnknownNameError(
             f"no transformer {name!r}",
             [f"known: {', '.join(TRANSFORMERS)}"],
-            [f"{near[0]} (did you mean that?)"] * bool(near),
+            [f"{name} (did you mean that?)" for name in near],
         )
     return shape
