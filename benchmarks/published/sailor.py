@@ -6,8 +6,9 @@
     messages    DeepSpeed's: blocking, a part from each tensor rank, in float32, over the cards of both hosts
     gradients   a float32 ring over the replicas of a stage, at the rate of the slowest pair of hosts, after all passes
 
-That gradients and messages are in float32 was read off the seconds that the source gives for its sums of gradients
-(over 1 Gbit/s between RTX-3090 and the others: 21.6 s where float16 would take 9.1 and float32 18.3), not off any step.
+Gradients and messages are float32: the profiles' own times are (on V100 those of float32 products, four times those of
+float16), and so are the seconds that the source gives for its sums of gradients (21.6 s over 1 Gbit/s, of which float32
+takes 18.3).  No step was looked at for it.
 """
 
 from __future__ import annotations
