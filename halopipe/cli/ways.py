@@ -20,7 +20,9 @@ def ways(
             help="A name, such as gpt3-175b, or sizes: hidden=4096,ffn=16384,heads=32,layers=32,vocab=51200,seq=2048.",
         ),
     ],
-    on: Annotated[str, typer.Option("--on", metavar="NAME", help="Cluster: a100-dgx, h100-dgx, p3.16xlarge, ...")],
+    on: Annotated[
+        str, typer.Option("--on", metavar="NAME", help="a100-dgx, h100-dgx, p3.16xlarge, ...; or a cluster file.")
+    ],
     gpus: Annotated[int, typer.Option(min=1, help="Devices.")],
     global_batch: Annotated[int, typer.Option(min=1, help="Samples a step.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write: the best way, as JSON.")] = None,

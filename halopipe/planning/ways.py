@@ -10,22 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from halopipe.terminal import tables, units
-from planner.ir.errors import UsageError
+from planner.ir.errors import CorruptFileError, UsageError
+from planner.ir.files import read_text, write_text
 from planner.transformers import (
     Choice,
     Cluster,
     Found,
+    Fusion,
     Recompute,
+    Sends,
     Space,
     Transformer,
+    Ways,
     named_cluster,
     named_transformer,
+    of_machines,
     search,
 )
 from planner.transformers.layers import EXCHANGE
 from planner.transformers.search import TIE
 from planner.transformers.step import BUBBLE, GRADIENTS, SENDS
 
+_MOST_BYTES = 16 * 2**20
 _FULL = 0.9
 """Of the memory that may be used; a way that fills as much is bound by it."""
 
@@ -63,7 +69,7 @@ class Report:
 
     def write(self, path: Path) -> None:
         """:meth:`data` as a file."""
-        path.write_text(json.dumps(self.data(), indent=1) + "\n", "utf-8")
+        write_text(path, json.dumps(self.data(), indent=1) + "\n")
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         prediction, memory = choice.prediction, choice.prediction.memory
@@ -155,6 +161,46 @@ class Report:
         return f"  {proof} by this model: {found.num_ways} ways, {simulated}"
 
 
+def read(path: Path) -> tuple[Transformer, Ways, int]:
+    """The transformer, the best ways and the global batch of a file that :meth:`Report.write` wrote.
+
+    Raises:
+        MissingFileError, CorruptFileError: it is not there, or no such file.
+    """
+    try:
+        node = json.loads(read_text(path, _MOST_BYTES))
+        best = node["best"]["ways"]
+        kinds = {"recompute": Recompute, "sends": Sends, "kernels": Fusion, "blocks": tuple}
+        ways = Ways(**{name: kinds.get(name, _same)(value) for name, value in best.items()})
+        shape = Transformer(**node["transformer"])
+        ways.check(shape)
+        ways.micro_batches(node["global_batch"])
+    except (KeyError, TypeError, ValueError, ArithmeticError, UsageError) as error:
+        raise CorruptFileError(
+            f"{path} is no file of ways", [f"{type(error).__name__}: {error}"], ["halopipe ways ... -o ways.json"]
+        ) from None
+    return shape, ways, node["global_batch"]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def cluster_of(on: str) -> Cluster:
+    """The cluster of a name, or of a cluster file.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+        MissingFileError, CorruptFileError: of the file.
+        UsageError: its devices or hosts are not alike.
+    """
+    if not on.endswith((".yaml", ".yml")):
+        return named_cluster(on)
+    from planner.catalogue import read_machines
+
+    return of_machines(on, read_machines(on).cluster)
+
+
 def find(
     transformer: str,
     on: str,
@@ -178,7 +224,7 @@ def find(
         UsageError: sizes are wrong, or nothing divides network, devices and batch.
         InfeasibleError: nothing fits.
     """
-    shape, cluster = shape_of(transformer), named_cluster(on)
+    shape, cluster = shape_of(transformer), cluster_of(on)
     if recompute:
         units.require_known("recomputation", [recompute], [how.value for how in Recompute])
     given: dict[str, Any] = {

@@ -7,7 +7,7 @@ then ``search``.  Times come from :mod:`planner.kernels`; nothing here is fitted
 
 from __future__ import annotations
 
-from planner.transformers.cluster import Cluster, Cost, clusters, named_cluster
+from planner.transformers.cluster import Cluster, Cost, clusters, named_cluster, of_machines
 from planner.transformers.layers import Layers, Pass, layers_of
 from planner.transformers.memory import Memory, memory_of
 from planner.transformers.search import Choice, Found, Space, search
@@ -35,6 +35,7 @@ __all__ = [
     "memory_of",
     "named_cluster",
     "named_transformer",
+    "of_machines",
     "predict",
     "search",
 ]

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from math import log2
 
 from planner.catalogue import device, link
-from planner.ir.errors import UnknownNameError
+from planner.ir.cluster import Cluster as Machines
+from planner.ir.errors import UnknownNameError, UsageError
 from planner.kernels import Estimate, Kernels, Links, Wire, kernels, links
 from planner.kernels.clusters import SYSTEMS, System
 from planner.kernels.estimates import DATASHEET, NOTHING, TABLE
@@ -202,6 +203,30 @@ def clusters() -> Mapping[str, Cluster]:
         Cluster("g4dn.12xlarge", "T4", 4, Wire(30e-6, 50 * GBIT), Wire(60e-6, 50 * GBIT)),
     ]
     return {cluster.name: cluster for cluster in known}
+
+
+def of_machines(name: str, machines: Machines) -> Cluster:
+    """Hosts of a cluster file, if all are alike; its links count by their figures.
+
+    Raises:
+        UsageError: hosts or devices are not alike, or a link is missing.
+    """
+    hosts: dict[str, list[str]] = {}
+    for spec in machines.devices:
+        hosts.setdefault(spec.host, []).append(spec.kind)
+    first = next(iter(hosts.values()))
+    if any(kinds != first for kinds in hosts.values()) or len(set(first)) > 1:
+        raise UsageError(
+            f"{name}: hosts and devices are not alike",
+            [f"{host}: {len(kinds)} of {', '.join(sorted(set(kinds)))}" for host, kinds in hosts.items()][:5],
+            ["halopipe profile and plan, which take unlike devices"],
+        )
+    wires, spec = links(machines), machines.devices[0]
+    within, across = wires.within or wires.across, wires.across or wires.within
+    if within is None or across is None:
+        raise UsageError(f"{name} has no links", [], ["links: {within-host: NVLink-3, across-hosts: InfiniBand-HDR}"])
+    # What messages get of the links' rates is in these already.
+    return Cluster(name, spec.kind, len(first), within, across, of_network=1.0, memory_bytes=spec.memory_bytes)
 
 
 def _cards(system: System) -> Wire:

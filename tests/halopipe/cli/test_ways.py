@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,47 @@ def test_the_best_way_its_rivals_and_what_binds_are_told_and_written(tmp_path: P
     )
     ways = json.loads(fixed.stdout)["best"]["ways"]
     assert (ways["tensor"], ways["pipeline"], ways["interleave"], ways["micro_batch"], ways["zero"]) == (8, 8, 3, 1, 0)
+
+
+def test_a_cluster_file_is_searched_and_options_of_launchers_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "halopipe: cluster\nversion: 1\nhosts:\n  - {name: n, count: 2, devices: [{device: A100-80GB, count: 4}]}\n"
+    links = (
+        "links: {within-host: {link: NVLink-3, latency: 10us}, across-hosts: {link: InfiniBand-HDR, latency: 5us}}\n"
+    )
+    Path("two.yaml").write_text(text + links, "utf-8")
+    given = "--on two.yaml --gpus 8 --global-batch 32 --tensor 2 --pipeline 2 --interleave 2 --zero 1 -o ways.json"
+    told = call("gpt2-345m", *given.split(), "--recompute", "selective")
+    assert told.exit_code == 0, told.output
+    assert "datasheet" in told.output
+    for target, file in (("megatron", "megatron.args"), ("torchtitan", "torchtitan.toml"), ("deepspeed", "ds.json")):
+        written = CliRunner().invoke(app, ["export", "ways.json", "--to", target, "-o", file])
+        assert written.exit_code == 0, written.output
+    options = Path("megatron.args").read_text("utf-8").split()
+    for name, value in {
+        "--tensor-model-parallel-size": "2",
+        "--pipeline-model-parallel-size": "2",
+        "--num-layers-per-virtual-pipeline-stage": "6",
+        "--recompute-granularity": "selective",
+    }.items():
+        assert options[options.index(name) + 1] == value
+    assert "--use-distributed-optimizer" in options
+    settings = tomllib.loads(Path("torchtitan.toml").read_text("utf-8"))
+    assert settings["parallelism"]["pipeline_parallel_schedule"] == "Interleaved1F1B"
+    config = json.loads(Path("ds.json").read_text("utf-8"))
+    product = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
+    assert product * 2 == config["train_batch_size"] == 32
+    assert "2 chunks a stage: its pipeline has one" in written.output
+    Path("two.yaml").write_text(text.replace("A100-80GB, count: 4}", "A100-80GB}, {device: H100-SXM}") + links, "utf-8")
+    unlike = call("gpt2-345m", *given.split())
+    assert unlike.exit_code == 2
+    assert "not alike" in unlike.output
+    Path("ways.json").write_text('{"best": {}}', "utf-8")
+    bad = CliRunner().invoke(app, ["export", "ways.json", "--to", "megatron"])
+    assert bad.exit_code == 3
+    assert "no file of ways" in bad.output
 
 
 def on(cluster: str = "a100-dgx", gpus: int = 8, *more: str) -> tuple[str, ...]:
