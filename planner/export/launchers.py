@@ -1,7 +1,8 @@
 """Ways of a transformer's step as options of Megatron-LM, or settings of torchtitan and DeepSpeed.
 
 Each target says of a way what it is told, and what it cannot be told: which is then left to it, or to the model's code.
-The options are those of Megatron-LM core 0.12, torchtitan 0.2 and DeepSpeed 0.17, by their documentation.
+The names are those of 2025 (Megatron core 0.12 and later, torchtitan's job files, DeepSpeed's JSON).  No target has
+parsed them here: the parsers of Megatron-LM and torchtitan are in no package that installs on a CPU.
 """
 
 from __future__ import annotations
@@ -68,9 +69,7 @@ def megatron(shape: Transformer, ways: Ways, global_batch: int) -> Options:
             f"--decoder-last-pipeline-num-layers {blocks[-1]}",
         ]
         if len(set(blocks[1:-1])) > 1:
-            missing.append(
-                f"stages of {', '.join(map(str, blocks))} blocks: those between first and last are alike there"
-            )
+            missing.append(f"stages of {', '.join(map(str, blocks))} blocks: only the first and the last may differ")
     if ways.zero > 1:
         missing.append(f"ZeRO-{ways.zero}: its distributed optimiser is ZeRO-1")
     if ways.schedule == "gpipe":

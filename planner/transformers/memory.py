@@ -80,6 +80,13 @@ def stage_parameters(shape: Transformer, ways: Ways, stage: int) -> float:
     return blocks * ((shape.block_parameters - norms) / ways.tensor + norms) + first + head
 
 
+def unlike_stages(shape: Transformer, ways: Ways) -> list[int]:
+    """The first stage, the last, and of those with as many blocks the earliest, which has the most in flight."""
+    p, blocks = ways.pipeline, ways.chunks(shape.layers)
+    earliest = {sum(blocks[stage::p]): stage for stage in reversed(range(1, p))}
+    return sorted({0, p - 1, *earliest.values()})
+
+
 def stage_memory(shape: Transformer, ways: Ways, stage: int, micro_batches: int) -> Memory:
     """Of a rank of that stage."""
     parameters = stage_parameters(shape, ways, stage)
@@ -109,8 +116,5 @@ def stage_memory(shape: Transformer, ways: Ways, stage: int, micro_batches: int)
 
 def memory_of(shape: Transformer, ways: Ways, micro_batches: int) -> Memory:
     """Of the rank that holds most."""
-    p, blocks = ways.pipeline, ways.chunks(shape.layers)
-    # The first stage has the most in flight, the last the head; between them blocks decide, the earlier stage first.
-    between = sorted(range(p), key=lambda r: (-in_flight(ways, r, micro_batches) * sum(blocks[r::p]), r))[:1]
-    stages = {0, p - 1, *between}
-    return max((stage_memory(shape, ways, r, micro_batches) for r in stages), key=lambda memory: memory.total)
+    found = (stage_memory(shape, ways, stage, micro_batches) for stage in unlike_stages(shape, ways))
+    return max(found, key=lambda memory: memory.total)

@@ -19,6 +19,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from operator import add
 
 from planner.costs.simulator.events import execute
 from planner.costs.simulator.program import CompiledProgram, compile_program
@@ -30,7 +31,7 @@ from planner.passes import lower
 from planner.schedules import positions, schedule
 from planner.transformers.cluster import Cluster, Cost
 from planner.transformers.layers import Layers, Pass, layers_for
-from planner.transformers.memory import MASTER_BYTES, WEIGHT_BYTES, Memory, memory_of, stage_parameters
+from planner.transformers.memory import MASTER_BYTES, WEIGHT_BYTES, Memory, memory_of, stage_parameters, unlike_stages
 from planner.transformers.shape import Sends, Transformer, Ways
 
 MOST_ACTIONS = 12_000
@@ -96,11 +97,16 @@ class Chunks:
         named = "interleaved" if interleave > 1 else name
         compiled = _compiled(named, self.stages, interleave, simulated)
         found = _run(compiled, self)
-        slowest = max(
-            sum(self.forward_s[r :: self.stages]) + sum(self.backward_s[r :: self.stages]) for r in range(self.stages)
-        )
-        cycle = max(slowest, 2 * self.overlapped_s if name == "gpipe" else self.overlapped_s)
-        return found + (micro_batches - simulated) * cycle
+        return found + (micro_batches - simulated) * self._cycle_s(name)
+
+    def _cycle_s(self, name: str) -> float:
+        """What one more micro-batch of many adds: GPipe's forwards end before its backwards begin."""
+        p, x = self.stages, self.overlapped_s
+        ahead = [sum(self.forward_s[r::p]) for r in range(p)]
+        back = [sum(self.backward_s[r::p]) for r in range(p)]
+        if name == "gpipe":
+            return max(*ahead, x) + max(*back, x)
+        return max(*map(add, ahead, back), x)
 
 
 @functools.lru_cache(maxsize=64)
@@ -163,10 +169,10 @@ def _timing(shape: Transformer, cluster: Cluster, ways: Ways, global_batch: int,
     flows = ways.sends is Sends.OVERLAPPED and ways.schedule == "gpipe"
     latency_s = min(cluster.latency_s(ways.tensor * ways.data), hop.seconds) if flows else 0.0
     chunks = chunked(passes, [message.seconds - latency_s for message in hops], ways.sends, p)
-    alike = {0, p - 1, max(range(p), key=lambda r: sum(blocks[r::p]))}
-    beside = {stage: sum(back for _, back in passes[stage::p]) for stage in alike}
-    summed = max((_gradients(shape, cluster, ways, stage, beside[stage]) for stage in alike), key=lambda c: c.seconds)
-    after = summed + _tied(shape, cluster, ways) + _optimiser(shape, cluster, ways, alike)
+    unlike = unlike_stages(shape, ways)
+    beside = {stage: sum(back for _, back in passes[stage::p]) for stage in unlike}
+    summed = max((_gradients(shape, cluster, ways, stage, beside[stage]) for stage in unlike), key=lambda c: c.seconds)
+    after = summed + _tied(shape, cluster, ways) + _optimiser(shape, cluster, ways, unlike)
     return _Timing(found, chunks, hop, 2 * (p - 1) * latency_s, after, micro_batches)
 
 

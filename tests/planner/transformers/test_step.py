@@ -8,7 +8,7 @@ import pytest
 from planner.ir.errors import UsageError
 from planner.transformers import Recompute, Sends, Transformer, Ways, memory_of, named_cluster, named_transformer
 from planner.transformers import step as steps
-from planner.transformers.memory import block_bytes
+from planner.transformers.memory import block_bytes, stage_memory
 from planner.transformers.step import BUBBLE, Chunks, chunked, least_s, predict
 
 A100 = named_cluster("a100-dgx")
@@ -41,12 +41,18 @@ def test_no_schedule_is_shorter_than_the_least(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "chunks", [Chunks((1.0, 2.0, 1.5, 1.0), (2.0, 4.0, 3.0, 2.0), 4), Chunks((1.0,) * 6, (2.0,) * 6, 3)]
+    ("chunks", "name"),
+    [
+        (Chunks((1.0, 2.0, 1.5, 1.0), (2.0, 4.0, 3.0, 2.0), 4), "1f1b"),
+        (Chunks((1.0,) * 6, (2.0,) * 6, 3), "1f1b"),
+        (Chunks((1.0, 2.0, 1.5), (2.0, 4.0, 5.0), 3), "gpipe"),
+        (Chunks((1.0,) * 4, (4.0,) * 4, 4, overlapped_s=2.5), "gpipe"),
+    ],
 )
-def test_many_micro_batches_are_read_off_fewer(chunks: Chunks, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = chunks.step_s(60)
+def test_many_micro_batches_are_read_off_fewer(chunks: Chunks, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = chunks.step_s(60, name)
     monkeypatch.setattr(steps, "MOST_ACTIONS", 150)
-    assert chunks.step_s(60) == pytest.approx(whole, rel=1e-9)
+    assert chunks.step_s(60, name) == pytest.approx(whole, rel=1e-9)
 
 
 def test_messages_cost_more_the_less_they_overlap() -> None:
@@ -105,6 +111,15 @@ def test_the_first_stage_of_an_interleaved_pipeline_holds_more_and_sharded_state
     states = [memory_of(SMALL, Ways(data=4, zero=zero), 4).state for zero in range(4)]
     assert states == sorted(states, reverse=True)
     assert states[3] == pytest.approx(states[0] / 4)
+
+
+@pytest.mark.parametrize("pipeline", [1, 5, 7])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_the_rank_that_holds_most_is_found_among_unlike_stages(pipeline: int, schedule: str) -> None:
+    for recompute in Recompute:
+        ways = Ways(2, pipeline, 1, micro_batch=2, recompute=recompute, schedule=schedule)
+        every = [stage_memory(SMALL, ways, stage, 16).total for stage in range(pipeline)]
+        assert memory_of(SMALL, ways, 16).total == max(every)
 
 
 def test_a_gated_network_with_shared_keys_keeps_less_of_keys_and_more_of_the_feed_forward_part() -> None:
