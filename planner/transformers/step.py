@@ -19,7 +19,6 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from operator import add
 
 from planner.costs.simulator.events import execute
 from planner.costs.simulator.program import CompiledProgram, compile_program
@@ -106,7 +105,7 @@ class Chunks:
         back = [sum(self.backward_s[r::p]) for r in range(p)]
         if name == "gpipe":
             return max(*ahead, x) + max(*back, x)
-        return max(*map(add, ahead, back), x)
+        return max(*(f + b for f, b in zip(ahead, back, strict=True)), x)
 
 
 @functools.lru_cache(maxsize=64)
