@@ -23,8 +23,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import resource
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +36,7 @@ from scipy.stats import spearmanr
 from benchmarks.published import sailor
 from benchmarks.published.runs import Run, clusters, published, read, t4
 from benchmarks.report import Row, at_least, at_most, table
-from planner.transformers import named_transformer, search
+from planner.transformers import named_cluster, named_transformer, search
 
 DATA = Path(__file__).parent / "data"
 A100, T4 = "Megatron on A100", "16 T4"
@@ -48,6 +50,7 @@ GOALS: Mapping[str, float] = {
 }
 """Mean errors, in per cent."""
 MOST_ON_A100, RANKS, MEMORY = 8.0, 0.95, 5.0
+MOST_SECONDS, MOST_GIB = 60.0, 2.0
 AMP_OWN, AMP_RANKS, SAILOR_OWN = 48.0, 0.935, {"Sailor, GH200": 8.9, "Sailor, unlike GPUs": 10.3}
 """Mean errors of the sources' own models, on all their rows."""
 
@@ -72,7 +75,7 @@ def measure(options: Options) -> list[Row]:
         groups.setdefault(run.group, []).append(run)
     rows = [row for group, found in groups.items() for row in _summary(group, found)]
     rows += [row for run in runs for row in _row(run, options.public)]
-    return rows if options.quick else [*rows, *_choices(groups)]
+    return rows if options.quick else [*rows, *_choices(groups), *_scale()]
 
 
 def _summary(group: str, runs: Sequence[Run]) -> Iterator[Row]:
@@ -145,6 +148,19 @@ def _choices(groups: Mapping[str, Sequence[Run]]) -> Iterator[Row]:
         yield Row(f"{name}: best published, predicted", min(published_s), "s")
         yield Row(f"{name}: predicted gain", 100 * (min(published_s) / step_s - 1), "%")
         yield Row(f"{name}: proven gap", 100 * found.gap, "%")
+
+
+def _scale() -> Iterator[Row]:
+    """96 blocks on 8 to 3,072 GPUs: how near the proof is, and what the search takes of one core and of memory."""
+    for devices, batch, limit in ((64, 64, 1.0), (1024, 1536, 5.0), (3072, 1536, 5.0)):
+        start_s = time.process_time()
+        found = search(named_transformer("gpt3-175b"), named_cluster("a100-dgx"), devices, batch)
+        name = f"search, 175B on {devices:,} A100"
+        yield Row(f"{name}: ways", found.num_ways, "")
+        yield at_most(f"{name}: proven gap", 100 * found.gap, "%", limit)
+        yield at_most(f"{name}: processor time", time.process_time() - start_s, "s", MOST_SECONDS)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    yield at_most("search, all of it: peak memory of the process", peak, "GiB", MOST_GIB)
 
 
 def _mean(runs: Sequence[Run]) -> float:
