@@ -41,7 +41,15 @@ class Counted(Cluster):
         return exact((2 if name == "all_reduce" else 1) * (members - 1) / members * num_bytes)
 
 
+class Slow(Counted):
+    """Exchanges that nothing hides wholly."""
+
+    def exchange(self, name: str, num_bytes: float, members: int, stride: int = 1) -> Estimate:
+        return exact(1e3 * num_bytes)
+
+
 COUNTED = Counted("counted", "A100-80GB", 8, Wire(0, 1), Wire(0, 1))
+SLOW = Slow("slow", "A100-80GB", 8, Wire(0, 1), Wire(0, 1))
 
 
 def spent(cost: Cost, what: str) -> float:
@@ -100,6 +108,18 @@ def test_less_is_hidden_and_more_is_moved_where_software_does_less() -> None:
     fused, kernels, eager = (layers_for(SHAPE, COUNTED, Ways(kernels=how)).block for how in Fusion)
     assert fused.backward.seconds < kernels.backward.seconds < eager.backward.seconds
     assert fused.forward.seconds == kernels.forward.seconds < eager.forward.seconds
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_sums_hide_behind_the_weight_products_of_the_column_parallel_layers(sequence: bool) -> None:
+    """Those of queries, keys, values and of the first feed-forward half; with sequence parallelism the input's too."""
+    overlapped, waited = (
+        layers_for(SHAPE, SLOW, Ways(2, sequence_parallel=sequence, overlap_tensor=on)).block.backward
+        for on in (True, False)
+    )
+    columns = (3 * SHAPE.hidden + SHAPE.ffn) * SHAPE.hidden / 2
+    hidden = 2 * SHAPE.seq * columns * (2 if sequence else 1)
+    assert waited.seconds - overlapped.seconds == pytest.approx(hidden)
 
 
 def test_an_estimate_says_what_share_rests_on_what() -> None:

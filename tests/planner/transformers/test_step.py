@@ -8,8 +8,8 @@ import pytest
 from planner.ir.errors import UsageError
 from planner.transformers import Recompute, Sends, Transformer, Ways, memory_of, named_cluster, named_transformer
 from planner.transformers import step as steps
-from planner.transformers.memory import block_bytes, stage_memory
-from planner.transformers.step import BUBBLE, Chunks, chunked, least_s, predict
+from planner.transformers.memory import block_bytes, stage_memory, stage_parameters
+from planner.transformers.step import BUBBLE, GRADIENTS, Chunks, chunked, least_s, predict
 
 A100 = named_cluster("a100-dgx")
 SMALL = named_transformer("gpt2-345m")
@@ -71,6 +71,23 @@ def test_the_parts_of_a_step_are_the_step() -> None:
     assert found.parts[BUBBLE] > 0
     assert found.step.low < found.at_least_s <= found.step.seconds * (1 + 1e-9) < found.step.high
     assert found.at_least_s == pytest.approx(least_s(SMALL, A100, ways, 16))
+
+
+def test_replicas_sum_their_gradients_over_the_ring_of_their_tensor_rank() -> None:
+    ways = Ways(2, 1, 8, overlap_gradients=False)
+    found = predict(SMALL, A100, ways, 8)
+    num_bytes = 4 * stage_parameters(SMALL, ways, 0)
+    assert found.parts[GRADIENTS] == pytest.approx(A100.exchange("all_reduce", num_bytes, 8, stride=2).seconds)
+    halves = predict(SMALL, A100, replace(ways, fp32_gradients=False), 8)
+    assert halves.parts[GRADIENTS] < found.parts[GRADIENTS]
+
+
+def test_messages_within_a_host_are_not_those_across() -> None:
+    """Two stages of four ranks on each host of eight: the second boundary is between hosts."""
+    cut = Ways(4, 4, sequence_parallel=True)
+    inside, across, again = steps._hops(SMALL, A100, cut)
+    assert inside == again == A100.send(2 * SMALL.seq * SMALL.hidden / 4, 1)
+    assert across == A100.send(2 * SMALL.seq * SMALL.hidden / 4, 8, at_once=4) != inside
 
 
 @pytest.mark.parametrize(
