@@ -32,6 +32,7 @@ from halopipe.cli import (
     report,
     run,
     schema,
+    ways,
 )
 from halopipe.cli.options import with_words
 from halopipe.terminal.console import INTERRUPTED, emit, reported, screen_columns
@@ -96,6 +97,7 @@ app = typer.Typer(
 _VERBS: dict[str, Callable[..., None]] = {
     "profile": profile.profile,
     "plan": plan.plan,
+    "ways": ways.ways,
     "explain": explain.explain,
     "compare": compare.compare,
     "check": check.check,

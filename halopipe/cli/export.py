@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from planner.ir.profile import Profile
 
 _TRACE, _TORCH = "chrome-trace", "torch-pipelining"
-_FORMATS = {_TRACE: Path("trace.json"), _TORCH: Path("pipeline.json")}
+_FORMATS = {
+    _TRACE: Path("trace.json"),
+    _TORCH: Path("pipeline.json"),
+    "megatron": Path("megatron.args"),
+    "torchtitan": Path("torchtitan.toml"),
+    "deepspeed": Path("deepspeed.json"),
+}
 """Formats, and the file that each is written to unless another is named."""
 
 
@@ -26,7 +32,7 @@ def export(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help=f"{' or '.join(_FORMATS)}.",
+            help=f"{', '.join(_FORMATS)}.",
             autocompletion=completion.named(lambda: _FORMATS),
         ),
     ],
@@ -54,6 +60,9 @@ def export(
     torch-pipelining: for a chain of stages on one rank each. A JSON with the split
     points of torch.distributed.pipelining.pipeline and each stage's rank; beside it a
     CSV that _PipelineScheduleRuntime._load_csv reads. Needs the profile.
+
+    megatron, torchtitan, deepspeed: of a file that 'halopipe ways -o' wrote, in
+    place of a plan: command-line options or settings, and what they cannot say.
     """
     from halopipe.planning import solve
     from halopipe.terminal import units
@@ -65,6 +74,9 @@ def export(
         file /= _FORMATS[to]
     files = [file, file.with_suffix(".csv")] if to == _TORCH else [file]
     with claimed(files, [plan, profile, timeline, cluster]):
+        if to not in (_TRACE, _TORCH):
+            _write_options(plan, to, file)
+            return
         found = solve.load_plan(plan)
         source = solve.profile_of(found, plan, profile, cluster) if to == _TORCH or timeline is None else None
         if to == _TORCH:
@@ -95,6 +107,19 @@ def _write_trace(plan: Plan, profile: Profile | None, timeline: Path | None, out
         )
     write_text(output, chrome_trace(timelines, solve.device_names(plan)))
     console.wrote(output, "open it at https://ui.perfetto.dev")
+
+
+def _write_options(ways: Path, to: str, output: Path) -> None:
+    from halopipe.planning.ways import read
+    from halopipe.terminal import console
+    from planner.export.launchers import LAUNCHERS
+    from planner.ir.files import write_text
+
+    options = LAUNCHERS[to](*read(ways))
+    write_text(output, options.text)
+    console.wrote(output)
+    for text in options.missing:
+        console.remark(f"not told to {to}: {text}")
 
 
 def _write_torch(plan: Plan, profile: Profile | None, output: Path) -> None:

@@ -1,4 +1,4 @@
-"""Plans, profiles and timelines in the forms of other tools: tables (pandas) and Chrome traces (Perfetto).
+"""Plans, profiles and timelines in the forms of other tools: tables (pandas), Chrome traces (Perfetto), launchers.
 
 Import from the module that defines a name: ``from planner.export.tables import plans``.
 """

@@ -1,0 +1,224 @@
+"""Runs of transformers on alike GPUs, predicted: Megatron-LM on A100, on V100, over slow networks, Alpa, and T4.
+
+What a run's own source says of its software is stated here, once a source: which kernels are fused, whether messages
+overlap, in what gradients are summed.  No time of a run is used to predict one.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+
+from planner.kernels import Estimate, Wire
+from planner.kernels.estimates import DATASHEET
+from planner.transformers import (
+    Cluster,
+    Cost,
+    Fusion,
+    Layers,
+    Pass,
+    Prediction,
+    Recompute,
+    Sends,
+    Transformer,
+    Ways,
+    memory_of,
+    named_cluster,
+    named_transformer,
+    predict,
+)  # fmt: skip
+from planner.transformers.cluster import GBIT
+from planner.transformers.layers import layers_for
+
+GIB = 2**30
+ODD = ("p8t1d8-mb2", "p1t8d8-mb2", "p4t2d8-mb2", "p2t4d8-mb2")
+"""Rows that contradict the others: at micro-batch 2 each of four divisions takes 1.3 to 1.8 times what it takes at 1,
+and 1.1 to 2.3 times what it takes at 4."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A measured run beside its prediction.
+
+    Attributes:
+        group: runs that a mean is taken over.
+        measured_s: None: not measured; infinite: it ended for want of memory.
+        measured_bytes: of the rank that holds most; 0: not measured.
+        restricted: its source states no licence: the figures stay out of what is committed.
+    """
+
+    group: str
+    name: str
+    prediction: Prediction
+    measured_s: float | None
+    measured_bytes: float = 0.0
+    usable_bytes: float = inf
+    restricted: bool = False
+    odd: bool = False
+    predicted_bytes: float = field(default=0.0)
+
+    @property
+    def error(self) -> float:
+        """Predicted / measured - 1, of the step."""
+        return self.prediction.step.seconds / (self.measured_s or inf) - 1
+
+    @property
+    def ran(self) -> bool:
+        """Whether a time was measured."""
+        return self.measured_s is not None and self.measured_s < inf
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is predicted to fit."""
+        return self.prediction.memory.total <= self.usable_bytes
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The lines of a table."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def published(lines: Sequence[Mapping[str, str]]) -> Iterator[Run]:
+    """The rows of ``published_runs.csv``."""
+    for line in lines:
+        name = line["id"]
+        if "memory" in name:
+            yield _memory(line)
+        elif name.startswith("xl-"):
+            yield _slow_network(line)
+        else:
+            yield _megatron(line)
+
+
+def shape_of(line: Mapping[str, str]) -> Transformer:
+    """The network of a row."""
+    hidden, ffn, heads, layers = (int(line[column]) for column in ("hidden", "ffn", "heads", "layers"))
+    vocab, seq = int(line["vocab"] or 51200), int(line["seq_len"])
+    return Transformer(line["model"], hidden, ffn, heads, layers, vocab, seq)
+
+
+def _ways(line: Mapping[str, str]) -> Ways:
+    return Ways(
+        tensor=int(line["tensor_parallel"]),
+        pipeline=int(line["pipeline"]),
+        data=int(line["data_parallel"]),
+        micro_batch=int(line["micro_batch"] or 0),
+        sequence_parallel=line["sequence_parallel"] == "True",
+        interleave=int(line["schedule"].rpartition("x")[2]) if "interleaved" in line["schedule"] else 1,
+        recompute=Recompute(line["recompute"]),
+        schedule="gpipe" if line["schedule"] == "gpipe" else "1f1b",
+    )
+
+
+def _megatron(line: Mapping[str, str]) -> Run:
+    """Megatron-LM, and Alpa, whose compiler fuses as much."""
+    on_v100 = "V100" in line["cluster"]
+    cluster = named_cluster("p3.16xlarge" if on_v100 else "a100-dgx")
+    group = "Megatron on 64 V100" if on_v100 else "Megatron on A100"
+    if line["id"].startswith("alpa"):
+        group = "Alpa, 8 V100"
+    name = line["id"].removeprefix("megatron-xl24-")
+    prediction = predict(shape_of(line), cluster, _ways(line), int(line["global_batch"]))
+    memory = GIB * float(line["measured_memory_gib"] or 0)
+    source = "DS3Lab" in line["source"]
+    return Run(group, name, prediction, float(line["measured_s"]), memory, restricted=source, odd=name in ODD)
+
+
+def _memory(line: Mapping[str, str]) -> Run:
+    """Figure 1 of Korthikanti et al.: bytes of state and of activations of the blocks, without embedding and head."""
+    shape, ways = shape_of(line), _ways(line)
+    large = ways.pipeline > 1
+    ways = replace(ways, micro_batch=1 if large else 4, interleave=3 if large else 1)
+    batch = 64 if large else 4
+    prediction = predict(shape, named_cluster("a100-dgx"), ways, batch)
+    memory = memory_of(shape, ways, batch // ways.micro_batch)
+    measured = GIB * sum(float(part) for part in line["measured_memory_gib"].split("+"))
+    of_blocks = memory.state + memory.activations
+    return Run("memory, Megatron on A100", line["id"], prediction, None, measured, predicted_bytes=of_blocks)
+
+
+def _slow_network(line: Mapping[str, str]) -> Run:
+    """Decentralized_FM_alpha: GPT-2 of transformers in eager PyTorch, float16 gradients, streams for messages.
+
+    Embedding and loss are "very light-weighted" there, by the source: they cost nothing here.
+    """
+    latency, _, rate = line["network"].partition(" ms, ")
+    wire = Wire(1e-3 * float(latency), GBIT * float(rate.partition(" ")[0]))
+    cluster = replace(named_cluster("p3.2xlarge"), across=wire)
+    shape = replace(shape_of(line), parameters_tied=False, vocab=1)
+    ways = replace(_ways(line), kernels=Fusion.EAGER, fp32_gradients=False, sends=Sends.OVERLAPPED)
+    layers = layers_for(shape, cluster, ways)
+    nothing = Pass(Cost(), Cost())
+    prediction = predict(shape, cluster, ways, int(line["global_batch"]), Layers(nothing, layers.block, nothing))
+    return Run("GPT-3 XL, slow networks", line["id"], prediction, float(line["measured_s"]), restricted=True)
+
+
+AMP_LAYERS, AMP_FIRST, AMP_LAST, AMP_BATCH = 30, 2, 26, 32
+"""AMP's layers: embedding, nothing, 24 blocks, nothing, norm, head, loss; samples a step."""
+
+
+def t4(runs: Sequence[Mapping[str, str]], layer_costs: Sequence[Mapping[str, str]]) -> list[Run]:
+    """AMP's plans on 4 hosts of 4 T4, by its layers' times at one sample and by kernels beyond.
+
+    Of a layer's forward F(1) at one sample an unknown part is the device's, the rest waits for the host: with g of
+    kernels by the data sheet, F(b) lies between F(1) + g(b) - g(1) and F(1) g(b) / g(1); the middle is taken, and they
+    are its range.  Backward takes the share more that kernels say.  DeepSpeed on Megatron-LM 1.1.5: no kernels
+    are fused, float32 sums of gradients (``fp32_allreduce``), messages block, nothing is recomputed.
+    """
+    shape, cluster = named_transformer("gpt2-345m"), named_cluster("g4dn.12xlarge")
+    measured: dict[int, dict[int, float]] = {}
+    for line in layer_costs:
+        if line["instance"] == "G4":
+            measured.setdefault(int(line["tensor_parallel"]), {})[int(line["layer"])] = float(
+                line["forward_backward_or_forward_s"]
+            )
+    found = []
+    for line in runs:
+        ends = [int(end) for end in line["stage_boundaries"].split()]
+        blocks = tuple(max(0, min(stop, AMP_LAST) - max(start, AMP_FIRST)) for start, stop in pairwise(ends))
+        t, p, d, b = (int(line[column]) for column in ("tensor_parallel", "pipeline", "data_parallel", "micro_batch"))
+        ways = Ways(t, p, d, b, kernels=Fusion.EAGER, overlap_tensor=False, sends=Sends.BLOCKING, blocks=blocks)
+        table = measured[ways.tensor]
+        one, more = (
+            layers_for(shape, cluster, replace(ways, micro_batch=b, fp32_gradients=False))
+            for b in (1, ways.micro_batch)
+        )
+        block_s = sum(table[layer] for layer in range(AMP_FIRST, AMP_LAST)) / shape.layers
+        layers = Layers(
+            _beyond_one(table[0], one.embedding, more.embedding),
+            _beyond_one(block_s, one.block, more.block),
+            _beyond_one(sum(table[layer] for layer in range(AMP_LAST + 1, AMP_LAYERS)), one.head, more.head),
+        )
+        prediction = predict(shape, cluster, ways, AMP_BATCH, layers)
+        name = f"tensor {ways.tensor}, pipeline {ways.pipeline}, data {ways.data}, micro-batch {ways.micro_batch}"
+        # Gradients are in half precision until they are summed.
+        memory = memory_of(shape, replace(ways, fp32_gradients=False), ways.micro_batches(AMP_BATCH))
+        prediction = replace(prediction, memory=memory)
+        seconds = float(line["measured_s"])
+        found.append(Run("16 T4", name, prediction, seconds, usable_bytes=cluster.usable_bytes, restricted=True))
+    return found
+
+
+def _beyond_one(forward_s: float, one: Pass, more: Pass) -> Pass:
+    """A layer that takes ``forward_s`` with one sample, of which kernels take ``one``, with more samples."""
+
+    def grown(measured_s: float, before: float, after: float) -> Cost:
+        low, high = sorted((measured_s + after - before, measured_s * after / before))
+        return Cost.of("layers", Estimate((low + high) / 2, low, high, DATASHEET))
+
+    backward_s = forward_s * one.backward.seconds / one.forward.seconds
+    return Pass(
+        grown(forward_s, one.forward.seconds, more.forward.seconds),
+        grown(backward_s, one.backward.seconds, more.backward.seconds),
+    )
+
+
+def clusters() -> Mapping[str, Cluster]:
+    """By group, the cluster that its runs were on."""
+    names = {"Megatron on A100": "a100-dgx", "Megatron on 64 V100": "p3.16xlarge", "16 T4": "g4dn.12xlarge"}
+    return {group: named_cluster(name) for group, name in names.items()}

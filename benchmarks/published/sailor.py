@@ -1,0 +1,135 @@
+"""Sailor's runs, predicted from Sailor's own profiles: stages of OPT-350M on alike and on unlike GPUs.
+
+    layer       forward and backward by GPU, micro-batch and tensor degree; a smaller micro-batch takes no longer than a
+                larger one (of two times that contradict this the shorter is taken)
+    pipeline    one for each replica; each stage of it on GPUs of its own; the slowest counts
+    messages    DeepSpeed's: blocking, a part from each tensor rank, in float32, over the cards of both hosts
+    gradients   a float32 ring over the replicas of a stage, at the rate of the slowest pair of hosts, after all passes
+
+Gradients and messages are float32: the profiles' own times are (on V100 those of float32 products, four times those of
+float16), and so are the seconds that the source gives for its sums of gradients (21.6 s over 1 Gbit/s, of which float32
+takes 18.3).  No step was looked at for it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import lzma
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks.published.runs import Run, read
+from planner.kernels import Estimate
+from planner.kernels.estimates import TABLE
+from planner.transformers import Fusion, Prediction, Sends, Transformer, Ways, memory_of
+from planner.transformers.memory import stage_parameters
+from planner.transformers.step import MODEL_ERROR, chunked
+
+DATA = Path(__file__).parent / "data"
+SHAPE = Transformer("opt-350m", 1024, 4096, 16, 24, 50272, 2048)
+FIRST_BLOCK, LAST = 1, 25
+"""Layer 0 is the embedding, layer 25 the head."""
+_FLOAT32 = 4
+"""Bytes of a number that is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A replica of a stage: layers, and the GPUs that share them."""
+
+    first: int
+    last: int
+    gpu: str
+    tensor: int
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """Sailor's times of layers, and rates between hosts."""
+
+    folder: Path = DATA
+
+    @cached_property
+    def layers(self) -> Mapping[tuple[str, int], Mapping[int, Sequence[tuple[float, float, float]]]]:
+        """By GPU and tensor degree, then by micro-batch: (forward, backward, update) seconds of each layer."""
+        found: dict[tuple[str, int], dict[int, list[tuple[float, float, float]]]] = {}
+        text = lzma.decompress((self.folder / "sailor_layers.csv.xz").read_bytes()).decode("utf-8")
+        for line in csv.DictReader(text.splitlines()):
+            degrees = found.setdefault((line["gpu"], int(line["tensor_parallel"])), {})
+            times = float(line["forward_s"]), float(line["backward_s"]), float(line["update_s"])
+            count = int(line["last_layer"]) - int(line["first_layer"]) + 1
+            degrees.setdefault(int(line["micro_batch"]), []).extend([times] * count)
+        return found
+
+    @cached_property
+    def host_bytes_per_s(self) -> Mapping[tuple[str, int], float]:
+        """What the cards of a host send while so many of its GPUs talk."""
+        rates = json.loads((self.folder / "sailor_network.json").read_text("utf-8"))["inter"]
+        return {(gpu, int(number)): rate for gpu, of in rates.items() for number, (_, rate) in of.items()}
+
+    def passes(self, stage: Stage, micro_batch: int) -> tuple[float, float, float]:
+        """Forward, backward and update of a replica of a stage."""
+        table = self.layers[stage.gpu, stage.tensor]
+        rows = [layers for size, layers in table.items() if size >= micro_batch]
+        layers = range(stage.first, stage.last + 1)
+        forward, backward = (sum(min(row[layer][which] for row in rows) for layer in layers) for which in (0, 1))
+        return forward, backward, sum(table[micro_batch][layer][2] for layer in layers)
+
+    def rate(self, one: Stage, other: Stage) -> float:
+        """Bytes a second of all tensor ranks of two stages together."""
+        return min(self.host_bytes_per_s[stage.gpu, stage.tensor] for stage in (one, other))
+
+
+def runs(folder: Path = DATA) -> Iterator[Run]:
+    """The rows of Sailor's table, predicted."""
+    profiles = Profiles(folder)
+    for line in read(folder / "sailor_runs.csv"):
+        group = "Sailor, GH200" if line["site"] == "clariden" else "Sailor, unlike GPUs"
+        prediction, memory = _predict(line, profiles)
+        measured = float(line["measured_peak_bytes"])
+        yield Run(group, line["name"], prediction, float(line["measured_s"]), measured, predicted_bytes=memory)
+
+
+def _stages(line: Mapping[str, str]) -> list[list[Stage]]:
+    """By stage, its replicas."""
+    found = []
+    for span, replicas in zip(
+        line["layers_per_stage"].split(" | "), line["replicas_of_each_stage"].split(" | "), strict=True
+    ):
+        first, last = (int(end) for end in span.split("-"))
+        names = [replica.split() for replica in replicas.split("; ")]
+        found.append([Stage(first, last, name, int(tensor.removeprefix("tp"))) for name, _, tensor in names])
+    return found
+
+
+def _predict(line: Mapping[str, str], profiles: Profiles) -> tuple[Prediction, float]:
+    stages, micro_batch = _stages(line), int(line["micro_batch"])
+    data = len(stages[0])
+    micro_batches = int(line["global_batch"]) // (data * micro_batch)
+    whole = _FLOAT32 * micro_batch * SHAPE.seq * SHAPE.hidden
+    pipelines, least = [], []
+    for replica in zip(*stages, strict=True):
+        times = [profiles.passes(stage, micro_batch)[:2] for stage in replica]
+        hop_s = [whole / profiles.rate(*pair) for pair in pairwise(replica)]
+        chunks = chunked(times, hop_s, Sends.BLOCKING, len(stages))
+        pipelines.append(chunks.step_s(micro_batches))
+        least.append(chunks.least_s(micro_batches))
+    blocks = tuple(min(of[0].last, LAST - 1) - max(of[0].first, FIRST_BLOCK) + 1 for of in stages)
+    degree = stages[0][0].tensor
+    ways = Ways(degree, len(stages), data, micro_batch, kernels=Fusion.KERNELS, fp32_gradients=False, blocks=blocks)
+    sums_s = 0.0
+    for index, of in enumerate(stages):
+        if data > 1:
+            num_bytes = _FLOAT32 * stage_parameters(SHAPE, ways, index) * degree  # of all tensor ranks of a host
+            rate = min(profiles.rate(one, other) for one in of for other in of)
+            sums_s = max(sums_s, 2 * (data - 1) / data * num_bytes / rate)
+    update_s = max(profiles.passes(stage, micro_batch)[2] for of in stages for stage in of)
+    step_s = max(pipelines) + sums_s + update_s
+    memory = memory_of(SHAPE, ways, micro_batches)
+    parts = {"passes": max(pipelines), "gradient sums": sums_s, "optimiser": update_s}
+    step = Estimate(step_s, (1 - MODEL_ERROR) * step_s, (1 + MODEL_ERROR) * step_s, TABLE)
+    return Prediction(step, parts, memory, micro_batches, max(least) + sums_s + update_s), memory.total

@@ -1,0 +1,274 @@
+"""What ``halopipe ways`` searches and says.  No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from halopipe.terminal import tables, units
+from planner.ir.errors import CorruptFileError, UsageError
+from planner.ir.files import read_text, write_text
+from planner.transformers import (
+    Choice,
+    Cluster,
+    Found,
+    Fusion,
+    Recompute,
+    Sends,
+    Space,
+    Transformer,
+    Ways,
+    named_cluster,
+    named_transformer,
+    of_machines,
+    search,
+)
+from planner.transformers.layers import EXCHANGE
+from planner.transformers.search import TIE
+from planner.transformers.step import BUBBLE, GRADIENTS, SENDS
+
+_MOST_BYTES = 16 * 2**20
+_FULL = 0.9
+"""Of the memory that may be used; a way that fills as much is bound by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found, for people and for programs."""
+
+    shape: Transformer
+    cluster: Cluster
+    devices: int
+    global_batch: int
+    found: Found
+    price_per_hour: float = 0.0
+
+    def data(self) -> dict[str, Any]:
+        """The answer as plain data; the file that ``-o`` writes."""
+        found = self.found
+        return {
+            "transformer": dataclasses.asdict(self.shape),
+            "cluster": self.cluster.name,
+            "device": self.cluster.device,
+            "gpus": self.devices,
+            "global_batch": self.global_batch,
+            "search": {
+                "gap": found.gap,
+                "bound_s": found.bound_s,
+                "ways": found.num_ways,
+                "too_large": found.num_large,
+                "simulated": found.num_simulated,
+            },
+            "best": self._choice(found.best),
+            "rivals": [self._choice(rival) | {"tie": rival in found.ties} for rival in found.rivals],
+        }
+
+    def write(self, path: Path) -> None:
+        """:meth:`data` as a file."""
+        write_text(path, json.dumps(self.data(), indent=1) + "\n")
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        prediction, memory = choice.prediction, choice.prediction.memory
+        return {
+            "ways": dataclasses.asdict(choice.ways),
+            "step_s": prediction.step.seconds,
+            "low_s": prediction.step.low,
+            "high_s": prediction.step.high,
+            "evidence": prediction.step.evidence,
+            "spent_s": dict(prediction.parts),
+            "memory_bytes": {"state": memory.state, "activations": memory.activations, "one_pass": memory.working},
+            "micro_batches": prediction.micro_batches,
+            "model_flop_per_s": prediction.model_flop_per_s(self.shape, self.global_batch, self.devices),
+            **({"dollars_per_step": self._dollars(choice)} if self.price_per_hour else {}),
+        }
+
+    def _dollars(self, choice: Choice) -> float:
+        return self.price_per_hour * self.devices * choice.prediction.step.seconds / 3600
+
+    def render(self) -> str:
+        """For people."""
+        best = self.found.best
+        step = best.prediction.step
+        devices = f"{self.devices} {self.cluster.device} ({self.cluster.name}, {self.cluster.per_host} a host)"
+        rate = best.prediction.model_flop_per_s(self.shape, self.global_batch, self.devices) / 1e12
+        step_text = units.seconds_within(step.seconds, step.low, step.high)
+        lines = [
+            f"{self.shape.name}, {self.shape.parameters / 1e9:.1f}e9 parameters",
+            f"global batch {self.global_batch}, on {devices}",
+            "",
+            f"  {best.ways}",
+            f"  step {step_text}, {rate:.0f} TFLOP/s a device without recomputation",
+            f"  evidence {step.evidence}",
+            f"  spent on {self._spent()}",
+            f"  memory {self._memory(best)}",
+            f"  bound by {self._bound()}",
+        ]
+        if self.price_per_hour:
+            tokens = self.global_batch * self.shape.seq
+            dollars = self._dollars(best)
+            lines.append(f"  {dollars:.4g} dollars a step, {1e9 * dollars / tokens:.4g} for a billion tokens")
+        lines += ["", *self._rivals(), self._proof()]
+        return "\n".join(lines)
+
+    def _spent(self) -> str:
+        best = self.found.best.prediction
+        shares = sorted(best.parts.items(), key=lambda item: -item[1])
+        told = [f"{what} {100 * seconds / best.step.seconds:.0f} %" for what, seconds in shares]
+        return ", ".join(text for text in told if not text.endswith(" 0 %"))
+
+    def _memory(self, choice: Choice) -> str:
+        memory, gib = choice.prediction.memory, 2**30
+        parts = (("state", memory.state), ("activations", memory.activations), ("one pass", memory.working))
+        told = ", ".join(f"{what} {size / gib:.1f}" for what, size in parts)
+        return f"{memory.total / gib:.1f} of {self.found.usable_bytes / gib:.1f} GiB ({told})"
+
+    def _bound(self) -> str:
+        """What another device, link or batch would better."""
+        best, found = self.found.best.prediction, self.found
+        exchanges = sum(best.parts.get(what, 0.0) for what in (EXCHANGE, GRADIENTS, SENDS))
+        reasons = {
+            "computing": best.step.seconds - exchanges - best.parts[BUBBLE],
+            "bubbles (a larger batch)": best.parts[BUBBLE],
+            "links": exchanges,
+        }
+        told = [f"{max(reasons, key=lambda reason: reasons[reason])}"]
+        if best.memory.total > _FULL * found.usable_bytes:
+            told.append("memory")
+        return f"{' and '.join(told)}; {found.num_large} of {found.num_ways} ways do not fit"
+
+    def _rivals(self) -> list[str]:
+        found = self.found
+        if not found.rivals:
+            return []
+        first = found.best.prediction.step.seconds
+        rows = []
+        for rival in found.rivals:
+            step = rival.prediction.step
+            verdict = "tie" if rival in found.ties else f"+{100 * (step.seconds / first - 1):.0f} %"
+            memory = f"{rival.prediction.memory.total / 2**30:.1f} GiB"
+            rows.append([str(rival.ways), units.seconds(step.seconds), verdict, memory])
+        head = ["the best of other divisions", "step", "beside the best", "memory"]
+        return [tables.table(head, rows), f"  (tie: within {100 * TIE:.0f} %, which the model cannot tell apart)", ""]
+
+    def _proof(self) -> str:
+        found = self.found
+        proof = "no way is better" if found.gap <= 0 else f"no way is better by more than {100 * found.gap:.2g} %"
+        simulated = f"{found.num_simulated} simulated, the others bounded or too large"
+        return f"  {proof} by this model: {found.num_ways} ways, {simulated}"
+
+
+def read(path: Path) -> tuple[Transformer, Ways, int]:
+    """The transformer, the best ways and the global batch of a file that :meth:`Report.write` wrote.
+
+    Raises:
+        MissingFileError, CorruptFileError: it is not there, or no such file.
+    """
+    try:
+        node = json.loads(read_text(path, _MOST_BYTES))
+        best = node["best"]["ways"]
+        kinds = {"recompute": Recompute, "sends": Sends, "kernels": Fusion, "blocks": tuple}
+        ways = Ways(**{name: kinds.get(name, _same)(value) for name, value in best.items()})
+        shape = Transformer(**node["transformer"])
+        ways.check(shape)
+        ways.micro_batches(node["global_batch"])
+    except (KeyError, TypeError, ValueError, ArithmeticError, UsageError) as error:
+        raise CorruptFileError(
+            f"{path} is no file of ways", [f"{type(error).__name__}: {error}"], ["halopipe ways ... -o ways.json"]
+        ) from None
+    return shape, ways, node["global_batch"]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def cluster_of(on: str) -> Cluster:
+    """The cluster of a name, or of a cluster file.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+        MissingFileError, CorruptFileError: of the file.
+        UsageError: its devices or hosts are not alike.
+    """
+    if not on.endswith((".yaml", ".yml")):
+        return named_cluster(on)
+    from planner.catalogue import read_machines
+
+    return of_machines(on, read_machines(on).cluster)
+
+
+def find(
+    transformer: str,
+    on: str,
+    devices: int,
+    global_batch: int,
+    *,
+    tensor: int = 0,
+    pipeline: int = 0,
+    interleave: int = 0,
+    micro_batch: int = 0,
+    recompute: str = "",
+    zero: int = -1,
+    gap: float = 0.0,
+    time_limit_s: float = 60.0,
+    price_per_hour: float = 0.0,
+) -> Report:
+    """The best ways of a transformer's step on so many devices of a cluster; 0, empty and -1 leave a choice open.
+
+    Raises:
+        UnknownNameError: there is no such transformer, cluster or kind of recomputation.
+        UsageError: sizes are wrong, or nothing divides network, devices and batch.
+        InfeasibleError: nothing fits.
+    """
+    shape, cluster = shape_of(transformer), cluster_of(on)
+    if recompute:
+        units.require_known("recomputation", [recompute], [how.value for how in Recompute])
+    given: dict[str, Any] = {
+        "tensor": (tensor,) if tensor else (),
+        "pipeline": (pipeline,) if pipeline else (),
+        "micro_batch": (micro_batch,) if micro_batch else (),
+        **({"interleave": (interleave,)} if interleave else {}),
+        **({"recompute": (Recompute(recompute),)} if recompute else {}),
+        **({"zero": (zero,)} if zero >= 0 else {}),
+    }
+    found = search(shape, cluster, devices, global_batch, Space(**given), gap=gap, time_limit_s=time_limit_s)
+    return Report(shape, cluster, devices, global_batch, found, price_per_hour)
+
+
+def shape_of(text: str) -> Transformer:
+    """A transformer by name, or by sizes.
+
+    Raises:
+        UnknownNameError, UsageError: there is none of that name; a size is missing, unknown or no number above 0.
+    """
+    if "=" not in text:
+        return named_transformer(text)
+    known = {field.name: field for field in fields(Transformer) if field.name != "name"}
+    needed = ["hidden", "ffn", "heads", "layers", "vocab", "seq"]
+    flags = [name for name, field in known.items() if isinstance(field.default, bool)]
+    given: dict[str, int | bool] = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        units.require_known("size of a transformer", [name], list(known))
+        if not value.isdecimal() or (not int(value) and name not in flags):
+            kind = "0 or 1" if name in flags else "a whole number above 0"
+            raise UsageError(f"{name}={value} of a transformer is not {kind}", [f"in {text}"], [f"{name}=1"])
+        given[name] = bool(int(value)) if name in flags else int(value)
+    missing = [name for name in needed if name not in given]
+    if missing:
+        raise UsageError(f"a transformer needs {', '.join(missing)} too", [f"given: {text}"], [f"{missing[0]}=..."])
+    return _made(text, given)
+
+
+def _made(text: str, given: Mapping[str, Any]) -> Transformer:
+    if given["hidden"] % given["heads"] and not given.get("head_size"):
+        raise UsageError(
+            f"hidden={given['hidden']} is not divided by heads={given['heads']}",
+            [f"in {text}"],
+            ["head_size=..., where heads are not hidden / heads wide"],
+        )
+    return Transformer(name="transformer", **given)

@@ -1,0 +1,248 @@
+"""A cluster of alike GPUs, as a transformer's exchanges see it; times by what they are spent on.
+
+group       members, ``stride`` ranks apart: ranks lie on hosts in order, tensor innermost, then data, then pipeline
+within      of one host: the system's table, or a ring by latency and rate
+across      a ring over hosts; groups that talk at once share the cards of their host:
+t = steps x latency + factor x bytes / min(host rate / groups, rate within)
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import log2
+
+from planner.catalogue import device, link
+from planner.ir.cluster import Cluster as Machines
+from planner.ir.errors import UnknownNameError, UsageError
+from planner.kernels import Estimate, Kernels, Links, Wire, kernels, links
+from planner.kernels.clusters import SYSTEMS, System
+from planner.kernels.estimates import DATASHEET, NOTHING, TABLE
+from planner.kernels.links import ALL_REDUCE, ALPHA_ACROSS_S, EFFICIENCY, bus_factor
+
+GBIT = 1e9 / 8
+RESERVED_BYTES = 1.5 * 2**30
+"""Of a device's memory what the CUDA context, NCCL's buffers and the libraries' workspaces take."""
+FRAGMENTED = 0.06
+"""Of the rest, what an allocator loses."""
+_SHOWN = 0.005
+"""Smaller shares of a time are not told."""
+_LOW, _HIGH = 0.75, 1.5
+"""Of a ring by a data sheet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Times by what they are spent on (``products``, ``attention``, ...) and by the kind of evidence.
+
+    The kinds are ``measured table``, ``fitted`` and ``datasheet``: how the evidence of an estimate begins.
+    """
+
+    parts: Mapping[tuple[str, str], Estimate] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, what: str, estimate: Estimate, times: float = 1.0) -> Cost:
+        """One part alone."""
+        if not estimate.seconds:
+            return cls()
+        kind = next((kind for kind in (TABLE, DATASHEET) if estimate.evidence.startswith(kind)), "fitted")
+        return cls({(what, kind): estimate * times})
+
+    def __add__(self, other: Cost) -> Cost:
+        found = dict(self.parts)
+        for key, estimate in other.parts.items():
+            found[key] = found[key] + estimate if key in found else estimate
+        return Cost(found)
+
+    def __mul__(self, factor: float) -> Cost:
+        return Cost({key: estimate * factor for key, estimate in self.parts.items()})
+
+    @property
+    def total(self) -> Estimate:
+        """All parts, one after another; the evidence says what share rests on what."""
+        whole = functools.reduce(Estimate.__add__, self.parts.values(), NOTHING)
+        kinds = self._by(1)
+        shares = sorted(kinds.items(), key=lambda item: -item[1])
+        text = ", ".join(
+            f"{100 * seconds / whole.seconds:.0f} % {kind}"
+            for kind, seconds in shares
+            if seconds > _SHOWN * whole.seconds
+        )
+        return replace(whole, evidence=text or whole.evidence)
+
+    @property
+    def by_what(self) -> dict[str, float]:
+        """Seconds by what they are spent on."""
+        return self._by(0)
+
+    def _by(self, place: int) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for key, estimate in self.parts.items():
+            found[key[place]] = found.get(key[place], 0.0) + estimate.seconds
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """Of all parts."""
+        return sum(estimate.seconds for estimate in self.parts.values())
+
+
+def costs(parts: Iterable[Cost]) -> Cost:
+    """One after another."""
+    return functools.reduce(Cost.__add__, parts, Cost())
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Hosts of ``per_host`` alike devices.
+
+    Attributes:
+        device: its name in the catalogue.
+        within: of a host's devices: the name of a system that was measured, or what each sends in one direction.
+        across: the network cards of a host, together.
+        of_network: what messages get of the cards' rate; TCP leaves them about so much.
+        memory_bytes: of a device; 0: as the catalogue says.
+    """
+
+    name: str
+    device: str
+    per_host: int
+    within: str | Wire
+    across: Wire
+    dtype: str = "float16"
+    of_network: float = 0.85
+    memory_bytes: float = 0.0
+
+    @property
+    def kernels(self) -> Kernels:
+        """What kernels take on its devices."""
+        return _kernels(self.device, self.dtype)
+
+    @property
+    def usable_bytes(self) -> float:
+        """Of a device's memory what tensors may fill."""
+        entry = device(self.device)
+        whole = self.memory_bytes or (entry.memory_bytes.value if entry.memory_bytes else 0.0)
+        return (1 - FRAGMENTED) * (whole - RESERVED_BYTES)
+
+    def exchange(self, name: str, num_bytes: float, members: int, stride: int = 1) -> Estimate:
+        """A collective of ``members`` ranks, ``stride`` apart, while the other groups of their hosts do the same.
+
+        ``num_bytes``: of the whole tensor.
+        """
+        if members <= 1 or num_bytes <= 0:
+            return NOTHING
+        if members * stride <= self.per_host:
+            return self._within(name, num_bytes, members)
+        on_host = max(1, self.per_host // stride)
+        groups = self.per_host // on_host
+        rate = self.of_network * self.across.bytes_per_s / groups
+        if on_host > 1:
+            rate = min(rate, self._rate_within(on_host))
+        steps = log2(members) * (2 if name == ALL_REDUCE else 1)
+        seconds = self.across.alpha_s * steps + bus_factor(name, members) * num_bytes / rate
+        return _by_data_sheet(seconds)
+
+    def send(self, num_bytes: float, stride: int, at_once: int = 1) -> Estimate:
+        """A message to the rank ``stride`` further on, while ``at_once`` ranks of each host send one too."""
+        if stride < self.per_host:
+            if isinstance(self.within, Wire):
+                return _by_data_sheet(self.within.alpha_s + num_bytes / self.within.bytes_per_s)
+            return self._links.collective("send", num_bytes, 2, 2)
+        rate = self.of_network * self.across.bytes_per_s / at_once
+        return _by_data_sheet(self.across.alpha_s + num_bytes / rate)
+
+    def latency_s(self, stride: int) -> float:
+        """Of the least message to the rank ``stride`` further on."""
+        if stride < self.per_host:
+            return self.within.alpha_s if isinstance(self.within, Wire) else self.send(1, stride).seconds
+        return self.across.alpha_s
+
+    @property
+    def _links(self) -> Links:
+        return _links(str(self.within))
+
+    def _within(self, name: str, num_bytes: float, members: int) -> Estimate:
+        if not isinstance(self.within, Wire):
+            return self._links.collective(name, num_bytes, members, members)
+        steps = log2(members) * (2 if name == ALL_REDUCE else 1)
+        ring = bus_factor(name, members) * num_bytes / self.within.bytes_per_s
+        return _by_data_sheet(self.within.alpha_s * steps + ring)
+
+    def _rate_within(self, members: int) -> float:
+        """Bytes a second that a ring of so many devices of a host passes on."""
+        if isinstance(self.within, Wire):
+            return self.within.bytes_per_s
+        num_bytes = 64 * 2**20
+        return bus_factor(ALL_REDUCE, members) * num_bytes / self._within(ALL_REDUCE, num_bytes, members).seconds
+
+
+_kernels = functools.cache(kernels)
+_links = functools.cache(links)
+
+
+def _by_data_sheet(seconds: float) -> Estimate:
+    return Estimate(seconds, seconds * _LOW, seconds * _HIGH, DATASHEET)
+
+
+@functools.cache
+def clusters() -> Mapping[str, Cluster]:
+    """The clusters that have a name."""
+    known = [
+        Cluster(name, system.device, system.per_host, system.tables, _cards(system), of_network=EFFICIENCY)
+        for name, system in SYSTEMS.items()
+    ]
+    known += [
+        # p3.16xlarge: 150 GB/s a device of NVLink-2, of which a ring gets four fifths; 25 Gbit/s a host.
+        Cluster("p3.16xlarge", "V100-16GB", 8, Wire(20e-6, 0.8 * 150e9), Wire(60e-6, 25 * GBIT)),
+        # p3.2xlarge: one V100 a host, up to 10 Gbit/s.
+        Cluster("p3.2xlarge", "V100-16GB", 1, Wire(20e-6, 1e9), Wire(100e-6, 10 * GBIT)),
+        # g4dn.12xlarge: 4 T4, 50 Gbit/s between them by PCIe (Li et al. 2022, AMP) and a host.
+        Cluster("g4dn.12xlarge", "T4", 4, Wire(30e-6, 50 * GBIT), Wire(60e-6, 50 * GBIT)),
+    ]
+    return {cluster.name: cluster for cluster in known}
+
+
+def of_machines(name: str, machines: Machines) -> Cluster:
+    """Hosts of a cluster file, if all are alike; its links count by their figures.
+
+    Raises:
+        UsageError: hosts or devices are not alike, or a link is missing.
+    """
+    hosts: dict[str, list[str]] = {}
+    for spec in machines.devices:
+        hosts.setdefault(spec.host, []).append(spec.kind)
+    first = next(iter(hosts.values()))
+    if any(kinds != first for kinds in hosts.values()) or len(set(first)) > 1:
+        raise UsageError(
+            f"{name}: hosts and devices are not alike",
+            [f"{host}: {len(kinds)} of {', '.join(sorted(set(kinds)))}" for host, kinds in hosts.items()][:5],
+            ["halopipe profile and plan, which take unlike devices"],
+        )
+    wires, spec = links(machines), machines.devices[0]
+    within, across = wires.within or wires.across, wires.across or wires.within
+    if within is None or across is None:
+        raise UsageError(f"{name} has no links", [], ["links: {within-host: NVLink-3, across-hosts: InfiniBand-HDR}"])
+    # What messages get of the links' rates is in these already.
+    return Cluster(name, spec.kind, len(first), within, across, of_network=1.0, memory_bytes=spec.memory_bytes)
+
+
+def _cards(system: System) -> Wire:
+    """A card for each device of a host, together."""
+    return Wire(ALPHA_ACROSS_S, system.per_host * link(system.network).bandwidth_bytes_per_s.value)
+
+
+def named_cluster(name: str) -> Cluster:
+    """The cluster of that name.
+
+    Raises:
+        UnknownNameError: none is known.
+    """
+    found = clusters().get(name)
+    if found is None:
+        near = difflib.get_close_matches(name, clusters(), n=1)
+        known = [f"known: {', '.join(clusters())}"]
+        raise UnknownNameError(f"no cluster {name!r}", known, [f"{name} (did you mean that?)" for name in near])
+    return found

@@ -1,0 +1,120 @@
+"""What a rank of a transformer's training holds, by stage.
+
+Korthikanti, Casper, Lym, McAfee, Andersch, Shoeybi, Catanzaro, "Reducing activation recomputation in large transformer
+models" (arXiv 2205.05198), section 4: of a block, s b h (10 + 24 / t + 5 a s / (h t)) bytes without recomputation,
+of which sequence parallelism divides the 10 too; without the 5 a s / (h t) with selective, 2 s b h with full
+recomputation.  Written here for any width of the feed-forward part, shared keys and fused attention, to which the above
+is equal (a test says so).  A stage holds the micro-batches in flight: p - r on stage r of 1F1B, all of GPipe,
+and p (1 + (p - 1) / (p v)) on the first of interleaved 1F1B.  State: 2 bytes of weights, 2 or 4 of gradients, 12 of the
+optimiser (float32 weights and two moments), divided by ZeRO's levels (Rajbhandari et al. 2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.transformers.shape import Recompute, Transformer, Ways
+
+WEIGHT_BYTES, MASTER_BYTES = 2, 12
+_LOGIT_BYTES = 2 + 4 + 4 + 4
+"""Of a logit: as the product makes it, in float32, its exponential, and the gradient of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one rank.
+
+    Attributes:
+        state: weights, gradients, optimiser.
+        activations: kept for backward, of the micro-batches in flight.
+        working: what one pass holds beside them: logits, a block that is computed again, gathered weights.
+        stage: the rank's.
+    """
+
+    state: float
+    activations: float
+    working: float
+    stage: int = 0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.state + self.activations + self.working
+
+
+def block_bytes(shape: Transformer, ways: Ways) -> float:
+    """Kept for backward of one block and micro-batch."""
+    s, t = shape, ways.tensor
+    tokens = ways.micro_batch * s.seq
+    own = 1 / t if ways.sequence_parallel else 1.0
+    if ways.recompute is Recompute.FULL:
+        return 2.0 * tokens * s.hidden  # its input, whole on each rank
+    mask = 2 if s.dropout else 0  # after attention and after the feed-forward part, a byte each
+    alike = tokens * s.hidden * own * (8 + mask)  # inputs of both norms and of both column-parallel products
+    mixed = s.head_size * (2 * s.heads + 2 * s.kv_heads)  # queries, keys, values, and what attention gives
+    cut = tokens * (2 * mixed + (6 if s.gated else 4) * s.ffn) / t
+    scores = 0.0
+    if not s.fused_attention and ways.recompute is Recompute.NONE:
+        scores = (5 if s.dropout else 2) * ways.micro_batch * s.heads * s.seq**2 / t
+    return alike + cut + scores
+
+
+def in_flight(ways: Ways, stage: int, micro_batches: int) -> float:
+    """Of a stage's chunks of one micro-batch, how many are held at once at most, in micro-batches."""
+    p, v = ways.pipeline, ways.interleave
+    if ways.schedule == "gpipe":
+        return micro_batches
+    if v > 1:
+        return min(micro_batches, (2 * (p - stage - 1) + (v - 1) * p + 1) / v)
+    return min(micro_batches, p - stage)
+
+
+def stage_parameters(shape: Transformer, ways: Ways, stage: int) -> float:
+    """Weights of a rank of that stage, before ZeRO divides any."""
+    blocks = sum(ways.chunks(shape.layers)[stage :: ways.pipeline])
+    table = shape.vocab * shape.hidden / ways.tensor
+    first = shape.embedding_parameters - shape.vocab * shape.hidden + table if stage == 0 else 0.0
+    last = stage == ways.pipeline - 1
+    head = table if last and (ways.pipeline > 1 or not shape.parameters_tied) else 0.0
+    norms = 6 * shape.hidden  # of a block; not cut
+    return blocks * ((shape.block_parameters - norms) / ways.tensor + norms) + first + head
+
+
+def unlike_stages(shape: Transformer, ways: Ways) -> list[int]:
+    """The first stage, the last, and of those with as many blocks the earliest, which has the most in flight."""
+    p, blocks = ways.pipeline, ways.chunks(shape.layers)
+    earliest = {sum(blocks[stage::p]): stage for stage in reversed(range(1, p))}
+    return sorted({0, p - 1, *earliest.values()})
+
+
+def stage_memory(shape: Transformer, ways: Ways, stage: int, micro_batches: int) -> Memory:
+    """Of a rank of that stage."""
+    parameters = stage_parameters(shape, ways, stage)
+    gradient_bytes = 4 if ways.fp32_gradients else 2
+    shards = [ways.data if ways.zero >= level else 1 for level in (3, 2, 1)]
+    state = parameters * (WEIGHT_BYTES / shards[0] + gradient_bytes / shards[1] + MASTER_BYTES / shards[2])
+    blocks = sum(ways.chunks(shape.layers)[stage :: ways.pipeline])
+    held = in_flight(ways, stage, micro_batches)
+    tokens = ways.micro_batch * shape.seq
+    own = tokens * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
+    kept = held * blocks * block_bytes(shape, ways)
+    working = 0.0
+    if stage == 0 and shape.dropout:
+        kept += held * own
+    if stage == ways.pipeline - 1:
+        working += tokens * (-(-shape.vocab // ways.tensor)) * _LOGIT_BYTES + 4 * own
+    if ways.recompute is Recompute.FULL:
+        again = Ways(ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel)
+        working = max(working, block_bytes(shape, again))
+    elif ways.recompute is Recompute.SELECTIVE and not shape.fused_attention:
+        scores = ways.micro_batch * shape.heads * shape.seq**2 / ways.tensor
+        working = max(working, (5 if shape.dropout else 2) * scores)
+    if ways.zero >= 3:
+        working += 2 * WEIGHT_BYTES * shape.block_parameters / ways.tensor
+    return Memory(state, kept, working, stage)
+
+
+def memory_of(shape: Transformer, ways: Ways, micro_batches: int) -> Memory:
+    """Of the rank that holds most."""
+    found = (stage_memory(shape, ways, stage, micro_batches) for stage in unlike_stages(shape, ways))
+    return max(found, key=lambda memory: memory.total)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.published.__main__ import A100, Options, main, measure
+from benchmarks.published.runs import read, t4
+
+DATA = Path("benchmarks/published/data")
+
+
+def test_published_runs_are_predicted_and_only_those_of_licensed_sources_ship() -> None:
+    rows = {row.name: row for row in measure(Options(quick=True))}
+    assert rows[f"{A100}: mean error"].holds
+    assert rows[f"{A100}: largest error"].holds
+    assert rows["memory, Megatron on A100: mean error of memory"].holds
+    assert rows["Sailor, unlike GPUs: mean error"].holds
+    one = "Megatron on A100, gpt3-175B-selective"
+    predicted, measured = rows[f"{one}: predicted"].value, rows[f"{one}: measured"].value
+    assert rows[f"{one}: error"].value == pytest.approx(100 * (predicted / measured - 1))
+    shipped = "".join(path.read_text("utf-8") for path in DATA.glob("*.csv"))
+    assert "DS3Lab" not in shipped
+    assert not list(DATA.glob("amp*"))
+
+
+def test_rows_of_a_folder_are_added_and_public_ones_show_errors_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "published_runs.csv").write_text((DATA / "published_runs.csv").read_text("utf-8"), "utf-8")
+    header = "micro_batch,tensor_parallel,data_parallel,pipeline,stage_boundaries,rank_map,amp_predicted_s,measured_s\n"
+    plans = (
+        "1,1,16,1,0 30,,9,1.0",
+        "32,1,1,16,0 4 6 8 10 12 14 16 18 19 20 21 22 23 24 25 30,,9,inf",
+        "4,2,8,1,0 30,,9,2.0",
+    )
+    (tmp_path / "amp_homogeneous.csv").write_text(header + "\n".join(plans) + "\n", "utf-8")
+    costs = "model,instance,tensor_parallel,layer,forward_backward_or_forward_s\n"
+    costs += "".join(f"gpt2,G4,{tensor},{layer},0.004\n" for tensor in (1, 2) for layer in range(30))
+    (tmp_path / "amp_layer_costs.csv").write_text(costs, "utf-8")
+    first, second, third = t4(read(tmp_path / "amp_homogeneous.csv"), read(tmp_path / "amp_layer_costs.csv"))
+    assert first.ran
+    assert first.fits
+    assert not second.ran
+    assert not second.fits
+    assert third.error != first.error
+    assert main(["--json", "--quick", "--data", str(tmp_path), "--public"]) == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)]
+    ours = [name for name in names if name.startswith("16 T4, ")]
+    assert ours
+    assert all(name.endswith(": error") for name in ours)

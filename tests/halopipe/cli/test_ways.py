@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from halopipe.cli.app import app
+from halopipe.planning.ways import shape_of
+
+SIZES = "hidden=512,ffn=2048,heads=8,layers=8,vocab=1024,seq=512"
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["ways", *arguments])
+
+
+def test_the_best_way_its_rivals_and_what_binds_are_told_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "ways.json"
+    asked = ("gpt3-175b", "--on", "a100-dgx", "--gpus", "64", "--global-batch", "64")
+    told = call(*asked, "--price-per-hour", "2", "-o", str(path))
+    assert told.exit_code == 0, told.output
+    for text in ("of other divisions", "bound by", "no way is better", "dollars a step", "GiB", "fitted"):
+        assert text in told.output
+    written = json.loads(path.read_text("utf-8"))
+    best = written["best"]
+    assert best["low_s"] < best["step_s"] < best["high_s"]
+    assert best["dollars_per_step"] == pytest.approx(2 * 64 * best["step_s"] / 3600)
+    assert sum(best["spent_s"].values()) == pytest.approx(best["step_s"])
+    fixed = call(
+        *asked, "--tensor", "8", "--pipeline", "8", "--interleave", "3", "--micro-batch", "1", "--zero", "0", "--json"
+    )
+    ways = json.loads(fixed.stdout)["best"]["ways"]
+    assert (ways["tensor"], ways["pipeline"], ways["interleave"], ways["micro_batch"], ways["zero"]) == (8, 8, 3, 1, 0)
+
+
+def test_a_cluster_file_is_searched_and_options_of_launchers_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "halopipe: cluster\nversion: 1\nhosts:\n  - {name: n, count: 2, devices: [{device: A100-80GB, count: 4}]}\n"
+    links = (
+        "links: {within-host: {link: NVLink-3, latency: 10us}, across-hosts: {link: InfiniBand-HDR, latency: 5us}}\n"
+    )
+    Path("two.yaml").write_text(text + links, "utf-8")
+    given = "--on two.yaml --gpus 8 --global-batch 32 --tensor 2 --pipeline 2 --interleave 2 --zero 1 -o ways.json"
+    told = call("gpt2-345m", *given.split(), "--recompute", "selective")
+    assert told.exit_code == 0, told.output
+    assert "datasheet" in told.output
+    for target, file in (("megatron", "megatron.args"), ("torchtitan", "torchtitan.toml"), ("deepspeed", "ds.json")):
+        written = CliRunner().invoke(app, ["export", "ways.json", "--to", target, "-o", file])
+        assert written.exit_code == 0, written.output
+    options = Path("megatron.args").read_text("utf-8").split()
+    for name, value in {
+        "--tensor-model-parallel-size": "2",
+        "--pipeline-model-parallel-size": "2",
+        "--num-layers-per-virtual-pipeline-stage": "6",
+        "--recompute-granularity": "selective",
+    }.items():
+        assert options[options.index(name) + 1] == value
+    assert "--use-distributed-optimizer" in options
+    settings = tomllib.loads(Path("torchtitan.toml").read_text("utf-8"))
+    assert settings["parallelism"]["pipeline_parallel_schedule"] == "Interleaved1F1B"
+    config = json.loads(Path("ds.json").read_text("utf-8"))
+    product = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
+    assert product * 2 == config["train_batch_size"] == 32
+    assert "2 chunks a stage: its pipeline has one" in written.output
+    Path("two.yaml").write_text(text.replace("A100-80GB, count: 4}", "A100-80GB}, {device: H100-SXM}") + links, "utf-8")
+    unlike = call("gpt2-345m", *given.split())
+    assert unlike.exit_code == 2
+    assert "not alike" in unlike.output
+    Path("ways.json").write_text('{"best": {}}', "utf-8")
+    bad = CliRunner().invoke(app, ["export", "ways.json", "--to", "megatron"])
+    assert bad.exit_code == 3
+    assert "no file of ways" in bad.output
+
+
+def on(cluster: str = "a100-dgx", gpus: int = 8, *more: str) -> tuple[str, ...]:
+    return ("--on", cluster, "--gpus", str(gpus), "--global-batch", "8", *more)
+
+
+@pytest.mark.parametrize(
+    ("transformer", "arguments", "code", "said"),
+    [
+        ("gpt3-175", on(), 2, "gpt3-175b (did you mean that?)"),
+        ("gpt3-175b", on("b100"), 2, "no cluster 'b100'"),
+        ("gpt3-175b", on(), 4, "does not fit on 8 A100-80GB"),
+        (SIZES, on("a100-dgx", 7, "--tensor", "2"), 2, "no way divides"),
+        (SIZES, on("a100-dgx", 8, "--recompute", "all"), 2, "no recomputation 'all'"),
+        (f"{SIZES},width=3", on(), 2, "'width'"),
+        ("hidden=512,heads=8", on(), 2, "needs ffn"),
+        (SIZES.replace("heads=8", "heads=7"), on(), 2, "not divided"),
+        (SIZES.replace("seq=512", "seq=0"), on(), 2, "seq=0"),
+    ],
+)
+def test_what_is_wrong_is_said(transformer: str, arguments: tuple[str, ...], code: int, said: str) -> None:
+    told = call(transformer, *arguments)
+    assert told.exit_code == code, told.output
+    assert said in told.output
+
+
+def test_sizes_spell_a_transformer() -> None:
+    shape = shape_of(f"{SIZES},kv_heads=2,gated=1,dropout=0")
+    assert (shape.kv_heads, shape.gated, shape.dropout, shape.head_size) == (2, True, False, 64)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from planner.kernels import Estimate, Wire
+from planner.kernels.estimates import TABLE
+from planner.transformers import Cost, Fusion, Recompute, Transformer, Ways, named_cluster
+from planner.transformers.cluster import Cluster
+from planner.transformers.layers import ATTENTION, EXCHANGE, MEMORY, PRODUCTS, layers_for
+
+SHAPE = Transformer("small", hidden=64, ffn=256, heads=8, layers=4, vocab=128, seq=16)
+SHARED = replace(SHAPE, kv_heads=4, gated=True, rotary=True, dropout=False)
+
+
+class Counting:
+    """Kernels that take a second for each operation, or byte."""
+
+    def gemm(self, m: int, n: int, k: int, batch: int = 1) -> Estimate:
+        return exact(2.0 * m * n * k * batch)
+
+    def memory_bound(self, num_bytes: float, launches: int = 1, kind: str = "elementwise") -> Estimate:
+        return exact(num_bytes)
+
+
+def exact(seconds: float) -> Estimate:
+    return Estimate(seconds, seconds, seconds, TABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted(Cluster):
+    """A cluster that counts operations and bytes; an exchange takes a second for each byte that a rank sends."""
+
+    @property
+    def kernels(self) -> Any:
+        return Counting()
+
+    def exchange(self, name: str, num_bytes: float, members: int, stride: int = 1) -> Estimate:
+        return exact((2 if name == "all_reduce" else 1) * (members - 1) / members * num_bytes)
+
+
+class Slow(Counted):
+    """Exchanges that nothing hides wholly."""
+
+    def exchange(self, name: str, num_bytes: float, members: int, stride: int = 1) -> Estimate:
+        return exact(1e3 * num_bytes)
+
+
+COUNTED = Counted("counted", "A100-80GB", 8, Wire(0, 1), Wire(0, 1))
+SLOW = Slow("slow", "A100-80GB", 8, Wire(0, 1), Wire(0, 1))
+
+
+def spent(cost: Cost, what: str) -> float:
+    return cost.by_what.get(what, 0.0)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, SHARED])
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+def test_the_products_of_all_tensor_ranks_are_those_of_the_network(shape: Transformer, tensor: int) -> None:
+    layers = layers_for(shape, COUNTED, Ways(tensor, micro_batch=2))
+    tokens = 2 * shape.seq
+    weights = shape.block_parameters - 9 * shape.hidden - 2 * shape.ffn
+    assert tensor * spent(layers.block.forward, PRODUCTS) == 2 * tokens * weights
+    assert tensor * spent(layers.block.backward, PRODUCTS) == 4 * tokens * weights
+    assert tensor * spent(layers.head.forward, PRODUCTS) == 2 * tokens * shape.vocab * shape.hidden
+    scores = 4 * tokens * shape.seq * shape.hidden
+    assert tensor * spent(layers.block.forward, ATTENTION) == scores
+    assert tensor * spent(layers.block.backward, ATTENTION) == 2 * scores
+
+
+def test_the_step_has_the_operations_of_its_products() -> None:
+    layers = layers_for(SHAPE, COUNTED, Ways(micro_batch=3))
+    passes = [(layers.block, SHAPE.layers), (layers.head, 1)]
+    products = sum(
+        number * spent(part, what)
+        for layer, number in passes
+        for part in (layer.forward, layer.backward)
+        for what in (PRODUCTS, ATTENTION)
+    )
+    assert SHAPE.step_flop(3) == products
+
+
+def test_sequence_parallelism_sends_as_much_forward_and_moves_less() -> None:
+    """A reduce-scatter and an all-gather are an all-reduce; backward gathers the inputs of two products once more."""
+    plain, cut = (
+        layers_for(SHAPE, COUNTED, Ways(4, sequence_parallel=sequence, overlap_tensor=False)).block
+        for sequence in (False, True)
+    )
+    assert spent(cut.forward, EXCHANGE) == spent(plain.forward, EXCHANGE) > 0
+    assert spent(cut.backward, EXCHANGE) == 1.5 * spent(plain.backward, EXCHANGE)
+    assert spent(cut.forward, MEMORY) < spent(plain.forward, MEMORY)
+    assert spent(cut.forward, PRODUCTS) == spent(plain.forward, PRODUCTS)
+
+
+def test_recomputation_adds_a_forward_or_the_core_of_attention() -> None:
+    none, selective, full = (layers_for(SHAPE, COUNTED, Ways(2, recompute=how)).block for how in Recompute)
+    assert full.backward.seconds == pytest.approx(none.backward.seconds + none.forward.seconds)
+    more = selective.backward.seconds - none.backward.seconds
+    assert spent(none.forward, ATTENTION) < more < none.forward.seconds
+    assert {none.forward.seconds, selective.forward.seconds, full.forward.seconds} == {none.forward.seconds}
+
+
+def test_less_is_hidden_and_more_is_moved_where_software_does_less() -> None:
+    overlapped, waited = (layers_for(SHAPE, COUNTED, Ways(2, overlap_tensor=on)).block.backward for on in (True, False))
+    assert spent(overlapped, EXCHANGE) < spent(waited, EXCHANGE)
+    fused, kernels, eager = (layers_for(SHAPE, COUNTED, Ways(kernels=how)).block for how in Fusion)
+    assert fused.backward.seconds < kernels.backward.seconds < eager.backward.seconds
+    assert fused.forward.seconds == kernels.forward.seconds < eager.forward.seconds
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_sums_hide_behind_the_weight_products_of_the_column_parallel_layers(sequence: bool) -> None:
+    """Those of queries, keys, values and of the first feed-forward half; with sequence parallelism the input's too."""
+    overlapped, waited = (
+        layers_for(SHAPE, SLOW, Ways(2, sequence_parallel=sequence, overlap_tensor=on)).block.backward
+        for on in (True, False)
+    )
+    columns = (3 * SHAPE.hidden + SHAPE.ffn) * SHAPE.hidden / 2
+    hidden = 2 * SHAPE.seq * columns * (2 if sequence else 1)
+    assert waited.seconds - overlapped.seconds == pytest.approx(hidden)
+
+
+def test_an_estimate_says_what_share_rests_on_what() -> None:
+    cost = Cost.of("a", exact(3)) + Cost.of("b", Estimate(1, 0.5, 2, "datasheet, of something")) * 2
+    assert cost.total == Estimate(5, 4, 7, "60 % measured table, 40 % datasheet")
+    assert cost.by_what == {"a": 3, "b": 2}
+
+
+def test_groups_that_talk_at_once_share_the_cards_of_their_host() -> None:
+    cluster = replace(named_cluster("p3.16xlarge"), of_network=1.0, across=Wire(0.0, 8e9))
+    alone = cluster.exchange("all_reduce", 1e9, 2, stride=1 * 8)
+    assert alone.seconds == pytest.approx(8 * 1e9 / 8e9)  # eight pairs, each with an eighth of the cards
+    whole = cluster.exchange("all_reduce", 1e9, 16, stride=1)
+    assert whole.seconds == pytest.approx(2 * 15 / 16 * 1e9 / 8e9)  # one ring through both hosts
+    assert cluster.send(1e9, 8, at_once=8).seconds == pytest.approx(1.0)

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from planner.ir.errors import UsageError
+from planner.transformers import Recompute, Sends, Transformer, Ways, memory_of, named_cluster, named_transformer
+from planner.transformers import step as steps
+from planner.transformers.memory import block_bytes, stage_memory, stage_parameters
+from planner.transformers.step import BUBBLE, GRADIENTS, Chunks, chunked, least_s, predict
+
+A100 = named_cluster("a100-dgx")
+SMALL = named_transformer("gpt2-345m")
+
+
+@pytest.mark.parametrize(
+    ("stages", "interleave", "micro_batches"), [(1, 1, 5), (2, 1, 4), (4, 1, 9), (4, 2, 8), (3, 4, 6)]
+)
+def test_alike_chunks_take_the_closed_form_the_simulated_and_the_least_time(
+    stages: int, interleave: int, micro_batches: int
+) -> None:
+    number = stages * interleave
+    chunks = Chunks((1.0,) * number, (2.0,) * number, stages)
+    closed = 3.0 * interleave * (micro_batches + (stages - 1) / interleave)
+    assert chunks.step_s(micro_batches) == pytest.approx(closed)
+    assert chunks.least_s(micro_batches) == pytest.approx(closed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_schedule_is_shorter_than_the_least(seed: int) -> None:
+    draw = random.Random(seed)
+    stages, interleave = draw.randint(1, 5), draw.randint(1, 3)
+    passes = [(draw.random(), draw.random()) for _ in range(stages * interleave)]
+    hops = [draw.choice((0.0, 0.2 * draw.random())) for _ in passes[1:]]
+    chunks = chunked(passes, hops, draw.choice(list(Sends)), stages)
+    for micro_batches in (1, stages, 3 * stages):
+        name = "gpipe" if interleave == 1 and draw.random() < 0.3 else "1f1b"
+        assert chunks.step_s(micro_batches, name) >= chunks.least_s(micro_batches) - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("chunks", "name"),
+    [
+        (Chunks((1.0, 2.0, 1.5, 1.0), (2.0, 4.0, 3.0, 2.0), 4), "1f1b"),
+        (Chunks((1.0,) * 6, (2.0,) * 6, 3), "1f1b"),
+        (Chunks((1.0, 2.0, 1.5), (2.0, 4.0, 5.0), 3), "gpipe"),
+        (Chunks((1.0,) * 4, (4.0,) * 4, 4, overlapped_s=2.5), "gpipe"),
+    ],
+)
+def test_many_micro_batches_are_read_off_fewer(chunks: Chunks, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = chunks.step_s(60, name)
+    monkeypatch.setattr(steps, "MOST_ACTIONS", 150)
+    assert chunks.step_s(60, name) == pytest.approx(whole, rel=1e-9)
+
+
+def test_messages_cost_more_the_less_they_overlap() -> None:
+    times = [
+        chunked([(1.0, 2.0)] * 4, [0.1] * 3, sends, 4).step_s(8)
+        for sends in (Sends.OVERLAPPED, Sends.EXCHANGED, Sends.BLOCKING)
+    ]
+    assert times == sorted(times)
+    assert times[2] > times[1] > times[0]
+
+
+def test_the_parts_of_a_step_are_the_step() -> None:
+    ways = Ways(2, 4, 2, micro_batch=1, sequence_parallel=True, recompute=Recompute.SELECTIVE, interleave=2, zero=1)
+    found = predict(SMALL, A100, ways, 16)
+    assert sum(found.parts.values()) == pytest.approx(found.step.seconds)
+    assert found.parts[BUBBLE] > 0
+    assert found.step.low < found.at_least_s <= found.step.seconds * (1 + 1e-9) < found.step.high
+    assert found.at_least_s == pytest.approx(least_s(SMALL, A100, ways, 16))
+
+
+def test_replicas_sum_their_gradients_over_the_ring_of_their_tensor_rank() -> None:
+    ways = Ways(2, 1, 8, overlap_gradients=False)
+    found = predict(SMALL, A100, ways, 8)
+    num_bytes = 4 * stage_parameters(SMALL, ways, 0)
+    assert found.parts[GRADIENTS] == pytest.approx(A100.exchange("all_reduce", num_bytes, 8, stride=2).seconds)
+    halves = predict(SMALL, A100, replace(ways, fp32_gradients=False), 8)
+    assert halves.parts[GRADIENTS] < found.parts[GRADIENTS]
+
+
+def test_messages_within_a_host_are_not_those_across() -> None:
+    """Two stages of four ranks on each host of eight: the second boundary is between hosts."""
+    cut = Ways(4, 4, sequence_parallel=True)
+    inside, across, again = steps._hops(SMALL, A100, cut)
+    assert inside == again == A100.send(2 * SMALL.seq * SMALL.hidden / 4, 1)
+    assert across == A100.send(2 * SMALL.seq * SMALL.hidden / 4, 8, at_once=4) != inside
+
+
+@pytest.mark.parametrize(
+    ("ways", "said"),
+    [
+        (Ways(tensor=3), "16 heads do not divide by --tensor 3"),
+        (Ways(data=3), "a global batch of 16 is not divided by 3 replicas x 1 samples"),
+        (Ways(pipeline=8, interleave=4), "24 blocks are fewer than 8 stages x 4 chunks"),
+        (Ways(pipeline=2, blocks=(12, 11)), "2 chunks of 23 blocks for 2 chunks of 24 blocks"),
+    ],
+)
+def test_what_does_not_divide_is_refused(ways: Ways, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        predict(SMALL, A100, ways, 16)
+
+
+@pytest.mark.parametrize("name", ["gpt3-175b", "megatron-22b"])
+@pytest.mark.parametrize("tensor", [1, 8])
+def test_a_block_keeps_what_korthikanti_et_al_say(name: str, tensor: int) -> None:
+    """Section 4: s b h (10 + 24 / t + 5 a s / (h t)), with sequence parallelism all divided, and so on."""
+    shape, b = named_transformer(name), 2
+    unit = shape.seq * b * shape.hidden
+    scores = 5 * shape.heads * shape.seq / shape.hidden
+    ways = Ways(tensor, micro_batch=b)
+    assert block_bytes(shape, ways) == pytest.approx(unit * (10 + (24 + scores) / tensor))
+    cut = replace(ways, sequence_parallel=True)
+    assert block_bytes(shape, cut) == pytest.approx(unit * (34 + scores) / tensor)
+    assert block_bytes(shape, replace(cut, recompute=Recompute.SELECTIVE)) == pytest.approx(unit * 34 / tensor)
+    assert block_bytes(shape, replace(ways, recompute=Recompute.FULL)) == 2 * unit
+
+
+def test_the_first_stage_of_an_interleaved_pipeline_holds_more_and_sharded_state_less() -> None:
+    """Section 4.2.3: L (1 + (p - 1) / (p v)) blocks at once."""
+    shape = replace(named_transformer("gpt3-175b"), vocab=8, seq=64)
+    plain, cut = Ways(8, 8), Ways(8, 8, interleave=3)
+    ratio = memory_of(shape, cut, 64).activations / memory_of(shape, plain, 64).activations
+    assert ratio == pytest.approx(1 + 7 / 24, rel=0.01)
+    states = [memory_of(SMALL, Ways(data=4, zero=zero), 4).state for zero in range(4)]
+    assert states == sorted(states, reverse=True)
+    assert states[3] == pytest.approx(states[0] / 4)
+
+
+@pytest.mark.parametrize("pipeline", [1, 5, 7])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_the_rank_that_holds_most_is_found_among_unlike_stages(pipeline: int, schedule: str) -> None:
+    for recompute in Recompute:
+        ways = Ways(2, pipeline, 1, micro_batch=2, recompute=recompute, schedule=schedule)
+        every = [stage_memory(SMALL, ways, stage, 16).total for stage in range(pipeline)]
+        assert memory_of(SMALL, ways, 16).total == max(every)
+
+
+def test_a_gated_network_with_shared_keys_keeps_less_of_keys_and_more_of_the_feed_forward_part() -> None:
+    plain = Transformer("plain", 64, 256, 8, 2, 100, 32, fused_attention=True, dropout=False)
+    grouped, gated = replace(plain, kv_heads=2), replace(plain, gated=True)
+    tokens = 32
+    assert block_bytes(plain, Ways()) - block_bytes(grouped, Ways()) == 2 * tokens * 2 * 6 * 8
+    assert block_bytes(gated, Ways()) - block_bytes(plain, Ways()) == 2 * tokens * 256
