@@ -401,11 +401,12 @@ def other_micro_batches(saved: Saved, engine: Engine, decision: Decision) -> str
     before, layers = saved.micro_batches, engine.layers_by_micro_batch
     if not layers or before in ((), decision.micro_batches):
         return ""
-    more = f" and {len(layers) - _SHOWN} more" * (len(layers) > _SHOWN)
+    shown = f"layer{'s' * (len(layers) > 1)} {', '.join(layers[:_SHOWN])}"
+    shown += f" and {len(layers) - _SHOWN} more" * (len(layers) > _SHOWN)
     was, now = map(units.micro_batches, (before, decision.micro_batches))
     return (
-        f"{saved.checkpoint.path} was saved by {was}, this plan has {now}: {', '.join(layers[:_SHOWN])}{more} "
-        "draw random numbers or take statistics by micro-batch, others from here on than by the plan before; "
+        f"{saved.checkpoint.path} was saved by {was}, this plan has {now}: random draws or statistics of {shown} "
+        "go by micro-batch, and are others from here on than by the plan before; "
         f"to keep them: halopipe plan --micro-batch {max(before)}"
     )
 

@@ -229,6 +229,7 @@ class _Crew:
             if self.failures:
                 self._raise_cause()
             time.sleep(_POLL_S)
+        self._read_board()  # the last that they had to say
         return self.results
 
     def _look(self) -> bool:
