@@ -1,6 +1,6 @@
 """Jobs on several hosts that lose one of them, the store, or a link.
 
-The hosts are network namespaces of a testbed (:mod:`benchmarks.devices.testbed`), each with a name of its own; the ranks
+The hosts are network namespaces of a testbed (:mod:`benchmarks.devices.testbed`), each with a name of its own; ranks
 are those of :mod:`benchmarks.faults.jobs`.  All hosts share the folder of checkpoints.  At a random moment of training
 a host loses its power (its cable is cut, then all of its processes are killed), or its cable is cut, for good or for
 some seconds.  Some jobs are started by torchrun, and a random rank is killed: its agents start all ranks again, and the
