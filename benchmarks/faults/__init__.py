@@ -1,1 +1,5 @@
-"""Jobs whose ranks are killed, stopped and made to fail; see ``python -m benchmarks.faults``."""
+"""Jobs whose ranks, hosts, links, memory or disks fail; see ``python -m benchmarks.faults``.
+
+To read: ``__main__`` (trials on one host, all rows), ``victim`` (what is trained, and where it fails), ``outcomes``
+(how a trial is judged), ``limits`` (memory, disks), ``jobs`` and ``hosts`` (several hosts), ``slow`` (ranks, links).
+"""

@@ -1,12 +1,10 @@
 """Jobs on several hosts that lose one of them, the store, or a link.
 
-The hosts are network namespaces of a testbed (:mod:`benchmarks.devices.testbed`), each with a name of its own; a rank
-is a process that runs ``halopipe run`` as a batch system starts it, with ``RANK`` and ``MASTER_ADDR`` in its
-environment.  The folder of checkpoints is one that all hosts share.  At a random moment of training a host loses its
-power (its cable is cut, then all of its processes are killed), or its cable is cut, for good or for some seconds.
-
-Some jobs are started by torchrun, an agent a host, and a random rank of theirs is killed: the agents start all ranks
-again, and the job goes on, bit for bit.
+The hosts are network namespaces of a testbed (:mod:`benchmarks.devices.testbed`), each with a name of its own; ranks
+are those of :mod:`benchmarks.faults.jobs`.  All hosts share the folder of checkpoints.  At a random moment of training
+a host loses its power (its cable is cut, then all of its processes are killed), or its cable is cut, for good or for
+some seconds.  Some jobs are started by torchrun, and a random rank is killed: its agents start all ranks again, and the
+job goes on, bit for bit.
 
 Where the link is back in time, the job goes on as if nothing had been.  Else all ranks that are left, on either side of
 a cut, end with exit code 5, each within the deadline and two seconds, and one of them names a rank beyond the link.
@@ -17,29 +15,22 @@ left.  The curve is that of an undisturbed job on these hosts: bit for bit, or t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import random
 import signal
-import socket
-import sys
 import time
-import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.accuracy.cases import HYBRID, Network
 from benchmarks.accuracy.plans import case
-from benchmarks.devices.testbed import INTERFACE, RATES, Testbed
+from benchmarks.devices.testbed import RATES, Testbed
 from benchmarks.faults import victim
+from benchmarks.faults.jobs import Job, last_words
 from benchmarks.faults.outcomes import EVERY, Outcome, own_folder
 from benchmarks.memory import memory_profile
-from cuda_ops import die_with_parent
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.codec import dump
 from planner.ir.plan import Plan
@@ -62,8 +53,7 @@ TORCHRUN = "SIGKILL under torchrun"
 KINDS = (LOST_HOST, LOST_STORE, CUT, BACK, TORCHRUN)
 SAME, REPLANNED = "same hosts again", "re-planned for what is left"
 
-_PORT, _LIMIT_S, _FAILED = 29500, 60.0, 5
-_CLONE_NEWUTS = 0x04000000  # <sched.h>
+_LIMIT_S, _FAILED = 60.0, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,151 +101,6 @@ def profile_of(host_of: Sequence[int], source: ModelSource, bytes_per_s: float =
     cluster = Cluster(devices, {WITHIN_HOST: Link(1e-5, 1e10), ACROSS_HOSTS: Link(1e-4, bytes_per_s)})
     found = memory_profile(network, capture(model), model)
     return replace(found, optimizer=Optimizer("Adam", {"lr": 1e-2}, 2.0), cluster=cluster)
-
-
-@dataclass(slots=True)
-class Job:
-    """One start of a job: a process a rank.
-
-    Attributes:
-        pids: by rank.
-        ended: exit code of each rank that has ended, and when.
-    """
-
-    folder: Path
-    pids: dict[int, int] = field(default_factory=dict)
-    ended: dict[int, tuple[int, float]] = field(default_factory=dict)
-
-    @classmethod
-    def start(
-        cls,
-        folder: Path,
-        host_of: Mapping[int, int],
-        words: Sequence[str],
-        testbed: Testbed | None = None,
-        port: int = _PORT,
-    ) -> Job:
-        """Runs ``halopipe`` with these words as each rank; to be called by the main thread, with which they end.
-
-        Args:
-            host_of: those that start, by rank of the plan; they are numbered anew.
-            testbed: None: all are on this host.
-        """
-        job, hosts = cls(folder), sorted(set(host_of.values()))
-        for number, (rank, host) in enumerate(sorted(host_of.items())):
-            here = [other for other in sorted(host_of) if host_of[other] == host]
-            address = "127.0.0.1" if testbed is None else testbed.hosts[hosts[0]].address
-            variables = {
-                "RANK": number,
-                "WORLD_SIZE": len(host_of),
-                "LOCAL_RANK": here.index(rank),
-                "LOCAL_WORLD_SIZE": len(here),
-                "GROUP_RANK": hosts.index(host),
-                "GROUP_WORLD_SIZE": len(hosts),
-                "MASTER_ADDR": address,
-                "MASTER_PORT": port,
-                "SLURM_JOB_ID": os.getpid(),  # by which a job that starts again on another host knows its own lock
-                "TMPDIR": folder,
-            }
-            text = {name: str(value) for name, value in variables.items()}
-            job.pids[rank] = _forked(folder / f"output-{rank}.txt", text, partial(_halopipe, words), testbed, host)
-        return job
-
-    @classmethod
-    def start_agents(cls, folder: Path, host_of: Mapping[int, int], words: Sequence[str], testbed: Testbed) -> Job:
-        """The same by torchrun: a process a host, its agent, which starts the ranks, and starts them again."""
-        job, ranks = cls(folder), Counter(host_of.values())
-        for host in ranks:
-            meeting = ("--master-addr", testbed.hosts[0].address, "--master-port", str(_PORT))
-            name = ("--node-rank", str(host))
-            count = ("--nnodes", str(len(ranks)), "--nproc-per-node", str(ranks[host]), "--max-restarts", "2")
-            options = (*count, *meeting, *name, "--monitor-interval", "0.1", "-m", "halopipe", *words)
-            call, text = partial(_torchrun, options), {"TMPDIR": str(folder)}
-            job.pids[host] = _forked(folder / f"output-{host}.txt", text, call, testbed, host)
-        return job
-
-    def look(self) -> bool:
-        """Whether all have ended; notes those that did."""
-        for rank in self.pids.keys() - self.ended.keys():
-            pid, status = os.waitpid(self.pids[rank], os.WNOHANG)
-            if pid:
-                self.ended[rank] = os.waitstatus_to_exitcode(status), time.monotonic()
-        return len(self.ended) == len(self.pids)
-
-    def wait(self, limit_s: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Until all have ended or ``until`` says so; False: neither was within ``limit_s``."""
-        end_s = time.monotonic() + limit_s
-        while not (self.look() or until()):
-            if time.monotonic() > end_s:
-                return False
-            time.sleep(0.005)
-        return True
-
-    def kill(self, ranks: Sequence[int] | None = None) -> None:
-        """Those that still run, of ``ranks`` or all."""
-        for rank in self.pids.keys() - self.ended.keys():
-            if ranks is None or rank in ranks:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pids[rank], signal.SIGKILL)
-                self.ended[rank] = os.waitstatus_to_exitcode(os.waitpid(self.pids[rank], 0)[1]), time.monotonic()
-
-    def codes(self) -> dict[int, int]:
-        """Of those that have ended."""
-        return {rank: code for rank, (code, _) in sorted(self.ended.items())}
-
-    def output(self, rank: int) -> str:
-        """What it has said so far, on standard error."""
-        return (self.folder / f"output-{rank}.txt").read_text(errors="replace")
-
-    def result(self) -> dict[str, Any]:
-        """What rank 0 printed, of a job with ``--json`` that has ended."""
-        found: dict[str, Any] = json.loads((self.folder / "output-0.out").read_text())
-        return found
-
-
-def _forked(output: Path, variables: Mapping[str, str], call: partial[int], testbed: Testbed | None, host: int) -> int:
-    """A process on a host that ends with what ``call`` returns; it ends with this one."""
-    parent, pid = os.getpid(), os.fork()
-    if pid:
-        return pid
-    code = 99
-    try:
-        die_with_parent(parent)
-        sys.stdout, sys.stderr = output.with_suffix(".out").open("w"), output.open("w", buffering=1)
-        os.dup2(sys.stdout.fileno(), 1)
-        os.dup2(sys.stderr.fileno(), 2)
-        if testbed is not None:
-            testbed.enter(host)
-            # torchrun's agent looks its own name up, which no server here knows.
-            if call.func is not _torchrun and ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUTS) == 0:
-                socket.sethostname(testbed.hosts[host].name)
-        os.environ.update(variables)
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo" if testbed is None else INTERFACE
-        os.chdir(output.parent)
-        code = call()
-        sys.stdout.flush()
-    except BaseException:  # noqa: BLE001  # told in its output
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def _halopipe(words: Sequence[str]) -> int:
-    from halopipe.cli.app import main
-
-    sys.argv = ["halopipe", *words]
-    return main()
-
-
-def _torchrun(options: Sequence[str]) -> int:
-    from torch.distributed.run import main
-
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
-    try:
-        main([*options])
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 def run_words(steps: int = STEPS, deadline_s: float = DEADLINE_S, *more: str) -> tuple[str, ...]:
@@ -440,8 +285,3 @@ def _is_rank(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
     return False
-
-
-def last_words(job: Job, rank: int) -> str:
-    """The end of what a rank said, as one line."""
-    return " / ".join(line.strip() for line in job.output(rank).splitlines()[-6:] if line.strip())

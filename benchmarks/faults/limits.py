@@ -33,7 +33,7 @@ from planner.ir.plan import Plan
 from runtime.checkpoint import Checkpoint, complete_steps
 
 FULL, FOR_A_WHILE, TO_THE_END = "disk full", "free again", "to the end"
-FULL_S = 0.35
+FULL_S = 0.5
 """How long a disk is full that is free again; a step takes :data:`PAUSE_S` or more."""
 PAUSE_S = 0.15
 

@@ -28,7 +28,8 @@ from benchmarks.accuracy.cases import Network
 from benchmarks.accuracy.plans import case
 from benchmarks.devices.testbed import RATES, Rate, Testbed
 from benchmarks.faults import victim
-from benchmarks.faults.hosts import Job, last_words, profile_of
+from benchmarks.faults.hosts import profile_of
+from benchmarks.faults.jobs import Job, last_words
 from benchmarks.faults.outcomes import own_folder
 from benchmarks.faults.victim import Pace
 from benchmarks.memory import cluster_of, memory_profile

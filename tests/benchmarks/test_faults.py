@@ -12,7 +12,8 @@ import pytest
 from benchmarks.devices.testbed import unavailable
 from benchmarks.faults import hosts, limits, victim
 from benchmarks.faults.__main__ import ANY_TIME, MOMENTS, OWN, PLANS, SAVING, SIGNALS, Trial, _wrong, drawn, made, tried
-from benchmarks.faults.hosts import HostTrial, Job
+from benchmarks.faults.hosts import HostTrial
+from benchmarks.faults.jobs import Job
 from benchmarks.faults.limits import DiskTrial
 from benchmarks.faults.outcomes import EVERY, STEPS, Outcome, rows
 from benchmarks.faults.victim import FORWARD, Pace

@@ -1,0 +1,181 @@
+"""Jobs whose ranks are processes forked from this one, on hosts of a testbed or on this one.
+
+Each runs ``halopipe`` as a batch system starts it, with ``RANK`` and ``MASTER_ADDR`` in its environment, or is the
+agent of torchrun on its host, which starts the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.devices.testbed import INTERFACE, Testbed
+from cuda_ops import die_with_parent
+
+PORT = 29500
+"""Where the ranks of hosts meet."""
+
+_CLONE_NEWUTS = 0x04000000  # <sched.h>
+
+
+@dataclass(slots=True)
+class Job:
+    """One start of a job: a process a rank.
+
+    Attributes:
+        pids: by rank.
+        ended: exit code of each rank that has ended, and when.
+    """
+
+    folder: Path
+    pids: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    @classmethod
+    def start(
+        cls,
+        folder: Path,
+        host_of: Mapping[int, int],
+        words: Sequence[str],
+        testbed: Testbed | None = None,
+        port: int = PORT,
+    ) -> Job:
+        """Runs ``halopipe`` with these words as each rank; to be called by the main thread, with which they end.
+
+        Args:
+            host_of: those that start, by rank of the plan; they are numbered anew.
+            testbed: None: all are on this host.
+        """
+        job, hosts = cls(folder), sorted(set(host_of.values()))
+        for number, (rank, host) in enumerate(sorted(host_of.items())):
+            here = [other for other in sorted(host_of) if host_of[other] == host]
+            address = "127.0.0.1" if testbed is None else testbed.hosts[hosts[0]].address
+            variables = {
+                "RANK": number,
+                "WORLD_SIZE": len(host_of),
+                "LOCAL_RANK": here.index(rank),
+                "LOCAL_WORLD_SIZE": len(here),
+                "GROUP_RANK": hosts.index(host),
+                "GROUP_WORLD_SIZE": len(hosts),
+                "MASTER_ADDR": address,
+                "MASTER_PORT": port,
+                "SLURM_JOB_ID": os.getpid(),  # by which a job that starts again on another host knows its own lock
+                "TMPDIR": folder,
+            }
+            text = {name: str(value) for name, value in variables.items()}
+            job.pids[rank] = _forked(folder / f"output-{rank}.txt", text, partial(_halopipe, words), testbed, host)
+        return job
+
+    @classmethod
+    def start_agents(cls, folder: Path, host_of: Mapping[int, int], words: Sequence[str], testbed: Testbed) -> Job:
+        """The same by torchrun: a process a host, its agent, which starts the ranks, and starts them again."""
+        job, ranks = cls(folder), Counter(host_of.values())
+        for host in ranks:
+            meeting = ("--master-addr", testbed.hosts[0].address, "--master-port", str(PORT))
+            name = ("--node-rank", str(host))
+            count = ("--nnodes", str(len(ranks)), "--nproc-per-node", str(ranks[host]), "--max-restarts", "2")
+            options = (*count, *meeting, *name, "--monitor-interval", "0.1", "-m", "halopipe", *words)
+            call, text = partial(_torchrun, options), {"TMPDIR": str(folder)}
+            job.pids[host] = _forked(folder / f"output-{host}.txt", text, call, testbed, host)
+        return job
+
+    def look(self) -> bool:
+        """Whether all have ended; notes those that did."""
+        for rank in self.pids.keys() - self.ended.keys():
+            pid, status = os.waitpid(self.pids[rank], os.WNOHANG)
+            if pid:
+                self.ended[rank] = os.waitstatus_to_exitcode(status), time.monotonic()
+        return len(self.ended) == len(self.pids)
+
+    def wait(self, limit_s: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Until all have ended or ``until`` says so; False: neither was within ``limit_s``."""
+        end_s = time.monotonic() + limit_s
+        while not (self.look() or until()):
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def kill(self, ranks: Sequence[int] | None = None) -> None:
+        """Those that still run, of ``ranks`` or all."""
+        for rank in self.pids.keys() - self.ended.keys():
+            if ranks is None or rank in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pids[rank], signal.SIGKILL)
+                self.ended[rank] = os.waitstatus_to_exitcode(os.waitpid(self.pids[rank], 0)[1]), time.monotonic()
+
+    def codes(self) -> dict[int, int]:
+        """Of those that have ended."""
+        return {rank: code for rank, (code, _) in sorted(self.ended.items())}
+
+    def output(self, rank: int) -> str:
+        """What it has said so far, on standard error."""
+        return (self.folder / f"output-{rank}.txt").read_text(errors="replace")
+
+    def result(self) -> dict[str, Any]:
+        """What rank 0 printed, of a job with ``--json`` that has ended."""
+        found: dict[str, Any] = json.loads((self.folder / "output-0.out").read_text())
+        return found
+
+
+def _forked(output: Path, variables: Mapping[str, str], call: partial[int], testbed: Testbed | None, host: int) -> int:
+    """A process on a host that ends with what ``call`` returns; it ends with this one."""
+    parent, pid = os.getpid(), os.fork()
+    if pid:
+        return pid
+    code = 99
+    try:
+        die_with_parent(parent)
+        sys.stdout, sys.stderr = output.with_suffix(".out").open("w"), output.open("w", buffering=1)
+        os.dup2(sys.stdout.fileno(), 1)
+        os.dup2(sys.stderr.fileno(), 2)
+        if testbed is not None:
+            testbed.enter(host)
+            # torchrun's agent looks its own name up, which no server here knows.
+            if call.func is not _torchrun and ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUTS) == 0:
+                socket.sethostname(testbed.hosts[host].name)
+        os.environ.update(variables)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo" if testbed is None else INTERFACE
+        os.chdir(output.parent)
+        code = call()
+        sys.stdout.flush()
+    except BaseException:  # noqa: BLE001  # told in its output
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _halopipe(words: Sequence[str]) -> int:
+    from halopipe.cli.app import main
+
+    sys.argv = ["halopipe", *words]
+    return main()
+
+
+def _torchrun(options: Sequence[str]) -> int:
+    from torch.distributed.run import main
+
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+    try:
+        main([*options])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def last_words(job: Job, rank: int) -> str:
+    """The end of what a rank said, as one line."""
+    return " / ".join(line.strip() for line in job.output(rank).splitlines()[-6:] if line.strip())
