@@ -10,6 +10,7 @@ The memory that layers need while they run, from torch's profiler: where nothing
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -145,8 +146,13 @@ def watched_passes(
     """The bytes of every layer, and the two passes that told them: backward whole, and in halves."""
     parts = segments(captured)
     whole, split = (_Watched(captured, tensors, samples, meter, halves, clock) for halves in (False, True))
-    whole.run()
-    split.run()
+    gc.collect()
+    gc.disable()  # what earlier work left in cycles would be freed now, and count as this network's
+    try:
+        whole.run()
+        split.run()
+    finally:
+        gc.enable()
     found = {
         part.name: Footprint(
             sum(whole.layers[k].saved.values()),

@@ -51,7 +51,7 @@ def test_other_losses_other_evaluations_and_too_much_done_again_are_wrong() -> N
     assert _wrong(TRIAL, once, RESULT, 1) == ""
     assert "other losses" in _wrong(TRIAL, replace(RESULT, losses=(1.0, 2.5)), RESULT, 0)
     assert "other evaluations" in _wrong(TRIAL, replace(RESULT, scores=()), RESULT, 0)
-    assert "were repeated" in _wrong(TRIAL, once, RESULT, EVERY + 1)
+    assert "were repeated" in _wrong(TRIAL, once, RESULT, 2 * EVERY + 1)
     outcomes = [Outcome(TRIAL, "", (1.5,), 1), Outcome(TRIAL, "the job ended", ()), Outcome(CUT, "", beyond_s=2.1)]
     found = {row.name: row for row in rows(outcomes)}
     assert (found["ended as they should"].value, found["ended as they should"].holds) == (2, False)
