@@ -273,13 +273,13 @@ class _Crew:
         self.beats = {rank: beat.aged(now_s - self.heard_s[rank]) for rank, beat in found.items()}
         self.watch(self.beats)
         numbers = {rank: number for each in self.workers for rank, number in each.numbers.items()}
-        if any(beat.step >= 0 for beat in found.values()):  # nobody begins a step before all are there
-            numbers = {}
+        has_begun = any(beat.step >= 0 for beat in found.values())  # nobody begins a step before all are there
         for rank in self.titles:
             if rank not in self.failures and rank not in self.results:
                 self._check_alive(rank, now_s)
-                if rank in numbers and _is_starting(self.beats.get(rank)):
-                    self._check_start(rank, numbers[rank], now_s)
+                if rank in numbers and rank not in self.failures:
+                    is_starting = not has_begun and _is_starting(self.beats.get(rank))
+                    self._check_process(rank, numbers[rank], now_s, is_starting=is_starting)
 
     def _check_alive(self, rank: int, now_s: float) -> None:
         beat = self.beats.get(rank)
@@ -298,19 +298,24 @@ class _Crew:
         what = f"{hangs} {doing}{where}: {said} {busy_s:.1f} s, deadline {deadline_s:g} s"
         self._fail(rank, what, "if it is only slow, raise --deadline")
 
-    def _check_start(self, rank: int, number: int, now_s: float) -> None:
-        """Whether a worker that has not begun its first step does anything, as the kernel tells."""
+    def _check_process(self, rank: int, number: int, now_s: float, *, is_starting: bool) -> None:
+        """Whether a worker does anything, as the kernel tells.
+
+        Of one that has begun its steps others tell sooner, but where they wait for longer: for a save, or at the end.
+        """
         now = process_state(number)
         if now is None:
             return
-        rest = self.rests.setdefault(rank, _Rest(now_s, now_s, cpu_s_of_all(number)))
+        rest = self.rests.setdefault(rank, _Rest(now_s, now_s, cpu_s_of_all(number), now_s))
         rest.look(now.state, number, now_s)
         stopped_s, slept_s, beat = now_s - rest.went_s, now_s - rest.woke_s, self.beats.get(rank)
         where = f"before its first step{f', in {beat.what}' if beat else ''}"
-        if stopped_s >= STOPPED_S:
+        if not is_starting:
+            where = f"in {beat.what}, step {beat.step}" if beat else "behind its first step"
+        if stopped_s >= (STOPPED_S if is_starting else self.start_s + 2 * _GRACE_S):
             what = f"is stopped {where}: somebody stopped its process, {number}, {stopped_s:.1f} s ago"
             self._fail(rank, what, "what stops processes is kill -STOP, or a batch system that suspends a job")
-        elif slept_s > self.start_s and not _waits_at_start(beat) and self._is_waited_for(rank):
+        elif is_starting and slept_s > self.start_s and not _waits_at_start(beat) and self._is_waited_for(rank):
             what = f"hangs {where}: it sleeps for {slept_s:.1f} s while others wait, deadline {self.start_s:g} s"
             self._fail(rank, what, "if it only waits for a disk or a network that is slow, raise --deadline")
 
@@ -342,16 +347,19 @@ class _Rest:
         went_s: when it was last seen to be no stopped one, by ``time.monotonic()``.
         woke_s: when it last used a core, or would have liked to.
         cpu_s: that it had used then.
+        seen_s: when it was looked at.
     """
 
     went_s: float
     woke_s: float
     cpu_s: float
+    seen_s: float
 
     def look(self, state: str, number: int, now_s: float) -> None:
         """Note how the worker's process is now."""
-        if state != "T":
+        if state != "T" or now_s - self.seen_s > STOPPED_S / 2:  # who looks was stopped as well
             self.went_s = now_s
+        self.seen_s = now_s
         used_s = cpu_s_of_all(number) - self.cpu_s
         if state == "R" or not 0.0 <= used_s <= _TICKS_S + _AWAKE * (now_s - self.woke_s):
             self.woke_s, self.cpu_s = now_s, self.cpu_s + used_s

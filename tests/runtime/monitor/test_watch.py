@@ -105,6 +105,19 @@ def test_a_worker_that_is_stopped_before_its_first_word_is_named_at_once(tmp_pat
     assert caught.value.ranks == (1,)
 
 
+def test_a_worker_that_is_stopped_in_a_longer_wait_than_a_step_s_is_named_after_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_SLEEPS_S", 0.5)
+    monkeypatch.setattr(watch, "_GRACE_S", 0.2)
+    store = dist.HashStore()
+    for rank in range(2):
+        put(store, rank, 1, for_s=0.0, deadline_s=600.0, what="saving", step=11)
+    with pytest.raises(DeadlineError, match=r"rank 1 .* is stopped in saving, step 11: somebody") as caught:
+        run(tmp_path, WAIT, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", store=store, deadline_s=0.5)
+    assert caught.value.ranks == (1,)
+
+
 def test_a_worker_that_sleeps_at_the_start_is_named_where_others_wait_and_one_that_works_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
