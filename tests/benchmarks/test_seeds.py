@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.seeds import Network, adjoints, best_plan, predicted
+from benchmarks.seeds.branches import Network, best_plan
+from benchmarks.seeds.primitives import adjoints
+from benchmarks.seeds.schedules import predicted
 
 
 def test_predicted_gains_are_the_closed_forms() -> None:
