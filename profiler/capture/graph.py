@@ -75,6 +75,8 @@ class Captured:
         raw: the tensors of such a batch by name, for the example's samples; none for another network.
         evaluating: modules that were given in evaluation mode, which they are in under a plan as well.
         evaluation: why the graph does not tell what the module does in evaluation mode; empty: it does.
+        outputs: the value that each tensor of the module's output is, in their order; empty where the graph does not
+            make it, as the loss does not depend on it.
     """
 
     graph: Graph
@@ -90,6 +92,7 @@ class Captured:
     raw: Mapping[str, TensorSpec] = field(default_factory=dict)
     evaluating: tuple[str, ...] = ()
     evaluation: str = ""
+    outputs: tuple[str, ...] = ()
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -183,7 +186,13 @@ def _of_traced(model: LoadedModel, traced: Traced, rules: Rules, judge: Judge, e
         _raw(model),
         _evaluating(model.module),
         evaluation,
+        _outputs(traced, values),
     )
+
+
+def _outputs(traced: Traced, values: Mapping[fx.Node, str]) -> tuple[str, ...]:
+    known = {node.name: value for node, value in values.items()}
+    return tuple(known.get(name, "") for name in traced.outputs)
 
 
 def _evaluating(module: nn.Module) -> tuple[str, ...]:

@@ -25,7 +25,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from cuda_ops._torch import HigherOrderOperator, OpOverload, buffers_of, schema_of, wrap_with_set_grad_enabled
+from cuda_ops._torch import (
+    HigherOrderOperator,
+    OpOverload,
+    buffers_of,
+    schema_of,
+    tree_flatten,
+    wrap_with_set_grad_enabled,
+)
 from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_finite
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from cuda_ops.sparse.errors import SparseInputError
@@ -36,6 +43,7 @@ from profiler.capture.operators import name_read, node_argument, operation, over
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.capture.user_module import kept_functions, refuse_hooks, users_line_of
 from profiler.source.model import LoadedModel
+from profiler.source.structure import leaves
 
 _log = logging.getLogger(__name__)
 _aten = torch.ops.aten
@@ -135,6 +143,7 @@ class Traced:
         parameters: trained parameters by the user's names, each once; the tensors of the user's module.
         varying: the places of each further size that varies, by its placeholder.
         refusal: why the module's code was read instead of run (``torch.export`` with ``strict``); None: it was run.
+        outputs: the node that makes each tensor of the module's output; empty where the loss does not depend on it.
     """
 
     module: fx.GraphModule
@@ -144,6 +153,7 @@ class Traced:
     parameters: Mapping[str, Tensor]
     varying: Mapping[str, Places] = field(default_factory=dict)
     refusal: UnsupportedModelError | None = None
+    outputs: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> dict[str, tuple[str, int]]:
@@ -174,12 +184,14 @@ class _WithLoss(nn.Module):
         if isinstance(function, nn.Module):
             self.loss_fn = function  # registered, so that its buffers have names
 
-    def forward(self, *tensors: Tensor) -> Tensor:
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss, and the tensors of the module's output."""
         buffers = [(part, dict(buffers_of(part))) for part in self.module.modules()]
         output = self.call.output(self.module, tensors[: self.num_inputs])
         for part, own in buffers:
             _write_back(part, own)
-        return self.loss(output, self.call.aims(tensors[self.num_inputs :]))
+        loss = self.loss(output, self.call.aims(tensors[self.num_inputs :]))
+        return loss, tuple(each for each in leaves(output) if isinstance(each, Tensor))
 
 
 def _write_back(part: nn.Module, own: Mapping[str, Tensor | None]) -> None:
@@ -352,17 +364,25 @@ def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced
     sizes.require_all(placeholders)
     copying = _Copying(graph, sizes, canonical, copies, attributes)
     output = copying.all_of(exported, "")
-    graph.output(copies[_only_output(output)])
+    flat, num_losses = tree_flatten(output.args[0])[0], exported._out_spec.child(0).num_leaves
+    loss, outputs = _only_output(flat[:num_losses]), flat[num_losses:]
+    # While operators are rewritten, the outputs are the graph's as well: what takes the place of one is one.
+    graph.output((copies[loss], *(copies[each] for each in outputs)))
     look_for_finite(graph)
     rewrite_in_place(graph, attributes)
     detach_constants(graph)
     keep_rows_apart(graph)
     graph.eliminate_dead_code(_has_effects)  # such as numbers that were read for a check
     _join_data_dependent(graph)
+    ends = graph.output_node()
+    (loss, *outputs), _ = cast("tuple[list[fx.Node], Any]", tree_flatten(ends.args[0]))
+    ends.args = (loss,)
     graph.eliminate_dead_code(_has_effects)
+    there = set(graph.nodes)
     module = fx.GraphModule(attributes, graph)
     parameters = {name: value for name, value in attributes.items() if _is_trained(value)}
-    return Traced(module, names, samples, symbols, parameters, model.varying)
+    made = tuple(each.name if each in there else "" for each in outputs)
+    return Traced(module, names, samples, symbols, parameters, model.varying, outputs=made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,8 +534,7 @@ def _is_trained(value: Any) -> bool:
     return isinstance(value, nn.Parameter) and value.requires_grad
 
 
-def _only_output(node: fx.Node) -> fx.Node:
-    values = node.args[0]
+def _only_output(values: Any) -> fx.Node:
     while isinstance(values, (tuple, list)):
         if len(values) != 1:
             raise UnsupportedModelError("the loss is not one tensor", [f"the loss function gives {len(values)} values"])

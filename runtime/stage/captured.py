@@ -43,6 +43,7 @@ class CapturedModel:
         reductions: how the parts of a batch make up what a layer reduces them to, where parts are not just means.
         prepared: of a sparse network, how the graph's inputs are made of a batch of clouds; None: they are the batch.
         evaluation: why the graph does not tell what the model does in evaluation mode; empty: it does.
+        outputs: the value that each tensor of the module's output is; empty where the graph does not make it.
     """
 
     graph: Graph
@@ -54,6 +55,7 @@ class CapturedModel:
     prepared: Prepared | None = None
     evaluation: str = ""
     reductions: Mapping[str, str] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
 
     @property
     def fed(self) -> Mapping[str, TensorSpec]:
@@ -89,6 +91,8 @@ class Captured(Protocol):
     def raw(self) -> Mapping[str, TensorSpec]: ...
     @property
     def evaluation(self) -> str: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
 
 
 def attribute(module: fx.GraphModule, name: str) -> Any:
@@ -114,6 +118,7 @@ def captured_model(captured: Captured) -> CapturedModel:
         prepared,
         evaluation=captured.evaluation,
         reductions=captured.reductions,
+        outputs=captured.outputs,
     )
 
 
