@@ -337,6 +337,7 @@ class Engine:
             self._read,
             self._inputs,
             self._decision.micro_batches,
+            0 if self._binder.takes_any else self._inputs.captured,
         )
         return Stream(setting, self._around, self._stream_binding, self._begin_in_stream, self._next_turn)
 
@@ -485,6 +486,7 @@ class Engine:
         self._weighing.begin(batch, binding.residents)
         if learns:
             self._finishing.begin(binding.residents)
+            self._step += 1
 
     def _run_again(self, ran: Ran) -> None:
         """The same step on the same batch, which another may have been bound after."""

@@ -61,6 +61,7 @@ class Setting:
         reads: graph inputs of which this rank needs the numbers; of others the shapes are enough.
         inputs: what the model takes.
         planned: samples of each micro-batch of a full batch.
+        fixed: samples that each micro-batch must have; 0: any number.
     """
 
     learns: bool
@@ -70,6 +71,7 @@ class Setting:
     reads: tuple[str, ...]
     inputs: InputSpecs
     planned: tuple[int, ...]
+    fixed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,4 +282,3 @@ def _apart(found: Mapping[str, Piece], residents: Mapping[int, Resident]) -> dic
         name: (box, tensor.clone() if tensor.untyped_storage().data_ptr() in held else tensor)
         for name, (box, tensor) in found.items()
     }
-
