@@ -21,25 +21,29 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from cuda_ops._torch import BatchNormBase, DropoutBase
+from halopipe.launch.job_environment import job_rank
 from halopipe.launch.parallelize import Parallel
+from halopipe.run_spec.options import SERVING_MODES, ScriptOptions
 from halopipe.serving import examples
 from halopipe.serving.rank_loop import END, HERE, READY, REQUEST, SHAPE, ZEROS, decoded, encoded, inputs_of, pieces_of
 from halopipe.terminal.units import require_known
 from planner.ir.box import hull
 from planner.ir.errors import BusyError, HalopipeError, UsageError
 from planner.ir.graph import SAMPLE
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+from profiler import load_model
 from profiler.source.model import LoadedModel
 from runtime.pipeline.messages import Piece, assemble
 from runtime.pipeline.microbatches import InputSpecs, filled
 
-MODULE, EVALUATION = MODES = ("module", "eval")
-"""The mode that stages run in: that of the module as it was planned, part by part; or evaluation mode throughout."""
-
+MODULE, EVALUATION = SERVING_MODES
 _LOOK_S = 0.05
 _MOST_LATENCIES = 100_000
 
@@ -124,7 +128,7 @@ class Serving:
     Args:
         run: the ranks, opened with ``answers``.
         model: that the plan was made for, in this process: gives the form of batches and outputs.
-        mode: one of ``MODES``.
+        mode: one of ``SERVING_MODES``.
         learn: whether each stage updates its weights after each request, by a loss of its own; requests have targets.
         room: requests that may be on their way; 0: twice the stages, and two.
         check: whether the first answer, of the model's example, is compared with one device before a request is taken.
@@ -132,6 +136,7 @@ class Serving:
     Attributes:
         counts: what was asked so far.
         checked: what the comparison found, in words; empty where it was not asked for.
+        learns: whether stages update their weights.
 
     Raises:
         UsageError: the plan does not learn by local losses alone.
@@ -149,13 +154,15 @@ class Serving:
         room: int = 0,
         check: bool = True,
     ) -> None:
-        require_known("mode", [mode], MODES)
+        require_known("mode", [mode], SERVING_MODES)
         if learn and mode != MODULE:
             raise UsageError(
                 "stages learn in the mode of the module", [f"mode {mode!r} was asked for"], ["--mode module"]
             )
         self.run, self.counts, self.checked = run, Counts(), ""
-        self._structure, self._learns = model.batch, learn
+        self._structure, self.learns = model.batch, learn
+        parts = (part for part in model.module.modules() if isinstance(part, (BatchNormBase, DropoutBase)))
+        self._is_training = mode == MODULE and any(part.training for part in parts)
         self.room = room or 2 * len(run.plan.decision.stages) + 2
         self._slots = threading.BoundedSemaphore(self.room)
         self._lock, self._waiting = threading.Lock(), dict[int, _Waiting]()
@@ -189,7 +196,11 @@ class Serving:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+            self.run.ranks.end()
 
     def submit(
         self, inputs: Any, targets: Any = None, *, block: bool = True, timeout_s: float | None = None
@@ -228,7 +239,7 @@ class Serving:
         """
         on_the_way: deque[Future[Answer]] = deque()
         for batch in batches:
-            inputs, targets = batch if self._learns else (batch, None)
+            inputs, targets = batch if self.learns else (batch, None)
             while len(on_the_way) >= self.room:
                 yield on_the_way.popleft().result().output
             on_the_way.append(self.submit(inputs, targets))
@@ -236,7 +247,18 @@ class Serving:
             yield on_the_way.popleft().result().output
 
     def close(self) -> None:
-        """Answers what was taken, then ends the stream; the ranks stay, to be saved or closed (``run``).
+        """Answers what was taken, and ends the ranks; what they learnt is put into the script's module, if it gave one.
+
+        Raises:
+            HalopipeError: what a rank has failed by.
+        """
+        try:
+            self.finish()
+        finally:
+            self.run.close()
+
+    def finish(self) -> None:
+        """Answers what was taken, then ends the stream; the ranks stay, for :attr:`run` to be saved or looked at.
 
         Raises:
             HalopipeError: what a rank has failed by.
@@ -251,6 +273,11 @@ class Serving:
         if self._failure is not None:
             raise self._failure
         self.run.num_steps = self.run.ranks.end_of_call()["num_steps"]
+
+    @property
+    def is_training(self) -> bool:
+        """Whether parts of the module are in training mode that behave otherwise in it: norms and dropouts."""
+        return self._is_training
 
     @property
     def is_over(self) -> bool:
@@ -279,7 +306,7 @@ class Serving:
     def _tensors(self, inputs: Any, targets: Any) -> list[Tensor | None]:
         """The tensors of a request, checked, in the order of the graph's inputs; None for targets that are not given."""
         structure = self._structure
-        if targets is None and self._learns and structure.has_targets:
+        if targets is None and self.learns and structure.has_targets:
             raise UsageError("stages that learn need targets", ["the request has none"], ["submit(inputs, targets)"])
         if targets is None:
             given, aims = replace(structure, targets=None).apart(inputs, "the request")[0], ()
@@ -409,7 +436,7 @@ class Serving:
         try:
             flat = [self._whole(one, len(header["rows"]), *value) for value in self._told.values]
             output = flat if self._output is None or one.is_probe else self._output.filled(flat)
-            answer = Answer(output, one.losses / one.rows if self._learns else None, latency_s)
+            answer = Answer(output, one.losses / one.rows if self.learns else None, latency_s)
         except Exception as error:  # noqa: BLE001  # whoever waits must hear of it
             one.future.set_exception(error)
             self._release(one)
@@ -475,3 +502,41 @@ def _cast(tensor: Tensor, name: str, specs: InputSpecs) -> Tensor:
     if tensor.dtype.is_floating_point != wanted.is_floating_point or wanted is torch.bool:
         raise UsageError(f"{name} is {tensor.dtype}, the model takes {wanted}", [], [f"give it as {wanted}"])
     return tensor.to(wanted)
+
+
+def open_serving(
+    plan: Plan,
+    module: nn.Module | None = None,
+    *,
+    profile: Profile | None = None,
+    optimizer: Any = None,
+    options: ScriptOptions | None = None,
+    checkpoint: str | Path = "",
+    step: int | None = None,
+    **setting: Any,
+) -> Serving:
+    """The ranks of a plan, ready to answer.
+
+    Args:
+        module: whose weights they begin with; None: those that the plan's factory makes.
+        checkpoint: a folder of checkpoints that they go on from instead; ``step``: which one, the newest if None.
+        setting: of :class:`Serving`.
+
+    Raises:
+        UsageError: this process is a rank of a job; or the stream cannot be had.
+    """
+    if job_rank() is not None:
+        raise UsageError(
+            "a plan is served from one process, which starts the ranks on its host",
+            ["this process was started as a rank of a job"],
+            ["halopipe serve, without torchrun"],
+        )
+    given = cast("ScriptOptions", {**(options or {}), "check_first_step": False})
+    run = Parallel(module, plan, profile, None, optimizer, given, has_state=module is not None, answers=True)
+    try:
+        if checkpoint:
+            run.load(checkpoint, step=step)
+        return Serving(run, load_model(plan.inputs.model, given.get("seed", 0)), **setting)
+    except BaseException:
+        run.ranks.end()
+        raise

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, fields
 from planner.ir.profile import Profile
 
 THROUGHPUT, MEMORY, LATENCY = OBJECTIVES = ("throughput", "memory", "latency")
-"""Shortest training step; least memory on the fullest rank; shortest forward pass (inference) of one micro-batch."""
+"""Shortest training step, or of schedules of forward passes alone the most samples a second of a stream without an end;
+least memory on the fullest rank; shortest forward pass (inference) of one batch."""
 
 SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS = "sample", "spatial", "channel"
 """Families of dims that a layer may be cut along: samples; height, width and depth; channels and filters."""
@@ -58,6 +59,7 @@ class Request:
     forbid: tuple[Rule, ...] = ()
     confidence: float = field(default=0.0, metadata={"added": "0.1"})
     speeds: Mapping[str, float] = field(default_factory=dict, metadata={"added": "0.1"})
+    rate_per_s: float = field(default=0.0, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class Problem:
             probability (``planner.costs.ties``); 0: the plan that the model says is the fastest.
         speeds: how ``profile`` differs from what was measured (``Profile.standing``): devices that are gone, or at
             another speed.
+        rate_per_s: samples a second that a stream of forward passes must sustain; 0: any.
     """
 
     profile: Profile
@@ -105,6 +108,7 @@ class Problem:
     forbid: tuple[Rule, ...] = ()
     confidence: float = 0.0
     speeds: Mapping[str, float] = field(default_factory=dict)
+    rate_per_s: float = 0.0
 
     @classmethod
     def of(cls, profile: Profile, global_batch: int, request: Request) -> Problem:
