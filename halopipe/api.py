@@ -453,7 +453,7 @@ def serve(
 ) -> Serving:
     """Answers an endless stream of requests by a plan, on the devices of this host; see :class:`Serving`.
 
-    Each stage works on a request of its own at the same time, and keeps state of its own: buffers that its layers write.
+    Each stage works on a request of its own at the same time, and keeps state of its own: buffers that layers write.
 
     Args:
         module: whose weights the ranks begin with; None: those that the plan's factory makes.

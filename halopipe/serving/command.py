@@ -17,7 +17,6 @@ from halopipe.serving.serving import Serving, open_serving
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
-from planner.ir.files import same_file
 from planner.ir.plan import Plan
 
 _LEARNS = "each stage learns from each request by a loss of its own: this changes the optimisation"
@@ -54,7 +53,7 @@ class Source:
                 raise UsageError(f"{option} goes with --from", [], ["--from FOLDER", f"leave {option} out"])
         if self.folder is not None and self.output is None:
             raise UsageError("--from needs a folder for the answers", [], [f"--from {self.folder} --to FOLDER"])
-        if self.folder is not None and self.output is not None and same_file(self.folder, self.output):
+        if self.folder is not None and self.output is not None and self.folder.resolve() == self.output.resolve():
             raise UsageError("answers would replace requests", [f"both are in {self.folder}"], ["--to another folder"])
         if self.stdin and self.stdin not in feeds.FORMATS:
             known = ", ".join(feeds.FORMATS)
@@ -144,9 +143,8 @@ def _say_how(serving: Serving, plan: Plan, mode: str) -> None:
         console.remark("parts of the module are in training mode: batch norm runs, dropout drops; else: --mode eval")
     predicted = plan.prediction
     if predicted.sustained_per_s:
-        console.remark(
-            f"predicted: {predicted.sustained_per_s:.4g} samples/s sustained, {units.seconds(predicted.step_s)} a request"
-        )
+        rate, latency = units.rate(predicted.sustained_per_s), units.seconds(predicted.step_s)
+        console.remark(f"predicted: {rate} samples/s sustained, {latency} a request")
 
 
 def _report(serving: Serving, plan: Plan, *, as_json: bool, to_stderr: bool) -> None:

@@ -1,8 +1,8 @@
 """The form of a model's requests and outputs; its example, whose answer is compared with one device.
 
-One device is the user's own module, called as its user would call it, with the weights that the ranks begin with: in the
-parts that micro-batches are, one after another, where a plan has several.  Nothing is left of it in the ranks: what it
-writes to buffers is put back (:meth:`runtime.pipeline.stream.Stream.offer`).
+One device is the user's own module, called as its user would call it, with the weights that the ranks begin with: in
+the parts that micro-batches are, one after another, where a plan has several.  Nothing is left of it in the ranks: what
+it writes to buffers is put back (:meth:`runtime.pipeline.stream.Stream.offer`).
 """
 
 from __future__ import annotations

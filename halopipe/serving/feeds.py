@@ -1,6 +1,6 @@
 """Where requests come from beside a port: files of a folder, and standard input.
 
-    folder    NAME.npy, NAME.npz, NAME.pt, or what a reader of the user's takes  ->  NAME.npy, .npz or .pt in another folder
+    folder    NAME.npy, NAME.npz, NAME.pt, or what a reader takes of it        ->  NAME.npy, .npz or .pt elsewhere
     json      a line {"inputs": [[...]]} by the names of the model's tensors     ->  a line {"output": ...}
     npy       arrays behind one another, as numpy.save writes them               ->  likewise
 
@@ -68,7 +68,7 @@ def pump(serving: Serving, requests: Iterator[tuple[Any, Any, Put]], draining: D
         for inputs, targets, put in requests:
             put_ready(serving.room - 1)
             waiting.append(_OnTheWay(serving.submit(inputs, targets), put))
-            put_ready(serving.room - 1)
+            put_ready(serving.room)
             if draining.is_set():
                 break
     finally:
@@ -113,7 +113,7 @@ def of_folder(
 
     Args:
         reader: ``pkg.mod:function`` of the user's, which makes a request of a path; empty: arrays and tensors.
-        follow: whether to look for further files until it is drained; they are to be renamed into the folder when whole.
+        follow: whether to look for further files until it is drained; they are to be renamed there when whole.
 
     Raises:
         MissingFileError: there is no such folder, or nothing in it.

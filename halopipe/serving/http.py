@@ -5,9 +5,10 @@
     GET  /health                            ->  200, or 503 once a rank has failed or the stream drains
     GET  /metrics                           ->  200 what was asked so far, as JSON
 
-A request that finds no room is answered 503 with Retry-After, and nothing of it is kept.  Bodies have a largest size (413)
-and must come in time (408).  Nothing that comes over the net is unpickled.  The type of the content must be said: a page in a
-browser cannot send these two to a port of the loopback interface without asking first, which nobody here grants.
+A request that finds no room is answered 503 with Retry-After, and nothing of it is kept.  Bodies have a largest size
+(413) and must come in time (408).  Nothing that comes over the net is unpickled.  The type of the content must be said:
+a page in a browser cannot send these two to a port of the loopback interface without asking first, which nobody here
+grants.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""A plan that answers, as a script sees it: requests in, answers in order, and never more on the way than there is room.
+"""A plan that answers, as a script sees it: requests in, answers in order, never more on the way than there is room.
 
     with hp.serve("plan.json") as serving:
         future = serving.submit(x)               waits while ``room`` requests are on their way: back-pressure
         print(future.result().output)            the module's output, in its own form
         for output in serving.map(loader): ...   one after another, in order
 
-Ranks are processes of this host (:mod:`halopipe.launch.parallelize`).  Each has a connection of its own: it is sent what
-its stages read of a request, and sends back what they make of the module's output (:mod:`halopipe.serving.rank_loop`).
-A request has up to the plan's global batch of samples, which fill its micro-batches in order.
+Ranks are processes of this host (:mod:`halopipe.launch.parallelize`).  Each has a connection of its own: it is sent
+what its stages read of a request, and sends back what they make of the module's output
+(:mod:`halopipe.serving.rank_loop`). A request has up to the plan's global batch of samples, which fill its
+micro-batches in order.
 """
 
 from __future__ import annotations
@@ -304,7 +305,7 @@ class Serving:
         return self._structure.names
 
     def _tensors(self, inputs: Any, targets: Any) -> list[Tensor | None]:
-        """The tensors of a request, checked, in the order of the graph's inputs; None for targets that are not given."""
+        """The tensors of a request, checked, in the order of the graph's inputs; None for targets not given."""
         structure = self._structure
         if targets is None and self.learns and structure.has_targets:
             raise UsageError("stages that learn need targets", ["the request has none"], ["submit(inputs, targets)"])
@@ -404,8 +405,7 @@ class Serving:
         ranks = {id(link): rank for rank, link in enumerate(self._links)}
         open_links, next_of = list(self._links), dict.fromkeys(ranks.values(), 0)
         while open_links:
-            for link in wait(open_links):
-                assert isinstance(link, Connection)  # noqa: S101  # of all that may be waited for
+            for link in cast("list[Connection]", wait(open_links)):
                 rank = ranks[id(link)]
                 try:
                     header, tensors = decoded(link.recv_bytes())
@@ -491,7 +491,7 @@ def _shape(specs: InputSpecs, name: str, rows: int) -> tuple[int, ...]:
 
 
 def _cast(tensor: Tensor, name: str, specs: InputSpecs) -> Tensor:
-    """In the dtype that the model takes: floats to floats, integers to integers.
+    """In the dtype that the model takes; floats are not cut down to integers.
 
     Raises:
         UsageError: it is of another kind.
@@ -499,7 +499,7 @@ def _cast(tensor: Tensor, name: str, specs: InputSpecs) -> Tensor:
     wanted: torch.dtype = getattr(torch, specs.specs[name].dtype)
     if tensor.dtype == wanted:
         return tensor
-    if tensor.dtype.is_floating_point != wanted.is_floating_point or wanted is torch.bool:
+    if (tensor.dtype.is_floating_point and not wanted.is_floating_point) or torch.bool in (wanted, tensor.dtype):
         raise UsageError(f"{name} is {tensor.dtype}, the model takes {wanted}", [], [f"give it as {wanted}"])
     return tensor.to(wanted)
 

@@ -153,7 +153,7 @@ class Prediction:
         transport: that the links between its ranks were measured with; empty if the profile does not say.
         sustained_per_s: samples a second of an endless stream of batches, of forward passes alone; a step is the
             latency of one of them then.  0 for programs that train.
-        sustained_p10_per_s, sustained_p90_per_s: one stream in ten is slower than the first, one faster than the second.
+        sustained_p10_per_s, sustained_p90_per_s: one stream in ten is slower than the first, one faster than the last.
     """
 
     step_s: float

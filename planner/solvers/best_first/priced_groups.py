@@ -18,7 +18,6 @@ from planner.solvers.best_first.graph_cuts import Cuts, Flags, Numbers
 from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.candidates.candidate import Pool, group_shares, parts_of, samples_of, site_shares, usable
 
-
 _ROUNDING = 1e-9
 
 

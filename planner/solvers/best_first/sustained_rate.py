@@ -6,9 +6,9 @@ Minimise    the latency of a batch that meets no other: the step                
 Subject to  sum of the forwards of a stage <= T on each of its ranks           ``priced_groups.Prices._in_time``
             the period of the simulated stream <= T             ``candidates.evaluate.Evaluator.sustained_per_s``
 
-The first constraint is what prunes prefixes; the second, which counts messages and waiting as well, decides.  The highest
-rate is found by bisection on T, as the least memory is (``infeasible``): a rate is refused once a search has proved that
-no plan keeps it.
+The first constraint is what prunes prefixes; the second, which counts messages and waiting as well, decides.  The
+highest rate is found by bisection on T, as the least memory is (``infeasible``): a rate is refused once a search has
+proved that no plan keeps it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def too_fast(problem: Problem, best_per_s: float, sure: str = "") -> InfeasibleE
     return InfeasibleError(
         f"no plan sustains {problem.rate_per_s:g} samples/s",
         [
-            f"{best_per_s:.4g} samples/s can be sustained on {devices} device{'s' * (devices > 1)}",
+            f"{best_per_s:.6g} samples/s can be sustained on {devices} device{'s' * (devices > 1)}",
             *([sure] if sure else []),
         ],
         [

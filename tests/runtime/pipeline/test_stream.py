@@ -272,7 +272,7 @@ class Untold(Plain):
 
 
 def untold(*, input_shape: tuple[int, ...] = (4, 2, 4, 4)) -> tuple[nn.Module, object, Callable[..., Tensor]]:
-    made, example, _ = plain(input_shape=input_shape)
+    _, example, _ = plain(input_shape=input_shape)
     return Untold(), example, lambda output, targets: nn.functional.mse_loss(output[0], targets)
 
 
