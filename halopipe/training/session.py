@@ -230,16 +230,19 @@ class Execution:
             self.followed.updated()
         return replace(result, loss=self._told(result.loss))
 
-    def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "") -> Score:
+    def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "", outputs: Sequence[str] = ()) -> Score:
         """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
 
         All ranks call this with the same batches, and get the same answer; nothing is changed by it.
 
         Args:
+            batches: as of :meth:`step`.
             metric: makes metrics of one's own, see :mod:`halopipe.training.evaluate`.
+            outputs: names of the module's outputs and of tensors of the batch, ``("logits", "labels")``, which accuracy
+                is told of and metrics are given; none: what the layer of the loss reads.
         """
         found = (self._bound(batch, self._evaluated) for batch in batches)
-        return evaluate(self._engine, self._consumer, found, metric)
+        return evaluate(self._engine, self._consumer, found, metric, outputs)
 
     def save(self, folder: str | Path, *, keep: int = 0) -> None:
         """Save a checkpoint, ``folder/step-N``, for whatever plan of the model; all ranks call this, and share a disk.
