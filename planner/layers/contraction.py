@@ -1,4 +1,4 @@
-"""Convolutions, linear maps and embeddings whose input channels are shared: who reads, makes, sums and keeps what.  Pure integers.
+"""Layers whose input channels are shared: who reads, makes, sums and keeps what.  Pure integers.
 
 A layer that is cut into p parts along its filters may be computed in several ways (Dryden et al., SC 2019).  With
 ``ways`` = c, blocks of c neighbouring parts share the input channels:
@@ -71,7 +71,7 @@ class Contraction:
     Attributes:
         along: the dim of the work whose parts are a block's: the filters, or another one.
         needed: of the first input: some of its channels; may reach outside the tensor along space.
-        made: the box of the work of which a rank makes partial sums: its own part, but all that its block has ``along``.
+        made: the box of the work of which a rank makes partial sums: its part, but all that its block has ``along``.
         groups: the ranks that make partial sums of the same box, this one included, by growing position.
         weights: what each rank uses, by parameter.
         transfers: partial sums that move; the box is the destination's own part.
@@ -128,8 +128,8 @@ def contraction_of(
     channels = num_channels(dims, inputs, parameters)
     along = dims.shared(layer, layout, ways) if ways >= 1 else None
     if along is None or ways > channels or (ways > 1 and layer.outputs[0].shape[along] == 1):
-        parts = ", ".join(f"{len(points) - 1} along {dim}" for dim, points in layout.cuts.items())
-        raise _refusal(layer, f"{ways} ranks would share {channels} channels, and its parts are {parts or 'one'}")
+        grid = ", ".join(f"{len(points) - 1} along {dim}" for dim, points in layout.cuts.items())
+        raise _refusal(layer, f"{ways} ranks would share {channels} channels, and its parts are {grid or 'one'}")
     name = layer.outputs[0].dims[along]
     points = layout.cuts.get(name, (0, 1))
     parts = len(points) - 1

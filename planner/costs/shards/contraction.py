@@ -10,7 +10,7 @@ share of the work and of the weight:
 
 so what decides is what moves: input channels are gathered for small c, partial sums are scattered for large c.  The
 backward pass is the adjoint, with the same messages the other way.  Linear layers and embeddings whose filters are not
-cut may share channels along another dim (``planner.layers.contraction``): only where a plan says so, no search tries it.
+cut may share channels along another dim (``planner.layers.contraction``) where a plan says so; no search tries it.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def partial_sums(sized: SizedLayer, layout: Layout, needed: Boxes, ways: int = 0
 
 def _shared(sized: SizedLayer, layout: Layout, needed: Boxes, dims: ContractedDims, ways: int) -> PartialSums:
     """The way of ``ways`` ranks, which there is."""
-    along = dims.shared(sized.layer, layout, ways)
-    name = sized.work.dims[dims.filters if along is None else along]
+    shared = dims.shared(sized.layer, layout, ways)
+    along = dims.filters if shared is None else shared
+    name = sized.work.dims[along]
     points = layout.cuts[name]
     parts = len(points) - 1
     place = _places(layout, name)

@@ -56,9 +56,7 @@ def run_embedding(step: Step, op: Callable[..., Any], arguments: dict[str, Any])
     return op(**found)
 
 
-def _looked_up(
-    step: Step, op: Callable[..., Any], given: dict[str, Any], indices: Tensor, weight: Tensor
-) -> Tensor:
+def _looked_up(step: Step, op: Callable[..., Any], given: dict[str, Any], indices: Tensor, weight: Tensor) -> Tensor:
     """Entries of this rank's part of the table, zeros where ``indices`` name others."""
     entries = step.division.weights[0][step.position][0]
     places = (indices >= entries.start) & (indices < entries.stop)

@@ -399,7 +399,9 @@ def test_classes_are_never_apart() -> None:
         ("expanded", ((2, 4), (1, 2), (0, 3), (0, 2)), ((2, 4), (0, 1), (0, 3), (0, 2))),
     ],
 )
-def test_a_reshape_reads_the_same_place_along_dims_that_are_kept_and_the_run_of_regrouped_ones(name: str, box, read) -> None:
+def test_a_reshape_reads_the_same_place_along_dims_that_are_kept_and_the_run_of_regrouped_ones(
+    name: str, box, read
+) -> None:
     case = CASES[name]
     source = spec_of(torch.empty(case.inputs[0][0]), case.inputs[0][1])
     output = spec_of(case.run([torch.empty(source.shape)], []), case.dims)
