@@ -129,7 +129,7 @@ def _is_cut_by_class(step: Step) -> bool:
 
 
 def _of_classes(step: Step, found: dict[str, Any], counts: bool) -> Tensor:
-    """The sum over this rank's places from parts of their classes; 0, with its gradient, where another rank counts it."""
+    """The sum over the own places, from parts of their classes; 0 with its gradient where another rank counts it."""
     own, firsts = step.division.own, step.division.is_first
     mine = (*step.own[:_CLASS], *step.own[_CLASS + 1 :])
     members = tuple(at for at, box in enumerate(own) if firsts[at] and (*box[:_CLASS], *box[_CLASS + 1 :]) == mine)

@@ -63,7 +63,8 @@ def _looked_up(step: Step, op: Callable[..., Any], given: dict[str, Any], indice
     padding = given.get("padding_idx", -1)
     local = padding - entries.start if entries.start <= padding < entries.stop else -1
     rows = op(**{**given, "weight": weight, "indices": indices[places] - entries.start, "padding_idx": local})
-    return rows.new_zeros((*indices.shape, weight.shape[1])).index_put((places,), rows)
+    found: Tensor = rows.new_zeros((*indices.shape, weight.shape[1])).index_put((places,), rows)
+    return found
 
 
 def run_attention(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
