@@ -158,6 +158,14 @@ def plan(
     quick: Annotated[
         bool, typer.Option("--quick", help="With --measure-missing: fewer repetitions.", rich_help_panel=_SEARCH)
     ] = False,
+    ways: Annotated[
+        str,
+        typer.Option(
+            metavar="WAYS",
+            help="No search: the plan that a way of a transformer is; 'ways -o' wrote it, or tensor=2,pipeline=2,...",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = "",
     json: Json = False,
 ) -> None:
     """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""
@@ -174,6 +182,16 @@ def plan(
         if measure_missing:
             missing.require_possible(cluster, pareto)
         loaded = solve.load_profile(profile, cluster=cluster)
+        if ways:
+            from halopipe.planning import ways as of_transformers
+
+            limit = units.parse_size(memory) if memory else 0
+            given = of_transformers.plan_by(loaded, ways, global_batch, memory_bytes=limit)
+            given = given if cluster is not None else solve.remembering(given, profile, output)
+            dump(given, output)
+            console.emit(dumps(given) if json else explain.headline(given, objective=objective))
+            console.wrote(output, console.command("run", output))
+            return
         problem = problems.make_problem(
             loaded,
             global_batch=global_batch,

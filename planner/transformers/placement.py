@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from planner.ir.box import Box, Interval, intersect, volume, whole
-from planner.ir.errors import UsageError
+from planner.ir.errors import UsageError, operator_of
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.layout import Layout
 from planner.ir.plan import Placement
@@ -134,7 +134,7 @@ class _Tensor:
 
     def placements(self) -> Iterator[tuple[str, Placement]]:
         """Of each layer."""
-        values = self.graph.values()
+        values, whole_linear = self.graph.values(), []
         for layer in self.graph.layers:
             inputs = tuple(values[name] for name in layer.inputs)
             parameters = tuple(self.graph.parameters[name] for name in layer.parameters)
@@ -145,7 +145,24 @@ class _Tensor:
             if SAMPLE not in work.dims:  # positions, masks: the same for all samples
                 shares = {f"{REPLICA}s": points for points in shares.values()}
             cuts = {**shares, name: tuple(range(self.ways.tensor + 1))}
+            if (
+                layer.kind == "linear"
+                and layer.parameters
+                and name in (REPLICA, *self._token_names(layer))
+                and not shared
+            ):
+                whole_linear.append(layer)
             yield layer.name, Placement(self.stages[layer.name], cuts, self.ways.tensor if shared else 1)
+        large = [layer for layer in whole_linear if min(layer.outputs[0].shape[-1:], default=0) >= self.ways.tensor]
+        if large:
+            raise UsageError(
+                f"{large[0].name} ({operator_of(large[0])}) cannot be divided over {self.ways.tensor} tensor ranks",
+                [
+                    f"{len(large)} linear maps with weights would be computed whole by each of them",
+                    "weights are [output, input] of torch.nn.Linear; query, key and value are layers of their own",
+                ],
+                ["--tensor 1", "torch.nn.Linear in place of a product with a transposed or joined weight"],
+            )
 
     def _place(
         self, layer: Layer, inputs: tuple[TensorSpec, ...], contracted: ContractedDims | None
@@ -183,6 +200,10 @@ class _Tensor:
         if output.shape[dims.filters] < self.ways.tensor:
             return None, False
         return dims.filters, True
+
+    def _token_names(self, layer: Layer) -> tuple[str, ...]:
+        dim = self._token_dim(layer)
+        return () if dim is None else (layer.outputs[0].dims[dim],)
 
     def _token_dim(self, layer: Layer) -> int | None:
         """Which dim of a linear map's output counts tokens: that behind the samples."""
