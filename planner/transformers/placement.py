@@ -12,7 +12,8 @@ the access relations alone, layer by layer in the graph's order; no name of a la
       than features
     cross-entropy of cut classes      parts of the classes                                 four numbers a token
     anything else                     the same on every rank; with sequence parallelism    none
-                                      cut along the tokens
+                                      cut along the tokens, but for a norm before several
+                                      linear maps, which would gather them several times
 
 That is Megatron-LM's division (Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2): one all-reduce
 each way for attention and one for the feed-forward part, in its two halves.  Without sequence parallelism partial sums
@@ -85,7 +86,7 @@ def _blocks(graph: Graph) -> tuple[str, list[int]]:
 
 
 def _stages(graph: Graph, ways: Ways) -> dict[str, int]:
-    """The chunk of each layer: that of its block, else the first that has all that it reads; behind all blocks the last.
+    """The chunk of each layer: that of its block, else the first that has what it reads; behind all blocks the last.
 
     Raises:
         UsageError: there are too few blocks.
@@ -129,12 +130,20 @@ class _Tensor:
     graph: Graph
     ways: Ways
     stages: Mapping[str, int]
+    _readers: dict[str, list[Layer]] = field(init=False)
     inner: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._readers = {}
+        for layer in self.graph.layers:
+            for value in layer.inputs:
+                self._readers.setdefault(value, []).append(layer)
+
     def placements(self) -> Iterator[tuple[str, Placement]]:
         """Of each layer."""
-        values, whole_linear = self.graph.values(), []
+        values = self.graph.values()
+        whole_matrices: list[Layer] = []
         for layer in self.graph.layers:
             inputs = tuple(values[name] for name in layer.inputs)
             parameters = tuple(self.graph.parameters[name] for name in layer.parameters)
@@ -145,20 +154,15 @@ class _Tensor:
             if SAMPLE not in work.dims:  # positions, masks: the same for all samples
                 shares = {f"{REPLICA}s": points for points in shares.values()}
             cuts = {**shares, name: tuple(range(self.ways.tensor + 1))}
-            if (
-                layer.kind == "linear"
-                and layer.parameters
-                and name in (REPLICA, *self._token_names(layer))
-                and not shared
-            ):
-                whole_linear.append(layer)
+            if name in (REPLICA, *self._token_names(layer)) and not shared and self._has_matrix(layer):
+                whole_matrices.append(layer)
             yield layer.name, Placement(self.stages[layer.name], cuts, self.ways.tensor if shared else 1)
-        large = [layer for layer in whole_linear if min(layer.outputs[0].shape[-1:], default=0) >= self.ways.tensor]
-        if large:
+        if whole_matrices:
+            first = whole_matrices[0]
             raise UsageError(
-                f"{large[0].name} ({operator_of(large[0])}) cannot be divided over {self.ways.tensor} tensor ranks",
+                f"{first.name} ({operator_of(first)}) cannot be divided over {self.ways.tensor} tensor ranks",
                 [
-                    f"{len(large)} linear maps with weights would be computed whole by each of them",
+                    f"{len(whole_matrices)} layers with a matrix of weights would be computed whole by each of them",
                     "weights are [output, input] of torch.nn.Linear; query, key and value are layers of their own",
                 ],
                 ["--tensor 1", "torch.nn.Linear in place of a product with a transposed or joined weight"],
@@ -184,11 +188,21 @@ class _Tensor:
                 return self._along(layer, inputs, self.tokens), False
             self._note(layer, contracted.filters, self.inner)
             return contracted.filters, False
+        if self._is_gathered_before(layer):
+            return None, False
         for known in (self.inner, self.tokens):
             dim = self._along(layer, inputs, known)
             if dim is not None:
                 return dim, False
         return None, False
+
+    def _is_gathered_before(self, layer: Layer) -> bool:
+        """Whether several linear maps read it and nothing else does, such as a norm before query, key and value.
+
+        Each would gather its tokens; so all ranks do the whole of it, and what it reads is gathered once.
+        """
+        readers = self._readers.get(layer.name, ())
+        return len(readers) > 1 and layer.kind == "layer_norm" and all(reader.kind == "linear" for reader in readers)
 
     def _scattered(self, layer: Layer, dims: ContractedDims, token_dim: int | None) -> tuple[int | None, bool]:
         """Partial sums: along the tokens with sequence parallelism, else along features, which are gathered then."""
@@ -200,6 +214,13 @@ class _Tensor:
         if output.shape[dims.filters] < self.ways.tensor:
             return None, False
         return dims.filters, True
+
+    def _has_matrix(self, layer: Layer) -> bool:
+        """Whether it multiplies by a weight that is large enough to be divided."""
+        shapes = [self.graph.parameters[name].shape for name in layer.parameters]
+        return "embedding" not in operator_of(layer) and any(
+            len(shape) > 1 and min(shape) >= self.ways.tensor for shape in shapes
+        )
 
     def _token_names(self, layer: Layer) -> tuple[str, ...]:
         dim = self._token_dim(layer)

@@ -1,5 +1,7 @@
-"""A decoder-only transformer as Llama is (Touvron et al. 2023): root-mean-square norms, rotary positions, gated
-feed-forward parts, and groups of queries that share keys and values (Ainslie et al. 2023, "GQA").
+"""A decoder-only transformer as Llama is (Touvron et al. 2023).
+
+It has root-mean-square norms, rotary positions, gated feed-forward parts, and groups of heads of queries that share
+keys and values (Ainslie et al. 2023, "GQA").
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class Block(nn.Module):
         """(sample, time, width) to the same."""
         x = x + self.attention(self.input_norm(x), cos, sin)
         y = self.post_norm(x)
-        return x + self.down_proj(functional.silu(self.gate_proj(y)) * self.up_proj(y))
+        gated: Tensor = functional.silu(self.gate_proj(y)) * self.up_proj(y)
+        result: Tensor = x + self.down_proj(gated)
+        return result
 
 
 class Llama(nn.Module):
