@@ -22,10 +22,10 @@ def model():
 """
 
 WAYS = {
-    "tensor parallel": "tensor=2",
-    "sequence and vocabulary parallel": "tensor=2,sequence_parallel=1",
-    "interleaved 1F1B": "pipeline=2,interleave=2",
-    "ZeRO-1, full recomputation": "data=2,zero=1,recompute=full",
+    "tensor parallel": "tensor=2,micro_batch=8",
+    "sequence and vocabulary parallel": "tensor=2,micro_batch=8,sequence_parallel=1",
+    "interleaved 1F1B": "pipeline=2,interleave=2,micro_batch=8",
+    "ZeRO-1, full recomputation": "data=2,micro_batch=4,zero=1,recompute=full",
 }
 
 

@@ -185,8 +185,25 @@ def plan(
         if ways:
             from halopipe.planning import ways as of_transformers
 
+            asked = {
+                "--schedule": schedule,
+                "--fix": fix,
+                "--forbid": forbid,
+                "--recompute": recompute != "never",
+                "--shard": shard != "never",
+                "--allow": allow != "sample",
+                "--objective": objective != "throughput",
+                "--solver": solver != "best-first",
+                "--halo-depth": halo_depth,
+                "--ranks": ranks,
+                "--max-stages": max_stages,
+                "--without": without,
+                "--pareto": pareto is not None,
+                "--measure-missing": measure_missing,
+            }
+            of_transformers.require_no_search([name for name, value in asked.items() if value])
             limit = units.parse_size(memory) if memory else 0
-            given = of_transformers.plan_by(loaded, ways, global_batch, memory_bytes=limit)
+            given = of_transformers.plan_by(loaded, ways, global_batch, micro_batch or (), memory_bytes=limit)
             given = given if cluster is not None else solve.remembering(given, profile, output)
             dump(given, output)
             console.emit(dumps(given) if json else explain.headline(given, objective=objective))

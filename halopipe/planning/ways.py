@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -163,12 +163,25 @@ class Report:
         return f"  {proof} by this model: {found.num_ways} ways, {simulated}"
 
 
-def plan_by(profile: Profile, given: str, global_batch: int = 0, *, memory_bytes: int = 0) -> Plan:
+def require_no_search(options: Sequence[str]) -> None:
+    """Raises :class:`UsageError` for options of a search beside a way, which says all of that."""
+    if options:
+        raise UsageError(
+            f"--ways says what the plan is, and {', '.join(options)} what a search may choose",
+            ["nothing is searched for with --ways"],
+            [f"leave out {', '.join(options)}", "leave out --ways"],
+        )
+
+
+def plan_by(
+    profile: Profile, given: str, global_batch: int = 0, micro_batch: Sequence[int] = (), *, memory_bytes: int = 0
+) -> Plan:
     """The plan that a way is, of a profiled network: priced and simulated as any other, and run by ``run``.
 
     Args:
         given: a file of ``halopipe ways -o``, or names of a way's parts: ``tensor=2,pipeline=2,sequence_parallel=1``.
         global_batch: samples a step; 0: those of the file, else of the profile's example.
+        micro_batch: samples of a micro-batch of all replicas, to be held against the way's; empty: they are.
         memory_bytes: most bytes on any device; 0: the device's memory less a margin.
 
     Raises:
@@ -197,6 +210,12 @@ def plan_by(profile: Profile, given: str, global_batch: int = 0, *, memory_bytes
             ["profile --workers, or --cluster", "a way on fewer devices"],
         )
     size, count = ways.micro_batch * ways.data, ways.micro_batches(batch)
+    if micro_batch and list(micro_batch) != [size]:
+        raise UsageError(
+            f"--micro-batch is {', '.join(map(str, micro_batch))}, and {ways} has {size}",
+            [f"{ways.data} replicas x micro_batch {ways.micro_batch}"],
+            [f"--micro-batch {size}", "micro_batch=... among the parts of the way"],
+        )
     placed = placements(profile.graph, ways)
     problem = make_problem(
         profile,

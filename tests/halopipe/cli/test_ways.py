@@ -9,6 +9,8 @@ from typer.testing import CliRunner, Result
 
 from halopipe.cli.app import app
 from halopipe.planning.ways import shape_of
+from planner.ir.codec import load
+from planner.ir.plan import Plan
 
 SIZES = "hidden=512,ffn=2048,heads=8,layers=8,vocab=1024,seq=512"
 
@@ -104,3 +106,33 @@ def test_what_is_wrong_is_said(transformer: str, arguments: tuple[str, ...], cod
 def test_sizes_spell_a_transformer() -> None:
     shape = shape_of(f"{SIZES},kv_heads=2,gated=1,dropout=0")
     assert (shape.kv_heads, shape.gated, shape.dropout, shape.head_size) == (2, True, False, 64)
+
+
+def test_a_way_is_a_plan_of_ones_own_network_that_check_finds_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = ["vocabulary=48", "width=16", "hidden=24", "layers=2", "heads=4", "kv_heads=2"]
+    network = ["profiler.models.llama:llama", "--input", "4,8", *(word for size in sizes for word in ("--arg", size))]
+    made = CliRunner().invoke(app, ["profile", *network, "--on", "a100-dgx", "--workers", "4", "--sizes", "1,2,4"])
+    assert made.exit_code == 0, made.output
+    asked = ["plan", "profile.json", "--global-batch", "8", "--ways"]
+    way = "tensor=2,pipeline=2,sequence_parallel=1,micro_batch=2,recompute=full"
+    told = CliRunner().invoke(app, [*asked, way])
+    assert told.exit_code == 0, told.output
+    plan = load("plan.json", Plan)
+    assert (plan.search.solver, len(plan.decision.stages), plan.decision.micro_batches) == ("ways", 2, (2,) * 4)
+    assert all(stage.recompute for stage in plan.decision.stages)
+    checked = CliRunner().invoke(app, ["check", "plan.json", "--profile", "profile.json"])
+    assert checked.exit_code == 0, checked.output
+    for given, why in (
+        ("tensor=8", "takes 8 devices"),
+        ("tensor=2,zero=2", "ZeRO-2"),
+        ("tensor=2,blocks=3", "part of a way"),
+        ("tensor=none", "tensor=none"),
+        (f"{way} --fix *=replicas:2", "--fix"),
+        (f"{way} --micro-batch 3", "--micro-batch is 3"),
+    ):
+        refused = CliRunner().invoke(app, [*asked, *given.split()])
+        assert refused.exit_code == 2, (given, refused.output)
+        assert why in refused.output
