@@ -187,7 +187,9 @@ class Cluster:
         if isinstance(self.within, Wire):
             return self.within.bytes_per_s
         num_bytes = 64 * 2**20
-        return bus_factor(ALL_REDUCE, members) * num_bytes / self._within(ALL_REDUCE, num_bytes, members, stride).seconds
+        return (
+            bus_factor(ALL_REDUCE, members) * num_bytes / self._within(ALL_REDUCE, num_bytes, members, stride).seconds
+        )
 
 
 _kernels = functools.cache(kernels)
