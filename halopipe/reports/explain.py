@@ -7,7 +7,7 @@ from typing import Any
 
 from halopipe.planning import calibration, solve
 from halopipe.planning.replan import standing_text
-from halopipe.reports.predicted_vs_measured import transports_text
+from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.terminal import tables, units
 from planner.export.rows import StageRow, stage_rows
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS
@@ -302,7 +302,7 @@ def _measured(measured: Measured, prediction: Prediction) -> str:
     note = f"  median of {measured.num_steps} steps, spread {units.percent(measured.spread)}"
     if measured.transport:
         note += f", over {measured.transport}"
-    if other := transports_text(prediction, measured.transport):
+    if other := apart_text(prediction, measured.transport, measured.kinds):
         header, row, note = header[:-1], row[:-1], f"{note}\n  {other}"
     return "Measured\n" + tables.table(header, [row]) + "\n" + note
 

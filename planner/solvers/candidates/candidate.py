@@ -69,7 +69,8 @@ def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Poo
     found: dict[tuple[str, tuple[str, ...], int, tuple[bool, ...]], list[int]] = {}
     for rank in problem.ranks:
         told_apart = constraints.device_class(rank) if constraints is not None else ()
-        key = (cluster.devices[rank].kind, cluster.groups_of(rank), problem.memory_limit_bytes(rank), told_apart)
+        limit = problem.memory_limit_bytes(rank) + cluster.devices[rank].on_chip_bytes  # together, for bounds
+        key = (cluster.devices[rank].kind, cluster.groups_of(rank), limit, told_apart)
         found.setdefault(key, []).append(rank)
     linked = {end for pair in cluster.pairs for end in (pair.src_host, pair.dst_host)}
     hosts = [cluster.devices[ranks[0]].host for ranks in found.values()]
@@ -122,6 +123,13 @@ def virtual_schedule_names(problem: Problem) -> tuple[str, ...]:
     return tuple(name for name in _schedules(problem) if _several_a_position(name))
 
 
+def may_stream(problem: Problem) -> bool:
+    """Whether messages between two devices may take no time beside what makes and reads them."""
+    devices = problem.profile.cluster.devices
+    named = any(schedules.traits(name).streams for name in _schedules(problem))
+    return named and any(devices[rank].streams for rank in problem.ranks)
+
+
 def _several_a_position(name: str) -> bool:
     traits = schedules.traits(name)
     return traits.trains and traits.stages_per_position != 1
@@ -131,7 +139,10 @@ def _schedules(problem: Problem) -> tuple[str, ...]:
     for name in problem.schedules:
         schedules.schedule(name)
     if problem.objective != LATENCY:
-        return tuple(dict.fromkeys(problem.schedules)) or schedules.default_names()
+        devices = problem.profile.cluster.devices
+        all_stream = all(devices[rank].streams for rank in problem.ranks)
+        streaming = tuple(name for name in schedules.names() if all_stream and schedules.traits(name).streams)
+        return tuple(dict.fromkeys(problem.schedules)) or (*schedules.default_names(), *streaming)
     named = problem.schedules or schedules.names()
     forward = tuple(dict.fromkeys(name for name in named if not schedules.traits(name).trains))
     if not forward:
