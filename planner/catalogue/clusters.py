@@ -11,8 +11,6 @@
       - name: big
         devices:
           - {name: my-gpu, memory: 24GiB, memory-bandwidth: 936GB/s, peak: {float32: 35.6TFLOP/s}}
-          - {name: my-board, family: fpga, memory: 8GiB, memory-bandwidth: 38GB/s, on-chip-memory: 40MB,
-             peak: {float32: 1TFLOP/s}}                      # parameters on chip where they fit; it streams
     links:
       within-host: NVLink-2                # a name of the catalogue; "measured": the profile's own
       across-hosts: {link: Ethernet-10G, latency: 30us}      # or {bandwidth: 1.25GB/s, latency: 30us, burst: 64KiB}
@@ -33,6 +31,12 @@ there are, innermost first, and which groups hosts and devices are in: by name, 
         groups: {rack: 2}                  # n0 and n1 in rack0, n2 and n3 in rack1
         devices:
           - {device: V100-16GB, count: 4, groups: {island: 2}}   # gpu0 and gpu1 in island0 of their host, ...
+
+A board may have two memories: parameters are on chip where those of the device fit.  Devices of the family ``fpga``
+stream (:class:`planner.ir.cluster.DeviceSpec`).
+
+      - {name: my-board, family: fpga, memory: 8GiB, memory-bandwidth: 38GB/s, on-chip-memory: 40MB,
+         peak: {float32: 1TFLOP/s}}
 
 With ``measured-on`` the share of its roof that each layer reached is carried over.  It is a name of the catalogue,
 figures like those of ``my-gpu``, or, for a profile of several kinds of device, a mapping of those by kind; kinds that
