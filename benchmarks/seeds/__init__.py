@@ -10,9 +10,9 @@ unless its row says so.
 from __future__ import annotations
 
 from benchmarks.report import Row
-from benchmarks.seeds import branches, parareal, primitives, schedules
+from benchmarks.seeds import boards, branches, parareal, primitives, schedules
 
-SYSTEMS = (schedules, branches, parareal, primitives)
+SYSTEMS = (schedules, branches, parareal, boards, primitives)
 """In the order of the table."""
 
 

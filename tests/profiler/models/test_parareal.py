@@ -57,9 +57,7 @@ def planned(slices: int) -> Plan:
     return Plan(inputs, plan.decision, plan.prediction, plan.search)
 
 
-@pytest.mark.parametrize(
-    "slices", [4, pytest.param(2, marks=pytest.mark.exhaustive("the same on two ranks"))]
-)
+@pytest.mark.parametrize("slices", [4, pytest.param(2, marks=pytest.mark.exhaustive("the same on two ranks"))])
 def test_slices_side_by_side_train_as_one_device_does(slices: int, tmp_path: Path) -> None:
     plan = planned(slices)
     assert plan.decision.num_ranks == slices
