@@ -7,7 +7,7 @@
 - *Planned*: the best plan for boards over data parallelism, on the network's own operations and a roofline.  BaPipe's
   abstract says up to 3.2 times, on any of its platforms; its figures for boards by network are not at hand, nor are the
   rates of its boards, so that this is no reproduction: the boards here are a VCU118's on-chip memory (catalogue) beside
-  DDR4 at 38.4 GB/s, 1 TFLOP/s, links of 100 Gbit/s.
+  DDR4 at 38.4 GB/s, 1 TFLOP/s, links of 10 Gbit/s.
 - *Executed*: the schedules on two processors, where nothing streams, beside one device.
 """
 
@@ -45,7 +45,7 @@ NETWORKS = {
 }
 PUBLISHED = 3.2
 """Over data parallelism, on the best of all platforms and networks (abstract)."""
-DDR_BYTES_PER_S, FLOP_PER_S, LINK_BYTES_PER_S = 38.4e9, 1e12, 12.5e9
+DDR_BYTES_PER_S, FLOP_PER_S, LINK_BYTES_PER_S = 38.4e9, 1e12, 1.25e9
 
 
 def rows(quick: bool) -> Iterator[Row]:
@@ -153,7 +153,8 @@ def board_problem(name: str, count: int, batch: int) -> Problem:
     size = int(on_chip.value) if on_chip is not None else 0
     peak = {"float32": FLOP_PER_S}
     board = DeviceSpec("", "VCU118", "", 2**33, peak, DDR_BYTES_PER_S, streams=True, on_chip_bytes=size)
-    return Problem(on_boards(profile, board, count), batch, micro_batch_sizes=(1, 2, 4, 8), time_limit_s=30.0)
+    schedules = ("1f1b-as", "fbp-as", "1f1b")
+    return Problem(on_boards(profile, board, count), batch, schedules, (1, 2, 4, batch), time_limit_s=30.0)
 
 
 def executed() -> Iterator[Row]:
