@@ -167,13 +167,13 @@ def open_rank(
         open_transport: joins the ranks; None: by what the terms say, or else their devices and hosts allow.
 
     Raises:
-        MissingDeviceError: the GPU that the plan names for this rank is not there.
+        MissingDeviceError: the device that the plan names for this rank is not there.
     """
     decision = terms.plan.decision
     seat = rank_device.seat_of(decision, rank, device if isinstance(device, str) else rank_device.AS_PLANNED)
     if local_rank is not None:
         rank_device.prepare(seat, local_rank)
-    where = rank_device.device_of(seat) if isinstance(device, str) else device
+    where = rank_device.device_of(seat, terms.plan.prediction.ranks) if isinstance(device, str) else device
 
     def join(groups: tuple[tuple[int, ...], ...], program: Callable[[], Program]) -> Transport:
         hosts = rank_device.hosts_of(decision)
