@@ -346,7 +346,8 @@ def _raw(model: LoadedModel) -> dict[str, TensorSpec]:
     if model.clouds is None:
         return {}
     found = {}
-    points = model.clouds.inputs[0].shape[1]
+    first = model.clouds.inputs[0]
+    points = first.shape[1] if first.ndim > 1 else 0
     for name, tensor in model.clouds.named.items():
         dims = [SAMPLE, *(f"dim{dim}" for dim in range(1, tensor.ndim))]
         if tensor.ndim > 1 and tensor.shape[1] == points and name != "counts":

@@ -35,6 +35,7 @@ from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import name_read, node_argument, operation, overload_of, place
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.capture.user_module import kept_functions, refuse_hooks, users_line_of
+from profiler.source.graphs import GraphExample
 from profiler.source.model import LoadedModel
 
 _log = logging.getLogger(__name__)
@@ -62,6 +63,34 @@ def detach_constants(graph: fx.Graph) -> None:
         made.meta = dict(node.meta)
         node.replace_all_uses_with(made)
         graph.erase_node(node)
+
+
+INDEX = "is_index"
+"""In ``node.meta`` of a view of indices: it belongs to the layer that reads it."""
+_INDEX_VIEWS = frozenset(
+    {"alias", "expand", "expand_as", "flatten", "reshape", "select", "slice", "squeeze", "unsqueeze", "view"}
+)
+
+
+def keep_indices_home(graph: fx.Graph, indices: Iterable[str]) -> None:
+    """Gives every reader of rows' numbers views of its own, of the inputs ``indices``.
+
+    They count from the first row that a rank has, which is another one in another stage: a view that several layers
+    read, or that is made on another stage, would be handed on with the numbers of its maker.
+    """
+    names = frozenset(indices)
+    found: list[fx.Node] = []
+    for node in graph.nodes:
+        source = node.args[0] if node.op == "call_function" and node.args else None
+        is_view = isinstance(source, fx.Node) and (source.target in names or INDEX in source.meta)
+        if is_view and operation(node) in _INDEX_VIEWS:
+            node.meta[INDEX] = True
+            found.append(node)
+    for node in reversed(found):
+        for user in list(node.users)[1:]:
+            with graph.inserting_before(user):
+                own = graph.node_copy(node)
+            user.replace_input_with(node, own)
 
 
 _VIEWS, _ROWS = frozenset(["view", "reshape", "_unsafe_view"]), 2
@@ -357,6 +386,8 @@ def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced
     rewrite_in_place(graph, attributes)
     detach_constants(graph)
     keep_rows_apart(graph)
+    if isinstance(model.clouds, GraphExample):
+        keep_indices_home(graph, model.clouds.indices)
     graph.eliminate_dead_code(_has_effects)  # such as numbers that were read for a check
     _join_data_dependent(graph)
     graph.eliminate_dead_code(_has_effects)

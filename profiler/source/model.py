@@ -25,6 +25,7 @@ from profiler.source.structure import BatchStructure, leaves
 
 if TYPE_CHECKING:
     from cuda_ops.sparse.preparation import Preparation
+    from profiler.source.graphs import GraphExample
 
 
 def example_of(names: Iterable[str], model: LoadedModel, samples: int) -> dict[str, Tensor]:
@@ -225,7 +226,8 @@ class LoadedModel:
         varying: the places, (tensor, dim), of each size that varies from batch to batch, by name.
         autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.
         elementwise: operators (``mylib::op``) of which the user says that they treat every element by itself.
-        clouds: of a sparse network, how ``inputs`` and ``targets`` are made of batches of clouds.
+        clouds: of a sparse network, how ``inputs`` and ``targets`` are made of batches of clouds; of a graph network, of
+            seeds.
         structure: of its user's batches; None: tuples of tensors.
     """
 
@@ -236,7 +238,7 @@ class LoadedModel:
     varying: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     autocast: torch.dtype | None = None
     elementwise: frozenset[str] = frozenset()
-    clouds: CloudExample | None = None
+    clouds: CloudExample | GraphExample | None = None
     structure: BatchStructure | None = None
 
     @property

@@ -24,6 +24,7 @@ from torch import Tensor
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Route, Segments
 from cuda_ops.sparse.local import Owned, local_segments
+from cuda_ops.sampling.preparation import SampledPreparation
 from cuda_ops.sparse.preparation import SITES, Clouds, Preparation
 from cuda_ops.sparse.recipe import HALVES
 from planner.ir.errors import StageFailedError, UnsupportedModelError
@@ -175,13 +176,13 @@ class Prepared:
     """
 
     graph: Graph
-    preparation: Preparation
+    preparation: Preparation | SampledPreparation
     names: dict[str, str]
     raw: dict[str, TensorSpec]
     looked_at: frozenset[str]
 
     @classmethod
-    def of(cls, graph: Graph, preparation: Preparation, raw: dict[str, TensorSpec]) -> Prepared:
+    def of(cls, graph: Graph, preparation: Preparation | SampledPreparation, raw: dict[str, TensorSpec]) -> Prepared:
         """The graph's inputs are in the preparation's order."""
         looked_at = {name for layer in graph.layers if layer.kind not in _MAPPED for name in layer.inputs}
         names = dict(zip(graph.inputs, preparation.names, strict=True))

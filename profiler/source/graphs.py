@@ -1,0 +1,132 @@
+"""Graph networks: a factory's SampledGraph as a model on tensors, whose blocks are inputs.
+
+The network takes ``(x, blocks)`` (:class:`cuda_ops.sampling.sampler.SampledGraph`); seeds are its samples.  Blocks are
+sampled ahead of the features' use, and numbers of nodes and edges are sizes that vary, as those of sparse networks are
+(decision 0014).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cuda_ops.sampling.preparation import PreparedGraphNetwork, SampledPreparation
+from cuda_ops.sampling.sampler import SampledGraph
+from planner.ir.errors import FactoryError
+from profiler.source.model import LoadedModel, Loss
+from profiler.source.structure import BatchStructure, Nest
+
+_LEAST = 2  # one is special to the capture
+_NUM_INPUTS = 2
+NAMES = ("seeds", "draws")
+
+
+def is_sampled(inputs: Any) -> bool:
+    """Whether a factory's inputs are a sampled graph."""
+    values = inputs if isinstance(inputs, tuple) else (inputs,)
+    return any(isinstance(each, SampledGraph) for each in values)
+
+
+def load_sampled(
+    factory: str, network: nn.Module, inputs: Any, aims: Any, loss: Loss
+) -> tuple[LoadedModel, Mapping[str, Any]]:
+    """The model, and what varies in it.
+
+    Args:
+        factory: its name, for people.
+        inputs: a SampledGraph (or a tuple of just that); ``aims``: the targets, one a seed.
+
+    Raises:
+        FactoryError: the network takes something beside it, or a target has another number of rows.
+    """
+    values = inputs if isinstance(inputs, tuple) else (inputs,)
+    if len(values) != 1:
+        raise FactoryError(
+            f"{factory} returned a SampledGraph among other inputs",
+            [f"{len(values)} inputs"],
+            ["a network that takes (x, blocks); further numbers can be features of the graph's nodes"],
+        )
+    example: SampledGraph = values[0]
+    nest, targets = Nest.of(aims, f"{factory}: targets")
+    odd = [tuple(each.shape) for each in targets if not each.ndim or len(each) != len(example)]
+    if odd:
+        raise FactoryError(
+            f"{factory}: targets are one a seed",
+            [f"{len(example)} seeds, a target of shape {odd[0]}"],
+            ["labels of the seeds: graph.labels[seeds]"],
+        )
+    raw = raw_of(example)
+    if len(example) < _LEAST:
+        raw, targets = tuple(torch.cat([each] * _LEAST) for each in raw), tuple(torch.cat([t] * 2) for t in targets)
+    preparation = SampledPreparation(example.sampler, len(targets))
+    found = GraphExample(preparation, raw, targets)
+    prepared, compared = found.prepared(raw, targets)
+    structure = replace(BatchStructure.plain(_NUM_INPUTS, 0), targets=nest)
+    model = LoadedModel(
+        PreparedGraphNetwork(network, preparation), prepared, compared, loss, clouds=found, structure=structure
+    )
+    of = dict(zip(preparation.names, _graph_names(preparation), strict=True))
+    varying = {word: [(of[name], dim) for name, dim in places] for word, places in preparation.varying.items()}
+    return model, varying
+
+
+def raw_of(example: SampledGraph) -> tuple[Tensor, Tensor]:
+    """Seeds and draws, as data sources give them."""
+    return example.seeds, torch.full_like(example.seeds, example.draw)
+
+
+def _graph_names(preparation: SampledPreparation) -> tuple[str, ...]:
+    return BatchStructure.plain(preparation.num_inputs, preparation.num_targets).names
+
+
+@dataclass(frozen=True, slots=True)
+class GraphExample:
+    """The example of a graph network as its user's batches are; it stands where a sparse network's clouds stand.
+
+    Attributes:
+        preparation: makes of them what the network is given.
+        inputs: seeds and draws.
+        targets: one a seed.
+    """
+
+    preparation: SampledPreparation
+    inputs: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+
+    def prepared(
+        self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Inputs and targets of the network, for a batch of seeds."""
+        tensors = self.preparation.prepared((*inputs, *targets))
+        return tensors[: self.preparation.num_inputs], tensors[self.preparation.num_inputs :]
+
+    def to(self, dtype: torch.dtype) -> GraphExample:
+        """With features, and targets that are no integers, of ``dtype``."""
+        targets = tuple(each.to(dtype) if each.is_floating_point() else each for each in self.targets)
+        return replace(self, preparation=replace(self.preparation, dtype=dtype), targets=targets)
+
+    def of_fewer_points(self, divisor: int) -> GraphExample:
+        """With a part of the neighbours."""
+        return replace(self, preparation=self.preparation.of_fewer(divisor))
+
+    @property
+    def without_samples(self) -> frozenset[str]:
+        """The graph's inputs whose first dim is not the samples, whatever its extent."""
+        own = zip(_graph_names(self.preparation), self.preparation.names, strict=True)
+        return frozenset(name for name, each in own if each.startswith(("features", "edges_", "targets_")))
+
+    @property
+    def indices(self) -> frozenset[str]:
+        """The graph's inputs that hold numbers of rows."""
+        own = zip(_graph_names(self.preparation), self.preparation.names, strict=True)
+        return frozenset(name for name, each in own if each.startswith(("edges_", "targets_", "seed_rows")))
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """Inputs and targets by name."""
+        names = (*NAMES, *BatchStructure.plain(0, len(self.targets)).names)
+        return dict(zip(names, (*self.inputs, *self.targets), strict=True))
