@@ -51,6 +51,7 @@ from runtime.transport import Transport
 
 if TYPE_CHECKING:
     from runtime.sparse.batch import Preparing
+    from runtime.sparse.sampled import SampledPreparing
 
 _MOST_KEPT = 64
 """Combinations of sizes whose executors are kept."""
@@ -312,7 +313,8 @@ class Engine:
     @property
     def preparing(self) -> SampledPreparing | None:
         """Samples the batches of a graph network in a thread of its own; None: the network is another."""
-        return self._preparing if hasattr(self._preparing, "expect") else None
+        found: Any = self._preparing
+        return found if hasattr(found, "expect") else None
 
     def expect(self, batch: Batch) -> None:
         """Prepare ``batch``, that of the next step, while this one is computed; of other than graph networks nothing."""

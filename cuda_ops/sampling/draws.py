@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_ops.device.compiling import CannotCompileError, Sources, compiled
-from cuda_ops.sampling.graph import NodeGraph
+from cuda_ops.sampling.graph import GraphError, NodeGraph
 
 _LOGGER = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
@@ -124,15 +124,9 @@ class CompiledDraws:
         self._own = threading.local()
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._sample.restype = self._relabel.restype = number
-        self._sample.argtypes = (
-            *(pointer,) * 3,
-            number,
-            number,
-            ctypes.c_int32,
-            ctypes.c_uint64,
-            pointer,
-            pointer,
-        )
+        graph = pointer, pointer, number, number
+        drawn = pointer, number, number, ctypes.c_int32, ctypes.c_uint64
+        self._sample.argtypes = (*graph, *drawn, pointer, pointer)
         self._relabel.argtypes = (pointer, number, pointer, number, *(pointer,) * 4)
         self._gather.restype, self._gather.argtypes = None, (pointer, pointer, number, number, pointer)
 
@@ -145,6 +139,8 @@ class CompiledDraws:
         total = self._sample(
             graph.starts.ctypes.data,
             graph.neighbours.ctypes.data,
+            graph.num_nodes,
+            len(graph.neighbours),
             nodes.ctypes.data,
             len(nodes),
             fanout,
@@ -153,6 +149,8 @@ class CompiledDraws:
             counts.ctypes.data,
             found.ctypes.data,
         )
+        if total < 0:
+            raise GraphError("starts or neighbours of the graph point outside of it: its files are damaged")
         return counts, found[:total]
 
     def relabel(self, graph: NodeGraph, targets: Ints, found: Ints) -> tuple[Ints, Ints, Ints]:

@@ -48,7 +48,7 @@ class NodeGraph:
         nodes, edges = len(self.starts) - 1, len(self.neighbours)
         if not 0 < nodes < _MOST_NODES:
             raise GraphError(f"a graph of {nodes} nodes; from 1 to {_MOST_NODES - 1} are possible")
-        if (self.starts.dtype, self.neighbours.dtype) != (np.int64, np.int32):
+        if str(self.starts.dtype) != "int64" or str(self.neighbours.dtype) != "int32":
             raise GraphError(f"starts are {self.starts.dtype}, neighbours {self.neighbours.dtype}: int64 and int32")
         if (int(self.starts[0]), int(self.starts[-1])) != (0, edges):
             raise GraphError(f"starts go from {self.starts[0]} to {self.starts[-1]}, there are {edges} neighbours")
@@ -107,8 +107,8 @@ class NodeGraph:
         Raises:
             FileNotFoundError: a file is not there.
         """
-        arrays = (np.load(Path(folder) / f"{name}.npy", mmap_mode="c") for name in _ARRAYS)
-        return cls(*arrays, str(Path(folder).resolve()))
+        arrays = {name: np.load(Path(folder) / f"{name}.npy", mmap_mode="c") for name in _ARRAYS}
+        return cls(**arrays, folder=str(Path(folder).resolve()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.folder:
@@ -117,34 +117,3 @@ class NodeGraph:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NodeGraph:
         return self  # nobody writes to it
-
-
-def power_law(
-    nodes: int, seed: int = 0, degree: float = 10.0, channels: int = 32, classes: int = 8, exponent: float = 2.5
-) -> NodeGraph:
-    """A random graph with degrees by a power law (Chung and Lu 2002), whose labels can be learnt.
-
-    Half of the edges join nodes of one class; features are noisy marks of the class.  No node is its own neighbour; each
-    edge goes both ways, and none occurs twice.
-
-    Args:
-        degree: neighbours of a node, on average, before those that occur twice are left out.
-        exponent: of the law of degrees.
-    """
-    draw = np.random.default_rng(seed)
-    labels = draw.integers(0, classes, nodes)
-    weights = (np.arange(nodes) + 10.0) ** (-1 / (exponent - 1))
-    ends = np.cumsum(weights) / weights.sum()
-    count = int(nodes * degree / 2)
-    source = np.searchsorted(ends, draw.random(count)).clip(0, nodes - 1)
-    target = np.searchsorted(ends, draw.random(count)).clip(0, nodes - 1)
-    by_class = np.argsort(labels, kind="stable")
-    first, size = np.searchsorted(labels[by_class], np.arange(classes)), np.bincount(labels, minlength=classes)
-    alike = draw.random(count) < 0.5
-    own = labels[source[alike]]
-    target[alike] = by_class[first[own] + (draw.random(len(own)) * size[own]).astype(np.int64)]
-    both = np.unique(np.concatenate([source * nodes + target, target * nodes + source]))
-    source, target = np.divmod(both[both // nodes != both % nodes], nodes)
-    marks = draw.standard_normal((classes, channels), np.float32)
-    features = draw.standard_normal((nodes, channels), np.float32) * 2 + marks[labels]
-    return NodeGraph.of_edges(source, target, features, labels)

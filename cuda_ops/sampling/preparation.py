@@ -113,7 +113,9 @@ def draw_of(draws: Tensor) -> int:
         return 0
     first = int(draws[0])
     if bool((draws != first).any()):
-        raise GraphError(f"draws {first} and {int(draws[draws != first][0])} in one micro-batch: all of a batch are one")
+        raise GraphError(
+            f"draws {first} and {int(draws[draws != first][0])} in one micro-batch: all of a batch are one"
+        )
     return first
 
 
@@ -127,4 +129,4 @@ class PreparedGraphNetwork(PreparedNetwork):
         """See the class."""
         given = (*blocks, seed_rows)
         pairs = zip(given[::2], given[1::2], strict=True)
-        return self.network(features, [Block(edge_index, targets) for edge_index, targets in pairs])
+        return self.user_module(features, [Block(edge_index, targets) for edge_index, targets in pairs])

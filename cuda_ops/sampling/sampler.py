@@ -149,9 +149,7 @@ def joined(parts: Sequence[Levels]) -> Levels:
     before = np.cumsum(sizes, axis=0) - sizes
     blocks = []
     for layer in range(len(parts[0].blocks)):
-        edges = [
-            part.blocks[layer][0] + at[layer : layer + 2, None] for part, at in zip(parts, before, strict=True)
-        ]
+        edges = [part.blocks[layer][0] + at[layer : layer + 2, None] for part, at in zip(parts, before, strict=True)]
         own = [part.blocks[layer][1] + at[layer] for part, at in zip(parts, before, strict=True)]
         blocks.append((np.concatenate(edges, 1), np.concatenate(own)))
     return Levels(np.concatenate([part.nodes for part in parts]), tuple(blocks), tuple(sizes.sum(0).tolist()))

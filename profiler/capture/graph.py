@@ -39,6 +39,7 @@ from profiler.capture.verify_capture import (
 from profiler.source.model import LoadedModel
 
 if TYPE_CHECKING:
+    from cuda_ops.sampling.preparation import SampledPreparation
     from cuda_ops.sparse.preparation import Preparation
 
 
@@ -86,7 +87,7 @@ class Captured:
     reductions: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     autocast: torch.dtype | None = None
-    preparation: Preparation | None = None
+    preparation: Preparation | SampledPreparation | None = None
     raw: Mapping[str, TensorSpec] = field(default_factory=dict)
     evaluating: tuple[str, ...] = ()
     evaluation: str = ""

@@ -59,7 +59,7 @@ def load_sampled(
             [f"{len(example)} seeds, a target of shape {odd[0]}"],
             ["labels of the seeds: graph.labels[seeds]"],
         )
-    raw = raw_of(example)
+    raw: tuple[Tensor, ...] = raw_of(example)
     if len(example) < _LEAST:
         raw, targets = tuple(torch.cat([each] * _LEAST) for each in raw), tuple(torch.cat([t] * 2) for t in targets)
     preparation = SampledPreparation(example.sampler, len(targets))

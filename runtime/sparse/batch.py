@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -189,6 +189,11 @@ class Prepared:
         return cls(graph, preparation, names, raw, frozenset(looked_at.intersection(graph.inputs)))
 
     @property
+    def of_clouds(self) -> Preparation:
+        """The preparation of a sparse network."""
+        return cast("Preparation", self.preparation)
+
+    @property
     def maps(self) -> frozenset[str]:
         """The graph inputs that are half of a kernel map."""
         return frozenset(name for name, own in self.names.items() if own.startswith(HALVES))
@@ -223,7 +228,7 @@ class PreparedBatch:
             rows = self.rows[microbatch]
             tensors = [self._raw.part(name, microbatch, 0, rows) for name in self.prepared.raw]
             with telling(microbatch):
-                clouds = self.prepared.preparation.clouds(tensors)
+                clouds = self.prepared.of_clouds.clouds(tensors)
             found = ArrangedClouds(clouds, self.prepared.names, self._price, self._speeds) if self._speeds else clouds
             self._clouds[microbatch] = found
         return found

@@ -130,18 +130,18 @@ class SampledPreparing:
         return cls(prepared, preparation, decision, speeds)
 
     def batch(self, raw: Batch) -> SampledBatch:
-        """``raw`` as the graph's inputs; what was expected, if this is it."""
-        if self._expected:
-            expected = self._expected.pop()
-            if expected.raw is raw:
-                return expected
-        return SampledBatch(raw, self)
+        """``raw`` as the graph's inputs; what was expected, if it was."""
+        found = next((each for each in self._expected if each.raw is raw), None)
+        if found is None:
+            return SampledBatch(raw, self)
+        self._expected.remove(found)
+        return found
 
     def expect(self, raw: Batch, rank: int) -> None:
-        """Begins with ``raw``, the next batch of this rank, beside what is computed now."""
+        """Begins with ``raw``, a batch that this rank is given soon, beside what is computed now."""
         batch = SampledBatch(raw, self)
         batch.begin(rank)
-        self._expected[:] = [batch]
+        self._expected[:] = [*self._expected[-1:], batch]  # this step's, maybe, and the next one's
 
     def beside(self, work: Callable[[], T]) -> Future[T]:
         """``work`` in the thread that samples, behind what it was given before."""

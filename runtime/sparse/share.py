@@ -101,14 +101,14 @@ class SiteShare:
 
     def _map(self, name: str) -> LocalMap:
         prepared = self._batch.prepared
-        found = prepared.preparation.recipe.passage(self._clouds.clouds, prepared.names[name])
+        found = prepared.of_clouds.recipe.passage(self._clouds.clouds, prepared.names[name])
         if found is None:
             raise KeyError(f"{name} is no half of a kernel map")
         return local_map(found.kernel_map, self._owned(found.source), self._owned(found.target)).split()
 
     def _segments(self, name: str) -> Segments:
         prepared = self._batch.prepared
-        route = prepared.preparation.recipe.segments_of(prepared.names[name])
+        route = prepared.of_clouds.recipe.segments_of(prepared.names[name])
         samples = self._clouds.sorted_samples(route)[self._owned(route).rows]
         return local_segments(samples, sum(self.shares))
 

@@ -20,6 +20,7 @@ from planner.layers.division import Division
 
 if TYPE_CHECKING:
     from runtime.sparse.share import SiteShare
+    from runtime.sparse.sampled import SampledShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class MicrobatchSlice:
     total: int
     sizes: tuple[int, ...] = ()
     division: Division | None = None
-    sites: SiteShare | None = None
+    sites: SiteShare | SampledShare | None = None
 
 
 def in_evaluation(node: fx.Node) -> Callable[..., Any] | None:

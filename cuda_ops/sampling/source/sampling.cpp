@@ -22,14 +22,16 @@ inline bool holds(const int64_t* begin, const int64_t* end, int64_t value) {
 }  // namespace
 
 // Writes up to `fanout` (all where negative) neighbours of each of `count` nodes, then the node itself if asked for.
-// `counts` [count] and `found` (as many as there may be) are written; how many were found is returned.
-HALOPIPE_API int64_t halopipe_sample(const int64_t* starts, const int32_t* neighbours, const int64_t* nodes,
-                                     int64_t count, int64_t fanout, int32_t with_self, uint64_t base, int64_t* counts,
+// `counts` [count] and `found` (as many as there may be) are written; how many were found is returned, -1 where the
+// graph's arrays point outside of one another.  Nodes are in range.
+HALOPIPE_API int64_t halopipe_sample(const int64_t* starts, const int32_t* neighbours, int64_t num_nodes,
+                                     int64_t num_edges, const int64_t* nodes, int64_t count, int64_t fanout, int32_t with_self, uint64_t base, int64_t* counts,
                                      int64_t* found) {
   int64_t* next = found;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t node = nodes[i], first = starts[node], degree = starts[node + 1] - first;
     int64_t* const begin = next;
+    if (first < 0 || degree < 0 || degree > num_edges - first) return -1;
     if (fanout < 0 || degree <= fanout) {
       for (int64_t j = 0; j < degree; ++j) *next++ = neighbours[first + j];
     } else {  // Floyd's algorithm (Bentley and Floyd 1987); places first, looked up behind
@@ -42,6 +44,8 @@ HALOPIPE_API int64_t halopipe_sample(const int64_t* starts, const int32_t* neigh
       }
       for (int64_t* place = begin; place != next; ++place) *place = neighbours[first + *place];
     }
+    for (const int64_t* place = begin; place != next; ++place)
+      if (static_cast<uint64_t>(*place) >= static_cast<uint64_t>(num_nodes)) return -1;
     if (with_self) *next++ = node;
     counts[i] = next - begin;
   }

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cuda_ops.sampling.graph import NodeGraph, power_law
+from cuda_ops.sampling.generated import power_law
+from cuda_ops.sampling.graph import NodeGraph
 from cuda_ops.sampling.sampler import Block, NeighbourSampler
 
 with warnings.catch_warnings():

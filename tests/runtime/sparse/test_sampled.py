@@ -61,7 +61,11 @@ def test_micro_batches_may_have_fewer_seeds_than_a_stage_has_ranks() -> None:
 
 @pytest.mark.parametrize(
     ("name", "layer", "remedy"),
-    [("normalised", "between mixes nodes", "LayerNorm"), ("penalised", "mixes nodes", ""), ("dropping", "between draws", "dropout")],
+    [
+        ("normalised", "between mixes nodes", "LayerNorm"),
+        ("penalised", "mixes nodes", ""),
+        ("dropping", "between draws", "dropout"),
+    ],
 )
 def test_what_parts_cannot_keep_is_refused_by_name_where_ranks_share_seeds(name: str, layer: str, remedy: str) -> None:
     with pytest.raises(UnsupportedModelError, match=layer) as caught:
@@ -71,4 +75,6 @@ def test_what_parts_cannot_keep_is_refused_by_name_where_ranks_share_seeds(name:
 
 @pytest.mark.parametrize("layout", ["one rank", "two stages"])
 def test_batch_norm_over_nodes_is_kept_where_a_micro_batch_is_one_ranks(layout: str) -> None:
-    assert_equal(trained(network("normalised"), decision_of("normalised", layout, (5, 3))), serial("normalised", (5, 3)))
+    assert_equal(
+        trained(network("normalised"), decision_of("normalised", layout, (5, 3))), serial("normalised", (5, 3))
+    )
