@@ -27,7 +27,7 @@ from profiler.capture import loss_reduction
 from profiler.capture.kinds import OPAQUE, kind_of
 from profiler.capture.layers import Group
 from profiler.capture.operators import function_called, name_read, operation
-from profiler.capture.trace import Traced
+from profiler.capture.trace import INDEX, Traced
 from profiler.capture.verify_capture import module_loss
 from profiler.source.graphs import GraphExample
 from profiler.source.model import LoadedModel, example_of, fed_example, is_alike
@@ -550,12 +550,9 @@ def _with_rows(node: fx.Node, together: Tensor, alone: list[Tensor], dims: list[
     halves = [half.contiguous() for half in together.split(rows, dim)]  # type: ignore[no-untyped-call]  # of torch
     if all(is_alike(half, value) for half, value in zip(halves, alone, strict=True)):
         return _normalises_rows(node), halves
-    if not together.is_floating_point() and (kind_of(node)[0] in _MOVES or operation(node) in _BROADCASTS):
-        return "", alone
+    if not together.is_floating_point():
+        return "" if INDEX in node.meta else MIXES_SAMPLES, alone
     return MIXES_SAMPLES, halves
-
-
-_MOVES, _BROADCASTS = frozenset({"slice", "reshape"}), frozenset({"expand_as", "expand", "broadcast_to"})
 
 
 def _normalises_rows(node: fx.Node) -> str:

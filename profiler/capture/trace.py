@@ -79,6 +79,7 @@ def keep_indices_home(graph: fx.Graph, indices: Iterable[str]) -> None:
     read, or that is made on another stage, would be handed on with the numbers of its maker.
     """
     names = frozenset(indices)
+    _select_rather_than_unbind(graph, names)
     found: list[fx.Node] = []
     for node in graph.nodes:
         source = node.args[0] if node.op == "call_function" and node.args else None
@@ -91,6 +92,21 @@ def keep_indices_home(graph: fx.Graph, indices: Iterable[str]) -> None:
             with graph.inserting_before(user):
                 own = graph.node_copy(node)
             user.replace_input_with(node, own)
+
+
+def _select_rather_than_unbind(graph: fx.Graph, names: frozenset[str]) -> None:
+    """``source, target = edge_index`` as ``edge_index[0], edge_index[1]``."""
+    for node in list(graph.nodes):
+        if node.target is not _aten.unbind.int or node_argument(node, 0).target not in names:
+            continue
+        for user in list(node.users):
+            dim = node.args[1] if len(node.args) > 1 else 0
+            with graph.inserting_before(user):
+                made = graph.call_function(_aten.select.int, (node.args[0], dim, user.args[1]))
+            made.meta = dict(user.meta)
+            user.replace_all_uses_with(made)
+            graph.erase_node(user)
+        graph.erase_node(node)
 
 
 _VIEWS, _ROWS = frozenset(["view", "reshape", "_unsafe_view"]), 2

@@ -78,7 +78,7 @@ class Clock:
     """Seconds of preparing.
 
     Attributes:
-        busy_s: of the thread that samples.
+        busy_s: processor time of the thread that samples.
         waited_s: of the rank's own thread, until what it asked for was there.
     """
 
@@ -147,11 +147,11 @@ class SampledPreparing:
         """``work`` in the thread that samples, behind what it was given before."""
 
         def timed() -> T:
-            start_s = time.perf_counter()
+            start_s = time.thread_time()
             try:
                 return work()
             finally:
-                self.clock.busy_s += time.perf_counter() - start_s
+                self.clock.busy_s += time.thread_time() - start_s
 
         return self._thread.submit(timed)
 

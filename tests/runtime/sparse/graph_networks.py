@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from cuda_ops.sampling.generated import power_law
 from cuda_ops.sampling.graph import NodeGraph
 from cuda_ops.sampling.sampler import Block, NeighbourSampler
-
-with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)  # which torch_geometric calls on import
-    from torch_geometric.nn import GATConv, SAGEConv
+from profiler.models.graphs import GATConv, SAGEConv
 
 CHANNELS, CLASSES = 6, 3
 GRAPH: NodeGraph = power_law(300, seed=1, degree=6.0, channels=CHANNELS, classes=CLASSES)
@@ -59,8 +56,27 @@ def sage() -> Any:
 
 
 def gat() -> Any:
-    convs = GATConv(CHANNELS, 4, heads=2, add_self_loops=False), GATConv(8, CLASSES, add_self_loops=False)
+    return example(Convolutions(GATConv(CHANNELS, 4, 2), GATConv(8, CLASSES)), nn.CrossEntropyLoss(), self_loops=True)
+
+
+def their_sage() -> Any:
+    layers = geometric()
+    return example(Convolutions(layers.SAGEConv(CHANNELS, 8), layers.SAGEConv(8, CLASSES)), nn.CrossEntropyLoss())
+
+
+def their_gat() -> Any:
+    layers = geometric()
+    convs = layers.GATConv(CHANNELS, 4, 2, add_self_loops=False), layers.GATConv(8, CLASSES, add_self_loops=False)
     return example(Convolutions(*convs), nn.CrossEntropyLoss(), self_loops=True)
+
+
+def geometric() -> Any:
+    """torch_geometric's layers; it takes 7 seconds to import."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)  # which it calls
+        import torch_geometric.nn
+
+        return torch_geometric.nn
 
 
 def plain() -> Any:
@@ -101,3 +117,20 @@ def penalised() -> Any:
         return nn.functional.cross_entropy(output[0], labels) + 1e-3 * output[1].square().sum()
 
     return Both(), made, loss
+
+
+def shifted() -> Any:
+    """Rows' numbers that are reckoned with: they count from the first row of a rank, which is not one device's."""
+    network, made, loss = sage()
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network
+
+        def forward(self, x: Tensor, blocks: list[Block]) -> Tensor:
+            marks = blocks[-1].edge_index[0] * 2
+            out: Tensor = self.inner(x, blocks)
+            return out + out.new_zeros(out.shape[0]).index_add(0, blocks[-1].edge_index[1], 1e-3 * marks.to(x.dtype))[:, None]
+
+    return Shifted(), made, loss
