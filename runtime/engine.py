@@ -317,7 +317,7 @@ class Engine:
         return found if hasattr(found, "expect") else None
 
     def expect(self, batch: Batch) -> None:
-        """Prepare ``batch``, that of the next step, while this one is computed; of other than graph networks nothing."""
+        """Prepare ``batch``, that of the next step, while this one is computed; nothing but of graph networks."""
         if (preparing := self.preparing) is not None:
             preparing.expect(batch, self._transport.rank)
 

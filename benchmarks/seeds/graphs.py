@@ -1,14 +1,14 @@
 """Sampled graph networks: how fast neighbours are drawn, what of it a step waits for, and jobs beside one device.
 
-SALIENT (Kaler et al., MLSys 2022) samples in C++ threads, copies features into pinned memory while the GPU computes, and
-trains a GraphSAGE of three layers on ogbn-papers100M 3.0x as fast as torch_geometric's own pipeline on one GPU.  Here a
-step's neighbours and features are made in a thread during the step before.
+SALIENT (Kaler et al., MLSys 2022) samples in C++ threads, slices features into pinned memory while the GPU computes,
+and trains a GraphSAGE of three layers on ogbn-papers100M 3x as fast as torch_geometric's own pipeline on one GPU.  Here
+a step's neighbours and features are made in a thread during the step before.
 
-- *Sampler*: edges a second of one thread, in processor time, on the generated graph of 1M nodes and 10M edges: compiled,
-  vectorised in numpy, and a loop in Python with ``random.sample``.  torch_geometric's ``NeighborLoader`` needs pyg-lib or
-  torch-sparse, which PyPI does not have for this torch, so that it has no row.
-- *Hidden*: of the thread's processor time, what the computing thread did not wait for (timed).  One rank: the thread has
-  the second of two cores; with two ranks on two cores nothing is idle, and sampling costs what it takes.
+- *Sampler*: edges a second of one thread, in processor time, on the generated graph of 1M nodes and 10M edges:
+  compiled, vectorised in numpy, and a loop in Python with ``random.sample``.  torch_geometric's ``NeighborLoader``
+  needs pyg-lib or torch-sparse, which PyPI does not have for this torch, so that it has no row.
+- *Hidden*: of the thread's processor time, what the computing thread did not wait for (timed).  One rank: the thread
+  has the second of two cores; with two ranks on two cores nothing is idle, and sampling costs what it takes.
 - *Step*: predicted by a plan from a quick profile, measured in its run (timed).
 - *Executed*: jobs of two ranks, whose shares are cut by edges, in float64 beside one device.
 """
@@ -200,4 +200,3 @@ def executed() -> Iterator[Row]:
             (Path(folder) / "model.py").write_text(MODEL.format(kind=kind), encoding="utf-8")
             plan = ("--solver", "data-parallel")
             yield largest_error(f"SALIENT, {kind}, two ranks", Path(folder), plan=plan, run=DATA)
-

@@ -18,8 +18,8 @@ def power_law(
 ) -> NodeGraph:
     """A random graph with degrees by a power law (Chung and Lu 2002), whose labels can be learnt.
 
-    Half of the edges join nodes of one class; features are noisy marks of the class.  No node is its own neighbour; each
-    edge goes both ways, and none occurs twice.
+    Half of the edges join nodes of one class; features are noisy marks of the class.  No node is its own neighbour;
+    each edge goes both ways, and none occurs twice.
 
     Args:
         degree: neighbours of a node, on average, before those that occur twice are left out.

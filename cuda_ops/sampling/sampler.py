@@ -98,7 +98,7 @@ class NeighbourSampler:
         return torch.from_numpy((self.draws or fastest()).gather(self.graph.features, nodes))
 
     def work(self, seeds: Ints) -> Ints:
-        """int64 (samples,): edges that each seed is expected to need, in sixteenths; what others need too is counted."""
+        """int64 (samples,): edges that each seed is expected to need alone, in sixteenths."""
         return _work(self.graph, self.fanouts, self.self_loops)[seeds]
 
     def with_fanouts(self, fanouts: Sequence[int]) -> NeighbourSampler:
@@ -108,7 +108,7 @@ class NeighbourSampler:
 
 @lru_cache(maxsize=4)
 def _work(graph: NodeGraph, fanouts: tuple[int, ...], self_loops: bool) -> Ints:
-    """Of every node: of layer after layer, its own edges, and those of whom it reads, on average over its neighbours."""
+    """Of every node, layer by layer: its own edges, and those of whom it reads, as its neighbours have on average."""
     degrees = graph.degrees
     edges = np.zeros(graph.num_nodes)
     has_some = degrees > 0

@@ -6,6 +6,7 @@ torch_geometric's ``SAGEConv`` and ``GATConv`` compute the same and may stand in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ class SAGEConv(nn.Module):
         messages = sources.index_select(0, edge_index[0])
         sums = targets.new_zeros(targets.shape).index_add(0, edge_index[1], messages)
         counts = targets.new_zeros(targets.shape[0]).index_add(0, edge_index[1], messages.new_ones(messages.shape[0]))
-        return self.own(targets) + self.others(sums / counts.clamp(min=1)[:, None])
+        result: Tensor = self.own(targets) + self.others(sums / counts.clamp(min=1)[:, None])
+        return result
 
 
 class GATConv(nn.Module):
@@ -54,7 +56,8 @@ class GATConv(nn.Module):
         weights = weights / zeros.index_add(0, target, weights).index_select(0, target)
         messages = self.values(sources).index_select(0, source).unflatten(1, (self.heads, -1)) * weights[:, :, None]
         messages = messages.flatten(1)
-        return messages.new_zeros(targets.shape[0], messages.shape[1]).index_add(0, target, messages)
+        result: Tensor = messages.new_zeros(targets.shape[0], messages.shape[1]).index_add(0, target, messages)
+        return result
 
 
 class SampledNetwork(nn.Module):
@@ -76,7 +79,7 @@ def sage(nodes: int = SMALL, samples: int = 64, width: int = 32, fanouts: tuple[
     """GraphSAGE on the generated graph of so many nodes, seeds of ``samples`` as its example."""
     graph = generated(nodes)
     widths = (graph.features.shape[1], *[width] * (len(fanouts) - 1), int(graph.labels.max()) + 1)
-    network = SampledNetwork([SAGEConv(a, b) for a, b in zip(widths, widths[1:], strict=False)])
+    network = SampledNetwork([SAGEConv(a, b) for a, b in pairwise(widths)])
     return _example(network, NeighbourSampler(graph, fanouts), samples)
 
 

@@ -226,8 +226,8 @@ class LoadedModel:
         varying: the places, (tensor, dim), of each size that varies from batch to batch, by name.
         autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.
         elementwise: operators (``mylib::op``) of which the user says that they treat every element by itself.
-        clouds: of a sparse network, how ``inputs`` and ``targets`` are made of batches of clouds; of a graph network, of
-            seeds.
+        clouds: of a sparse network, how ``inputs`` and ``targets`` are made of batches of clouds (of a graph network,
+            of seeds).
         structure: of its user's batches; None: tuples of tensors.
     """
 

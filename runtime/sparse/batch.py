@@ -21,10 +21,10 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
+from cuda_ops.sampling.preparation import SampledPreparation
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Route, Segments
 from cuda_ops.sparse.local import Owned, local_segments
-from cuda_ops.sampling.preparation import SampledPreparation
 from cuda_ops.sparse.preparation import SITES, Clouds, Preparation
 from cuda_ops.sparse.recipe import HALVES
 from planner.ir.errors import StageFailedError, UnsupportedModelError

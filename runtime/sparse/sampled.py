@@ -1,9 +1,9 @@
 """A batch of seeds as the inputs of a graph network: sampled in a thread of its own, piece by piece, ahead of its step.
 
-The seeds of a micro-batch are cut where some stage's ranks share them, by the edges that each is expected to need.  What
-lies between two cuts is a *piece*: it is sampled by itself, and the rows of pieces lie side by side on every level.  So
-what a rank has of any level is an interval of its rows, as of sparse tensors (decision 0014), and no rank reads rows of
-another; nodes that two pieces have in common are computed in both.  Neighbours follow from (seed, draw, layer, node)
+The seeds of a micro-batch are cut where some stage's ranks share them, by the edges that each is expected to need.
+What lies between two cuts is a *piece*: it is sampled by itself, and the rows of pieces lie side by side on every
+level.  So what a rank has of any level is an interval of its rows, as of sparse tensors (decision 0014), and no rank
+reads rows of another; nodes that two pieces have in common are computed in both.  Neighbours follow from (seed, draw, layer, node)
 alone (:mod:`cuda_ops.sampling.draws`), so that pieces and the whole batch give every seed the same.
 
 The thread samples and copies features while the rank's own thread computes, a whole step ahead where the next batch is
@@ -343,7 +343,7 @@ class SampledShare:
 
     def _of(self, position: int) -> dict[str, int]:
         levels = self._batch.levels(self._microbatch, *self._ends(position))
-        return self._batch._preparation.sizes(levels)  # noqa: SLF001 - of the same module
+        return self._batch._preparation.sizes(levels)
 
     def _ends(self, position: int) -> tuple[int, int]:
         return self.points[position], self.points[position + 1]

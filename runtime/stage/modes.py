@@ -19,8 +19,8 @@ from planner.ir.schedule import Action, Op
 from planner.layers.division import Division
 
 if TYPE_CHECKING:
-    from runtime.sparse.share import SiteShare
     from runtime.sparse.sampled import SampledShare
+    from runtime.sparse.share import SiteShare
 
 
 @dataclass(frozen=True, slots=True)

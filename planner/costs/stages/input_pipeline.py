@@ -4,9 +4,11 @@
 
 in proportion to the samples, from the measurement nearest in size.  Every rank of a stage prepares the whole
 micro-batch: which rows are its own follows from all of them.  Inputs that no preparation of the profile makes arrive
-ready.  What a thread makes a step ahead (neighbours of a graph's seeds) costs its forward what it takes longer than the
-forward and backward of a micro-batch, and is of a rank's own samples.  Else, where the device is a core of the host, preparing occupies the rank; beside an accelerator it is done in order
+ready.  Where the device is a core of the host, preparing occupies the rank; beside an accelerator it is done in order
 by a thread of the host, and the forward waits for it.
+
+What a thread of each rank makes a step ahead (neighbours of a graph's seeds, those of its own samples alone) is waited
+for as long as it takes longer than the forward and backward of a micro-batch: one is made while another is computed.
 """
 
 from __future__ import annotations

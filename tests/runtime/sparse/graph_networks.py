@@ -131,6 +131,9 @@ def shifted() -> Any:
         def forward(self, x: Tensor, blocks: list[Block]) -> Tensor:
             marks = blocks[-1].edge_index[0] * 2
             out: Tensor = self.inner(x, blocks)
-            return out + out.new_zeros(out.shape[0]).index_add(0, blocks[-1].edge_index[1], 1e-3 * marks.to(x.dtype))[:, None]
+            return (
+                out
+                + out.new_zeros(out.shape[0]).index_add(0, blocks[-1].edge_index[1], 1e-3 * marks.to(x.dtype))[:, None]
+            )
 
     return Shifted(), made, loss
