@@ -73,10 +73,7 @@ class NeighbourSampler:
         Raises:
             GraphError: a seed is no node.
         """
-        targets = np.ascontiguousarray(seeds, dtype=np.int64)
-        if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < self.graph.num_nodes:
-            odd = targets[(targets < 0) | (targets >= self.graph.num_nodes)]
-            raise GraphError(f"seed {odd[0]} is no node; the graph has {self.graph.num_nodes}, counted from 0")
+        targets = self._nodes(seeds)
         draws = self.draws or fastest()
         blocks: list[tuple[Ints, Ints]] = []
         sizes = [len(targets)]
@@ -100,6 +97,21 @@ class NeighbourSampler:
     def work(self, seeds: Ints) -> Ints:
         """int64 (samples,): edges that each seed is expected to need alone, in sixteenths."""
         return _work(self.graph, self.fanouts, self.self_loops)[seeds]
+
+    def work_before(self, seeds: Ints) -> Ints:
+        """int64 (samples + 1,): the work of the seeds before each place.
+
+        Raises:
+            GraphError: a seed is no node.
+        """
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.work(self._nodes(seeds)))])
+
+    def _nodes(self, seeds: Ints) -> Ints:
+        nodes = np.ascontiguousarray(seeds, dtype=np.int64)
+        odd = nodes[(nodes < 0) | (nodes >= self.graph.num_nodes)]
+        if len(odd):
+            raise GraphError(f"seed {odd[0]} is no node; the graph has {self.graph.num_nodes}, counted from 0")
+        return nodes
 
     def with_fanouts(self, fanouts: Sequence[int]) -> NeighbourSampler:
         """The same with other fan-outs."""

@@ -29,8 +29,7 @@ from profiler.capture.layers import Group
 from profiler.capture.operators import function_called, name_read, operation
 from profiler.capture.trace import INDEX, Traced
 from profiler.capture.verify_capture import module_loss
-from profiler.source.graphs import GraphExample
-from profiler.source.model import LoadedModel, example_of, fed_example, is_alike
+from profiler.source.model import GraphExample, LoadedModel, example_of, fed_example, is_alike
 
 UNFILLED = frozenset(["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"])
 """Operators whose result is whatever was in memory."""

@@ -35,8 +35,7 @@ from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import name_read, node_argument, operation, overload_of, place
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.capture.user_module import kept_functions, refuse_hooks, users_line_of
-from profiler.source.graphs import GraphExample
-from profiler.source.model import LoadedModel
+from profiler.source.model import GraphExample, LoadedModel
 
 _log = logging.getLogger(__name__)
 _aten = torch.ops.aten

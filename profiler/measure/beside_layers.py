@@ -35,8 +35,7 @@ from planner.sites.prices import Pairs, network_work, prices
 from profiler.capture.graph import Captured
 from profiler.measure.noise import Clock, ThreadClock, timed
 from profiler.measure.timing import Segment, SegmentedPass, run_pass, segments, trimmed_mean
-from profiler.source.graphs import GraphExample
-from profiler.source.model import CloudExample, LoadedModel
+from profiler.source.model import CloudExample, GraphExample, LoadedModel
 from profiler.source.structure import BatchStructure
 
 _WARM_UPS = 2  # the first makes the optimiser's state

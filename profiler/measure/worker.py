@@ -39,8 +39,7 @@ from profiler.measure.progress import Counter, ProfileProgress
 from profiler.measure.sizes import KeyChange, Limits, Read, key_changes, likely_sizes, next_size, not_bracketed
 from profiler.measure.timing import QUICK, Effort, shared, time_layers
 from profiler.shards.measure import PartRounds, likely_rounds
-from profiler.source.graphs import GraphExample
-from profiler.source.model import CloudExample, LoadedModel, example_of, fed_example
+from profiler.source.model import CloudExample, GraphExample, LoadedModel, example_of, fed_example
 from profiler.source.source import load_model
 
 Shapes = Callable[[Graph, tuple[int, ...]], tuple[PartShape, ...]]

@@ -8,7 +8,7 @@ sampled ahead of the features' use, and numbers of nodes and edges are sizes tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from cuda_ops.sampling.preparation import PreparedGraphNetwork, SampledPreparation
 from cuda_ops.sampling.sampler import SampledGraph
 from planner.ir.errors import FactoryError
-from profiler.source.model import LoadedModel, Loss
+from profiler.source.model import GraphExample, LoadedModel, Loss
 from profiler.source.structure import BatchStructure, Nest
 
 _LEAST = 2  # one is special to the capture
 _NUM_INPUTS = 2
-NAMES = ("seeds", "draws")
 
 
 def is_sampled(inputs: Any) -> bool:
@@ -69,7 +68,7 @@ def load_sampled(
     model = LoadedModel(
         PreparedGraphNetwork(network, preparation), prepared, compared, loss, clouds=found, structure=structure
     )
-    of = dict(zip(preparation.names, _graph_names(preparation), strict=True))
+    of = dict(zip(preparation.names, BatchStructure.plain(preparation.num_inputs, len(targets)).names, strict=True))
     varying = {word: [(of[name], dim) for name, dim in places] for word, places in preparation.varying.items()}
     return model, varying
 
@@ -77,56 +76,3 @@ def load_sampled(
 def raw_of(example: SampledGraph) -> tuple[Tensor, Tensor]:
     """Seeds and draws, as data sources give them."""
     return example.seeds, torch.full_like(example.seeds, example.draw)
-
-
-def _graph_names(preparation: SampledPreparation) -> tuple[str, ...]:
-    return BatchStructure.plain(preparation.num_inputs, preparation.num_targets).names
-
-
-@dataclass(frozen=True, slots=True)
-class GraphExample:
-    """The example of a graph network as its user's batches are; it stands where a sparse network's clouds stand.
-
-    Attributes:
-        preparation: makes of them what the network is given.
-        inputs: seeds and draws.
-        targets: one a seed.
-    """
-
-    preparation: SampledPreparation
-    inputs: tuple[Tensor, ...]
-    targets: tuple[Tensor, ...]
-
-    def prepared(
-        self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Inputs and targets of the network, for a batch of seeds."""
-        tensors = self.preparation.prepared((*inputs, *targets))
-        return tensors[: self.preparation.num_inputs], tensors[self.preparation.num_inputs :]
-
-    def to(self, dtype: torch.dtype) -> GraphExample:
-        """With features, and targets that are no integers, of ``dtype``."""
-        targets = tuple(each.to(dtype) if each.is_floating_point() else each for each in self.targets)
-        return replace(self, preparation=replace(self.preparation, dtype=dtype), targets=targets)
-
-    def of_fewer_points(self, divisor: int) -> GraphExample:
-        """With a part of the neighbours."""
-        return replace(self, preparation=self.preparation.of_fewer(divisor))
-
-    @property
-    def without_samples(self) -> frozenset[str]:
-        """The graph's inputs whose first dim is not the samples, whatever its extent."""
-        own = zip(_graph_names(self.preparation), self.preparation.names, strict=True)
-        return frozenset(name for name, each in own if each.startswith(("features", "edges_", "targets_")))
-
-    @property
-    def indices(self) -> frozenset[str]:
-        """The graph's inputs that hold numbers of rows."""
-        own = zip(_graph_names(self.preparation), self.preparation.names, strict=True)
-        return frozenset(name for name, each in own if each.startswith(("edges_", "targets_", "seed_rows")))
-
-    @property
-    def named(self) -> dict[str, Tensor]:
-        """Inputs and targets by name."""
-        names = (*NAMES, *BatchStructure.plain(0, len(self.targets)).names)
-        return dict(zip(names, (*self.inputs, *self.targets), strict=True))

@@ -3,8 +3,8 @@
 The seeds of a micro-batch are cut where some stage's ranks share them, by the edges that each is expected to need.
 What lies between two cuts is a *piece*: it is sampled by itself, and the rows of pieces lie side by side on every
 level.  So what a rank has of any level is an interval of its rows, as of sparse tensors (decision 0014), and no rank
-reads rows of another; nodes that two pieces have in common are computed in both.  Neighbours follow from (seed, draw, layer, node)
-alone (:mod:`cuda_ops.sampling.draws`), so that pieces and the whole batch give every seed the same.
+reads rows of another; nodes that two pieces have in common are computed in both.  Neighbours follow from (seed, draw,
+layer, node) alone (:mod:`cuda_ops.sampling.draws`), so that pieces and the whole batch give every seed the same.
 
 The thread samples and copies features while the rank's own thread computes, a whole step ahead where the next batch is
 known (:meth:`SampledPreparing.expect`).
@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -198,9 +197,8 @@ class SampledBatch:
         found = self._cuts.get((microbatch, speeds))
         if found is None:
             with telling(microbatch):
-                work = self._preparation.sampler.work(self._require_nodes(self._seeds(microbatch)))
-            prefix = np.concatenate([[0], np.cumsum(work)])
-            found = self._cuts[microbatch, speeds] = tuple(int(cut) for cut in balanced_cuts(prefix, speeds))
+                before = self._preparation.sampler.work_before(self._seeds(microbatch))
+            found = self._cuts[microbatch, speeds] = tuple(int(cut) for cut in balanced_cuts(before, speeds))
         return found
 
     def sizes(self, microbatch: int) -> dict[str, int]:
@@ -301,13 +299,6 @@ class SampledBatch:
 
     def _draws(self, microbatch: int) -> Tensor:
         return self.raw.part(list(self.prepared.raw)[1], microbatch, 0, self.rows[microbatch])
-
-    def _require_nodes(self, seeds: Any) -> Any:
-        nodes = self._preparation.sampler.graph.num_nodes
-        odd = seeds[(seeds < 0) | (seeds >= nodes)]
-        if len(odd):
-            raise GraphError(f"seed {odd[0]} is no node; the graph has {nodes}, counted from 0")
-        return seeds
 
 
 class SampledShare:
