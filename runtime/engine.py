@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -89,8 +89,8 @@ class Evaluation:
     Attributes:
         loss: of the whole batch; None on ranks that do not make it.
         num_samples: of the whole batch.
-        outputs: what the loss is computed from, this rank's part, by micro-batch and name of the value: where it lies
-            in the micro-batch, and the tensor.
+        outputs: what the loss is computed from, or was to be kept, this rank's part, by micro-batch and name of the
+            value: where it lies in the micro-batch, and the tensor.
         batch: what was evaluated on, as the graph's inputs.
         step_s, spans, peak_bytes: as of a :class:`StepResult`.
     """
@@ -294,10 +294,17 @@ class Engine:
         """Forward passes in evaluation mode (running statistics, nothing dropped); nothing is changed by them."""
         return self.evaluate_on(WholeBatch(self._inputs, (*inputs, *targets), self._decision.micro_batches))
 
-    def evaluate_on(self, batch: Batch) -> Evaluation:
-        """As :meth:`evaluate`, on any batch."""
+    def evaluate_on(self, batch: Batch, keep: Sequence[str] = ()) -> Evaluation:
+        """As :meth:`evaluate`, on any batch.
+
+        Args:
+            batch: whose samples are those of the plan's micro-batches, or fewer.
+            keep: values whose parts are given back instead of what the loss is computed from; among
+                :attr:`runtime.stage.captured.CapturedModel.watched`.
+        """
         batch, binding, ahead_s = self._bound(batch)
         executor = self._executor(binding, evaluates=True)
+        executor.kept = tuple(keep) or self._judged
         ran, step_s = self._run(executor, batch, self._step)
         seconds = ahead_s + step_s
         return Evaluation(
@@ -482,8 +489,7 @@ class Engine:
             if len(self._executors) >= _MOST_KEPT:
                 self._executors.pop(next(iter(self._executors)))
             bound = _forward_only(binding) if evaluates else binding
-            kept = self._judged if evaluates else ()
-            self._executors[key] = Executor(bound, self._around, evaluates=evaluates, kept=kept)
+            self._executors[key] = Executor(bound, self._around, evaluates=evaluates)
         return self._executors[key]
 
     def _finish(self) -> None:

@@ -199,6 +199,7 @@ class Consumer:
         preparation: makes the graph's inputs of them, on every rank; None: they are the graph's inputs.
         counted: by stage, inputs of which each rank reads its samples to know what parts of a batch count for.
         turns: numbers the batches of all feeds of this rank; the same on all ranks.
+        outputs: values that are the module's outputs, by the names that its user has for them.
     """
 
     decision: Decision
@@ -209,6 +210,7 @@ class Consumer:
     deadline_s: float
     preparation: Preparation | SampledPreparation | None = None
     counted: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -245,7 +247,7 @@ def consumer_of(decision: Decision, model: CapturedModel, transport: Transport, 
     inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
     preparation = None if model.prepared is None else model.prepared.preparation
     counted = inputs_counted(model, decision)
-    return Consumer(decision, model.graph, inputs, transport, count(), deadline_s, preparation, counted)
+    return Consumer(decision, model.graph, inputs, transport, count(), deadline_s, preparation, counted, model.outputs)
 
 
 class OwnFeed:

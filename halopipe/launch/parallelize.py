@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -133,9 +133,9 @@ class Parallel:
             self._followed.updated()
         return float(answer["loss"])
 
-    def evaluate(self, *batches: Any, metric: str | Callable[[], Any] = "") -> Score:
+    def evaluate(self, *batches: Any, metric: str | Callable[[], Any] = "", outputs: Sequence[str] = ()) -> Score:
         """The mean loss over ``batches``, and what else :meth:`halopipe.training.session.Execution.evaluate` finds."""
-        return Score(**self._ranks.call("evaluate", batches=batches, metric=metric)["score"])
+        return Score(**self._ranks.call("evaluate", batches=batches, metric=metric, outputs=tuple(outputs))["score"])
 
     def state_dict(self) -> dict[str, Any]:
         """That of the whole module, trained as it is by now."""

@@ -15,6 +15,7 @@ from halopipe.data.sources import Position, ended
 from halopipe.run_spec.job import Compared, Journal, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Score
+from halopipe.terminal import units
 from halopipe.training.checkpointing import SAVE_S, Checkpoints
 from halopipe.training.evaluate import evaluate
 from halopipe.training.lone_passes import Timer
@@ -215,7 +216,9 @@ class Loop:
     def _evaluate(self) -> None:
         batches = iter(self.supply.evaluation().take, None)
         batches = islice(batches, self.options.eval_batches or None)
-        score = evaluate(self.engine, self.consumer, batches, self.options.eval_metric)
+        score = evaluate(
+            self.engine, self.consumer, batches, self.options.eval_metric, units.names_in(self.options.eval_outputs)
+        )
         self._scores.append(score)
         if self.journal is not None:
             self.journal.score(score)

@@ -21,13 +21,7 @@ from halopipe.data.sources import Form, Item, Pair, bound, tensors_of
 from halopipe.run_spec.options import RESUME
 from halopipe.run_spec.result import Score
 from halopipe.terminal.units import require_known
-from halopipe.training.checkpointing import (
-    SAVE_S,
-    newest_sound,
-    open_saved,
-    other_micro_batches,
-    save_now,
-)
+from halopipe.training.checkpointing import newest_sound, open_saved, other_micro_batches, save_now
 from halopipe.training.evaluate import MakeMetrics, evaluate, loss_rank
 from halopipe.training.first_step import FirstStep, parting
 from halopipe.training.rank import Opened, Place, Prepared, Terms
@@ -178,6 +172,7 @@ class Execution:
         watched: WatchedSteps | None = None,
     ) -> None:
         self._engine, self._consumer, self._leave, self._seed = opened.engine, opened.consumer, leave, terms.seed
+        self._meet, self._gather = opened.meet, opened.gather
         self.followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
         self._watched, self.numerics, self.plan, self.activity = watched, None, terms.plan, activity
         self._form = Form("the batch", None, batch)
@@ -238,16 +233,19 @@ class Execution:
             self.followed.updated()
         return replace(result, loss=self._told(result.loss))
 
-    def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "") -> Score:
+    def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "", outputs: Sequence[str] = ()) -> Score:
         """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
 
         All ranks call this with the same batches, and get the same answer; nothing is changed by it.
 
         Args:
+            batches: as of :meth:`step`.
             metric: makes metrics of one's own, see :mod:`halopipe.training.evaluate`.
+            outputs: names of the module's outputs and of tensors of the batch, ``("logits", "labels")``, which accuracy
+                is told of and metrics are given; none: what the layer of the loss reads.
         """
         found = (self._bound(batch, self._evaluated) for batch in batches)
-        return evaluate(self._engine, self._consumer, found, metric)
+        return evaluate(self._engine, self._consumer, found, metric, outputs)
 
     def save(self, folder: str | Path, *, keep: int = 0) -> None:
         """Save a checkpoint, ``folder/step-N``, for whatever plan of the model; all ranks call this, and share a disk.
@@ -270,6 +268,7 @@ class Execution:
             self._engine,
             consumer.graph,
             consumer.transport,
+            self._gather,
             self.plan.decision,
             seed=self._seed,
             keep=keep,
@@ -346,7 +345,8 @@ class Execution:
         """The number that rank 0 says, on all ranks."""
         told, consumer = torch.tensor([number if self.rank == 0 else 0], dtype=torch.float64), self._consumer
         with self._engine.between_steps(doing):
-            consumer.transport.all_reduce(told, consumer.ranks, SAVE_S)
+            self._meet()
+            consumer.transport.all_reduce(told, consumer.ranks, consumer.deadline_s)
         return told.item()
 
     def state_dict(self) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class _Work:
         model, decision = captured_model(prepared.captured), plan.decision
         program = Boundaries.of_decision(model.graph, decision).program(decision)
         found = lone_stages(decision, model, program, place.rank, prepared.model.tensors, place.device)
-        return Timer(found[0], seconds, opened.consumer.transport, self._activity, place.rank, found[1])
+        return Timer(found[0], seconds, opened.gather, self._activity, place.rank, found[1])
 
     def _steps(
         self,
@@ -160,6 +160,7 @@ class _Work:
                 engine,
                 consumer.graph,
                 consumer.transport,
+                opened.gather,
                 seed,
                 self._job.plan.decision,
                 begun,
@@ -174,7 +175,9 @@ class _Work:
         )
         if not self._job.is_compared:
             with metrics, self._rank.limited(options.memory_limit_bytes):
-                return loop.run()
+                result = loop.run()
+            opened.meet()
+            return result
         first = FirstStep(
             self._rank.terms,
             place,
@@ -185,6 +188,7 @@ class _Work:
         loop.compare = lambda losses: first.compare(opened, losses)
         with metrics, self._rank.limited(options.memory_limit_bytes):
             result = loop.run()
+        opened.meet()
         reference = loop.reference
         if reference is not None and place.rank == teller and options.check_numerics:
             later = compare_losses(reference, result.losses[: len(reference.losses)])[options.accumulate :]

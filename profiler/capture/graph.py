@@ -76,6 +76,8 @@ class Captured:
         raw: the tensors of such a batch by name, for the example's samples; none for another network.
         evaluating: modules that were given in evaluation mode, which they are in under a plan as well.
         evaluation: why the graph does not tell what the module does in evaluation mode; empty: it does.
+        outputs: the values that are the module's outputs, by the names that its user has for them: ``logits``; those
+            that the loss is not made of, and those inside a layer, are left out.
     """
 
     graph: Graph
@@ -91,6 +93,7 @@ class Captured:
     raw: Mapping[str, TensorSpec] = field(default_factory=dict)
     evaluating: tuple[str, ...] = ()
     evaluation: str = ""
+    outputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -184,6 +187,7 @@ def _of_traced(model: LoadedModel, traced: Traced, rules: Rules, judge: Judge, e
         _raw(model),
         _evaluating(model.module),
         evaluation,
+        {name: values[node] for name, node in traced.outputs.items() if node in values},
     )
 
 

@@ -132,10 +132,10 @@ class Builder:
         outputs = dict.fromkeys(value for edge in self._stages.out_of(stage) for value in edge.values)
         if producer(graph.loss) in layers:
             outputs[graph.loss] = None
-        judged = (value for value in self._model.judged if producer(value) in layers)
+        watched = (value for value in self._model.watched if producer(value) in layers)
         whole = {name: self._attribute(name) for name in parts}
         own, weighed = sliced(whole, parts), weighed_in(self._model, layers)
-        return StageCut(self._model, layers, tuple(outputs), tuple(judged), own, self._device, weighed)
+        return StageCut(self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed)
 
     def _resident(self, stage: int) -> Resident:
         graph, decision, transport = self._model.graph, self._decision, self._transport

@@ -44,6 +44,7 @@ class CapturedModel:
         reductions: how the parts of a batch make up what a layer reduces them to, where parts are not just means.
         prepared: of a sparse network, how the graph's inputs are made of a batch of clouds; None: they are the batch.
         evaluation: why the graph does not tell what the model does in evaluation mode; empty: it does.
+        outputs: values that are the module's outputs, by the names that its user has for them.
     """
 
     graph: Graph
@@ -55,6 +56,7 @@ class CapturedModel:
     prepared: Prepared | None = None
     evaluation: str = ""
     reductions: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fed(self) -> Mapping[str, TensorSpec]:
@@ -65,6 +67,12 @@ class CapturedModel:
     def judged(self) -> tuple[str, ...]:
         """The values that layers make and that are compared with the targets."""
         return tuple(value for value in judging_layer(self.graph).inputs if value not in self.graph.inputs)
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The values that layers make and that evaluation may be asked for."""
+        outputs = (value for value in self.outputs.values() if value not in self.graph.inputs)
+        return tuple(dict.fromkeys((*self.judged, *outputs)))
 
 
 class Captured(Protocol):
@@ -90,6 +98,8 @@ class Captured(Protocol):
     def raw(self) -> Mapping[str, TensorSpec]: ...
     @property
     def evaluation(self) -> str: ...
+    @property
+    def outputs(self) -> Mapping[str, str]: ...
 
 
 def attribute(module: fx.GraphModule, name: str) -> Any:
@@ -115,6 +125,7 @@ def captured_model(captured: Captured) -> CapturedModel:
         prepared,
         evaluation=captured.evaluation,
         reductions=captured.reductions,
+        outputs=captured.outputs,
     )
 
 

@@ -125,7 +125,7 @@ class StageCut:
     Attributes:
         layers: by name.
         outputs: values that other stages read, and the loss.
-        judged: values that the loss is computed from, wanted in evaluation as well.
+        watched: values that evaluation may be asked for.
         own: by name, the parameters and buffers of which this rank has but a part.
         device: to which what the stage uses is moved; None: it stays where it is.
         weighed: layers whose result is corrected for what the parts of a batch count for.
@@ -134,7 +134,7 @@ class StageCut:
     model: CapturedModel
     layers: frozenset[str]
     outputs: tuple[str, ...]
-    judged: tuple[str, ...] = ()
+    watched: tuple[str, ...] = ()
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
     device: torch.device | None = None
     weighed: tuple[Weighed, ...] = ()
@@ -143,7 +143,7 @@ class StageCut:
         """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called."""
         model = self.model
         maps = model.layer_of_node, model.node_of_value
-        outputs = self.outputs if training else tuple(dict.fromkeys((*self.outputs, *self.judged)))
+        outputs = self.outputs if training else tuple(dict.fromkeys((*self.outputs, *self.watched)))
         by_node = {one.node: one for one in self.weighed}
         found = cut_stage(
             model.graph_module,
