@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, fx
 
 from planner.ir.graph import SAMPLE, Attribute, TensorSpec, is_sites
-from profiler.capture.functional import is_write
+from profiler.capture.functional import INDEX, is_write
 from profiler.capture.kinds import NO_RULES, RESHAPE, Rules, kind_of
 from profiler.capture.operators import nodes_in, operation, place
-from profiler.capture.trace import INDEX, Traced
+from profiler.capture.trace import Traced
 
 
 @dataclass(frozen=True, slots=True)

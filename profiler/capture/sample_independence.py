@@ -24,10 +24,11 @@ from cuda_ops.sampling.preparation import draw_of
 from cuda_ops.sampling.sampler import joined
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
+from profiler.capture.functional import INDEX
 from profiler.capture.kinds import OPAQUE, kind_of
 from profiler.capture.layers import Group
 from profiler.capture.operators import function_called, name_read, operation
-from profiler.capture.trace import INDEX, Traced
+from profiler.capture.trace import Traced
 from profiler.capture.verify_capture import module_loss
 from profiler.source.model import GraphExample, LoadedModel, example_of, fed_example, is_alike
 

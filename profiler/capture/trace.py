@@ -38,7 +38,7 @@ from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_fin
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from cuda_ops.sparse.errors import SparseInputError
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.functional import is_write, rewrite_in_place
+from profiler.capture.functional import is_write, keep_indices_home, rewrite_in_place
 from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import name_read, node_argument, operation, overload_of, place
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
@@ -70,50 +70,6 @@ def detach_constants(graph: fx.Graph) -> None:
             )
         made.meta = dict(node.meta)
         node.replace_all_uses_with(made)
-        graph.erase_node(node)
-
-
-INDEX = "is_index"
-"""In ``node.meta`` of a view of indices: it belongs to the layer that reads it."""
-_INDEX_VIEWS = frozenset(
-    {"alias", "expand", "expand_as", "flatten", "reshape", "select", "slice", "squeeze", "unsqueeze", "view"}
-)
-
-
-def keep_indices_home(graph: fx.Graph, indices: Iterable[str]) -> None:
-    """Gives every reader of rows' numbers views of its own, of the inputs ``indices``.
-
-    They count from the first row that a rank has, which is another one in another stage: a view that several layers
-    read, or that is made on another stage, would be handed on with the numbers of its maker.
-    """
-    names = frozenset(indices)
-    _select_rather_than_unbind(graph, names)
-    found: list[fx.Node] = []
-    for node in graph.nodes:
-        source = node.args[0] if node.op == "call_function" and node.args else None
-        is_view = isinstance(source, fx.Node) and (source.target in names or INDEX in source.meta)
-        if is_view and operation(node) in _INDEX_VIEWS:
-            node.meta[INDEX] = True
-            found.append(node)
-    for node in reversed(found):
-        for user in list(node.users)[1:]:
-            with graph.inserting_before(user):
-                own = graph.node_copy(node)
-            user.replace_input_with(node, own)
-
-
-def _select_rather_than_unbind(graph: fx.Graph, names: frozenset[str]) -> None:
-    """``source, target = edge_index`` as ``edge_index[0], edge_index[1]``."""
-    for node in list(graph.nodes):
-        if node.target is not _aten.unbind.int or node_argument(node, 0).target not in names:
-            continue
-        for user in list(node.users):
-            dim = node.args[1] if len(node.args) > 1 else 0
-            with graph.inserting_before(user):
-                made = graph.call_function(_aten.select.int, (node.args[0], dim, user.args[1]))
-            made.meta = dict(user.meta)
-            user.replace_all_uses_with(made)
-            graph.erase_node(user)
         graph.erase_node(node)
 
 
