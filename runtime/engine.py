@@ -51,6 +51,7 @@ from runtime.transport import Transport
 
 if TYPE_CHECKING:
     from runtime.sparse.batch import Preparing
+    from runtime.sparse.sampled import SampledPreparing
 
 _MOST_KEPT = 64
 """Combinations of sizes whose executors are kept."""
@@ -316,6 +317,17 @@ class Engine:
             ran.peak_bytes,
         )
 
+    @property
+    def preparing(self) -> SampledPreparing | None:
+        """Samples the batches of a graph network in a thread of its own; None: the network is another."""
+        found: Any = self._preparing
+        return found if hasattr(found, "expect") else None
+
+    def expect(self, batch: Batch) -> None:
+        """Prepare ``batch``, that of the next step, while this one is computed; nothing but of graph networks."""
+        if (preparing := self.preparing) is not None:
+            preparing.expect(batch, self._transport.rank)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers of this rank's stages, by the user's own names; tied ones under each name.
 
@@ -451,8 +463,7 @@ class Engine:
 
     def _run_again(self, ran: Ran) -> None:
         """The same step on the same batch, which another may have been bound after."""
-        if self._preparing is None:
-            self._weighing.begin(ran.batch, ran.binding.residents)
+        self._weighing.begin(ran.batch, ran.binding.residents)
         self._run(self._executor(ran.binding, evaluates=False), ran.batch, ran.number)
 
     def _bound(self, batch: Batch) -> tuple[Batch, Binding, float]:
@@ -465,7 +476,8 @@ class Engine:
         batch = self._preparing.batch(batch)
         try:
             binding = self._binder.bind(self._residents, batch)
-        except StageFailedError as error:  # clouds that cannot be used
+            self._weighing.begin(batch, binding.residents)
+        except StageFailedError as error:  # clouds or seeds that cannot be used
             raise self._around.context.of(error, self._step, "finding sites") from error
         return batch, binding, time.perf_counter() - start
 
@@ -519,12 +531,17 @@ def _at_newest(action: Action) -> Action:
     return replace(action, version=0)
 
 
-def preparing_of(decision: Decision, model: CapturedModel) -> Preparing | None:
-    """What makes a sparse network's batches its graph's inputs; None where the model takes batches as they are."""
+def preparing_of(decision: Decision, model: CapturedModel) -> Preparing | SampledPreparing | None:
+    """What makes a sparse or graph network's batches its graph's inputs; None: the model takes batches as they are."""
     if model.prepared is None:
         return None
+    from cuda_ops.sampling.preparation import SampledPreparation
     from runtime.sparse.batch import Preparing
 
+    if isinstance(model.prepared.preparation, SampledPreparation):
+        from runtime.sparse.sampled import SampledPreparing
+
+        return SampledPreparing.of(decision, model.prepared, model.prepared.preparation)
     return Preparing.of(decision, model)
 
 

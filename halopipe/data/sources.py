@@ -405,8 +405,11 @@ _END = object()
 
 
 def _input_shape(model: LoadedModel) -> tuple[int, ...]:
-    """Of the example's first input; of clouds (samples, points, channels) of the features."""
-    return tuple((model.inputs[0] if model.clouds is None else model.clouds.named["features"]).shape)
+    """Of the example's first input; of clouds (samples, points, channels) of the features, of a graph (seeds,)."""
+    if model.clouds is None:
+        return tuple(model.inputs[0].shape)
+    named = model.clouds.named
+    return tuple(named.get("features", next(iter(named.values()))).shape)
 
 
 def _float_dtype(model: LoadedModel) -> torch.dtype:

@@ -186,7 +186,8 @@ def loaded_of_script(
     if example is not None:
         return _of_example(_users(made.module), example, None if function is own_loss else function)
     if model is not None and made.clouds is not None:
-        model = PreparedNetwork(model, made.clouds.preparation.recipe)
+        prepared: Any = made.module
+        model = type(prepared)(model, prepared.recipe)
     return replace(made, module=made.module if model is None else model, loss_fn=replace(own, function=function))
 
 
@@ -197,7 +198,7 @@ def _of_example(model: nn.Module, example: Any, loss_fn: Callable[..., Any] | No
 
 def _users(module: nn.Module) -> nn.Module:
     """The user's own module."""
-    return module.network if isinstance(module, PreparedNetwork) else module
+    return module.user_module if isinstance(module, PreparedNetwork) else module
 
 
 def _maker(plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, scheduler: Any) -> MakeOptimizer:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NoReturn
 
-from halopipe.data.feeds import COMPARING, Consumer, Feed
+from halopipe.data.feeds import COMPARING, AheadFeed, Consumer, Feed
 from halopipe.data.sharded_feed import Supply
 from halopipe.data.sources import Position, ended
 from halopipe.run_spec.job import Compared, Journal, RankResult
@@ -74,6 +74,8 @@ class Loop:
     _done: Position = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.engine.preparing is not None:
+            self.feed = AheadFeed(self.feed, self.engine.expect)
         self._done = self.feed.position
 
     def run(self) -> RankResult:

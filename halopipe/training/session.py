@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import runtime.pipeline.microbatches
+from cuda_ops.sampling.sampler import SampledGraph
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from halopipe.data.feeds import COMPARING, Agreement, agreement_of
 from halopipe.data.sources import Form, Item, Pair, bound, tensors_of
@@ -30,6 +31,7 @@ from planner.ir.errors import CorruptFileError, HalopipeError, UnsupportedModelE
 from planner.ir.profile import Profile
 from profiler.capture.graph import capture
 from profiler.source.clouds import samples_first
+from profiler.source.graphs import raw_of
 from profiler.source.model import LoadedModel
 from profiler.source.structure import BatchStructure
 from runtime.checkpoint.lock import held
@@ -50,7 +52,8 @@ Batch = Any
 """A global batch as its user has it (:class:`profiler.source.structure.BatchStructure`); or a list of micro-batches.
 
 Of a sparse network the inputs are a SparseTensor, and targets one a sample or one a point in the order that the points
-were given in; or all has samples first, padded: coordinates, features and counts, and the targets.
+were given in; or all has samples first, padded: coordinates, features and counts, and the targets.  Of a graph network
+they are a SampledGraph, or seeds and draws.
 """
 
 
@@ -444,6 +447,9 @@ class Execution:
             inputs, targets = batch
             found = samples_first(inputs, _tuple(targets), self._consumer.per_site)
             return found[:_NUM_OF_CLOUDS], found[_NUM_OF_CLOUDS:]
+        if isinstance(batch, (tuple, list)) and isinstance(batch[0], SampledGraph):
+            inputs, targets = batch
+            return raw_of(inputs), _tuple(targets)
         return self._form.pair(batch)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.check.events import Spans, Step
 from planner.check.memory import Account, Holding
@@ -126,8 +126,13 @@ class _Plain:
         if action.op in RECEIVE:
             return self.book.tables.overhead_s(kind)
         if action.op is Op.PREPARE:
-            samples, is_shared = self.decision.micro_batches[action.microbatch or 0], len(group) > 1
-            return self.book.preparations.seconds(kind, self.indices[stage], samples, shared=is_shared)
+            samples, preparations = self.decision.micro_batches[action.microbatch or 0], self.book.preparations
+            if not preparations.is_beside(kind):
+                return preparations.seconds(kind, self.indices[stage], samples, shared=len(group) > 1)
+            own = self.decision.layout_of(stage).samples(samples)[group.index(rank)] if len(group) > 1 else samples
+            passes = (replace(action, op=Op.FORWARD), replace(action, op=Op.BACKWARD))
+            computed_s = sum(self.action_s(rank, each, -1) for each in passes)
+            return preparations.exposed_s(kind, self.indices[stage], own, computed_s)
         if action.op is Op.REDUCE_GRAD:
             return self._reduction_s(stage)
         if action.op is Op.UPDATE:

@@ -39,6 +39,7 @@ from profiler.capture.verify_capture import (
 from profiler.source.model import LoadedModel
 
 if TYPE_CHECKING:
+    from cuda_ops.sampling.preparation import SampledPreparation
     from cuda_ops.sparse.preparation import Preparation
 
 
@@ -88,7 +89,7 @@ class Captured:
     reductions: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     autocast: torch.dtype | None = None
-    preparation: Preparation | None = None
+    preparation: Preparation | SampledPreparation | None = None
     raw: Mapping[str, TensorSpec] = field(default_factory=dict)
     evaluating: tuple[str, ...] = ()
     evaluation: str = ""
@@ -350,7 +351,8 @@ def _raw(model: LoadedModel) -> dict[str, TensorSpec]:
     if model.clouds is None:
         return {}
     found = {}
-    points = model.clouds.inputs[0].shape[1]
+    first = model.clouds.inputs[0]
+    points = first.shape[1] if first.ndim > 1 else 0
     for name, tensor in model.clouds.named.items():
         dims = [SAMPLE, *(f"dim{dim}" for dim in range(1, tensor.ndim))]
         if tensor.ndim > 1 and tensor.shape[1] == points and name != "counts":

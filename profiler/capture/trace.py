@@ -38,12 +38,12 @@ from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_fin
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from cuda_ops.sparse.errors import SparseInputError
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.functional import is_write, rewrite_in_place
+from profiler.capture.functional import is_write, keep_indices_home, rewrite_in_place
 from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import name_read, node_argument, operation, overload_of, place
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.capture.user_module import kept_functions, refuse_hooks, users_line_of
-from profiler.source.model import LoadedModel
+from profiler.source.model import GraphExample, LoadedModel
 from profiler.source.structure import named_tensors
 
 _log = logging.getLogger(__name__)
@@ -371,6 +371,8 @@ def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> Traced
     rewrite_in_place(graph, attributes)
     detach_constants(graph)
     keep_rows_apart(graph)
+    if isinstance(model.clouds, GraphExample):
+        keep_indices_home(graph, model.clouds.indices)
     found_loss, found_outputs = cast("tuple[fx.Node, dict[str, fx.Node]]", made.args[0])
     made.args = (found_loss,)
     graph.eliminate_dead_code(_has_effects)  # such as numbers that were read for a check

@@ -69,6 +69,15 @@ def _is_clouds(network: nn.Module, inputs: Any) -> bool:
     return is_clouds(network, inputs)
 
 
+def _is_sampled(inputs: Any) -> bool:
+    """The same of sampled graphs."""
+    if "cuda_ops.sampling.sampler" not in sys.modules:
+        return False
+    from profiler.source.graphs import is_sampled
+
+    return is_sampled(inputs)
+
+
 def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool) -> tuple[LoadedModel, Any]:
     """The model, and what was said to vary."""
     if isinstance(result, nn.Module):
@@ -95,6 +104,10 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
         from profiler.source.clouds import load_clouds
 
         return load_clouds(name, module, inputs, targets, loss)
+    if _is_sampled(inputs):
+        from profiler.source.graphs import load_sampled
+
+        return load_sampled(name, module, inputs, targets, loss)
     structure, fed, compared = BatchStructure.of(name, module, inputs, targets, is_pair=loss_fn is not None)
     if not fed:
         raise FactoryError(f"{name} returned no example inputs", [f"no tensor is in {_describe(inputs)}"])

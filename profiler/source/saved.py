@@ -80,7 +80,7 @@ def save_module(result: Any, folder: str | Path = FOLDER, input_shape: tuple[int
     if input_shape and isinstance(result, nn.Module):
         result = (result, model.inputs)
     held = {"format": _FORMAT, "folders": _Folders(), "result": result, "loss": _loss(model)}
-    network = model.module if model.clouds is None else model.module.network
+    network = model.module if model.clouds is None else model.module.user_module
     name = type(network).__name__
     temporary = Path(folder) / f".{name}-{uuid4().hex}.tmp"
     try:

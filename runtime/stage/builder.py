@@ -233,7 +233,11 @@ class Builder:
         if self._model.prepared is None or len(ranks) == 1:
             return None
         from runtime.sparse.rules import SharedSites, require_shareable
+        from runtime.sparse.sampled import require_no_draws, shares_seeds
 
+        if shares_seeds(self._model.prepared):  # each rank samples for its own: there is nothing to exchange
+            require_no_draws(self._model.graph, self._decision.layers_of(stage), self._draws.layers, stage)
+            return None
         require_shareable(self._model.graph, frozenset(self._decision.layers_of(stage)), stage)
         if divides(self._decision, stage, self._model.graph):
             raise UnsupportedModelError(

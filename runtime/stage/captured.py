@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from planner.ir.graph import Graph, Layer, TensorSpec, producer
 
 if TYPE_CHECKING:
+    from cuda_ops.sampling.preparation import SampledPreparation
     from cuda_ops.sparse.preparation import Preparation
     from runtime.sparse.batch import Prepared
 
@@ -92,7 +93,7 @@ class Captured(Protocol):
     @property
     def reductions(self) -> Mapping[str, str]: ...
     @property
-    def preparation(self) -> Preparation | None: ...
+    def preparation(self) -> Preparation | SampledPreparation | None: ...
     @property
     def raw(self) -> Mapping[str, TensorSpec]: ...
     @property

@@ -60,9 +60,7 @@ class StageCosts:
         if action.microbatch is not None and action.op in COMPUTE:
             return self._compute_s(action.stage, rank, action.op, action.microbatch, accumulates)
         if action.op is Op.PREPARE and action.microbatch is not None:
-            samples = self.micro_batches[action.microbatch]
-            seconds, is_shared = self.book.preparations.seconds, len(stage.ranks) > 1
-            return seconds(self.book.kind(rank), layers_of(stage.runs), samples, shared=is_shared)
+            return self._prepare_s(rank, action.stage, action.microbatch)
         once = stage.once
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
             return once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s
@@ -108,6 +106,15 @@ class StageCosts:
         divided = sum(_left_to_others(stage) for stage in self.stages if rank in stage.ranks)
         per_byte = self.book.profile.optimizer.state_bytes_per_parameter_byte
         return round((self.parameter_bytes(rank) - divided) * per_byte)
+
+    def _prepare_s(self, rank: int, number: int, microbatch: int) -> float:
+        stage, samples, kind = self.stages[number], self.micro_batches[microbatch], self.book.kind(rank)
+        preparations, layers = self.book.preparations, layers_of(stage.runs)
+        if not preparations.is_beside(kind):
+            return preparations.seconds(kind, layers, samples, shared=len(stage.ranks) > 1)
+        own = stage.samples[samples][stage.ranks.index(rank)] if stage.samples else samples
+        computed_s = sum(self._compute_s(number, rank, op, microbatch, False) for op in (Op.FORWARD, Op.BACKWARD))
+        return preparations.exposed_s(kind, layers, own, computed_s)
 
     def computing_part(self, action: Action, seconds: float) -> float:
         """The part of a compute action of ``seconds`` in which layers compute, and no messages move."""
