@@ -15,7 +15,7 @@ from planner.ir.box import Box
 from planner.ir.constraints import FAMILIES
 from planner.ir.errors import UsageError
 from planner.ir.graph import producer
-from planner.ir.plan import Decision, Plan
+from planner.ir.plan import Block, Decision, Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.ir.schedule import Op
@@ -39,6 +39,10 @@ def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
         lines.append(f"  {placement.ways} ranks share its input channels and sum what they make of its filters")
     if placement.margin:
         lines.append(f"  each rank works {units.count(placement.margin, 'row')} beyond its part, which saves a halo")
+    for block in stage.blocks:
+        if name in block.layers:
+            lines.append(f"  in a block of {len(block.layers)} layers, from {block.layers[0]} to {block.layers[-1]}:")
+            lines.append(f"    {tiles_text(block)}; nothing is exchanged inside")
     if stage.recompute:
         lines.append("  its activations are computed again before the backward")
     if stage.sharded:
@@ -55,6 +59,14 @@ def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
     lines.append(f"  parameters {units.size(parameter_bytes)}")
     others = render(splits_of(plan, profile, name), plan.prediction.step_s, len(stage.ranks))
     return "\n".join([*lines, "", _costs(profile, name), "", others])
+
+
+def tiles_text(block: Block) -> str:
+    """``each rank runs 8 tiles (height 4 x width 2)``."""
+    if block.num_tiles == 1:
+        return "each rank runs it in one piece"
+    grid = " x ".join(f"{dim} {parts}" for dim, parts in block.tiles.items() if parts > 1)
+    return f"each rank runs {block.num_tiles} tiles ({grid})"
 
 
 def layer_data(plan: Plan, profile: Profile | None, name: str) -> dict[str, Any]:
@@ -255,7 +267,7 @@ def _is_allowed(rival: Rival, allow: tuple[str, ...]) -> bool:
 
 
 def describe_field(found: ReceptiveField) -> str:
-    """What an output reads of each input, by dim: the box, and of outputs far from the edges size, stride and offset."""
+    """What an output reads of each input, by dim: the box; and far from the edges size, stride and offset."""
     lines = [f"{found.value} {_box_text(found.box)} reads"]
     for name, box in found.inputs.items():
         rows = [

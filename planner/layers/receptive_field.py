@@ -3,9 +3,9 @@
     read_back         of wanted boxes of some values: what each layer has to do, and the box of every value that is read
     receptive_field   of one layer: the same as sizes, strides and offsets, for people
 
-A box is the hull of what is read (a dilated window skips rows inside of it), cut off at the edges of the tensor, so it
-may hold elements that are not read, but never lacks one that is.  Its ends are read, unless a layer's holes fall on
-another's: a dilated window over a transposed convolution whose kernel is narrower than its stride.
+A box is the hull of what is read, cut off at the edges of the tensor, so it may hold elements that are not read, but
+never lacks one that is.  Its ends are read as well, but where windows skip rows (dilation, a stride wider than the
+kernel) and a row skipped is the outermost of a tensor, or falls on what another layer skips.
 
 Sizes, strides and offsets are those of outputs far from the edges (Araujo et al., "Computing Receptive Fields of
 Convolutional Neural Networks", Distill 2019; there by closed forms for chains of convolutions, here of any graph):

@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from math import prod
 
-from planner.ir.box import Box, Interval, whole
+from planner.ir.box import Box, Interval, volume, whole
 from planner.ir.errors import operator_of
 from planner.ir.graph import Graph, Layer, TensorSpec, producer
+from planner.ir.plan import Decision
 from planner.layers._kinds import has_halo, kind
+from planner.layers.division import Division
 from planner.layers.elementwise import ELEMENTS
 
 _LEAVE_OUT = "end the block before it and begin another one behind, so that it runs on what all tiles made"
@@ -38,6 +40,27 @@ def block_faults(graph: Graph, names: Collection[str], tiles: Mapping[str, int])
                 why = f"is read in its own block, and is a sum that is known when all tiles are done; {_LEAVE_OUT}"
             if why:
                 yield layer.name, f"layer {layer.name} ({operator_of(layer)}) {why}"
+
+
+def overlap(graph: Graph, decision: Decision, stage: int) -> float:
+    """What the ranks of a stage compute more than once, as a share of its work (floating-point operations) done once.
+
+    Rows beyond a part (``Placement.margin``), and what tiles and ranks compute each for themselves in blocks.
+    """
+    values, samples = graph.values(), max(decision.micro_batches)
+    division = Division.of(graph, decision, stage, samples)
+    tiled = {name: block.tiles for block in division.blocks for name in block.layers}
+    once = done = 0.0
+    for name, layer in division.layers.items():
+        inputs = tuple(values[value].at(samples, graph.samples) for value in layer.layer.inputs)
+        flops = float(kind(layer.layer.kind).forward_flops(layer.layer, inputs))
+        own = sum(volume(box) for box, first in zip(layer.own, layer.is_first, strict=True) if first)
+        parts = [tile.layers[name] for tile in tiled[name]] if name in tiled else [layer]
+        made = sum(
+            volume(box) for part in parts for box, counts in zip(part.done, layer.is_first, strict=True) if counts
+        )
+        once, done = once + flops, done + flops * made / max(1, own)
+    return done / once - 1 if once else 0.0
 
 
 def is_global_along(layer: Layer, inputs: tuple[TensorSpec, ...], dim: str) -> bool:
