@@ -89,15 +89,21 @@ class BlockAccount:
         most = 0
         for place, name in enumerate(names):
             layer = tile.layers[name]
-            needs = transient_bytes(self.sized[name], [boxes[member] for boxes in layer.needed])
+            read = [boxes[member] for boxes in layer.needed]
+            there = [self._there(value, names, tile, member) for value in layer.layer.inputs]
+            needs = transient_bytes(self.sized[name], read, layer.done[member], there)
             for earlier in names[: place + 1]:
                 for number, spec in enumerate(tile.layers[earlier].layer.outputs):
                     value = earlier if number == 0 else f"{earlier}:{number}"
-                    read = any(value in tile.layers[other].layer.inputs for other in names[place:])
-                    if earlier == name or read or value in ends:
+                    is_read = any(value in tile.layers[other].layer.inputs for other in names[place:])
+                    if earlier == name or is_read or value in ends:
                         needs += box_bytes(tile.layers[earlier].held(number)[member], spec.dtype)
             most = max(most, needs)
         return most
+
+    def _there(self, value: str, names: Sequence[str], tile: Division, member: int) -> Box:
+        """What the tensor covers that a layer reads: what the tile made, or else all that the rank has of it."""
+        return (tile if producer(value) in names else self.division).held(value)[member]
 
     def _got(self, block: BlockDivision, member: int) -> int:
         """What came of others, and the copy in which a tile has it together with its own rows."""

@@ -75,16 +75,14 @@ def in_blocks(
 
 
 def _stretches(layers: Sequence[str], blocks: Sequence[Block]) -> Iterable[tuple[tuple[str, ...], int | None]]:
-    """The stage's layers as blocks, each with its number, and what is between them."""
+    """The stage's layers as blocks, each with its number, and others one by one: what is read no more can go."""
     first = 0
     for number, block in enumerate(blocks):
         start = layers.index(block.layers[0])
-        if start > first:
-            yield tuple(layers[first:start]), None
+        yield from (((name,), None) for name in layers[first:start])
         yield block.layers, number
         first = start + len(block.layers)
-    if first < len(layers):
-        yield tuple(layers[first:]), None
+    yield from (((name,), None) for name in layers[first:])
 
 
 def _handed_on(graph: Graph, names: Iterable[str], outputs: tuple[str, ...], is_block: bool) -> tuple[str, ...]:
@@ -137,18 +135,27 @@ class _BlockedRun:
                 inputs = {name: _covering(pieces[name], tile.held(name)[position]) for name in values}
                 made = _called(segment.function, num_samples, {**known, **inputs})
                 del inputs
-                for value, tensor in made.items():
-                    if value in block.summed:
-                        found[value] = found[value] + tensor if value in found else tensor
-                    else:
-                        self._put(found, value, tensor, _made(tile, value)[position], division.owned(value)[position])
-                del made
+                while made:  # what a tile made must be gone before the next one begins
+                    self._put(found, *made.popitem(), block, tile, division)
         finally:
             self._divided.enter(division)
         return found
 
-    def _put(self, found: dict[str, Tensor], value: str, tensor: Tensor, made: Box, owned: Box) -> None:
+    def _put(
+        self,
+        found: dict[str, Tensor],
+        value: str,
+        tensor: Tensor,
+        block: BlockDivision,
+        tile: Division,
+        division: Division,
+    ) -> None:
         """A tile's part of what is handed on; where tiles overlap they have computed the same."""
+        if value in block.summed:
+            found[value] = found[value] + tensor if value in found else tensor
+            return
+        position = self._divided.wire.position
+        made, owned = _made(tile, value)[position], division.owned(value)[position]
         part = intersect(made, owned)
         if part == owned and value not in found:
             found[value] = narrowed(tensor, cuts_of(owned, made))

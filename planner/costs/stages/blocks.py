@@ -111,7 +111,9 @@ def _peaks(prices: LayoutPrices, division: Division) -> Array:
             ends = _made_by(division.layers[name]) if block is None else block.ends
             sizes = {value: box_bytes(division.held(value)[member], _dtype(division, value)) for value in ends}
             fetched = 0 if block is None else _fetched_bytes(division, block, member)
-            inner = max(_tile_peak(prices, index, names, ends, tile, member) for tile in _tiles(division, block))
+            inner = max(
+                _tile_peak(prices, index, names, ends, tile, division, member) for tile in _tiles(division, block)
+            )
             own = (
                 sum(sizes.values()) if block is not None and len(block.tiles) > 1 else 0
             )  # else what is made is handed on
@@ -163,9 +165,11 @@ def _tile_peak(
     names: Sequence[str],
     ends: Sequence[str],
     tile: Division,
+    whole: Division,
     member: int,
 ) -> int:
-    """The most while a tile runs, beside what is held whole."""
+    """The most while a tile runs, beside what is held whole; ``whole``: the division of all tiles."""
+    inside = frozenset(names)
     left: dict[str, int] = {}
     for name in names:
         for value in set(tile.layers[name].layer.inputs):
@@ -175,11 +179,14 @@ def _tile_peak(
     for name in names:
         layer = tile.layers[name]
         sized, read = prices.sized(index[name]), [boxes[member] for boxes in layer.needed]
+        there = [(tile if producer(v) in inside else whole).held(v)[member] for v in layer.layer.inputs]
         made = {
             value: box_bytes(layer.held(number)[member], spec.dtype)
             for number, (value, spec) in enumerate(zip(_made_by(layer), layer.layer.outputs, strict=True))
         }
-        most = max(most, sum(live.values()) + sum(made.values()) + transient_bytes(sized, read))
+        most = max(
+            most, sum(live.values()) + sum(made.values()) + transient_bytes(sized, read, layer.done[member], there)
+        )
         live |= made
         for value in set(layer.layer.inputs):
             left[value] -= 1

@@ -31,10 +31,10 @@ from planner.costs.communication.resharding import exchange_s
 from planner.costs.shards.device_mesh import REPLICA, SPACE, layout_on
 from planner.costs.shards.option import Option
 from planner.costs.shards.tiles import box_bytes, transient_bytes
-from planner.ir.box import Box, intersect, volume
+from planner.ir.box import Box, intersect, volume, whole
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.graph import BYTES_PER_ELEMENT, producer, value_name
+from planner.ir.graph import BYTES_PER_ELEMENT, TensorSpec, producer, value_name
 from planner.ir.plan import Block
 from planner.ir.problem import SPATIAL_DIMS, Problem
 from planner.layers import kind, over_sites
@@ -64,9 +64,6 @@ _ATTEMPTS = 5
 
 _STAY = ("pointwise", "batch_norm")
 """Kinds that read the same place: no block begins at one of them."""
-
-_STRIPS = 8
-"""Most times that a tile is cut more often along one dim than along another."""
 
 Grid = dict[str, int]
 """Parts by dim of space."""
@@ -313,22 +310,28 @@ class _Stretch:
 
     def cheapest(self, free: float) -> _Part | None:
         """The fewest tiles that fit, or the next finer ones, whichever takes less time."""
-        if not self._is_open or (self._is_alone and len(self._names) > 1):
+        if not self._is_open or (self._is_alone and len(self._names) > 1) or self._kept_bytes > free:
             return None
-        best: _Part | None = None
-        for grids in self._grids():
-            fitting = [(self._cost(grid)[0], grid) for grid in grids if self._cost(grid)[1] <= free]
-            if not fitting:
-                if best is not None:
-                    return best
-                continue
-            seconds, grid = min(fitting, key=lambda each: each[0])
-            if best is not None:
-                return best if best.seconds <= seconds else _Part(self._first, grid, seconds)
-            best = _Part(self._first, grid, seconds)
-            if prod(grid.values()) == 1:
-                return best
-        return best
+        whole_s, whole_bytes = self._cost(self._untiled)
+        if whole_bytes <= free:
+            return _Part(self._first, self._untiled, whole_s)
+        levels = self._levels
+        if not levels or self._kept_bytes + self._all_ends > free:
+            return None
+
+        def fitting(level: int) -> list[tuple[float, Grid]]:
+            costs = [(*self._cost(grid), grid) for grid in levels[level]]
+            return [(seconds, grid) for seconds, size, grid in costs if size <= free]
+
+        low, high = 0, len(levels)  # the first level that fits: what a tile holds shrinks as there are more of them
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fitting(middle) else (middle + 1, high)
+        found = [each for level in (low, low + 1) if level < len(levels) for each in fitting(level)]
+        if not found:
+            return None
+        seconds, grid = min(found, key=lambda each: each[0])
+        return _Part(self._first, grid, seconds)
 
     def is_block(self, grid: Grid) -> bool:
         """Whether something is computed twice, or in tiles: other layers run as they are, and hide their halos."""
@@ -336,29 +339,48 @@ class _Stretch:
             return True
         if len(self._parting.ranks) == 1 or self._is_alone:
             return False
-        done = self._reader.done(self._member, {}, {})
-        return any(
-            done.get(each.layer.name, each.own[self._member]) != each.own[self._member] for each in self._reader.layers
-        )
+        return self._overlaps
 
-    def _grids(self) -> Iterator[list[Grid]]:
-        """Grids of tiles, by their number, in powers of two."""
-        dims = [dim for dim in _space_of(self._parting.evaluator.problem) if dim not in self._uncut]
-        most = {dim: self._most(dim) for dim in dims}
-        yield [dict.fromkeys(dims, 1)]
-        if self._is_alone or not dims:
-            return
+    @cached_property
+    def _overlaps(self) -> bool:
+        """Whether a rank computes rows of its neighbours."""
+        done, at = self._done, self._member
+        return any(done.get(each.layer.name, each.own[at]) != each.own[at] for each in self._reader.layers)
+
+    @cached_property
+    def _done(self) -> Mapping[str, Box]:
+        """What the rank does for all its tiles."""
+        return self._reader.done(self._member, {}, {})
+
+    @cached_property
+    def _untiled(self) -> Grid:
+        return dict.fromkeys(self._dims, 1)
+
+    @cached_property
+    def _dims(self) -> list[str]:
+        return [dim for dim in _space_of(self._parting.evaluator.problem) if dim not in self._uncut]
+
+    @cached_property
+    def _levels(self) -> list[list[Grid]]:
+        """Grids of 2, 4, 8, ... tiles: strips along the first dim, and what is nearest to squares."""
+        most = {dim: self._most(dim) for dim in self._dims}
+        found: list[list[Grid]] = []
         count = 2
-        while count <= min(MOST_TILES, prod(most.values())):
-            grids = [
-                grid
-                for grid in _products(count, dims)
-                if all(grid[dim] <= most[dim] for dim in dims)
-                and max(grid.values()) <= _STRIPS * min(grid.values()) * max(1, _STRIPS // 2)
-            ]
-            if grids:
-                yield grids
+        while not self._is_alone and count <= min(MOST_TILES, prod(most.values()) if most else 1):
+            grids = [grid for grid in _products(count, self._dims) if all(grid[dim] <= most[dim] for dim in grid)]
+            if not grids:
+                break
+            squarest = min(
+                grids, key=lambda grid: sum(most[dim] / grid[dim] for dim in grid) - grid[self._dims[0]] * 1e-9
+            )
+            strips = [grid for grid in grids if grid[self._dims[0]] == count]
+            found.append([squarest, *(grid for grid in strips if grid != squarest)])
             count *= 2
+        return found
+
+    @cached_property
+    def _all_ends(self) -> int:
+        return sum(self._end_bytes(value) for value in self._reader.ends)
 
     def _most(self, dim: str) -> int:
         """The rows of the smallest end that has the dim."""
@@ -378,8 +400,10 @@ class _Stretch:
             done = self._reader.done(self._member, grid, at)
             tiles = prod(grid.values())
             compute_s = tiles * sum(self._seconds(each, done) for each in self._reader.layers)
-            exchanged_s, fetched = self._fetching(compute_s)
-            ends = sum(self._end_bytes(value) for value in self._reader.ends) if tiles > 1 else 0
+            moving_s, fetched = self._fetching
+            is_alone = len(self._names) == 1 or not self._overlaps
+            exchanged_s = max(0.0, moving_s - compute_s) if is_alone else moving_s
+            ends = self._all_ends if tiles > 1 else 0
             held = self._kept_bytes + ends + fetched + self._inside(done)
             self._known[key] = compute_s + exchanged_s, held
         return self._known[key]
@@ -399,11 +423,12 @@ class _Stretch:
     def _index(self) -> dict[str, int]:
         return {layer.name: number for number, layer in enumerate(self._prices.layers)}
 
-    def _fetching(self, compute_s: float) -> tuple[float, int]:
+    @cached_property
+    def _fetching(self) -> tuple[float, int]:
         """Seconds and bytes of what a rank gets of others."""
         if len(self._parting.ranks) == 1:
             return 0.0, 0
-        done, found, total = self._reader.done(self._member, {}, {}), 0, 0
+        done, found, total = self._done, 0, 0
         for each in self._reader.layers:
             box = done.get(each.layer.name)
             if box is None:
@@ -416,7 +441,7 @@ class _Stretch:
                 own = maker.owned(int(value.partition(":")[2] or 0))[self._member]
                 shared = intersect(part, own)
                 size = BYTES_PER_ELEMENT[spec.dtype]
-                inside = intersect(part, tuple(type(p)(0, n) for p, n in zip(part, spec.shape, strict=True)))
+                inside = intersect(part, whole(spec.shape))
                 missing = (volume(inside) if inside else 0) - (volume(shared) if shared else 0)
                 found, total = found + max(0, missing) * size, total + (volume(part) * size if missing > 0 else 0)
         if not found:
@@ -424,8 +449,7 @@ class _Stretch:
         moving = np.zeros((len(self._parting.ranks),) * 2)
         moving[self._member - 1, self._member] = moving[self._member, self._member - 1] = found
         seconds = float(exchange_s(moving, self._parting.ranks, self._prices.book.network))
-        hides = len(self._names) == 1 or not self.is_block({})
-        return max(0.0, seconds - compute_s) if hides else seconds, found + total
+        return seconds, found + total
 
     def _kept(self) -> int:
         """What earlier blocks handed on and is read from here on, or judged by."""
@@ -447,6 +471,11 @@ class _Stretch:
         number = int(output or 0)
         return box_bytes(each.owned(number)[self._member], each.layer.outputs[number].dtype)
 
+    def _whole(self, value: str, spec: TensorSpec) -> Box:
+        """All that the rank has of a value from outside of the block."""
+        maker = self._parting._plain.get(producer(value))
+        return whole(spec.shape) if maker is None else maker.owned(int(value.partition(":")[2] or 0))[self._member]
+
     def _inside(self, done: Mapping[str, Box]) -> int:
         """The most inside a tile."""
         left: dict[str, int] = {}
@@ -454,15 +483,22 @@ class _Stretch:
             for value in set(each.layer.inputs):
                 left[value] = left.get(value, 0) + 1
         live: dict[str, int] = {}
+        boxes: dict[str, Box] = {}
         most = 0
         for each in self._reader.layers:
             box = done.get(each.layer.name)
             if box is not None:
                 read = kind(each.layer.kind).input_boxes(each.layer, each.inputs, box)
                 for number, spec in enumerate(each.layer.outputs):
-                    live[value_name(each.layer.name, number)] = box_bytes(made_box(box, each.work, spec), spec.dtype)
+                    value = value_name(each.layer.name, number)
+                    boxes[value] = made_box(box, each.work, spec)
+                    live[value] = box_bytes(boxes[value], spec.dtype)
                 sized = self._prices.sized(self._index[each.layer.name])
-                most = max(most, sum(live.values()) + transient_bytes(sized, read))
+                there = [
+                    boxes.get(value) or self._whole(value, spec)
+                    for value, spec in zip(each.layer.inputs, each.inputs, strict=True)
+                ]
+                most = max(most, sum(live.values()) + transient_bytes(sized, read, box, there))
             for value in set(each.layer.inputs):
                 left[value] -= 1
             live = {v: size for v, size in live.items() if left.get(v, 0) > 0 or v in self._reader.ends}
