@@ -405,11 +405,18 @@ _END = object()
 
 
 def _input_shape(model: LoadedModel) -> tuple[int, ...]:
+<<<<<<< HEAD
     """Of the example's first input; of clouds (samples, points, channels) of the features, of a graph (seeds,)."""
     if model.clouds is None:
         return tuple(model.inputs[0].shape)
     named = model.clouds.named
     return tuple(named.get("features", next(iter(named.values()))).shape)
+=======
+    """Of the example's first input as it is wanted; of clouds (samples, points, channels) of the features."""
+    if model.clouds is not None:
+        return tuple(model.clouds.named["features"].shape)
+    return model.shape_of(model.names[0], tuple(model.inputs[0].shape))
+>>>>>>> fields
 
 
 def _float_dtype(model: LoadedModel) -> torch.dtype:
@@ -422,7 +429,18 @@ def _repeated(model: LoadedModel, global_batch: int) -> Pair:
     inputs, targets = (
         tuple(t[rows] if t.ndim and t.shape[0] == model.samples else t for t in tensors) for tensors in model.fed
     )
+    if model.sizes:
+        names = iter(model.names)
+        inputs, targets = (tuple(_of_size(model, next(names), t) for t in tensors) for tensors in (inputs, targets))
     return inputs, targets
+
+
+def _of_size(model: LoadedModel, name: str, tensor: Tensor) -> Tensor:
+    """The tensor repeated along the dims that are wanted larger."""
+    for dim, extent in enumerate(model.shape_of(name, tuple(tensor.shape))):
+        if tensor.shape[dim] != extent:
+            tensor = tensor.index_select(dim, torch.arange(extent) % tensor.shape[dim])
+    return tensor
 
 
 def batches(data: str, model: LoadedModel, global_batch: int, seed: int) -> Iterator[Item]:

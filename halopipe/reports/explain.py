@@ -7,6 +7,7 @@ from typing import Any
 
 from halopipe.planning import calibration, solve
 from halopipe.planning.replan import standing_text
+from halopipe.reports.layer import tiles_text
 from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.terminal import tables, units
 from planner.export.rows import StageRow, stage_rows
@@ -17,6 +18,7 @@ from planner.ir.problem import MEMORY, THROUGHPUT
 from planner.ir.profile import ModelSource, Profile
 from planner.ir.program import Program
 from planner.ir.schedule import StageGraph
+from planner.layers.tiling import overlap
 from planner.passes import staleness
 from planner.schedules import names, traits
 
@@ -38,7 +40,7 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
         picture = tables.gantt(timeline, solve.device_names(plan), width - 2)
         blocks.append("Step (predicted)\n" + _indented(picture))
     blocks += [
-        _stages(stage_rows(plan, profile, timeline)),
+        "\n".join([_stages(stage_rows(plan, profile, timeline)), *block_lines(plan, profile)]),
         _ranks(plan, prediction),
         _unflushed(plan, profile, prediction) if profile is not None else "",
         evidence_text(prediction),
@@ -256,6 +258,20 @@ def layout_lines(rows: tuple[StageRow, ...]) -> list[str]:
         for row in rows
         if len(row.layouts) > 1 or any(not words.startswith("samples") or " x " in words for words in row.layouts)
     ]
+
+
+def block_lines(plan: Plan, profile: Profile | None) -> list[str]:
+    """A line for each block of layers that is run without exchanges inside, and what is computed more than once."""
+    found = []
+    for number, stage in enumerate(plan.decision.stages):
+        for block in stage.blocks:
+            ends = f"{block.layers[0]} to {block.layers[-1]}"
+            layers = units.count(len(block.layers), "layer")
+            found.append(f"  stage {number} exchanges nothing in a block of {layers}, {ends}: {tiles_text(block)}")
+        if stage.blocks and profile is not None:
+            share = units.percent(overlap(profile.graph, plan.decision, number))
+            found.append(f"  stage {number} computes {share} more than the work, where tiles and ranks overlap")
+    return found
 
 
 def _ranks(plan: Plan, prediction: Prediction) -> str:

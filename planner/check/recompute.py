@@ -278,7 +278,14 @@ class _Plain:
             placements = {layer.name: self.decision.layers[layer.name] for layer in self.layers[stage]}
             group = self.decision.stages[stage]
             self._laid_out[stage, samples] = LaidOut(
-                self.prices, self.layers[stage], placements, self.program.ranks[stage], samples, group.recompute
+                self.prices,
+                self.layers[stage],
+                placements,
+                self.program.ranks[stage],
+                samples,
+                group.recompute,
+                group.blocks,
+                not self.program.trains,
             )
         return self._laid_out[stage, samples]
 
@@ -293,7 +300,11 @@ class _Plain:
         recompute, size = self.decision.stages[stage].recompute, self.decision.micro_batches[microbatch]
         if self.has_layouts[stage]:
             laid_out, member = self._of_size(stage, size), self.program.ranks[stage].index(rank)
-            kept, of_layers = laid_out.saved_bytes(member), None if recompute else laid_out.levels(member)
+            blocks = self.decision.stages[stage].blocks
+            if blocks:
+                kept, of_layers = [0.0] * len(layers), None
+            else:
+                kept, of_layers = laid_out.saved_bytes(member), None if recompute else laid_out.levels(member)
             is_shared = shares_memory(self.book.profile.cluster, self.program.ranks[stage])
             sizes = set() if is_shared else set(self.decision.micro_batches)
             deferring = self.book.tables.deferring(kind)
@@ -302,7 +313,7 @@ class _Plain:
                 saved=[0.0] if recompute else kept if of_layers is not None else [sum(kept)],
                 levels=of_layers,
                 defers=() if of_layers is None else [bool(deferring[at]) for at in indices],
-                workspace=laid_out.workspace_bytes(member),
+                workspace=laid_out.unrecorded_bytes(member) if blocks else laid_out.workspace_bytes(member),
                 left=sum(kept),
                 again=sum(kept) if recompute else 0.0,
                 prepared=self.book.preparations.num_bytes(indices, size, len(self.program.ranks[stage])),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from planner.ir.cluster import DATASHEET, GLOO, IN_PROCESS, NCCL
 from planner.ir.layout import Layout
@@ -37,6 +38,28 @@ class PlanInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Layers of a forward plan that each rank runs through without an exchange between them, tile by tile.
+
+    What the block hands on is divided over the ranks as its layers' cuts say, and over the tiles of a rank.  What is
+    inside follows from the access relations: a tile computes what its part of the ends reads, its overlap with other
+    tiles and ranks included, from what was fetched before the block (:class:`planner.layers.division.BlockDivision`).
+
+    Attributes:
+        layers: by name, one after another in the stage's order.
+        tiles: into how many tiles a rank cuts its part along a dim of space; dims left out are not cut.
+    """
+
+    layers: tuple[str, ...]
+    tiles: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def num_tiles(self) -> int:
+        """Of each rank."""
+        return prod(self.tiles.values())
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """A group of ranks that runs some layers, and the devices they are meant for.
 
@@ -44,12 +67,14 @@ class Stage:
         recompute: whether activations are dropped after the forward and computed again before the backward.
         sharded: whether the ranks divide the optimiser's state among them, each updating its part of the parameters
             (ZeRO stage 1, Rajbhandari et al. 2020).
+        blocks: of a forward plan, layers that are run without exchanges between them, and in tiles; in order.
     """
 
     ranks: tuple[int, ...]
     devices: tuple[str, ...]
     recompute: bool = False
     sharded: bool = field(default=False, metadata={"added": "0.1"})
+    blocks: tuple[Block, ...] = field(default=(), metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

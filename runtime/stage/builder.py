@@ -199,6 +199,7 @@ class Builder:
             halves=bool(manner.split) and self._compiler is None,
             divided=divided,
             sites=sites,
+            blocks=self._decision.stages[stage].blocks,
         )
         if self._compiler is not None:
             refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)

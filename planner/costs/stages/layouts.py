@@ -71,6 +71,7 @@ class LayoutPrices:
         allow: families of dims that may be cut (``Problem.allow``).
         halo_depth: most rows by which a rank may work beyond its part (0: halos are exchanged layer by layer).
         parts: of layers, as they were measured at their own shapes.
+        evaluates: whether it is about forward passes alone, in which batch norms use their running statistics.
     """
 
     book: PriceBook
@@ -78,6 +79,7 @@ class LayoutPrices:
     samples: int
     allow: tuple[str, ...] = (SAMPLE_DIMS,)
     halo_depth: int = 0
+    evaluates: bool = False
     parts: MeasuredParts = field(init=False, repr=False)
     _values: dict[str, TensorSpec] = field(init=False, repr=False)
     _mixing: frozenset[str] = field(init=False, repr=False)
@@ -150,8 +152,8 @@ class LayoutPrices:
             MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
         """
         shards = self.shards(index, options)
-        costs = self._cost_of_part(index, shards)
-        sums = self._sums(index, shards)
+        costs = self.cost_of_part(index, shards)
+        sums = self.sums(index, shards)
         update, accumulate = self._parameter_costs(index, sums.held_bytes)
         return LayerTable(
             shards,
@@ -207,12 +209,16 @@ class LayoutPrices:
         }
         return tuple(sorted(found))
 
-    def _sums(self, index: int, shards: Shards) -> Sums:
+    def sums(self, index: int, shards: Shards) -> Sums:
+        """What a layer sums over ranks, and holds of parameters."""
         own = self._own[self.layers[index].name]
         key = (shards.sized.signature, shards.options, own)
         found = self._summed.get(key)
         if found is None:
-            found = self._summed[key] = sums_of(shards, own, self.ranks, self._rate, self.book.profile.cluster)
+            found = sums_of(shards, own, self.ranks, self._rate, self.book.profile.cluster)
+            if self.evaluates and shards.sized.relation.REDUCTION == "statistics":
+                found = replace(found, statistics_s=np.zeros_like(found.statistics_s))
+            self._summed[key] = found
         return found
 
     def _with_margins(self, sized: SizedLayer, plain: tuple[Option, ...]) -> tuple[Option, ...]:
@@ -222,7 +228,7 @@ class LayoutPrices:
             for rows in range(1, min(self.halo_depth, most_margin(sized, option.layout)) + 1)
         )
 
-    def _cost_of_part(self, index: int, shards: Shards) -> Array:
+    def cost_of_part(self, index: int, shards: Shards) -> Array:
         """``[6, options, ranks]``: seconds and bytes of each part, as measured or from the cost of whole samples."""
         found = np.zeros((6, *shards.share.shape))
         for member, rank in enumerate(self.ranks):

@@ -26,7 +26,7 @@ from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout, cut_points
-from planner.ir.plan import Alternative, Decision, Placement, Plan, PlanInputs, Prediction, Search, Stage
+from planner.ir.plan import Alternative, Block, Decision, Placement, Plan, PlanInputs, Prediction, Search, Stage
 from planner.ir.problem import LATENCY, Problem
 from planner.ir.program import Program
 from planner.ir.schedule import Pipeline, StageGraph
@@ -253,6 +253,7 @@ class Candidate:
         recompute: by stage, whether activations are computed again before the backward; empty: nowhere.
         options: by layer: how it is divided where its stage is not cut along samples alone, else None; empty: nowhere.
         prepares_ahead: whether hosts prepare inputs one micro-batch ahead (``passes.lower``).
+        blocks: by stage, layers that are run in blocks; empty: nowhere.
     """
 
     stage_of: tuple[int, ...]
@@ -264,6 +265,7 @@ class Candidate:
     recompute: tuple[bool, ...] = ()
     options: tuple[Option | None, ...] = ()
     prepares_ahead: bool = True
+    blocks: tuple[tuple[Block, ...], ...] = ()
 
     @classmethod
     def chain(
@@ -303,6 +305,10 @@ class Candidate:
         stage, option = self.stage_of[layer], self.option_of(layer)
         return Placement(stage, self.layouts()[stage].cuts) if option is None else option.placement(stage)
 
+    def blocks_of(self, stage: int) -> tuple[Block, ...]:
+        """What is run in blocks of a stage."""
+        return self.blocks[stage] if self.blocks else ()
+
     def stage_names(self, graph: Graph) -> dict[str, int]:
         """The stage of each layer by name."""
         return {layer.name: stage for layer, stage in zip(graph.layers, self.stage_of, strict=True)}
@@ -335,7 +341,8 @@ def boundaries_of(graph: Graph, candidate: Candidate) -> Boundaries:
         for index, layer in enumerate(graph.layers)
         if (option := candidate.option_of(index)) is not None and (option.ways > 1 or option.margin)
     }
-    return Boundaries.of(graph, candidate.stage_names(graph), candidate.layouts(), candidate.groups, own, placed)
+    names, blocks = candidate.stage_names(graph), dict(enumerate(candidate.blocks))
+    return Boundaries.of(graph, names, candidate.layouts(), candidate.groups, own, placed, blocks)
 
 
 def program_of(graph: Graph, candidate: Candidate) -> Program:
@@ -363,6 +370,7 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
                 tuple(devices[rank].name for rank in group),
                 candidate.recomputes(stage),
                 problem.shards(len(group)) and not has_own_options(candidate, stage),
+                candidate.blocks_of(stage),
             )
             for stage, group in enumerate(candidate.groups)
         ),
