@@ -201,7 +201,7 @@ class StageFunctions:
             if blocks and isinstance(found, StageFunction):
 
                 def part(layers: frozenset[str], outputs: tuple[str, ...]) -> StageFunction:
-                    return replace(cut, layers=layers, outputs=outputs, judged=()).function(evaluation, late=True)
+                    return replace(cut, layers=layers, outputs=outputs, watched=()).function(evaluation, late=True)
 
                 names = [layer.name for layer in cut.model.graph.layers if layer.name in cut.layers]
                 found = in_blocks(part, self.training, found.outputs, cut.model.graph, names, blocks, divided)
