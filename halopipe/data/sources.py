@@ -405,7 +405,7 @@ _END = object()
 
 
 def _input_shape(model: LoadedModel) -> tuple[int, ...]:
-    """Of the first input as it is wanted; of clouds (samples, points, channels) of the features, of a graph (seeds,)."""
+    """Of the first input as it is wanted; of clouds (samples, points, channels) of the features, of graphs (seeds,)."""
     if model.clouds is None:
         return model.shape_of(model.names[0], tuple(model.inputs[0].shape))
     named = model.clouds.named
