@@ -10,9 +10,9 @@ unless its row says so.
 from __future__ import annotations
 
 from benchmarks.report import Row
-from benchmarks.seeds import branches, primitives, schedules, streams
+from benchmarks.seeds import boards, branches, fields, graphs, parareal, primitives, schedules, streams, transformers
 
-SYSTEMS = (schedules, branches, primitives, streams)
+SYSTEMS = (schedules, branches, parareal, streams, fields, graphs, boards, transformers, primitives)
 """In the order of the table."""
 
 

@@ -39,7 +39,7 @@ _WARM = 10
 _WITHIN = 0.05
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-MODEL = f'''
+MODEL = f"""
 import torch
 from torch import nn
 
@@ -49,7 +49,7 @@ def model(input_shape=({_ROWS}, {_WIDTH})):
     layers = [nn.Sequential(nn.Linear({_WIDTH}, {_WIDTH}), nn.Tanh()) for _ in range({_LAYERS})]
     example = torch.randn(*input_shape), torch.randn(*input_shape)
     return nn.Sequential(*layers).eval(), example, nn.functional.mse_loss
-'''
+"""
 
 
 def rows(quick: bool) -> Iterator[Row]:
@@ -95,10 +95,14 @@ def _loaded(serving: Serving, plan: Plan, count: int) -> Iterator[Row]:
         ended_s.append(time.perf_counter())
         answers += [output] if len(answers) < 8 else []
     rate = _ROWS * count / (ended_s[-1] - ended_s[_WARM - 1])
-    worst = max(float((found - module(x)).norm() / module(x).norm()) for found, x in zip(answers, requests, strict=True))
+    worst = max(
+        float((found - module(x)).norm() / module(x).norm()) for found, x in zip(answers, requests, strict=True)
+    )
     yield _beside("streams, sustained rate (timed): measured over predicted", rate / said.sustained_per_s)
     full_s = serving.counts.latency_s(0.5)
-    yield Row("streams, latency of a full stream (timed): of room times the period", full_s / _full_s(serving, plan), "x")
+    yield Row(
+        "streams, latency of a full stream (timed): of room times the period", full_s / _full_s(serving, plan), "x"
+    )
     yield at_most("streams, executed: largest error of an answer", worst, "relative", TOLERANCE)
     yield at_most("streams, memory after the load less before", (_resident_bytes(serving) - before) / 2**20, "MiB", 32)
     yield from _over_http(serving, said.sustained_per_s, count // 4)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import runtime.pipeline.microbatches
+from cuda_ops.sampling.sampler import SampledGraph
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from halopipe.data.feeds import COMPARING, Agreement, Consumer, agreement_of
 from halopipe.data.sources import Form, Item, Pair, bound, tensors_of
@@ -30,6 +31,7 @@ from planner.ir.errors import CorruptFileError, HalopipeError, UnsupportedModelE
 from planner.ir.profile import Profile
 from profiler.capture.graph import capture
 from profiler.source.clouds import samples_first
+from profiler.source.graphs import raw_of
 from profiler.source.model import LoadedModel
 from profiler.source.structure import BatchStructure
 from runtime.checkpoint.lock import held
@@ -51,7 +53,8 @@ Batch = Any
 """A global batch as its user has it (:class:`profiler.source.structure.BatchStructure`); or a list of micro-batches.
 
 Of a sparse network the inputs are a SparseTensor, and targets one a sample or one a point in the order that the points
-were given in; or all has samples first, padded: coordinates, features and counts, and the targets.
+were given in; or all has samples first, padded: coordinates, features and counts, and the targets.  Of a graph network
+they are a SampledGraph, or seeds and draws.
 """
 
 
@@ -231,16 +234,19 @@ class Execution:
             self.followed.updated()
         return replace(result, loss=self._told(result.loss))
 
-    def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "") -> Score:
+    def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "", outputs: Sequence[str] = ()) -> Score:
         """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
 
         All ranks call this with the same batches, and get the same answer; nothing is changed by it.
 
         Args:
+            batches: as of :meth:`step`.
             metric: makes metrics of one's own, see :mod:`halopipe.training.evaluate`.
+            outputs: names of the module's outputs and of tensors of the batch, ``("logits", "labels")``, which accuracy
+                is told of and metrics are given; none: what the layer of the loss reads.
         """
         found = (self._bound(batch, self._evaluated) for batch in batches)
-        return evaluate(self._engine, self._consumer, found, metric)
+        return evaluate(self._engine, self._consumer, found, metric, outputs)
 
     def stream(self, *, learns: bool = False, training: bool = True) -> Stream:
         """This rank's part of an endless stream; see :meth:`runtime.engine.Engine.stream`."""
@@ -452,6 +458,9 @@ class Execution:
             inputs, targets = batch
             found = samples_first(inputs, _tuple(targets), self._consumer.per_site)
             return found[:_NUM_OF_CLOUDS], found[_NUM_OF_CLOUDS:]
+        if isinstance(batch, (tuple, list)) and isinstance(batch[0], SampledGraph):
+            inputs, targets = batch
+            return raw_of(inputs), _tuple(targets)
         return self._form.pair(batch)
 
 

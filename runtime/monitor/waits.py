@@ -327,12 +327,12 @@ class Voice:
 
     def _unheard(self, silent: Mapping[int, float], beats: Mapping[int, Beat]) -> DeadlineError:
         """The error of a meeting to which ranks do not come that have said nothing for so long."""
-        lost = [rank for rank, silent_s in silent.items() if silent_s >= self._deadline_s]
+        lost = ", ".join(f"rank {rank}" for rank, silent_s in silent.items() if silent_s >= self._deadline_s)
         step = f" (step {self.activity.step})" if self.activity.step >= 0 else ""
         said_s = f"for {max(silent.values()):.1f} s, deadline {self._deadline_s:g} s"
         return DeadlineError(
-            f"rank {self._rank} waited in vain for {_names(lost)} in {self.activity.what}{step}",
-            [f"nothing was heard of {_names(lost)} {said_s}", *([describe(beats)] if beats else [])],
+            f"rank {self._rank} waited in vain for {lost} in {self.activity.what}{step}",
+            [f"nothing was heard of {lost} {said_s}", *([describe(beats)] if beats else [])],
             ["see whether the host runs, and can be reached"],
         )
 

@@ -218,22 +218,20 @@ class Executor:
 
     Args:
         evaluates: forward passes in evaluation mode.
-        kept: names of values of which ``outputs`` keeps what this rank makes.
         passes: how a stage is run forward where it is not evaluated; None: as in training.
+
+    Attributes:
+        kept: names of values of which ``outputs`` keeps what this rank makes; changed between runs.
+        outputs: of the last run, by micro-batch and value.
     """
 
     def __init__(
-        self,
-        binding: Binding,
-        around: StepEnvironment,
-        *,
-        evaluates: bool = False,
-        kept: Sequence[str] = (),
-        passes: Passes | None = None,
+        self, binding: Binding, around: StepEnvironment, *, evaluates: bool = False, passes: Passes | None = None
     ) -> None:
         self._program, self._residents, self._plumbing = binding.program, binding.residents, binding.plumbing
         self._around, self._rank = around, around.transport.rank
-        self._evaluates, self._kept, self._passes = evaluates, tuple(kept), passes
+        self._evaluates, self._passes = evaluates, passes
+        self.kept: tuple[str, ...] = ()
         row = binding.program.rows[self._rank]
         self._post = Post(
             binding.plumbing,
@@ -355,7 +353,7 @@ class Executor:
             outputs = self._passes(resident, microbatch, values)
         else:
             outputs = resident.forward(microbatch, values, action.version)
-        if self._kept and (kept := self._judged(stage, microbatch, outputs)):
+        if self.kept and (kept := self._judged(stage, microbatch, outputs)):
             self.outputs.setdefault(microbatch, {}).update(kept)
         for edge in self._program.stages.out_of(stage):
             self._post.hand_out(FORWARD, (stage, edge.dst, microbatch), outputs)
@@ -370,7 +368,7 @@ class Executor:
         plumbing = self._plumbing
         return {
             name: (plumbing.held(name, stage, microbatch), outputs[name])
-            for name in self._kept
+            for name in self.kept
             if name in outputs and plumbing.speaks_for(name, stage, microbatch)
         }
 

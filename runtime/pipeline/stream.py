@@ -204,7 +204,8 @@ class Stream:
             if len(self._executors) >= _MOST_KEPT:
                 self._executors.pop(next(iter(self._executors)))
             passes = None if learns else self._passes
-            self._executors[key] = Executor(binding, self._around, kept=self.setting.answers, passes=passes)
+            self._executors[key] = Executor(binding, self._around, passes=passes)
+            self._executors[key].kept = self.setting.answers
         return self._executors[key]
 
 
@@ -220,16 +221,16 @@ def answers_of(model: CapturedModel) -> tuple[str, ...]:
             ["this network takes point clouds, whose sites are found for whole batches"],
             ["halopipe run with --eval-data"],
         )
-    missing = [number for number, value in enumerate(model.outputs) if not value or value in model.graph.inputs]
+    missing = [name for name, value in model.outputs.items() if not value or value in model.graph.inputs]
     if missing or not model.outputs:
         raise UnsupportedModelError(
             "the module's output cannot be had of the captured graph",
-            [f"tensor {missing[0]} of its {len(model.outputs)} is not made on the way to the loss"]
+            [f"{missing[0]}, of its {len(model.outputs)} tensors, is not made on the way to the loss"]
             if missing
             else ["its output holds no tensor"],
             ["leave out of the output what the loss does not depend on, or let the loss read it"],
         )
-    return model.outputs
+    return tuple(model.outputs.values())
 
 
 def reads_of(decision: Decision, model: CapturedModel, residents: Mapping[int, Resident]) -> tuple[str, ...]:
