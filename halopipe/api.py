@@ -497,9 +497,18 @@ def serve(
     """
     from halopipe.serving import serving
 
-    setting = {"mode": mode, "learn": learn, "room": room, "check": check_first_answer}
-    where = {"checkpoint": checkpoint, "step": step, "optimizer": optimizer}
-    return serving.open_serving(_plan(plan), module, options=options, **where, **setting)
+    return serving.open_serving(
+        _plan(plan),
+        module,
+        optimizer=optimizer,
+        options=options,
+        checkpoint=checkpoint,
+        step=step,
+        mode=mode,
+        learn=learn,
+        room=room,
+        check=check_first_answer,
+    )
 
 
 def _on_all(profile: Profile, best: Plan, num_ranks: int) -> Plan:

@@ -1,6 +1,6 @@
 """PARTIME (Meloni et al., 2022): a pipeline over time, each stage on a request of its own, without an end.
 
-A network of equal layers in float64 on two cores of this host, a stage each: profiled, planned for the highest rate of a
+A network of equal layers in float64 on two cores of this host, a stage each: profiled, planned for the highest rate of
 stream, then served to this process for some seconds.  Rates, latencies and memory are timed and measured here, loopback
 alone: on a machine that does something else they say little, as the rows of the host's own speed do not either.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -104,9 +105,11 @@ def serve(path: Path, source: Source, setting: Mapping[str, Any], save: Path | N
 def _requests(serving: Serving, source: Source, draining: Draining) -> Iterator[tuple[Any, Any, feeds.Put]]:
     if source.folder is not None and source.output is not None:
         return feeds.of_folder(serving, source.folder, source.output, source.reader, draining, follow=source.follow)
+    # A reader of its own: a thread that still waits on sys.stdin when the interpreter ends would end it with an abort.
+    given = open(os.dup(sys.stdin.fileno()), "rb")  # noqa: SIM115  # read until the process ends
     if source.stdin == feeds.NPY:
-        return feeds.of_arrays(serving, sys.stdin.buffer, sys.stdout.buffer)
-    return feeds.of_lines(serving, sys.stdin.buffer, sys.stdout.buffer, source.most_bytes)
+        return feeds.of_arrays(serving, given, sys.stdout.buffer)
+    return feeds.of_lines(serving, given, sys.stdout.buffer, source.most_bytes)
 
 
 def _http() -> Any:

@@ -14,10 +14,8 @@ import json
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,35 +43,38 @@ class Draining(threading.Event):
     """Set when no more requests are to be taken, as by SIGTERM; what was taken is still answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class _OnTheWay:
-    future: Future[Answer]
-    put: Put
-
-
 def pump(serving: Serving, requests: Iterator[tuple[Any, Any, Put]], draining: Draining) -> None:
-    """Answers requests one after another; each answer is put where its request says, in their order.
+    """Answers requests one after another; each answer is put where its request says, in their order, once it is there.
+
+    Answers that nobody has taken yet are no more than there is room for: who reads them slowly slows the source.
 
     Raises:
         HalopipeError: what a rank has failed by, or a request that is not what the model takes.
     """
-    waiting: deque[_OnTheWay] = deque()
+    waiting: queue.Queue[tuple[Future[Answer], Put] | None] = queue.Queue(serving.room)
+    faults: list[Exception] = []
 
-    def put_ready(keep: int) -> None:
-        while waiting and (len(waiting) > keep or waiting[0].future.done()):
-            one = waiting.popleft()
-            one.put(one.future.result().output)
+    def write() -> None:
+        while (one := waiting.get()) is not None:
+            try:
+                output = one[0].result().output
+                if not faults:
+                    one[1](output)
+            except Exception as error:  # noqa: BLE001  # raised below, in the thread of who asked
+                faults.append(error)
 
+    writer = threading.Thread(target=write, name="answers are written")
+    writer.start()
     try:
         for inputs, targets, put in requests:
-            put_ready(serving.room - 1)
-            waiting.append(_OnTheWay(serving.submit(inputs, targets), put))
-            put_ready(serving.room)
-            if draining.is_set():
+            waiting.put((serving.submit(inputs, targets), put))
+            if draining.is_set() or faults:
                 break
     finally:
-        if serving.failure is None:
-            put_ready(0)
+        waiting.put(None)
+        writer.join()
+    if faults:
+        raise faults[0]
     if serving.failure is not None:
         raise serving.failure
 

@@ -310,7 +310,7 @@ class Serving:
         if targets is None and self.learns and structure.has_targets:
             raise UsageError("stages that learn need targets", ["the request has none"], ["submit(inputs, targets)"])
         if targets is None:
-            given, aims = replace(structure, targets=None).apart(inputs, "the request")[0], ()
+            given, aims = replace(structure, targets=None).apart(inputs, "the request")
         else:
             given, aims = structure.apart((inputs, targets), "the request")
         specs = self._told.inputs

@@ -146,7 +146,8 @@ def test_a_source_is_read_no_faster_than_it_is_answered() -> None:
     pump.start()
     while len(read) < 4:
         time.sleep(1e-3)
-    assert serving.most_waiting == 3  # the fourth is read, and waits for the first answer
+    assert len(read) == 4  # it waits for the first answer
+    assert serving.most_waiting == 3
     serving.go.set()
     pump.join(20)
     assert len(read) == 50
@@ -184,6 +185,16 @@ def test_a_read_that_never_ends_does_not_keep_a_stream_that_drains_or_has_failed
             draining.set()
         assert list(found) == []
     never.set()
+
+
+def test_an_answer_is_put_when_it_is_there_though_no_other_request_comes() -> None:
+    serving, is_put = StandIn(network()), threading.Event()
+
+    def requests() -> object:
+        yield torch.from_numpy(rows(0)), None, lambda output: is_put.set()
+        assert is_put.wait(20)
+
+    pumped(serving, requests())
 
 
 def test_what_a_rank_failed_by_ends_the_pump() -> None:

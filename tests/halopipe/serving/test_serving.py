@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from runtime.pipeline.microbatches import InputSpecs
 from tests.halopipe.plans import plan_of
+from tests.runtime import test_local_losses
 
 HOME = Path(__file__).resolve().parents[3]
 OF_STREAM = "tests.runtime.pipeline.test_stream"
@@ -94,7 +96,7 @@ def test_requests_are_answered_in_order_by_ranks_that_keep_state() -> None:
 @pytest.mark.exhaustive("three processes that load torch, 15 s; the engine's own test learns in threads")
 def test_stages_learn_from_requests_and_what_they_learnt_is_saved(tmp_path: Path) -> None:
     model = load_model(LOCAL)
-    plan = plan_of(LOCAL, ["blocks.2.0"], (4,), schedule="1f1b")
+    plan = replace(plan_of(LOCAL, [0.5], (4,)), decision=test_local_losses.decision_of(2, "1f1b", (4,)))
     module, twin = model.module, copy.deepcopy(model.module)
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9)
     with hp.serve(plan, module, learn=True) as serving:
