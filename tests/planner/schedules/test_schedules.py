@@ -174,8 +174,18 @@ def test_chimera_has_the_published_bubbles_and_activations(depth: int) -> None:
 
 
 CHIMERA = {  # D stages, N micro-batches, B over F: the step in F, by list scheduling of both directions
-    (4, 4, 1): 10, (4, 8, 1): 18, (4, 4, 2): 16, (4, 8, 2): 29, (6, 6, 1): 16, (6, 12, 1): 28,
-    (6, 6, 2): 26, (6, 12, 2): 47, (8, 8, 1): 22, (8, 16, 1): 38, (8, 8, 2): 36, (8, 16, 2): 65,
+    (4, 4, 1): 10,
+    (4, 8, 1): 18,
+    (4, 4, 2): 16,
+    (4, 8, 2): 29,
+    (6, 6, 1): 16,
+    (6, 12, 1): 28,
+    (6, 6, 2): 26,
+    (6, 12, 2): 47,
+    (8, 8, 1): 22,
+    (8, 16, 1): 38,
+    (8, 8, 2): 36,
+    (8, 16, 2): 65,
 }
 HANAYO = {(4, 1): 18, (4, 2): 15, (8, 1): 38, (8, 2): 31}  # p positions and micro-batches, waves, B = 2 F
 FLUSHES = {(4, 4): 7 / 4, (4, 8): 11 / 8, (4, 16): 19 / 16, (8, 8): 15 / 8, (8, 32): 39 / 32}  # p, m: 1F1B over 2BW
