@@ -1,4 +1,4 @@
-"""Graph networks by plans: runs beside one device, whoever reads the seeds, evaluation, and going on from a checkpoint."""
+"""Graph networks by plans: runs beside one device, whoever reads the seeds, evaluation, and going on from a save."""
 
 from __future__ import annotations
 
