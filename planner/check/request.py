@@ -73,7 +73,8 @@ def _schedule_faults(plan: Plan, trains: bool) -> Iterator[str]:
         words = ("forward passes alone", "training")
         yield f"{_PATH}.objective: asked for {request.objective}, the program is {words[trains]}"
         return
-    allowed = request.schedules or (schedules.default_names() if trains else (name,))
+    streaming = (other for other in schedules.names() if schedules.traits(other).streams)  # where all devices do
+    allowed = request.schedules or ((*schedules.default_names(), *streaming) if trains else (name,))
     if name not in allowed:
         whose = "asked for" if request.schedules else "nobody named one; searched then:"
         yield f"decision.schedule: {name}, {whose} {', '.join(allowed)}"

@@ -120,10 +120,11 @@ class Opaque(Kind, name="opaque"):
 
     @staticmethod
     def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
-        """The samples of the work, and the rank's own sites."""
-        boxes = all_apart(layer, inputs, work_box)
+        """The samples of the work, and the rank's own sites: messages of a sampled graph come from its own rows."""
+        boxes, work = all_apart(layer, inputs, work_box), layer.outputs[0]
+        goes_with = work.has_sites and SAMPLE not in work.dims
         return tuple(
-            own_rows(layer.outputs[0], work_box, spec) if spec.has_sites else box
+            own_rows(work, work_box, spec, with_samples=goes_with) if spec.has_sites or goes_with else box
             for spec, box in zip(inputs, boxes, strict=True)
         )
 
