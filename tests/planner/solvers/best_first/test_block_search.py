@@ -72,11 +72,10 @@ def test_tiles_keep_to_limits_that_nothing_else_keeps_to(make: object, num_ranks
     profile = make()
     fixed = sum(spec.num_bytes for spec in profile.graph.inputs.values()) + profile.graph.parameter_bytes()
     found: list[Plan] = []
-    for values in (400_000, 250_000, 180_000):
+    for values in (400_000, 180_000):
         found.append(planned(profile, fixed + values, num_ranks=num_ranks))
         assert peak(found[-1]) <= fixed + values
     assert max(block.num_tiles for block in blocks(found[-1])) > 1
-    assert overlap(profile.graph, found[-1].decision, 0) > 0
     assert found[-1].prediction.step_s > found[0].prediction.step_s
     with pytest.raises(InfeasibleError, match="no plan fits"):
         planned(profile, fixed, num_ranks=num_ranks)
@@ -89,6 +88,7 @@ def test_where_latency_rules_layers_exchange_nothing() -> None:
     assert block.num_tiles == 1
     assert len(block.layers) >= 5
     assert len(found.decision.stages[0].ranks) == 2
+    assert 0 < overlap(profile.graph, found.decision, 0) < 0.2
 
 
 def replace_costs(profile: Profile, times: float) -> Profile:
@@ -124,10 +124,10 @@ def every_parting(profile: Profile, limit: int) -> Iterator[float]:
         profile, 1, objective=LATENCY, allow=("spatial",), memory_bytes=limit, memory_margin=0.0, num_ranks=1
     )
     evaluator = Evaluator(problem, PriceBook(profile))
-    names = [layer.name for layer in profile.graph.layers[:-1]]
+    names = [layer.name for layer in profile.graph.layers]
     grids = [{}, {"height": 2}, {"height": 2, "width": 2}, {"height": 4, "width": 4}]
-    plain = Candidate.chain((0, len(names) + 1), ((0,),), ((1,),), (1,), "forward")
-    plain = replace(plain, options=(Option.of(Layout()),) * (len(names) + 1))
+    plain = Candidate.chain((0, len(names)), ((0,),), ((1,),), (1,), "forward")
+    plain = replace(plain, options=(Option.of(Layout()),) * len(names))
     for count in range(len(names)):
         for cuts in itertools.combinations(range(1, len(names)), count):
             bounds = (0, *cuts, len(names))
