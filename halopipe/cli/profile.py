@@ -208,7 +208,7 @@ def profile(
             "device": device,
             "optimizer": optimizer,
             "sizes": units.parse_integers(sizes, "--sizes", "1,2,4,8"),
-            "allow": [part.strip() for part in allow.split(",") if part.strip()],
+            "allow": units.names_in(allow),
             "num_ranks": ranks,
             "quick": quick,
             "num_processes": processes,

@@ -405,10 +405,11 @@ _END = object()
 
 
 def _input_shape(model: LoadedModel) -> tuple[int, ...]:
-    """Of the example's first input as it is wanted; of clouds (samples, points, channels) of the features."""
-    if model.clouds is not None:
-        return tuple(model.clouds.named["features"].shape)
-    return model.shape_of(model.names[0], tuple(model.inputs[0].shape))
+    """Of the first input as it is wanted; of clouds (samples, points, channels) of the features, of graphs (seeds,)."""
+    if model.clouds is None:
+        return model.shape_of(model.names[0], tuple(model.inputs[0].shape))
+    named = model.clouds.named
+    return tuple(named.get("features", next(iter(named.values()))).shape)
 
 
 def _float_dtype(model: LoadedModel) -> torch.dtype:

@@ -96,6 +96,7 @@ class Place:
         device: where its stages compute; None: on the processor.
         meter: counts the memory there.
         others: what the other ranks do, as one line.
+        meet: waits for all ranks where others may take long, see :meth:`runtime.monitor.waits.Voice.meet`.
     """
 
     rank: int
@@ -104,16 +105,31 @@ class Place:
     open_transport: OpenTransport
     activity: Activity
     others: Callable[[], str] = str
+    meet: Callable[[], object] = str
     device: torch.device | None = None
     meter: MemoryMeter | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A rank that can take steps."""
+    """A rank that can take steps.
+
+    Attributes:
+        meet: as of :class:`Place`.
+    """
 
     engine: Engine
     consumer: Consumer
+    meet: Callable[[], object] = str
+
+    def gather(self) -> None:
+        """Waits for all ranks, of which some may take long, but for none that is gone.
+
+        Raises:
+            DeadlineError, TransportError: one is.
+        """
+        self.meet()
+        self.consumer.transport.barrier(self.consumer.deadline_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +168,13 @@ def open_rank(
         open_transport: joins the ranks; None: by what the terms say, or else their devices and hosts allow.
 
     Raises:
-        MissingDeviceError: the GPU that the plan names for this rank is not there.
+        MissingDeviceError: the device that the plan names for this rank is not there.
     """
     decision = terms.plan.decision
     seat = rank_device.seat_of(decision, rank, device if isinstance(device, str) else rank_device.AS_PLANNED)
     if local_rank is not None:
         rank_device.prepare(seat, local_rank)
-    where = rank_device.device_of(seat) if isinstance(device, str) else device
+    where = rank_device.device_of(seat, terms.plan.prediction.ranks) if isinstance(device, str) else device
 
     def join(groups: tuple[tuple[int, ...], ...], program: Callable[[], Program]) -> Transport:
         hosts = rank_device.hosts_of(decision)
@@ -169,7 +185,7 @@ def open_rank(
         voice = stack.enter_context(Voice(board, decision, rank, terms.deadline_s, SETUP_S, slow))
         meter = meter_of(where or CPU) if is_metered else None
         joins = open_transport or join
-        place = Place(rank, decision.num_ranks, store, joins, voice.activity, voice.others, where, meter)
+        place = Place(rank, decision.num_ranks, store, joins, voice.activity, voice.others, voice.meet, where, meter)
         yield Rank(terms, place, stack)
 
 
@@ -256,7 +272,7 @@ class Rank:
             activity=place.activity,
             others=place.others,
         )
-        return Opened(engine, consumer)
+        return Opened(engine, consumer, place.meet)
 
     @contextlib.contextmanager
     def limited(self, limit_bytes: int) -> Iterator[None]:

@@ -202,7 +202,7 @@ class LaidOut:
 
     @cached_property
     def _kinds(self) -> list[str]:
-        return [self._book.kind(rank) for rank in self.ranks]
+        return [self._book.kind_off_chip(rank) for rank in self.ranks]
 
     @cached_property
     def _shards(self) -> dict[str, Shards]:

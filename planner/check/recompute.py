@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.check.events import Spans, Step
 from planner.check.memory import Account, Holding
@@ -48,6 +48,7 @@ class Reckoning:
     """The step, the most that each rank holds, and where its time goes.
 
     Attributes:
+        on_chip_bytes: by rank, of parameters, gradients and optimiser state in a memory on chip.
         times: by rank.
         longest_sum_s: the longest that a rank is in a sum of gradients.
         most_messages_s: the most communication that a rank has beside it.
@@ -55,6 +56,7 @@ class Reckoning:
 
     step_s: float
     peak_bytes: tuple[int, ...]
+    on_chip_bytes: tuple[int, ...]
     times: tuple[Times, ...]
     longest_sum_s: float
     most_messages_s: float
@@ -90,7 +92,8 @@ def reckon(profile: Profile | PriceBook, decision: Decision, program: Program) -
     spent = tuple(times_of(program, step.spans, step_s, plain.exchanged_s))
     sums = [sum_of_gradients_s(program.rows[rank], spans) for rank, spans in enumerate(step.spans)]
     messages_s = max((each.communication_s - last for each, (_, last) in zip(spent, sums, strict=True)), default=0.0)
-    return Reckoning(step_s, peaks, spent, max((longest for longest, _ in sums), default=0.0), messages_s)
+    on_chip = tuple(plain.on_chip_bytes(rank) for rank in ranks)
+    return Reckoning(step_s, peaks, on_chip, spent, max((longest for longest, _ in sums), default=0.0), messages_s)
 
 
 class _Plain:
@@ -112,6 +115,7 @@ class _Plain:
         self.adding = {(rank, index) for rank, row in enumerate(program.rows) for index in adding_to_gradients(row)}
         self._laid_out: dict[tuple[int, int], LaidOut] = {}
         self._reductions: dict[int, float] = {}
+        self._on_chip: dict[int, int] = {}
         self._holdings: dict[tuple[int, int, int], Holding] = {}
         self._exchanged: dict[tuple[int, Op, int], float] = {}
         self._computed: dict[tuple[int, int, Op, int, bool], float] = {}
@@ -122,8 +126,13 @@ class _Plain:
         if action.op in RECEIVE:
             return self.book.tables.overhead_s(kind)
         if action.op is Op.PREPARE:
-            samples, is_shared = self.decision.micro_batches[action.microbatch or 0], len(group) > 1
-            return self.book.preparations.seconds(kind, self.indices[stage], samples, shared=is_shared)
+            samples, preparations = self.decision.micro_batches[action.microbatch or 0], self.book.preparations
+            if not preparations.is_beside(kind):
+                return preparations.seconds(kind, self.indices[stage], samples, shared=len(group) > 1)
+            own = self.decision.layout_of(stage).samples(samples)[group.index(rank)] if len(group) > 1 else samples
+            passes = (replace(action, op=Op.FORWARD), replace(action, op=Op.BACKWARD))
+            computed_s = sum(self.action_s(rank, each, -1) for each in passes)
+            return preparations.exposed_s(kind, self.indices[stage], own, computed_s)
         if action.op is Op.REDUCE_GRAD:
             return self._reduction_s(stage)
         if action.op is Op.UPDATE:
@@ -137,6 +146,26 @@ class _Plain:
         exchanged_s = self.exchanged_s(action)
         members = group if exchanged_s > 0 else (rank,)
         return exchanged_s + max(self._compute_s(m, action, accumulates) for m in members)
+
+    def on_chip_bytes(self, rank: int) -> int:
+        """Parameters, gradients and optimiser state, if the device has a memory on chip that takes all of them."""
+        if rank not in self._on_chip:
+            stages = [stage for stage, group in enumerate(self.program.ranks) if rank in group]
+            names = {name for stage in stages for layer in self.layers[stage] for name in layer.parameters}
+            size = sum(self.graph.parameters[name].num_bytes for name in names)
+            others = 0
+            for stage in stages:
+                own, members = self._stage_bytes(stage), len(self.program.ranks[stage])
+                others += own - math.ceil(own / members) if self._is_sharded(stage) else 0
+            state = round((size - others) * self.book.profile.optimizer.state_bytes_per_parameter_byte)
+            wanted = 2 * size + state if self.program.trains else size
+            fits = stages and not any(self.has_layouts[stage] for stage in stages)
+            room = self.book.profile.cluster.devices[rank].on_chip_bytes
+            self._on_chip[rank] = wanted if fits and wanted <= room else 0
+        return self._on_chip[rank]
+
+    def _kind(self, rank: int) -> str:
+        return self.book.kind(rank) if self.on_chip_bytes(rank) else self.book.kind_off_chip(rank)
 
     def exchanged_s(self, action: Action) -> float:
         """The part of a computation in which the ranks of its stage exchange something."""
@@ -172,7 +201,7 @@ class _Plain:
     def _compute_s(self, rank: int, action: Action, accumulates: bool) -> float:
         key = (rank, action.stage, action.op, self.decision.micro_batches[action.microbatch or 0], accumulates)
         if key not in self._computed:
-            kind, shared = self.book.kind(rank), len(self.program.ranks[action.stage]) > 1
+            kind, shared = self._kind(rank), len(self.program.ranks[action.stage]) > 1
             costs = self.prices.columns(kind, self._samples(rank, action.stage, action.microbatch or 0), shared)
             again = self.decision.stages[action.stage].recompute and action.op in (Op.BACKWARD, Op.BACKWARD_INPUT)
             total = 0.0
@@ -198,7 +227,7 @@ class _Plain:
         last = len(self.decision.micro_batches) - 1
         backward: list[list[float]] = []
         for rank in group:
-            costs = self.prices.columns(self.book.kind(rank), self._samples(rank, stage, last), True)
+            costs = self.prices.columns(self._kind(rank), self._samples(rank, stage, last), True)
             backward.append([float(costs["backward_s"][at]) for at in self.indices[stage]])
         slowest, size = max(backward, key=sum), self.decision.micro_batches[last]
         before_s, ends = 0.0, {}  # of backward, still to come after the layer of that index
@@ -219,7 +248,7 @@ class _Plain:
     def _update_s(self, stage: int, rank: int) -> float:
         if self.has_layouts[stage]:
             return self._of_size(stage, max(self.decision.micro_batches)).update_s()
-        group, kind = self.program.ranks[stage], self.book.kind(rank)
+        group, kind = self.program.ranks[stage], self._kind(rank)
         update_s, ties_s = sum(self.prices.update_s(layer, kind) for layer in self.layers[stage]), 0.0
         sizes: dict[frozenset[int], int] = {}
         for name, stages in self.users.items():  # gradients of several stages, summed with the lowest on each rank
@@ -267,7 +296,7 @@ class _Plain:
         ]
 
     def _held(self, rank: int, stage: int, microbatch: int) -> Holding:
-        layers, indices, kind = self.layers[stage], self.indices[stage], self.book.kind(rank)
+        layers, indices, kind = self.layers[stage], self.indices[stage], self._kind(rank)
         recompute, size = self.decision.stages[stage].recompute, self.decision.micro_batches[microbatch]
         if self.has_layouts[stage]:
             laid_out, member = self._of_size(stage, size), self.program.ranks[stage].index(rank)
@@ -311,6 +340,7 @@ class _Plain:
             elsewhere=own - math.ceil(own / len(self.program.ranks[stage])) if self._is_sharded(stage) else 0,
             tied=frozenset(name for name, users in self.users.items() if len(users) > 1),
             sums_behind=len(self.program.ranks[stage]) > 1 and not self._is_sharded(stage),
+            on_chip=self.on_chip_bytes(rank) > 0,
             recompute=recompute,
         )
 

@@ -24,7 +24,7 @@ from planner.layers import (
     require_whole_batches,
     throughout_sites,
 )
-from planner.layers.contraction import contracted_dims
+from planner.layers.contraction import contracted_dims, num_channels
 from planner.layers.tiling import block_faults
 
 
@@ -330,11 +330,12 @@ def _ways_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]
     if ways < 1:
         yield f"{words}; it is 1 or more"
     elif dims is None:
-        yield f"{words}, and is no linear layer or convolution of one group: it shares no input channels"
+        yield f"{words}, and is no linear layer, embedding or convolution of one group: it shares no input channels"
     else:
-        name, channels = layer.outputs[0].dims[dims.filters], inputs[0].shape[dims.channels]
-        parts = len(placed.cuts.get(name, (0, 1))) - 1
-        if parts % ways:
+        channels = num_channels(dims, inputs, tuple(graph.parameters[each] for each in layer.parameters))
+        if dims.shared(layer, placed.layout, ways) is None:
+            name = layer.outputs[0].dims[dims.filters]
+            parts = len(placed.cuts.get(name, (0, 1))) - 1
             yield f"{words}, which do not divide its {parts} parts along {name}"
         elif ways > channels:
             yield f"{words} to share {channels} input channels"

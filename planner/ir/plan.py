@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -156,6 +156,10 @@ class RankPrediction:
         idle_s: after its last action.
         bubble_s: waiting for what other ranks have not computed yet, with something left to do; of older plan files it
             is in ``idle_s``.
+        peak_bytes: in the device's memory, what is on chip apart.
+        kind: of the device that it is planned for, in the words of the profile; of older plan files empty.
+        on_chip_bytes: of parameters, gradients and optimiser state in a device's on-chip memory, which has
+            ``on_chip_limit_bytes``; 0 where they do not fit, or there is none.
     """
 
     rank: int
@@ -165,6 +169,9 @@ class RankPrediction:
     peak_bytes: int
     memory_limit_bytes: int
     bubble_s: float = field(default=0.0, metadata={"added": "0.1"})
+    kind: str = field(default="", metadata={"added": "0.1"})
+    on_chip_bytes: int = field(default=0, metadata={"added": "0.1"})
+    on_chip_limit_bytes: int = field(default=0, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +204,18 @@ class Prediction:
         before = "" if used == NCCL or self.evidence == DATASHEET else GLOO
         known = self.transport or before
         return known if known != used else ""
+
+    def other_devices(self, used: Sequence[str]) -> tuple[str, str]:
+        """(planned, used) of the first rank that ran on another kind of device than the step is predicted for.
+
+        Two empty words if none did, or if it is not known of one of the two.
+        """
+        pairs = zip((rank.kind for rank in self.ranks), used, strict=False)
+        return next(((planned, ran) for planned, ran in pairs if planned and ran and planned != ran), ("", ""))
+
+    def is_of(self, transport: str, kinds: Sequence[str]) -> bool:
+        """Whether a run over ``transport`` on these kinds of device, by rank, tells how good the prediction is."""
+        return not self.other_transport(transport) and not any(self.other_devices(kinds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,10 +309,12 @@ class Measured:
     Attributes:
         step_s: median over ``num_steps`` steps after warm-up; ``spread`` is the interquartile range over the median.
         stage_forward_s, stage_backward_s: median per micro-batch, by stage.
-        error: measured / predicted - 1; None where the run was over another transport than the prediction is of.
+        error: measured / predicted - 1; None where the run was over another transport, or on another kind of device,
+            than the prediction is of.
         stage_update_s, stage_reduction_s: median, by stage: the update; the sum of gradients from when its last rank is
             there.
         transport: that the ranks exchanged by; empty of one rank.
+        kinds: of the devices that they ran on, by rank, in the words of the plan where it means them.
     """
 
     step_s: float
@@ -307,6 +328,7 @@ class Measured:
     stage_reduction_s: tuple[float, ...] = field(default=(), metadata={"added": "0.1"})
     ranks: tuple[RankMeasured, ...] = field(default=(), metadata={"added": "0.1"})
     transport: str = field(default="", metadata={"added": "0.1"})
+    kinds: tuple[str, ...] = field(default=(), metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

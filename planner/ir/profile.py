@@ -232,6 +232,7 @@ class PreparationCost:
         after: names of what it is made from.
         seconds: on one thread of the device's host, without those of ``after``.
         shared_s: what comes on top where several ranks share out the sites: putting sites in order, making a map local.
+        is_beside: a thread of the rank makes it, a step ahead, also on a core; each rank what its own samples need.
     """
 
     name: str
@@ -240,6 +241,7 @@ class PreparationCost:
     seconds: float
     samples: int
     shared_s: float = 0.0
+    is_beside: bool = field(default=False, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ class StageCut:
     Attributes:
         layers: by name.
         outputs: values that other stages read, and the loss.
-        judged: values that the loss is computed from, wanted in evaluation as well.
+        watched: values that evaluation may be asked for.
         own: by name, the parameters and buffers of which this rank has but a part.
         device: to which what the stage uses is moved; None: it stays where it is.
         weighed: layers whose result is corrected for what the parts of a batch count for.
@@ -136,7 +136,7 @@ class StageCut:
     model: CapturedModel
     layers: frozenset[str]
     outputs: tuple[str, ...]
-    judged: tuple[str, ...] = ()
+    watched: tuple[str, ...] = ()
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
     device: torch.device | None = None
     weighed: tuple[Weighed, ...] = ()
@@ -145,7 +145,7 @@ class StageCut:
         """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called."""
         model = self.model
         maps = model.layer_of_node, model.node_of_value
-        outputs = self.outputs if training else tuple(dict.fromkeys((*self.outputs, *self.judged)))
+        outputs = self.outputs if training else tuple(dict.fromkeys((*self.outputs, *self.watched)))
         by_node = {one.node: one for one in self.weighed}
         found = cut_stage(
             model.graph_module,
@@ -201,7 +201,7 @@ class StageFunctions:
             if blocks and isinstance(found, StageFunction):
 
                 def part(layers: frozenset[str], outputs: tuple[str, ...]) -> StageFunction:
-                    return replace(cut, layers=layers, outputs=outputs, judged=()).function(evaluation, late=True)
+                    return replace(cut, layers=layers, outputs=outputs, watched=()).function(evaluation, late=True)
 
                 names = [layer.name for layer in cut.model.graph.layers if layer.name in cut.layers]
                 found = in_blocks(part, self.training, found.outputs, cut.model.graph, names, blocks, divided)

@@ -112,7 +112,7 @@ class LayoutPrices:
 
     def speeds(self) -> tuple[float, ...]:
         """Of each rank: whole samples a second, at the most that all kinds in the group were measured at."""
-        kinds = [self.book.kind(rank) for rank in self.ranks]
+        kinds = [self.book.kind_off_chip(rank) for rank in self.ranks]
         samples = min(self.book.tables.largest_measured(kind) for kind in kinds)
         seconds = {kind: float(self._column(kind, samples)[:2].sum()) for kind in kinds}
         return tuple(1.0 / seconds[kind] if seconds[kind] > 0 else 1.0 for kind in kinds)
@@ -234,11 +234,13 @@ class LayoutPrices:
         for member, rank in enumerate(self.ranks):
             for samples in np.unique(shards.samples[:, member]).tolist():
                 rows = shards.samples[:, member] == samples
-                whole = self._column(self.book.kind(rank), samples)[:, index]
+                whole = self._column(self.book.kind_off_chip(rank), samples)[:, index]
                 found[:, rows, member] = whole[:, None] * shards.share[rows, member]
-        self.parts.put_in(found, self.layers[index].name, [self.book.kind(rank) for rank in self.ranks], shards)
+        self.parts.put_in(
+            found, self.layers[index].name, [self.book.kind_off_chip(rank) for rank in self.ranks], shards
+        )
         for member, rank in enumerate(self.ranks):
-            found[:SAVED, :, member] *= self.book.added(self.book.kind(rank), len(self.ranks) > 1)[:, None]
+            found[:SAVED, :, member] *= self.book.added(self.book.kind_off_chip(rank), len(self.ranks) > 1)[:, None]
         return found
 
     def _column(self, kind: str, samples: int) -> Array:
@@ -262,7 +264,7 @@ class LayoutPrices:
         update, accumulate = np.zeros_like(held_bytes), np.zeros_like(held_bytes)
         total, shared = float(np.diff(self.book.tables.graph.parameter_bytes)[index]), len(self.ranks) > 1
         for member, rank in enumerate(self.ranks):
-            kind = self.book.kind(rank)
+            kind = self.book.kind_off_chip(rank)
             update_s, accumulate_s = (self.book.tables.parameters(kind).update_s, self.book.accumulate_s(kind, shared))
             share = held_bytes[:, member] / total if total else 0.0
             update[:, member] = (update_s[index + 1] - update_s[index]) * share

@@ -9,6 +9,7 @@ from functools import cached_property
 from operator import add
 from typing import NamedTuple
 
+from planner import schedules
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of, span
 from planner.costs.memory.activations import framed_bytes
@@ -160,7 +161,8 @@ class Evaluator:
             MissingMeasurementError: the profile does not say what a layer costs at a size the candidate uses.
         """
         started, num_shapes = time.monotonic(), len(self._shapes)
-        costs = StageCosts(self.book, self._placed(candidate), candidate.micro_batches)
+        trains = schedules.traits(candidate.schedule).trains
+        costs = StageCosts(self.book, self._placed(candidate), candidate.micro_batches, trains)
         edges = self._edges(candidate)
         compiled, wires = self._shape(candidate, edges)
         sizes, framed = _transfer_bytes(compiled, edges, candidate.micro_batches)
