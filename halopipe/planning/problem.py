@@ -13,7 +13,7 @@ from planner.ir.cluster import Cluster
 from planner.ir.constraints import DEVICE, KIND, TOGETHER, YES, format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, RankCountError, UsageError
 from planner.ir.graph import SAMPLE, SHARED_STATE, Attribute
-from planner.ir.plan import Plan
+from planner.ir.plan import Decision, Plan
 from planner.ir.problem import (
     AUTO,
     CHANNEL_DIMS,
@@ -25,12 +25,13 @@ from planner.ir.problem import (
     SHARD,
     SPATIAL_DIMS,
     THROUGHPUT,
+    TIME_DIMS,
     Problem,
     Rule,
 )
 from planner.ir.profile import Profile
 
-FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS)
+FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS)
 
 
 MOST_BATCH = 2**24
@@ -90,7 +91,8 @@ def make_problem(
         num_ranks, max_stages: 0: no limit.
         memory_bytes: most bytes a plan may use on any device; 0: the device's memory less a margin.
         objective: ``throughput``, ``memory`` or ``latency``.
-        allow: families of dims that layers may be cut along, of ``sample``, ``spatial``, ``channel``; empty: samples.
+        allow: families of dims that may be cut: layers along ``sample``, ``spatial``, ``channel``; sequences along
+            ``time``, into token slices that follow one another; empty: samples.
         recompute: ``never``, ``auto`` or ``always``.
         shard: whether ranks of a stage divide the optimiser's state: ``never``, ``auto`` (if nothing else fits) or
             ``always``.
@@ -156,7 +158,6 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
     """The problem that ``plan`` answers; what a decision edited by hand makes use of is allowed as well."""
     profile = plan.inputs.as_seen(profile)
     decision, asked = plan.decision, Problem.of(profile, plan.decision.global_batch, plan.inputs.request)
-    dims = {dim for placement in decision.layers.values() for dim in placement.cuts}
     again = asked.recompute == NEVER and any(stage.recompute for stage in decision.stages)
     schedules = asked.schedules
     if decision.schedule in schedule_names() and decision.schedule not in (schedules or default_schedules()):
@@ -164,11 +165,19 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
     return replace(
         asked,
         schedules=schedules,
-        allow=FAMILIES if dims - {SAMPLE} else asked.allow,
+        allow=_allowed(decision, asked.allow),
         halo_depth=max([asked.halo_depth, *(placement.margin for placement in decision.layers.values())]),
         recompute=AUTO if again else asked.recompute,
         shard=AUTO if asked.shard == NEVER and any(stage.sharded for stage in decision.stages) else asked.shard,
     )
+
+
+def _allowed(decision: Decision, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """The families of dims that were asked for, and those that the decision cuts."""
+    dims = {dim for placement in decision.layers.values() for dim in placement.cuts}
+    found = {*asked, *((SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS) if dims - {SAMPLE} else ())}
+    found |= {TIME_DIMS} if decision.token_slices else set()
+    return tuple(name for name in FAMILIES if name in found)
 
 
 def standing(problem: Problem, speeds: Mapping[str, float]) -> Problem:

@@ -12,7 +12,7 @@ from planner import schedules
 from planner.costs.shards.device_mesh import AXES, REPLICA, SPACE
 from planner.costs.shards.shapes import SizedLayer
 from planner.ir.box import volume, whole
-from planner.ir.errors import CorruptFileError, operator_of, remedies
+from planner.ir.errors import CorruptFileError, UnsupportedModelError, operator_of, remedies
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.plan import Decision, Placement
 from planner.ir.profile import Profile
@@ -25,6 +25,7 @@ from planner.layers import (
     throughout_sites,
 )
 from planner.layers.contraction import contracted_dims
+from planner.layers.token_slices import require_sliceable
 
 
 def has_layouts(decision: Decision, stage: int) -> bool:
@@ -52,6 +53,29 @@ def structure_faults(decision: Decision) -> Iterator[str]:
             yield f"{path}: layer {name} is in stage {placement.stage} of {len(decision.stages)} stages"
     for number in range(len(decision.stages)):
         yield from _layout_faults(decision, number)
+    yield from _slice_faults(decision)
+
+
+def _slice_faults(decision: Decision) -> Iterator[str]:
+    """Token slices: each has tokens, and their stages one rank each."""
+    slices = decision.token_slices
+    if not slices:
+        return
+    if min(slices) < 1:
+        yield f"decision.token_slices: slices of {list(slices)} tokens are not all positive"
+    for number, stage in enumerate(decision.stages):
+        if len(stage.ranks) > 1:
+            text = f"stage {number} is on {len(stage.ranks)} ranks, and sequences are cut into {len(slices)} slices"
+            yield f"decision.token_slices: {text}: each stage is then on one rank"
+
+
+def token_faults(decision: Decision, graph: Graph) -> Iterator[str]:
+    """Layers that cannot be run in the token slices of a decision, or slices that are no sequence of the graph's."""
+    if decision.token_slices:
+        try:
+            require_sliceable(graph, decision.token_slices)
+        except UnsupportedModelError as error:
+            yield f"decision.token_slices: {'; '.join((error.title, *error.details))}"
 
 
 def _rank_faults(decision: Decision) -> Iterator[str]:
@@ -210,6 +234,8 @@ def require_possible(decision: Decision, graph: Graph) -> None:
         CorruptFileError: layers cannot be divided as the decision says.
     """
     require_whole_batches(decision, graph)
+    if decision.token_slices:
+        require_sliceable(graph, decision.token_slices)
     faults = list(layer_faults(decision, graph))
     if faults:
         raise CorruptFileError("the plan's layers cannot be divided so", faults[:20])

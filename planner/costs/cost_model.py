@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from planner.costs.stages.stage_sums import StageSums
 from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import over_sites
 
+if TYPE_CHECKING:
+    from planner.costs.stages.token_slices import SlicePrices
+
 _STATISTIC_BYTES = 8
 
 
@@ -28,6 +32,7 @@ class PriceBook:
     Attributes:
         profile: with its corrections in its figures (:mod:`planner.costs.calibration.apply_corrections`).
         excess: what they add to layers of stages of one rank, or of stages that ranks share; put on here alone.
+        slices: prices of token slices, once they are asked for (``costs.stages.token_slices.prices_in``).
     """
 
     source: InitVar[Profile]
@@ -38,6 +43,7 @@ class PriceBook:
     network: Network = field(init=False)
     preparations: Preparations = field(init=False)
     has_sites: bool = field(init=False)
+    slices: SlicePrices | None = field(init=False, default=None, repr=False)
     _exchanges: dict[tuple[object, int, bool], tuple[Array, Array]] = field(
         init=False, default_factory=dict, repr=False
     )

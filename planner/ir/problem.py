@@ -10,8 +10,10 @@ from planner.ir.profile import Profile
 THROUGHPUT, MEMORY, LATENCY = OBJECTIVES = ("throughput", "memory", "latency")
 """Shortest training step; least memory on the fullest rank; shortest forward pass (inference) of one micro-batch."""
 
-SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS = "sample", "spatial", "channel"
-"""Families of dims that a layer may be cut along: samples; height, width and depth; channels and filters."""
+SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS = "sample", "spatial", "channel", "time"
+"""Families of dims that may be cut: samples; height, width and depth; channels and filters; tokens, in their order.
+
+Layers are cut along the first three, over ranks; along time sequences are, into slices that follow one another."""
 
 NEVER, AUTO, ALWAYS = RECOMPUTE = ("never", "auto", "always")
 """Whether a stage drops its activations after the forward and computes them again before the backward."""

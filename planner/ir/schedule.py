@@ -13,8 +13,8 @@ action for that, ``1PREP3``, one micro-batch ahead of its forward.  On a device 
     0PREP0 0PREP1 0F0 0SEND_F0>1 0PREP2 0F1 0SEND_F1>1 0F2 0SEND_F2>1 ...
 
 Where a plan cuts sequences into token slices (TeraPipe), what is numbered are the slices: of K slices each, those of
-micro-batch m are m K to m K + K - 1.  Forwards follow one another, as a slice reads what those before it made; backwards
-come from the last slice to the first, which gets the gradients of all that read it (two slices, two micro-batches):
+micro-batch m are m K to m K + K - 1.  Forwards follow one another, as a slice reads what those before it made;
+backwards come from the last slice to the first, which gets the gradients of all that read it (two slices of two):
 
     rank 0: 0F0 0F1 0F2 0F3 0B1 0B0 0B3 0B2
     rank 1: 1F0 1F1 1F2 1F3 1B1 1B0 1B3 1B2
@@ -254,8 +254,8 @@ def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action],
     ``SEND`` alternatives of a receive are meant on every rank that sends a piece of it.
 
     The rule is the same for every micro-batch: those of micro-batch m are those of micro-batch 0 with m in its place,
-    and a reduction or update asks the same of each micro-batch that it counts.  Of token slices it is the same for slice
-    k of every micro-batch.
+    and a reduction or update asks the same of each micro-batch that it counts.  Of token slices it is the same for
+    slice k of every micro-batch.
     """
     s, m = action.stage, action.microbatch
     match action.op:

@@ -144,8 +144,8 @@ class Boundaries:
         shared = [stage for stage, ranks in enumerate(self.ranks) if len(ranks) > 1]
         if shared:
             raise UnsupportedModelError(
-                f"stage {shared[0]} is on {len(self.ranks[shared[0]])} ranks, and a plan with token slices has one each",
-                [f"slices of {', '.join(map(str, token_slices))} tokens"],
+                f"stage {shared[0]} is on several ranks, and in a plan with token slices each stage is on one",
+                [f"{len(self.ranks[shared[0]])} ranks; slices of {', '.join(map(str, token_slices))} tokens"],
                 ["one rank a stage", "no token slices"],
             )
         return replace(self, slices=len(token_slices), axes=require_sliceable(self.graph, token_slices))

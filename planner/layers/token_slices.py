@@ -3,17 +3,17 @@
 A stage that is sliced is divided as one over several ranks is (``division``): slice k does a part of each layer's work
 and reads what the access relation says.  The slices run on the same rank one after another, so what slice k reads of
 the parts of slices before it is still there, and what it would read of those behind it is not: a layer that asks for
-that is refused, whatever it is.  Gradients go back the other way, from the last slice to the first (Li et al., "TeraPipe:
-Token-level pipeline parallelism for training large-scale language models", ICML 2021, section 3.2).
+that is refused, whatever it is.  Gradients go back the other way, from the last slice to the first (Li et al.,
+"TeraPipe: Token-level pipeline parallelism for training large-scale language models", ICML 2021, section 3.2).
 
     tokens            0 . . . . . 5 . . . 9 . . 12
     slice                  0         1      2
     a linear layer    [0, 5)      [5, 9)  [9, 12)      reads the same tokens
     causal attention  [0, 5)      [5, 9)  [9, 12)      reads keys and values of [0, 5), [0, 9), [0, 12)
 
-Which dim holds the tokens is found layer by layer, by asking access relations what half of the work reads.  A reshape may
-merge samples and tokens in one dim; there a slice has, of every sample, its tokens: in an order of rows that begins with
-those of the first slice it is an interval like any other, ``[samples x start, samples x stop)``.
+Which dim holds the tokens is found layer by layer, by asking access relations what half of the work reads.  A reshape
+may merge samples and tokens in one dim; there a slice has, of every sample, its tokens: in an order of rows that begins
+with those of the first slice it is an interval like any other, ``[samples x start, samples x stop)``.
 
 What follows from graph inputs alone (masks, positions, targets) is there for all tokens at any time, and made whole by
 every slice where a reader asks for more than the slice's own tokens.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 
 from planner.ir.box import Box, Interval, Transfer, whole
@@ -40,7 +41,7 @@ _REPLICA = "replica"
 """A dim that no tensor has."""
 
 _ROWS_ALIKE = frozenset({"reshape", "linear", "layer_norm", "softmax", "reduce", "loss"})
-"""Kinds that treat rows of a dim of samples and tokens alike, in whatever order they are; none of them draws numbers."""
+"""Kinds that treat rows of a dim of samples and tokens alike, in whatever order they are; none draws numbers."""
 
 
 _WINDOWS = frozenset({"conv", "transposed_conv", "pool", "adaptive_pool", "upsample", "pad"})
@@ -69,6 +70,7 @@ class TokenAxes:
         values: by name; a value that is missing is whole for every slice.
         works: by layer.
         free: layers that follow from graph inputs alone.
+        reads_earlier: layers that read tokens before their own.
     """
 
     graph: Graph
@@ -76,6 +78,7 @@ class TokenAxes:
     values: Mapping[str, TokenDim]
     works: Mapping[str, TokenDim]
     free: frozenset[str]
+    reads_earlier: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, graph: Graph) -> TokenAxes:
@@ -95,7 +98,13 @@ class TokenAxes:
             whole_layers |= _upstream(graph, more | whole_layers)
         if faults:
             raise _refused(faults)
-        return found
+        halves = found._halves()
+        earlier = (
+            layer.name
+            for layer in graph.layers
+            if any(halves.moves(layer.name, index) for index in range(len(layer.inputs)))
+        )
+        return replace(found, reads_earlier=frozenset(earlier))
 
     @classmethod
     def _with(cls, graph: Graph, num_tokens: int, whole_layers: frozenset[str]) -> TokenAxes:
@@ -167,16 +176,18 @@ class TokenAxes:
             at = self.values.get(name)
             boxes = found.needed[index]
             if at is not None and not at.is_merged:  # the layer that merges: of each sample, the slice's tokens
-                ends = cut_points(slices)
-                pairs = zip(ends[:-1], ends[1:], strict=True)
+                pairs = pairwise(cut_points(slices))
                 boxes = tuple(self.box(name, inputs[index], samples, start, stop) for start, stop in pairs)
             needed.append(boxes)
         return replace(found, needed=tuple(needed))
 
+    def _halves(self) -> SlicedDivision:
+        length = self.num_tokens // 2
+        return self.divided((layer.name for layer in self.graph.layers), (length, self.num_tokens - length), 2)
+
     def _faults(self) -> Iterator[_Fault]:
         """Where a slice would read what later ones make, or slices would have to meet."""
-        length = self.num_tokens // 2
-        division = self.divided((layer.name for layer in self.graph.layers), (length, self.num_tokens - length), 2)
+        division = self._halves()
         read = {producer(value) for layer in self.graph.layers for value in layer.inputs}
         for name, each in division.layers.items():
             layer, reduction = each.layer, kind(each.layer.kind).REDUCTION
@@ -226,7 +237,7 @@ class SlicedDivision(Division):
     def owned(self, value: str) -> Boxes:
         if value not in self._boxes:
             spec = self._specs[value].at(self.samples, self.axes.graph.samples)
-            pairs = zip(self._points[:-1], self._points[1:], strict=True)
+            pairs = pairwise(self._points)
             self._boxes[value] = tuple(self.axes.box(value, spec, self.samples, *pair) for pair in pairs)
         return self._boxes[value]
 
@@ -342,4 +353,3 @@ def _refused(faults: tuple[_Fault, ...]) -> UnsupportedModelError:
     if any(each.layer.kind in ("attention", "softmax", "opaque") for each in faults):
         remedies.insert(0, "attention: scaled_dot_product_attention(..., is_causal=True) is known to be causal")
     return UnsupportedModelError(f"layer {first.layer.name} cannot be run in token slices", lines, remedies)
-

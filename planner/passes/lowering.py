@@ -115,9 +115,7 @@ class Numbering:
         if found is None:
             stage, op, peer = self.kinds[kind]
             rules = (dependencies(Action(stage, op, m, peer), self.program.stages) for m in range(self.slices))
-            found = self._needs[kind] = tuple(
-                tuple(tuple(map(self.number, group)) for group in rule) for rule in rules
-            )
+            found = self._needs[kind] = tuple(tuple(tuple(map(self.number, group)) for group in rule) for rule in rules)
         return found
 
     def unmet(self, missing: bool) -> Unmet | None:
@@ -157,7 +155,7 @@ class Numbering:
         return None
 
     def _rule(self, kind: int) -> tuple[tuple[Alternatives, ...], ...] | None:
-        """What the kind needs at micro-batch 0, by token slice; None for a receive, nothing if every action is asked."""
+        """What the kind needs at micro-batch 0, by token slice; None for a receive, nothing if each action is asked."""
         op = self.kinds[kind][1]
         if op in RECEIVE:
             return None

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph
+from planner.ir.plan import Decision, Size, samples_in, sizes_of
 from planner.ir.program import Message, Program, Route
 from planner.ir.schedule import PER_STEP, Action, Edge
-from planner.ir.plan import Decision, Size, samples_in, sizes_of
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
 from planner.passes.versions import updates_of

@@ -31,7 +31,7 @@ Name = tuple[int, int]
 
 
 class _Slice:
-    """In the place of a transport: which slice is run.  Slices run one after another, so they tell each other nothing."""
+    """In the place of a transport: which slice is run.  Slices run one after another, and tell each other nothing."""
 
     rank = 0
 

@@ -26,8 +26,8 @@ from runtime.spatial.compiling.compiled import Compiler, compiled, refuse_draws,
 from runtime.spatial.decompose import DividedStage, DrawnPlaces
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup
-from runtime.spatial.slices import SlicePeers
 from runtime.spatial.parameters import Parts, groups_of_parameters, parts_of, sliced
+from runtime.spatial.slices import SlicePeers
 from runtime.spatial.step import groups_in
 from runtime.stage.batch_norm import normalising_layers
 from runtime.stage.captured import CapturedModel, attribute

@@ -37,6 +37,8 @@ Of plans that the model cannot tell apart the simplest is taken, if that is aske
 
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
 
+Where sequences may be cut into token slices, plans with such are tried at last    ``planner.solvers.token_slices``
+
 Objectives: ``throughput`` as above; ``latency`` the same with forward passes alone; ``memory`` the least limit under
 which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``infeasible``
 
@@ -65,6 +67,7 @@ from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ti
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import binding
 from planner.solvers.progress import Progress
+from planner.solvers.token_slices import slices_time, with_token_slices
 
 METHOD = "best-first search under a suffix DP's bound, every candidate simulated"
 
@@ -83,7 +86,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     if problem.objective == MEMORY:
         limited, words = least_memory(problem)
     ends_s = time.monotonic() + limited.time_limit_s
-    if beyond_samples(limited):
+    if beyond_samples(limited) or slices_time(limited):
         limited = replace(limited, time_limit_s=limited.time_limit_s / 2)
     evaluator = Evaluator(limited, PriceBook(problem.profile))
     start = Start(evaluator)
@@ -124,7 +127,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     )
     fastest = outcome.best if tie is not None else None
     others = alternatives(evaluator, taken, start.choices, outcome.by_num_stages, fastest)
-    return plan_of(problem, decision, seen.prediction, search, others)
+    plan = plan_of(problem, decision, seen.prediction, search, others)
+    return with_token_slices(evaluator, plan) if slices_time(problem) else plan
 
 
 def _nothing_found(evaluator: Evaluator, outcome: Outcome) -> Exception:
