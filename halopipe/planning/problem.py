@@ -56,6 +56,7 @@ class Asked(TypedDict, total=False):
     fix: Sequence[str | Rule]
     forbid: Sequence[str | Rule]
     without: Sequence[str]
+    token_slices: Sequence[int]
     calibration: bool
     confidence: float
 
@@ -79,6 +80,7 @@ def make_problem(
     fix: Sequence[str | Rule] = (),
     forbid: Sequence[str | Rule] = (),
     without: Sequence[str] = (),
+    token_slices: Sequence[int] = (),
     calibration: bool = True,
     confidence: float = DEFAULT_CONFIDENCE,
 ) -> Problem:
@@ -98,6 +100,7 @@ def make_problem(
             ``always``.
         halo_depth: most rows of space by which a device may work beyond its part, so that the next layers need no halo.
         without: devices that are gone or not to be used, by name or pattern (``n1/*``).
+        token_slices: tokens of each slice that sequences are to be cut into, which allows time to be cut.
         fix, forbid: side constraints, such as ``enc.*=spatial:2``; see :mod:`planner.ir.constraints`.
         calibration: whether what runs of plans showed corrects the profile's costs.
         confidence: from 0 to below 1: of plans of which none is the faster with this probability, the simplest is
@@ -132,6 +135,11 @@ def make_problem(
             [],
             [f"--micro-batch {batch}", f"--global-batch {too_large[0]}"],
         )
+    if token_slices and objective != THROUGHPUT:
+        raise UsageError(f"--token-slices with --objective {objective}", ["slices are for training steps"])
+    if any(length < 1 for length in token_slices):
+        raise UsageError(f"--token-slices {'+'.join(map(str, token_slices))}", ["a slice has tokens: 1 or more"])
+    allowed = {*(allow or (SAMPLE_DIMS,)), TIME_DIMS} if token_slices else set(allow)
     problem = Problem(
         profile=_calibrated(profile) if calibration else profile.bare,
         global_batch=batch,
@@ -143,13 +151,14 @@ def make_problem(
         time_limit_s=time_limit_s,
         memory_bytes=memory_bytes,
         objective=objective,
-        allow=tuple(name for name in FAMILIES if name in allow) or (SAMPLE_DIMS,),
+        allow=tuple(name for name in FAMILIES if name in allowed) or (SAMPLE_DIMS,),
         recompute=recompute,
         shard=shard,
         halo_depth=halo_depth,
         fix=tuple(dict.fromkeys((*rules_of(fix, profile), *_of_shared_state(profile)))),
         forbid=rules_of(forbid, profile),
         confidence=confidence,
+        token_slices=tuple(token_slices),
     )
     return standing(problem, out) if out else problem
 

@@ -60,6 +60,7 @@ class Request:
     forbid: tuple[Rule, ...] = ()
     confidence: float = field(default=0.0, metadata={"added": "0.1"})
     speeds: Mapping[str, float] = field(default_factory=dict, metadata={"added": "0.1"})
+    token_slices: tuple[int, ...] = field(default=(), metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class Problem:
             probability (``planner.costs.ties``); 0: the plan that the model says is the fastest.
         speeds: how ``profile`` differs from what was measured (``Profile.standing``): devices that are gone, or at
             another speed.
+        token_slices: tokens of each slice that sequences are to be cut into; empty: where time may be cut, what is
+            fastest.
     """
 
     profile: Profile
@@ -107,6 +110,7 @@ class Problem:
     forbid: tuple[Rule, ...] = ()
     confidence: float = 0.0
     speeds: Mapping[str, float] = field(default_factory=dict)
+    token_slices: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, profile: Profile, global_batch: int, request: Request) -> Problem:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -29,10 +29,11 @@ from planner import schedules
 from planner.costs.layers.cost_table import Array, running
 from planner.costs.predict import Forecast, forecast
 from planner.costs.stages.token_slices import SlicePrices, prices_in
-from planner.ir.errors import HalopipeError
+from planner.ir.errors import HalopipeError, InfeasibleError
 from planner.ir.graph import Graph, producer
-from planner.ir.plan import Alternative, Plan, Rejected, Search, TokenSlice
-from planner.ir.problem import ALWAYS, THROUGHPUT, TIME_DIMS, Problem
+from planner.ir.plan import Plan, Rejected, Search, TokenSlice
+from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, TIME_DIMS, Problem
+from planner.layers.token_slices import require_sliceable
 from planner.solvers.candidates.candidate import (
     Candidate,
     cut_positions,
@@ -42,13 +43,15 @@ from planner.solvers.candidates.candidate import (
     plan_of,
 )
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import binding
+from planner.solvers.candidates.explain import binding, slower
 
 METHOD = "token slices by TeraPipe's DP over measured times, the best by its formula simulated"
 _GRID = 32
 """Into how many parts a sequence is divided at most, between which slices begin."""
 _EQUAL = (2, 4, 8, 16)
 """Numbers of equal slices that are simulated too."""
+_RECOMPUTES = {NEVER: (False,), AUTO: (False, True), ALWAYS: (True,)}
+"""Whether stages compute activations again, by what may be."""
 
 
 def slices_time(problem: Problem) -> bool:
@@ -63,8 +66,10 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         UnsupportedModelError: the network cannot be run in token slices.
     """
     problem, prices = evaluator.problem, prices_in(evaluator.book)
+    if problem.token_slices:
+        require_sliceable(evaluator.book.profile.graph, problem.token_slices)
     best: tuple[Candidate, Forecast] | None = None
-    step_s, num_simulated = plan.prediction.step_s, 0
+    step_s, num_simulated = float("inf") if problem.token_slices else plan.prediction.step_s, 0
     for formula_s, candidate in sorted(_candidates(evaluator, prices), key=lambda each: each[0]):
         if time.monotonic() > evaluator.stops:
             break
@@ -80,6 +85,12 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         if fits and seen.prediction.step_s < step_s:
             best, step_s = (candidate, seen), seen.prediction.step_s
     tried = f"{num_simulated} plans simulated, without a proof"
+    if best is None and problem.token_slices:
+        raise InfeasibleError(
+            f"no plan with token slices of {' + '.join(map(str, problem.token_slices))} tokens",
+            [f"{tried}: none fits and keeps to what was asked for"],
+            ["without --token-slices", "--schedule gpipe"],
+        )
     if best is None:
         why = f"none is faster: {tried}"
         return replace(
@@ -87,9 +98,8 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         )
     decision = decision_of(problem, best[0])
     seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
-    slower = plan.prediction.step_s / seen.prediction.step_s - 1
     peak = max(rank.peak_bytes for rank in plan.prediction.ranks)
-    whole = Alternative("no token slices", plan.prediction.step_s, peak, f"{slower:.0%} slower")
+    whole = slower("no token slices", plan.prediction.step_s, peak, seen.prediction.step_s, "")
     search = Search(
         METHOD,
         plan.search.solver,
@@ -183,7 +193,7 @@ def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[flo
     for samples in micro_batch_sizes(problem, evaluator.book):
         batches = micro_batches(problem, samples)
         most = min(len(problem.ranks), problem.max_stages or len(problem.ranks), len(positions) - 1)
-        for num_stages in range(2, most + 1):
+        for num_stages in range(1 if problem.token_slices else 2, most + 1):
             if time.monotonic() > evaluator.stops:
                 return
             ranks = problem.ranks[:num_stages]
@@ -195,14 +205,12 @@ def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[flo
             tokens = prices.axes.num_tokens
             ways = {best_slices(times, num_stages, len(batches))[0]}
             ways |= {_equal(tokens, count) for count in _EQUAL if count <= tokens}
-            for slices in ways:
-                plain = Candidate.chain(
-                    bounds, tuple((rank,) for rank in ranks), ((samples,),) * num_stages, batches, names[0]
-                )
-                again = (problem.recompute == ALWAYS,) * num_stages
+            groups, shares = tuple((rank,) for rank in ranks), ((samples,),) * num_stages
+            for slices in {problem.token_slices} if problem.token_slices else ways:
                 formula_s = _formula_s(times, slices, num_stages, len(batches))
-                for name in names:
-                    yield formula_s, replace(plain, schedule=name, token_slices=slices, recompute=again)
+                for name, again in product(names, _RECOMPUTES[problem.recompute]):
+                    plain = Candidate.chain(bounds, groups, shares, batches, name)
+                    yield formula_s, replace(plain, token_slices=slices, recompute=(again,) * num_stages)
 
 
 def _stages(
@@ -217,7 +225,7 @@ def _stages(
         tables = [prices.table(book.kind(rank), TokenSlice(samples, a, b)) for a, b in pairwise(ends)]
         sums.append(running(np.sum([table.costs[0] + table.costs[1] for table in tables], axis=0)))
     crossing = _crossing_bytes(graph, positions) * (samples / graph.samples)
-    hop_s = [book.network.transfer_s(ranks[0], ranks[1], round(size)) if size else 0.0 for size in crossing.tolist()]
+    hop_s = [book.network.transfer_s(ranks[0], ranks[-1], round(size)) if size else 0.0 for size in crossing.tolist()]
     return balanced(sums, positions, np.array(hop_s))
 
 
