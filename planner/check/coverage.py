@@ -57,6 +57,7 @@ ROWS: Mapping[str, Row] = {
     "inputs.request.objective": _ASKED,
     "inputs.request.schedules": _ASKED,
     "inputs.request.micro_batch_sizes": _ASKED_MOST,
+    "inputs.request.token_slices": _ASKED_MOST,
     "inputs.request.max_stages": _ASKED_MOST,
     "inputs.request.num_ranks": _ASKED_MOST,
     "inputs.request.memory_margin": Row(PARTLY, "a share", WHOLLY, "the limit of each rank is made of it"),

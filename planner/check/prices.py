@@ -15,10 +15,10 @@ import numpy as np
 from planner.costs.communication.resharding import Crossing, crossing, exposed, scattered_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
+from planner.costs.layers.token_slices import SliceTable
 from planner.costs.shards.option import Option, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
 from planner.costs.shards.shapes import SizedLayer
-from planner.costs.stages.token_slices import SliceTable
 from planner.ir.graph import Layer, producer
 from planner.ir.plan import Placement
 from planner.ir.profile import BACKWARD, FORWARD

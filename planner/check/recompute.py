@@ -18,7 +18,6 @@ from planner.costs.communication.links import shares_memory
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of
 from planner.costs.stages.gradient_overlap import exposed_s
-from planner.costs.stages.token_slices import prices_in
 from planner.ir.plan import Decision, Size, TokenSlice, samples_in
 from planner.ir.profile import Profile
 from planner.ir.program import Program
@@ -262,7 +261,7 @@ class _Plain:
     def _of_slice(self, stage: int, size: TokenSlice) -> Sliced:
         if (stage, size) not in self._slices:
             kind, again = self.book.kind(self.program.ranks[stage][0]), self.decision.stages[stage].recompute
-            table = prices_in(self.book).table(kind, size)
+            table = self.book.slices.table(kind, size)
             self._slices[stage, size] = Sliced(self.prices, self.layers[stage], table, kind, size.samples, again)
         return self._slices[stage, size]
 

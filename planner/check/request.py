@@ -97,6 +97,8 @@ def _size_faults(plan: Plan) -> Iterator[str]:
 def _division_faults(plan: Plan) -> Iterator[str]:
     """How layers are divided: dims, and rows beyond the part."""
     request, decision = plan.inputs.request, plan.decision
+    if request.token_slices and decision.token_slices != request.token_slices:
+        yield f"decision.token_slices: {list(decision.token_slices)}, asked for {list(request.token_slices)}"
     if decision.token_slices and TIME_DIMS not in request.allow:
         allowed = ", ".join(request.allow) or "nothing"
         yield f"decision.token_slices: {len(decision.token_slices)} token slices, allowed to be cut: {allowed}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,15 +11,13 @@ from planner.costs.communication.collectives import norm_s
 from planner.costs.communication.halo import site_exchanges_s
 from planner.costs.communication.links import Network
 from planner.costs.layers.cost_table import Array, CostTables, Run, SizeTable, layers_of, running
+from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets
 from planner.costs.stages.input_pipeline import Preparations
 from planner.costs.stages.stage_sums import StageSums
 from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import over_sites
-
-if TYPE_CHECKING:
-    from planner.costs.stages.token_slices import SlicePrices
 
 _STATISTIC_BYTES = 8
 
@@ -32,7 +29,6 @@ class PriceBook:
     Attributes:
         profile: with its corrections in its figures (:mod:`planner.costs.calibration.apply_corrections`).
         excess: what they add to layers of stages of one rank, or of stages that ranks share; put on here alone.
-        slices: prices of token slices, once they are asked for (``costs.stages.token_slices.prices_in``).
     """
 
     source: InitVar[Profile]
@@ -43,7 +39,7 @@ class PriceBook:
     network: Network = field(init=False)
     preparations: Preparations = field(init=False)
     has_sites: bool = field(init=False)
-    slices: SlicePrices | None = field(init=False, default=None, repr=False)
+    _slices: list[SlicePrices] = field(init=False, default_factory=list, repr=False)
     _exchanges: dict[tuple[object, int, bool], tuple[Array, Array]] = field(
         init=False, default_factory=dict, repr=False
     )
@@ -67,6 +63,17 @@ class PriceBook:
     def kind(self, rank: int) -> str:
         """The kind of the rank's device."""
         return self.profile.cluster.devices[rank].kind
+
+    @property
+    def slices(self) -> SlicePrices:
+        """Prices of token slices.
+
+        Raises:
+            UnsupportedModelError: the profile's network cannot be run in token slices.
+        """
+        if not self._slices:
+            self._slices.append(SlicePrices(self.tables, lambda kind: self.added(kind, shared=False)))
+        return self._slices[0]
 
     def buckets(self, runs: tuple[Run, ...], apart: frozenset[str]) -> tuple[Bucket, ...]:
         """In which the gradients of a stage's layers are summed, parameters ``apart`` left out."""

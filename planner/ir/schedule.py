@@ -16,8 +16,8 @@ Where a plan cuts sequences into token slices (TeraPipe), what is numbered are t
 micro-batch m are m K to m K + K - 1.  Forwards follow one another, as a slice reads what those before it made;
 backwards come from the last slice to the first, which gets the gradients of all that read it (two slices of two):
 
-    rank 0: 0F0 0F1 0F2 0F3 0B1 0B0 0B3 0B2
-    rank 1: 1F0 1F1 1F2 1F3 1B1 1B0 1B3 1B2
+    0F0 0F1 0F2 0F3 0B1 0B0 0B3 0B2
+    1F0 1F1 1F2 1F3 1B1 1B0 1B3 1B2
 
 Two things are written only where a schedule needs them.  ``1SEND_F3>2!`` holds its rank while the message travels (no
 overlap with compute).  ``0UPDATE3`` is an update in the middle of a step, with the gradients of all micro-batches up to

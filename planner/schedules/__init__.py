@@ -44,6 +44,7 @@ def schedule(name: str) -> Order:
     """
     entry = _entry(name)
 
+    @functools.wraps(entry.order)
     def order(pipeline: Pipeline) -> Schedule:
         if pipeline.stages.slices == 1:
             return entry.order(pipeline)

@@ -1,6 +1,6 @@
 """Plans with token slices: stages, micro-batches and lengths of slices, after the best plan without slices.
 
-Given      t_i the time of slice i on the slowest stage, forward and backward      ``costs.stages.token_slices``
+Given      t_i the time of slice i on the slowest stage, forward and backward      ``costs.layers.token_slices``
            p stages, M micro-batches of K slices each
 Choose     lengths of slices, by a DP over a grid of tokens                        :func:`best_slices`
            cuts of the chain of layers that make the slowest stage shortest        :func:`balanced`
@@ -27,8 +27,8 @@ import numpy as np
 
 from planner import schedules
 from planner.costs.layers.cost_table import Array, running
+from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.predict import Forecast, forecast
-from planner.costs.stages.token_slices import SlicePrices, prices_in
 from planner.ir.errors import HalopipeError, InfeasibleError
 from planner.ir.graph import Graph, producer
 from planner.ir.plan import Plan, Rejected, Search, TokenSlice
@@ -65,7 +65,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
     Raises:
         UnsupportedModelError: the network cannot be run in token slices.
     """
-    problem, prices = evaluator.problem, prices_in(evaluator.book)
+    problem, prices = evaluator.problem, evaluator.book.slices
     if problem.token_slices:
         require_sliceable(evaluator.book.profile.graph, problem.token_slices)
     best: tuple[Candidate, Forecast] | None = None

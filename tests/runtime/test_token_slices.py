@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -16,6 +17,7 @@ from planner.ir.profile import ModelSource
 from profiler.capture.graph import capture
 from profiler.models.example import Example, indices, token_cross_entropy
 from profiler.source.source import load_model
+from runtime.spatial.slices import SlicePeers
 from tests.runtime.cases import dropping, trained_alone
 from tests.runtime.engines import Network, evaluated, on_engines, trained
 from tests.runtime.plans import Trained, batch_of, decide, model_of
@@ -115,7 +117,9 @@ def alone(name: str, micro_batches: tuple[int, ...]) -> Trained:
     return trained_alone(given, batches, [micro_batches] * 2, dropping if name == "Dropping" else None)
 
 
-def sliced(name: str, schedule: str, slices: tuple[int, ...], stages: int = 2, batches: tuple[int, ...] = (2, 2)) -> Decision:
+def sliced(
+    name: str, schedule: str, slices: tuple[int, ...], stages: int = 2, batches: tuple[int, ...] = (2, 2)
+) -> Decision:
     cuts = [number / stages for number in range(1, stages)]
     return decide(network(name)[1].graph, cuts, batches, schedule=schedule, token_slices=slices)
 
@@ -148,15 +152,11 @@ def test_micro_batches_may_differ_in_samples() -> None:
 
 def test_a_stage_may_begin_between_keys_and_their_attention() -> None:
     given = network("gpt")
-    decision = decide(
-        given[1].graph, ["blocks.1.attention.value"], (2, 2), schedule="gpipe", token_slices=UNEQUAL
-    )
+    decision = decide(given[1].graph, ["blocks.1.attention.value"], (2, 2), schedule="gpipe", token_slices=UNEQUAL)
     assert_same(trained(given, decision), alone("gpt", (2, 2)))
 
 
 def test_activations_may_be_computed_again() -> None:
-    from dataclasses import replace
-
     decision = sliced("llama", "1f1b", UNEQUAL)
     again = replace(decision, stages=tuple(replace(stage, recompute=True) for stage in decision.stages))
     assert_same(trained(network("llama"), again), alone("llama", (2, 2)))
@@ -186,8 +186,6 @@ def test_evaluation_gives_the_loss_and_the_rows_of_the_whole_batch_in_order() ->
 
 
 def test_nothing_of_a_micro_batch_is_kept_after_its_first_slice_went_back() -> None:
-    from runtime.spatial.slices import SlicePeers
-
     kept: list[SlicePeers] = []
     plain = SlicePeers.__init__
 

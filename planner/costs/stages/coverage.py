@@ -100,7 +100,7 @@ def _uses(
             if number and number == int(number):
                 yield from ((book.kind(rank), layers[index].name, int(number), ()) for index in layers_of(stage.runs))
     for rows in stage.laid_out:
-        if isinstance(rows, TokenSlice):  # read between what was measured of a few (``costs.stages.token_slices``)
+        if isinstance(rows, TokenSlice):  # read between what was measured of a few (``costs.layers.token_slices``)
             continue
         prices = LayoutPrices(book, stage.ranks, rows)
         for index in layers_of(stage.runs):

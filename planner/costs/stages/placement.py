@@ -11,7 +11,7 @@ from planner.costs.layers.cost_table import Run, runs_of
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
-from planner.costs.stages.token_slices import prices_in, slice_costs
+from planner.costs.stages.token_slices import slice_costs
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision, Size, TokenSlice
@@ -117,7 +117,7 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
 
 def _sliced(book: PriceBook, decision: Decision, index: Mapping[str, int]) -> tuple[StagePlacement, ...]:
     """The stages of a plan with token slices, each on one rank."""
-    graph, prices = book.profile.graph, prices_in(book)
+    graph = book.profile.graph
     users = _users(graph, decision)
     ties, tied = _ties(graph, decision, users), frozenset(name for name, stages in users.items() if len(stages) > 1)
     found = []
@@ -125,7 +125,7 @@ def _sliced(book: PriceBook, decision: Decision, index: Mapping[str, int]) -> tu
         names = decision.layers_of(stage)
         layers, kind = sorted(index[name] for name in names), book.kind(group.ranks[0])
         sizes = [size for size in dict.fromkeys(decision.sizes) if isinstance(size, TokenSlice)]
-        costs = slice_costs(prices, kind, layers, sizes, group.recompute)
+        costs = slice_costs(book, kind, layers, sizes, group.recompute)
         parameters = graph.parameter_bytes(frozenset(names))
         runs, again = runs_of(layers), group.recompute
         found.append(StagePlacement(runs, group.ranks, {}, parameters, again, False, ties[stage], tied, costs))
