@@ -10,9 +10,9 @@ unless its row says so.
 from __future__ import annotations
 
 from benchmarks.report import Row
-from benchmarks.seeds import branches, primitives, schedules
+from benchmarks.seeds import branches, primitives, schedules, terapipe
 
-SYSTEMS = (schedules, branches, primitives)
+SYSTEMS = (schedules, branches, primitives, terapipe)
 """In the order of the table."""
 
 

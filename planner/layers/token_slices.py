@@ -346,9 +346,9 @@ def _upstream(graph: Graph, names: Iterable[str]) -> frozenset[str]:
 
 def _refused(faults: tuple[_Fault, ...]) -> UnsupportedModelError:
     first = faults[0]
-    lines = [f"layer {each.layer.name} ({each.layer.kind}): {each.why} {each.value}" for each in faults[:3]]
-    if len(faults) > 3:
-        lines.append(f"and {len(faults) - 3} more")
+    every = [f"layer {each.layer.name} ({each.layer.kind}): {each.why} {each.value}" for each in faults]
+    lines = list(dict.fromkeys(every))
+    lines[3:] = [f"and {len(lines) - 3} more"] if len(lines) > 3 else []
     remedies = ["plan without --allow time"]
     if any(each.layer.kind in ("attention", "softmax", "opaque") for each in faults):
         remedies.insert(0, "attention: scaled_dot_product_attention(..., is_causal=True) is known to be causal")

@@ -26,6 +26,7 @@ from itertools import pairwise, product
 import numpy as np
 
 from planner import schedules
+from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, running
 from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.predict import Forecast, forecast
@@ -59,15 +60,20 @@ def slices_time(problem: Problem) -> bool:
     return TIME_DIMS in problem.allow and problem.objective == THROUGHPUT
 
 
+def require_slices(problem: Problem, book: PriceBook) -> None:
+    """Raises :class:`UnsupportedModelError` where the network cannot be run in token slices, or not in those asked."""
+    axes = book.slices.axes
+    if problem.token_slices:
+        require_sliceable(axes.graph, problem.token_slices)
+
+
 def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
     """``plan``, or one with token slices if that is faster; until the evaluator's time is up.
 
     Raises:
-        UnsupportedModelError: the network cannot be run in token slices.
+        InfeasibleError: slices were asked for, and no plan with them fits.
     """
     problem, prices = evaluator.problem, evaluator.book.slices
-    if problem.token_slices:
-        require_sliceable(evaluator.book.profile.graph, problem.token_slices)
     best: tuple[Candidate, Forecast] | None = None
     step_s, num_simulated = float("inf") if problem.token_slices else plan.prediction.step_s, 0
     for formula_s, candidate in sorted(_candidates(evaluator, prices), key=lambda each: each[0]):

@@ -67,7 +67,7 @@ from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ti
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import binding
 from planner.solvers.progress import Progress
-from planner.solvers.token_slices import slices_time, with_token_slices
+from planner.solvers.token_slices import require_slices, slices_time, with_token_slices
 
 METHOD = "best-first search under a suffix DP's bound, every candidate simulated"
 
@@ -80,15 +80,18 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: nothing fits; the error says what lacks least and what would fit.
         MissingMeasurementError: the profile says nothing about any size that may be used.
+        UnsupportedModelError: time may be cut, and the network cannot be run in token slices.
     """
     words: tuple[str, ...] = ()
     limited = problem
     if problem.objective == MEMORY:
         limited, words = least_memory(problem)
-    ends_s = time.monotonic() + limited.time_limit_s
+    ends_s, book = time.monotonic() + limited.time_limit_s, PriceBook(problem.profile)
+    if slices_time(problem):
+        require_slices(problem, book)
     if beyond_samples(limited) or slices_time(limited):
         limited = replace(limited, time_limit_s=limited.time_limit_s / 2)
-    evaluator = Evaluator(limited, PriceBook(problem.profile))
+    evaluator = Evaluator(limited, book)
     start = Start(evaluator)
     queue = Queue(evaluator, progress, hints=functools.partial(published, evaluator))
     outcome = queue.run(start.items)
