@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,6 +52,7 @@ from runtime.transport import Transport
 
 if TYPE_CHECKING:
     from runtime.sparse.batch import Preparing
+    from runtime.sparse.sampled import SampledPreparing
 
 _MOST_KEPT = 64
 """Combinations of sizes whose executors are kept."""
@@ -89,8 +90,8 @@ class Evaluation:
     Attributes:
         loss: of the whole batch; None on ranks that do not make it.
         num_samples: of the whole batch.
-        outputs: what the loss is computed from, this rank's part, by micro-batch and name of the value: where it lies
-            in the micro-batch, and the tensor.
+        outputs: what the loss is computed from, or was to be kept, this rank's part, by micro-batch and name of the
+            value: where it lies in the micro-batch, and the tensor.
         batch: what was evaluated on, as the graph's inputs.
         step_s, spans, peak_bytes: as of a :class:`StepResult`.
     """
@@ -295,10 +296,17 @@ class Engine:
         """Forward passes in evaluation mode (running statistics, nothing dropped); nothing is changed by them."""
         return self.evaluate_on(WholeBatch(self._inputs, (*inputs, *targets), self._decision.micro_batches))
 
-    def evaluate_on(self, batch: Batch) -> Evaluation:
-        """As :meth:`evaluate`, on any batch."""
+    def evaluate_on(self, batch: Batch, keep: Sequence[str] = ()) -> Evaluation:
+        """As :meth:`evaluate`, on any batch.
+
+        Args:
+            batch: whose samples are those of the plan's micro-batches, or fewer.
+            keep: values whose parts are given back instead of what the loss is computed from; among
+                :attr:`runtime.stage.captured.CapturedModel.watched`.
+        """
         batch, binding, ahead_s = self._bound(batch)
         executor = self._executor(binding, evaluates=True)
+        executor.kept = tuple(keep) or self._judged
         ran, step_s = self._run(executor, batch, self._step)
         seconds = ahead_s + step_s
         return Evaluation(
@@ -324,6 +332,17 @@ class Engine:
             names = dict.fromkeys(name for part in parts for name in part)
             found[m] = {name: joined(axes, name, [p[name] for p in parts if name in p], rows[m]) for name in names}
         return found
+
+    @property
+    def preparing(self) -> SampledPreparing | None:
+        """Samples the batches of a graph network in a thread of its own; None: the network is another."""
+        found: Any = self._preparing
+        return found if hasattr(found, "expect") else None
+
+    def expect(self, batch: Batch) -> None:
+        """Prepare ``batch``, that of the next step, while this one is computed; nothing but of graph networks."""
+        if (preparing := self.preparing) is not None:
+            preparing.expect(batch, self._transport.rank)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers of this rank's stages, by the user's own names; tied ones under each name.
@@ -460,8 +479,7 @@ class Engine:
 
     def _run_again(self, ran: Ran) -> None:
         """The same step on the same batch, which another may have been bound after."""
-        if self._preparing is None:
-            self._weighing.begin(ran.batch, ran.binding.residents)
+        self._weighing.begin(ran.batch, ran.binding.residents)
         self._run(self._executor(ran.binding, evaluates=False), ran.batch, ran.number)
 
     def _bound(self, batch: Batch) -> tuple[Batch, Binding, float]:
@@ -474,7 +492,8 @@ class Engine:
         batch = self._preparing.batch(batch)
         try:
             binding = self._binder.bind(self._residents, batch)
-        except StageFailedError as error:  # clouds that cannot be used
+            self._weighing.begin(batch, binding.residents)
+        except StageFailedError as error:  # clouds or seeds that cannot be used
             raise self._around.context.of(error, self._step, "finding sites") from error
         return batch, binding, time.perf_counter() - start
 
@@ -486,8 +505,7 @@ class Engine:
             if len(self._executors) >= _MOST_KEPT:
                 self._executors.pop(next(iter(self._executors)))
             bound = _forward_only(binding) if evaluates else binding
-            kept = self._judged if evaluates else ()
-            self._executors[key] = Executor(bound, self._around, evaluates=evaluates, kept=kept)
+            self._executors[key] = Executor(bound, self._around, evaluates=evaluates)
         return self._executors[key]
 
     def _finish(self) -> None:
@@ -529,12 +547,17 @@ def _at_newest(action: Action) -> Action:
     return replace(action, version=0)
 
 
-def preparing_of(decision: Decision, model: CapturedModel) -> Preparing | None:
-    """What makes a sparse network's batches its graph's inputs; None where the model takes batches as they are."""
+def preparing_of(decision: Decision, model: CapturedModel) -> Preparing | SampledPreparing | None:
+    """What makes a sparse or graph network's batches its graph's inputs; None: the model takes batches as they are."""
     if model.prepared is None:
         return None
+    from cuda_ops.sampling.preparation import SampledPreparation
     from runtime.sparse.batch import Preparing
 
+    if isinstance(model.prepared.preparation, SampledPreparation):
+        from runtime.sparse.sampled import SampledPreparing
+
+        return SampledPreparing.of(decision, model.prepared, model.prepared.preparation)
     return Preparing.of(decision, model)
 
 

@@ -38,6 +38,7 @@ from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, Optimizer, Profile
 from profiler import load_model
 from profiler.capture.graph import capture
+from runtime.checkpoint import complete_steps
 
 STEPS, PAUSE_S, DEADLINE_S = 30, 0.1, 3.0
 """Of a job; before each step; of its waits."""
@@ -51,6 +52,7 @@ PLANS: Mapping[str, tuple[int, ...]] = {"1f1b/2": (0, 1, 2), HYBRID: (0, 0, 1, 1
 LOST_HOST, LOST_STORE, CUT, BACK = "loss of a host", "loss of the store", "cut link", "link back after 5 s"
 TORCHRUN = "SIGKILL under torchrun"
 KINDS = (LOST_HOST, LOST_STORE, CUT, BACK, TORCHRUN)
+SAVED = "saved"
 SAME, REPLANNED = "same hosts again", "re-planned for what is left"
 
 _LIMIT_S, _FAILED = 60.0, 5
@@ -111,7 +113,7 @@ def run_words(steps: int = STEPS, deadline_s: float = DEADLINE_S, *more: str) ->
         "--optimizer": "benchmarks.faults.victim:optimiser",
         "--eval-data": "benchmarks.faults.victim:held_out",
         "--eval-every": EVERY,
-        "--checkpoint": "saved",
+        "--checkpoint": SAVED,
         "--checkpoint-every": EVERY,
         "--resume": "auto",
         "--metrics": "metrics.jsonl",
@@ -195,13 +197,15 @@ class Hosts:
                 if not job.wait(_LIMIT_S, lambda: victim.has_begun(folder)) or job.ended:
                     return f"it did not begin to train: {job.codes()} {last_words(job, 0)}"
                 time.sleep(trial.at * training_s)
+                has_saved = bool(complete_steps(folder / SAVED))
                 ranks = [pid for pid in testbed.processes(trial.host) if _is_rank(pid)]
                 os.kill(random.Random(str(trial)).choice(ranks), signal.SIGKILL)
                 job.wait(2 * _LIMIT_S)
             finally:
                 job.kill()
             started = sum("going on from" in job.output(host) for host in job.pids)
-            return _went_on(job, expected, bit_for_bit=True) or ("" if started else "it went on from no checkpoint")
+            lacks = has_saved and not started
+            return _went_on(job, expected, bit_for_bit=True) or ("it went on from no checkpoint" if lacks else "")
 
     def _again(
         self, trial: HostTrial, folder: Path, host_of: Mapping[int, int], testbed: Testbed, expected: Curve

@@ -233,12 +233,12 @@ class PreparedNetwork(nn.Module):
     channels) in the geometry's order, ``tensors`` as ``recipe.names`` says.
     """
 
-    network: nn.Module
+    user_module: nn.Module
 
     def __init__(self, network: nn.Module, recipe: Recipe) -> None:
         super().__init__()
         self.recipe = recipe
-        object.__setattr__(self, "network", network)  # not registered: names stay those of the network
+        object.__setattr__(self, "user_module", network)  # not registered: names stay those of the network
         for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             object.__setattr__(self, shared, getattr(network, shared))  # one and the same, also when moved or cast
 
@@ -246,12 +246,12 @@ class PreparedNetwork(nn.Module):
         """See the class."""
         given = dict(zip(self.recipe.names, tensors, strict=True))
         geometry = GivenGeometry(self.recipe, given, features.shape[0], lengths.shape[0])
-        return self.network(SparseTensor.on(geometry, features))
+        return self.user_module(SparseTensor.on(geometry, features))
 
     def train(self, mode: bool = True) -> PreparedNetwork:
         """Training mode, of the network as well."""
         super().train(mode)
-        self.network.training = mode
+        self.user_module.training = mode
         return self
 
 

@@ -166,6 +166,14 @@ def plan(
     quick: Annotated[
         bool, typer.Option("--quick", help="With --measure-missing: fewer repetitions.", rich_help_panel=_SEARCH)
     ] = False,
+    ways: Annotated[
+        str,
+        typer.Option(
+            metavar="WAYS",
+            help="No search: the plan that a way of a transformer is; 'ways -o' wrote it, or tensor=2,pipeline=2,...",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = "",
     json: Json = False,
 ) -> None:
     """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""
@@ -182,6 +190,33 @@ def plan(
         if measure_missing:
             missing.require_possible(cluster, pareto)
         loaded = solve.load_profile(profile, cluster=cluster)
+        if ways:
+            from halopipe.planning import ways as of_transformers
+
+            asked = {
+                "--schedule": schedule,
+                "--fix": fix,
+                "--forbid": forbid,
+                "--recompute": recompute != "never",
+                "--shard": shard != "never",
+                "--allow": allow != "sample",
+                "--objective": objective != "throughput",
+                "--solver": solver != "best-first",
+                "--halo-depth": halo_depth,
+                "--ranks": ranks,
+                "--max-stages": max_stages,
+                "--without": without,
+                "--pareto": pareto is not None,
+                "--measure-missing": measure_missing,
+            }
+            of_transformers.require_no_search([name for name, value in asked.items() if value])
+            limit = units.parse_size(memory) if memory else 0
+            given = of_transformers.plan_by(loaded, ways, global_batch, micro_batch or (), memory_bytes=limit)
+            given = given if cluster is not None else solve.remembering(given, profile, output)
+            dump(given, output)
+            console.emit(dumps(given) if json else explain.headline(given, objective=objective))
+            console.wrote(output, console.command("run", output))
+            return
         problem = problems.make_problem(
             loaded,
             global_batch=global_batch,
@@ -193,13 +228,13 @@ def plan(
             gap=gap,
             time_limit_s=time_limit,
             objective=objective,
-            allow=[part.strip() for part in allow.split(",") if part.strip()],
+            allow=units.names_in(allow),
             recompute=recompute,
             shard=shard,
             halo_depth=halo_depth,
             fix=fix or (),
             forbid=forbid or (),
-            without=[part.strip() for part in without.split(",") if part.strip()],
+            without=units.names_in(without),
             token_slices=units.parse_sum(token_slices, "--token-slices") if token_slices else (),
             calibration=not no_calibration,
             confidence=confidence,

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from halopipe.data.demo_data import digits, held_out_shapes, shapes, synthetic
+    from halopipe.data.graphs import graph_seeds, seed_batches, small_graph_seeds
 
-__all__ = ["digits", "held_out_shapes", "shapes", "synthetic"]
+__all__ = ["digits", "graph_seeds", "held_out_shapes", "seed_batches", "shapes", "small_graph_seeds", "synthetic"]
+
+_OF_GRAPHS = frozenset({"graph_seeds", "seed_batches", "small_graph_seeds"})
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from halopipe.data import demo_data  # loads torch
+        from halopipe.data import demo_data, graphs  # load torch
 
-        return getattr(demo_data, name)
+        return getattr(graphs if name in _OF_GRAPHS else demo_data, name)
     raise AttributeError(f"module 'halopipe.data' has no attribute {name!r}")

@@ -12,7 +12,7 @@ written; every batch since the last exchange is compared, so that none is left o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,6 +33,7 @@ from runtime.stage.shapes import varying_dims
 from runtime.transport import Key, Transport
 
 if TYPE_CHECKING:
+    from cuda_ops.sampling.preparation import SampledPreparation
     from cuda_ops.sparse.preparation import Preparation
 
 
@@ -198,6 +199,7 @@ class Consumer:
         preparation: makes the graph's inputs of them, on every rank; None: they are the graph's inputs.
         counted: by stage, inputs of which each rank reads its samples to know what parts of a batch count for.
         turns: numbers the batches of all feeds of this rank; the same on all ranks.
+        outputs: values that are the module's outputs, by the names that its user has for them.
     """
 
     decision: Decision
@@ -206,8 +208,9 @@ class Consumer:
     transport: Transport
     turns: Iterator[int]
     deadline_s: float
-    preparation: Preparation | None = None
+    preparation: Preparation | SampledPreparation | None = None
     counted: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -244,7 +247,8 @@ def consumer_of(decision: Decision, model: CapturedModel, transport: Transport, 
     inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
     preparation = None if model.prepared is None else model.prepared.preparation
     counted = inputs_counted(model, decision)
-    return Consumer(decision, model.graph, inputs, transport, count(), deadline_s, preparation, counted)
+    outputs = {name: value for name, value in model.outputs.items() if value}
+    return Consumer(decision, model.graph, inputs, transport, count(), deadline_s, preparation, counted, outputs)
 
 
 class OwnFeed:
@@ -278,6 +282,36 @@ class OwnFeed:
         if self.agreement is not None:
             self.agreement.note(tensors_of(item), f" (batch {self.position.batches - 1} of epoch {epoch})")
         return batch
+
+
+class AheadFeed:
+    """A feed whose next batch is taken, and told to whoever prepares it, before the one before is used.
+
+    Its position is that behind the batch last given, so that a run that goes on reads the next one again.
+
+    Args:
+        expect: is told the batch behind the one that is given.
+    """
+
+    def __init__(self, feed: Feed, expect: Callable[[Batch], None]) -> None:
+        self._feed, self._expect = feed, expect
+        self.position, self.agreement = feed.position, feed.agreement
+        self._next: tuple[Batch | None, Position] | None = None
+
+    def take(self) -> Batch | None:
+        is_first = self._next is None
+        found, self.position = self._next or self._taken()
+        if found is None:
+            return None
+        if is_first:
+            self._expect(found)
+        self._next = self._taken()
+        if self._next[0] is not None:
+            self._expect(self._next[0])
+        return found
+
+    def _taken(self) -> tuple[Batch | None, Position]:
+        return self._feed.take(), self._feed.position
 
 
 class SentFeed:

@@ -74,7 +74,7 @@ def execute(
     Raises:
         UsageError: this process was not started by torchrun, or the ranks were told different things (seed, optimiser,
             clipping, initial weights).
-        MissingDeviceError: the GPU that the plan names for this rank is not there.
+        MissingDeviceError: the device that the plan names for this rank is not there.
         RankCountError: the job has another number of ranks than the plan.
         StaleFileError: the plan was made for another model, or the ranks hold different plans.
         CorruptFileError: the plan was edited and divides a layer as it cannot be.
@@ -186,7 +186,8 @@ def loaded_of_script(
     if example is not None:
         return _of_example(_users(made.module), example, None if function is own_loss else function)
     if model is not None and made.clouds is not None:
-        model = PreparedNetwork(model, made.clouds.preparation.recipe)
+        prepared: Any = made.module
+        model = type(prepared)(model, prepared.recipe)
     return replace(made, module=made.module if model is None else model, loss_fn=replace(own, function=function))
 
 
@@ -197,7 +198,7 @@ def _of_example(model: nn.Module, example: Any, loss_fn: Callable[..., Any] | No
 
 def _users(module: nn.Module) -> nn.Module:
     """The user's own module."""
-    return module.network if isinstance(module, PreparedNetwork) else module
+    return module.user_module if isinstance(module, PreparedNetwork) else module
 
 
 def _maker(plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, scheduler: Any) -> MakeOptimizer:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -133,9 +133,9 @@ class Parallel:
             self._followed.updated()
         return float(answer["loss"])
 
-    def evaluate(self, *batches: Any, metric: str | Callable[[], Any] = "") -> Score:
+    def evaluate(self, *batches: Any, metric: str | Callable[[], Any] = "", outputs: Sequence[str] = ()) -> Score:
         """The mean loss over ``batches``, and what else :meth:`halopipe.training.session.Execution.evaluate` finds."""
-        return Score(**self._ranks.call("evaluate", batches=batches, metric=metric)["score"])
+        return Score(**self._ranks.call("evaluate", batches=batches, metric=metric, outputs=tuple(outputs))["score"])
 
     def state_dict(self) -> dict[str, Any]:
         """That of the whole module, trained as it is by now."""
@@ -220,7 +220,7 @@ class _Ranks:
         self._failure: HalopipeError | None = None
         self._is_over = threading.Event()
         seats = seats_of(plan.decision, options["device"])
-        require_devices(seats)
+        require_devices(seats, plan.prediction.ranks)
         if not on_gpus(seats):
             warm_workers()  # by this thread: what another one starts would end with it
         self._stack = ExitStack()

@@ -135,7 +135,7 @@ class _Waiting:
             while not asked.answer(lambda own: own.check(keys), False):
                 require_nobody_failed(self.board, len(self.hosts))
                 now_s = time.monotonic()
-                beats: Mapping[int, Beat] = self.board.answer(lambda own: read_board(own, len(ranks)), {})
+                beats: Mapping[int, Beat] = self.board.answer(lambda own: read_board(own, range(len(ranks))), {})
                 for rank, beat in beats.items():
                     if self._numbers.get(rank) != beat.number:
                         self._numbers[rank], self._heard_s[rank] = beat.number, now_s

@@ -102,7 +102,8 @@ def _done(execution: Execution, what: str, told: Mapping[str, Any], state: Path)
             loss = execution.step(told["batch"])
             return {"loss": loss, "is_updated": execution.is_updated, "num_steps": execution.num_steps}
         case "evaluate":
-            return {"score": asdict(execution.evaluate(*told["batches"], metric=told["metric"]))}
+            found = execution.evaluate(*told["batches"], metric=told["metric"], outputs=told["outputs"])
+            return {"score": asdict(found)}
         case "state_dict" | "optimizer_state_dict":
             found = getattr(execution, what)()
             if execution.rank == 0:

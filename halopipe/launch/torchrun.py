@@ -28,7 +28,7 @@ from halopipe.run_spec.job import JOB, Job, Journal, RankResult, job_folder
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
 from halopipe.training.checkpointing import settled, settled_by_rank_0
-from planner.ir.errors import HalopipeError, TransportError, UsageError
+from planner.ir.errors import DeadlineError, HalopipeError, TransportError, UsageError
 from planner.ir.plan import Plan
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
@@ -91,12 +91,13 @@ def join(
         job.write(folder / JOB)
         with one_device(job) if rank == 0 else contextlib.nullcontext():
             if rank is None:
-                _stand_by(store, board, job_rank.num_ranks, seats.rank_of if seats is not None else ())
+                working = seats.rank_of if seats is not None else ()
+                _stand_by(board, job_rank.num_ranks, working, options.deadline_s)
                 text = _IDLE
             else:
                 show, journal = progress if rank == 0 else None, None if journals is None else journals.journal(rank)
                 text = _work(job, rank, job_rank.local_rank, store, board, show, journal).to_json()
-            texts = gathered(store, job_rank.rank, job_rank.num_ranks, text)
+            texts = gathered(store, job_rank.rank, job_rank.num_ranks, text, options.deadline_s)
     found = (RankResult.from_json(text) for text in texts if text != _IDLE)
     results = sorted(found, key=lambda result: result.rank)
     return _whole(journals, combine(plan, options, results, None)) if results else None
@@ -128,15 +129,27 @@ def _noted(journals: Journals | None) -> Iterator[None]:
         raise
 
 
-def _stand_by(store: Store, board: Board, num_ranks: int, working: Iterable[int]) -> None:
+def _stand_by(board: Board, num_ranks: int, working: Iterable[int], deadline_s: float) -> None:
     """Wait for ranks that have something to do; this process must not end before, or torchrun counts its host as done.
 
     Raises:
         HalopipeError: what one of them failed by.
+        DeadlineError: the store of the job has not answered for so long.
     """
-    results = [f"result/{rank}" for rank in working]
-    while not store.check(results):
+    results, answered_s = [f"result/{rank}" for rank in working], time.monotonic()
+    while True:
         require_nobody_failed(board, num_ranks)
+        with contextlib.suppress(RuntimeError):
+            if board.check(results):
+                return
+            answered_s = time.monotonic()
+        silent_s = time.monotonic() - answered_s
+        if silent_s >= deadline_s:
+            raise DeadlineError(
+                "nothing is known of the ranks that work",
+                [f"the store of the job has not answered for {silent_s:.1f} s, deadline {deadline_s:g} s"],
+                ["see whether the host of rank 0 runs, and can be reached"],
+            )
         time.sleep(_WATCH_S)
 
 
@@ -235,14 +248,21 @@ def require_nobody_failed(board: Board, num_ranks: int) -> None:
             raise cause(errors)
 
 
-def gathered(store: Store, rank: int, num_ranks: int, text: str) -> list[str]:
+def gathered(store: Store, rank: int, num_ranks: int, text: str, limit_s: float = SETUP_S) -> list[str]:
     """The results of all ranks, on rank 0; it may host the store, and so goes last, having read what all others wrote.
+
+    Args:
+        store: of the attempt.
+        rank: this one.
+        num_ranks: of the job.
+        text: this rank's result.
+        limit_s: longest that rank 0 waits for one of the others.
 
     Raises:
         HalopipeError: what a rank failed by.
     """
     store.set(f"result/{rank}", text)
-    return [] if rank else [_result(store, other) for other in range(num_ranks)]
+    return [] if rank else [_result(store, other, limit_s) for other in range(num_ranks)]
 
 
 def _explained(board: Board, rank: int, num_ranks: int, error: Exception) -> Exception:
@@ -315,9 +335,9 @@ def _ended_if_it_hangs(board: Board) -> Iterator[None]:
         over.set()
 
 
-def _result(store: Store, rank: int) -> str:
+def _result(store: Store, rank: int, limit_s: float) -> str:
     """What a rank found, or its error."""
-    end_s = time.monotonic() + SETUP_S
+    end_s = time.monotonic() + limit_s
     while time.monotonic() < end_s:
         text = _read(store, f"result/{rank}")
         if text:

@@ -29,7 +29,7 @@ from typing import Any
 
 from halopipe.planning import problem as problems
 from halopipe.planning.solve import DEFAULT_SOLVER, known_solver
-from halopipe.terminal.units import parse_sum, require_known
+from halopipe.terminal.units import names_in, parse_sum, require_known
 from planner.catalogue.reading import BYTES, BYTES_PER_S, SECONDS, parse_quantity
 from planner.ir.cluster import DATASHEET, Cluster, Collective, DeviceSpec, Link
 from planner.ir.errors import RankCountError, UnknownNameError, UsageError
@@ -190,7 +190,7 @@ def changed(problem: Problem, text: str) -> Changed:
     Raises:
         UsageError, UnknownNameError: a change is not understood, or about nothing that there is.
     """
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = names_in(text)
     if not parts:
         raise UsageError("no change is named", [], ["write it like schedule=gpipe or n0/gpu0.memory=32GiB"])
     found = Changed(problem)

@@ -87,6 +87,7 @@ class RunOptions:
         scheduler: stepped once an update; empty for none.
         eval_data: its mean loss is found at the end, and every ``eval_every`` steps unless that is 0.
         eval_metric: see :mod:`halopipe.training.evaluate`.
+        eval_outputs: names with commas between them, see there.
         metrics: see :mod:`halopipe.training.metrics`.
         profile_steps: ``3:5``, from the third to the fifth, counted from 1; empty for none.
         profile_folder: a Chrome trace a rank, see :mod:`halopipe.training.torch_traces`.
@@ -171,6 +172,13 @@ class RunOptions:
         "FACTORY",
         DATA,
         kind=FACTORY,
+    )
+    eval_outputs: str = _option(
+        "",
+        "Outputs of the model and tensors of the batch that accuracy and metrics are of, such as 'logits,labels'; else "
+        "what the loss reads.",
+        "NAMES",
+        DATA,
     )
     checkpoint: str = _option("", "Folder of checkpoints, which all hosts share.", "FOLDER", CHECKPOINTS, kind=PATH)
     checkpoint_every: int | str = _option(

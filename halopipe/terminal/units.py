@@ -13,6 +13,11 @@ from typing import Any
 from planner.ir.errors import UnknownNameError, UsageError
 
 
+def names_in(text: str) -> list[str]:
+    """Those that commas divide."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def require_known(what: str, wanted: Iterable[str], known: Sequence[str]) -> None:
     """Raises :class:`UnknownNameError`, with the nearest name, for the first of ``wanted`` that is not known."""
     for name in wanted:

@@ -83,6 +83,7 @@ def _lacking(options: RunOptions) -> Iterator[UsageError]:
         ("eval_every", "eval_data", "halopipe.data:digits"),
         ("eval_batches", "eval_data", "halopipe.data:digits"),
         ("eval_metric", "eval_data", "halopipe.data:digits"),
+        ("eval_outputs", "eval_data", "halopipe.data:digits"),
         ("checkpoint_every", "checkpoint", "checkpoints"),
         ("mtbf_s", "checkpoint_every", "auto"),
         ("keep", "checkpoint", "checkpoints"),

@@ -222,6 +222,7 @@ class Checkpoints:
     good checkpoint is still there.  One at the end of the job ends it with the error.
 
     Args:
+        gather: waits for all ranks, however long one of them writes.
         seed: of what is drawn.
         decision: of the plan.
         begun: what the run goes on from; None: it begins anew.
@@ -237,6 +238,7 @@ class Checkpoints:
         engine: Engine,
         graph: Graph,
         transport: Transport,
+        gather: Callable[[], object],
         seed: int,
         decision: Decision,
         begun: Saved | None,
@@ -258,7 +260,7 @@ class Checkpoints:
                 options.checkpoint,
                 transport.rank,
                 transport.world_size,
-                lambda: transport.barrier(SAVE_S),
+                gather,
                 keep=options.keep,
                 deadline_s=SAVE_S,
             )
@@ -360,19 +362,26 @@ def save_now(
     engine: Engine,
     graph: Graph,
     transport: Transport,
+    gather: Callable[[], object],
     decision: Decision,
     *,
     seed: int,
     keep: int,
 ) -> None:
-    """Save what all ranks have, each calling this; returns once it is on disk."""
+    """Save what all ranks have, each calling this; returns once it is on disk.
+
+    Args:
+        gather: waits for all ranks.
+        seed: of what is drawn.
+        keep: so many checkpoints stay; 0: all.
+    """
     save(
         folder,
         engine.num_steps,
         with_numbers(engine.state(), transport.rank, seed, None, numbers_of(decision)),
         transport.rank,
         transport.world_size,
-        lambda: transport.barrier(SAVE_S),
+        gather,
         fingerprints_of(graph),
         keep=keep,
     )

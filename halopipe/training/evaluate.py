@@ -1,15 +1,16 @@
 """The mean loss over evaluation data, the accuracy of models that classify, and metrics of one's own.
 
 A *metric* has ``update(*values)`` and ``compute()``, as those of torchmetrics.  It is given what the layer of the loss
-reads, such as ``(prediction, target)``, whole, a micro-batch at a time and in order, whatever the plan: the parts that
-ranks have are put together on all of them.  ``compute`` gives a number, or numbers by name.  A function without
+reads, such as ``(prediction, target)``, or the outputs of the module and tensors of the batch that are named, whole, a
+micro-batch at a time and in order, whatever the plan: the parts that ranks have are put together on all of them.
+``compute`` gives a number, or numbers by name.  A function without
 arguments makes one metric, or several by name, anew for each evaluation; ``pkg.mod:function`` names it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -53,13 +54,12 @@ class Classes:
         return int(right.sum()), int(asked.sum())
 
 
-def classes_of(graph: Graph) -> Classes | None:
-    """None where the loss is not one of classes: of one value of numbers and one of integers."""
-    judging = judging_layer(graph)
-    values = graph.values()
-    logits = [name for name in judging.inputs if values[name].is_float and name not in graph.inputs]
-    targets = [name for name in judging.inputs if values[name].dtype == "int64"]
-    if len(logits) != 1 or len(targets) != 1 or len(judging.inputs) != 2:
+def classes_of(graph: Graph, read: Sequence[str] = ()) -> Classes | None:
+    """None where ``read`` (by default, what the loss reads) is not one value of numbers and one of integers."""
+    values, read = graph.values(), read or judging_layer(graph).inputs
+    logits = [name for name in read if values[name].is_float and name not in graph.inputs]
+    targets = [name for name in read if values[name].dtype == "int64"]
+    if len(logits) != 1 or len(targets) != 1 or len(read) != 2:
         return None
     dim = _class_dim(values[logits[0]], values[targets[0]])
     return None if dim is None else Classes(logits[0], targets[0], dim)
@@ -80,23 +80,57 @@ class Metric(Protocol):
 MakeMetrics = Callable[[], "Metric | Mapping[str, Metric]"]
 
 
-def evaluate(engine: Engine, consumer: Consumer, batches: Iterable[Batch], metric: str | MakeMetrics = "") -> Score:
+def values_named(names: Sequence[str], consumer: Consumer) -> tuple[str, ...]:
+    """The values of the graph that a user calls so: outputs of the module, and tensors of the batch.
+
+    Raises:
+        UsageError: there is no such one, or the loss is not made of it.
+    """
+    batch = consumer.graph.inputs if consumer.preparation is None else {}
+    unknown = [name for name in names if name not in consumer.outputs and name not in batch]
+    if unknown:
+        raise UsageError(
+            f"evaluation cannot be given {unknown[0]!r}",
+            [
+                f"outputs of the module that the loss is made of: {', '.join(sorted(consumer.outputs)) or 'none'}",
+                f"tensors of a batch: {', '.join(batch) or 'none by name'}",
+            ],
+            ["add another output to the loss, times 0: what no loss is made of is not computed"],
+        )
+    return tuple(consumer.outputs.get(name, name) for name in names)
+
+
+def evaluate(
+    engine: Engine,
+    consumer: Consumer,
+    batches: Iterable[Batch],
+    metric: str | MakeMetrics = "",
+    outputs: Sequence[str] = (),
+) -> Score:
     """Evaluate on all ``batches``; all ranks call this, and get the same.
 
     Args:
+        engine: of this rank.
+        consumer: the same rank's.
+        batches: as steps read them.
         metric: makes metrics of one's own, or the name of what does; empty for none.
+        outputs: names of the module's outputs and of tensors of the batch, which accuracy is told of and metrics are
+            given, in this order; none: what the layer of the loss reads.
 
     Raises:
-        UsageError: there is no batch; or what the metric is to read is not to be had under this plan.
+        UsageError: there is no batch; or what is to be read is not to be had, at all or under this plan.
         FactoryError: the metric cannot be made, or fails.
     """
-    own = _Own(metric, consumer) if metric else None
-    classes = classes_of(consumer.graph)
+    graph = consumer.graph
+    read = values_named(outputs, consumer) if outputs else judging_layer(graph).inputs
+    made = [value for value in read if value not in graph.inputs]
+    own = _Own(metric, consumer, read) if metric else None
+    classes = classes_of(graph, read)
     sums = torch.zeros(4, dtype=torch.float64)  # losses times samples, samples, right answers, questions
     is_empty = True
     for batch in batches:
         is_empty = False
-        found = engine.evaluate_on(batch)
+        found = engine.evaluate_on(batch, made)
         if found.loss is not None and consumer.transport.rank == loss_rank(consumer):
             sums[0] += found.loss * found.num_samples
             sums[1] += found.num_samples
@@ -126,7 +160,7 @@ def loss_rank(consumer: Consumer) -> int:
 class _Own:
     """Metrics of one's own, on one rank; all ranks have the same, and give them the same."""
 
-    def __init__(self, metric: str | MakeMetrics, consumer: Consumer) -> None:
+    def __init__(self, metric: str | MakeMetrics, consumer: Consumer, read: Sequence[str]) -> None:
         self._name = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
         make = find_factory(metric) if isinstance(metric, str) else metric
         made = self._calling(make)
@@ -139,12 +173,12 @@ class _Own:
                     ["a metric of torchmetrics", "a class with these two methods"],
                 )
         self._metrics: Mapping[str, Metric] = metrics
-        self._consumer = consumer
+        self._consumer, self._read = consumer, read
 
     def take(self, found: Evaluation) -> None:
         """Hands on what ranks have of a batch."""
         consumer = self._consumer
-        pieces = united(_pieces(consumer, found), consumer.transport, consumer.deadline_s)
+        pieces = united(_pieces(consumer, found, self._read), consumer.transport, consumer.deadline_s)
         for values in _put_together(pieces):
             for metric in self._metrics.values():
                 self._calling(partial(metric.update, *values))
@@ -176,10 +210,10 @@ class _Own:
             raise FactoryError(f"{self._name} raised {type(error).__name__}", [str(error)]) from error
 
 
-def _pieces(consumer: Consumer, found: Evaluation) -> dict[str, Tensor]:
-    """What this rank has of what the loss reads, by micro-batch, place among the arguments, and where it lies."""
+def _pieces(consumer: Consumer, found: Evaluation, read: Sequence[str]) -> dict[str, Tensor]:
+    """What this rank has of the values ``read``, by micro-batch, place among them, and where it lies."""
     graph, pieces = consumer.graph, {}
-    values, read = graph.values(), judging_layer(graph).inputs
+    values = graph.values()
     for m, outputs in found.outputs.items():
         shapes = found.batch.shapes(m)
         for number, name in enumerate(read):
@@ -229,7 +263,7 @@ def _beside(outputs: Mapping[str, Piece], values: Mapping[str, TensorSpec], shap
 
 
 def _put_together(pieces: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:
-    """What the loss reads, by micro-batch."""
+    """What metrics read, by micro-batch."""
     found: dict[int, dict[int, list[Piece]]] = {}
     for key, tensor in pieces.items():
         m, number, place = json.loads(key)

@@ -93,6 +93,7 @@ class FirstStep:
         place.activity.deadline_s = SETUP_S
         if place.rank == 0:
             _publish(place.store, "reference", self.read().to_bytes())
+        place.meet()
         reference = Reference.from_bytes(_published(place.store, "reference"))
         if reference.error:
             raise read_error(reference.error)
@@ -101,8 +102,10 @@ class FirstStep:
         place.activity.begin("comparing with one device")
         mine, trouble = self._mine(reference, opened, losses)
         place.store.set(f"compared/{place.rank}", json.dumps(trouble or [plain(each) for each in mine]))
+        place.meet()
         if place.rank == 0:
             place.store.set("verdict", self._verdict(reference))
+        place.meet()
         verdict = place.store.get("verdict").decode()
         if verdict:
             raise read_error(verdict)

@@ -18,7 +18,6 @@ from planner.ir.timeline import LonePasses
 from runtime.engine import Engine
 from runtime.monitor.activity import Activity
 from runtime.stage.alone import LoneStage
-from runtime.transport import Transport
 
 LARGEST_SHARE, LONGEST_S = 0.05, 2.0
 LEAST_STEPS = 20
@@ -45,12 +44,13 @@ class Timer:
 
     Attributes:
         stages: of this rank; none if they cannot be run alone, while those of others are.
+        gather: waits for all ranks.
         skipped: why there are none, or why they failed.
     """
 
     stages: tuple[LoneStage, ...]
     budget_s: float
-    transport: Transport
+    gather: Callable[[], object]
     activity: Activity
     rank: int
     skipped: str = ""
@@ -78,13 +78,13 @@ class Timer:
             engine.forget_step()  # the next step does; a pass has gradients of its own
         self.activity.begin("timing its stages alone")
         self.activity.deadline_s = SAVE_S
-        self.transport.barrier(SAVE_S)
+        self.gather()
         try:
             stages = () if self.skipped else self.stages
             found = [self._repeated(each.pass_s, self.budget_s / len(stages)) for each in stages]
         except Exception as error:  # noqa: BLE001  # the run goes on without: it needs no stage alone
             self.skipped, found = f"{type(error).__name__}: {str(error).splitlines()[0]}", []
-        self.transport.barrier(SAVE_S)
+        self.gather()
         return found
 
     def _repeated(self, pass_s: Callable[[], float], budget_s: float) -> tuple[float, ...]:

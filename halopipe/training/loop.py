@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NoReturn
 
-from halopipe.data.feeds import COMPARING, Consumer, Feed
+from halopipe.data.feeds import COMPARING, AheadFeed, Consumer, Feed
 from halopipe.data.sharded_feed import Supply
 from halopipe.data.sources import Position, ended
 from halopipe.run_spec.job import Compared, Journal, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Score
+from halopipe.terminal import units
 from halopipe.training.checkpointing import SAVE_S, Checkpoints
 from halopipe.training.evaluate import evaluate
 from halopipe.training.lone_passes import Timer
@@ -73,6 +74,8 @@ class Loop:
     _done: Position = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.engine.preparing is not None:
+            self.feed = AheadFeed(self.feed, self.engine.expect)
         self._done = self.feed.position
 
     def run(self) -> RankResult:
@@ -213,7 +216,9 @@ class Loop:
     def _evaluate(self) -> None:
         batches = iter(self.supply.evaluation().take, None)
         batches = islice(batches, self.options.eval_batches or None)
-        score = evaluate(self.engine, self.consumer, batches, self.options.eval_metric)
+        score = evaluate(
+            self.engine, self.consumer, batches, self.options.eval_metric, units.names_in(self.options.eval_outputs)
+        )
         self._scores.append(score)
         if self.journal is not None:
             self.journal.score(score)

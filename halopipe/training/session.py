@@ -14,19 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import runtime.pipeline.microbatches
+from cuda_ops.sampling.sampler import SampledGraph
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from halopipe.data.feeds import COMPARING, Agreement, agreement_of
 from halopipe.data.sources import Form, Item, Pair, bound, tensors_of
 from halopipe.run_spec.options import RESUME
 from halopipe.run_spec.result import Score
 from halopipe.terminal.units import require_known
-from halopipe.training.checkpointing import (
-    SAVE_S,
-    newest_sound,
-    open_saved,
-    other_micro_batches,
-    save_now,
-)
+from halopipe.training.checkpointing import newest_sound, open_saved, other_micro_batches, save_now
 from halopipe.training.evaluate import MakeMetrics, evaluate, loss_rank
 from halopipe.training.first_step import FirstStep, parting
 from halopipe.training.rank import Opened, Place, Prepared, Terms
@@ -36,6 +31,7 @@ from planner.ir.errors import CorruptFileError, HalopipeError, UnsupportedModelE
 from planner.ir.profile import Profile
 from profiler.capture.graph import capture
 from profiler.source.clouds import samples_first
+from profiler.source.graphs import raw_of
 from profiler.source.model import LoadedModel
 from profiler.source.structure import BatchStructure
 from runtime.checkpoint.lock import held
@@ -56,7 +52,8 @@ Batch = Any
 """A global batch as its user has it (:class:`profiler.source.structure.BatchStructure`); or a list of micro-batches.
 
 Of a sparse network the inputs are a SparseTensor, and targets one a sample or one a point in the order that the points
-were given in; or all has samples first, padded: coordinates, features and counts, and the targets.
+were given in; or all has samples first, padded: coordinates, features and counts, and the targets.  Of a graph network
+they are a SampledGraph, or seeds and draws.
 """
 
 
@@ -175,6 +172,7 @@ class Execution:
         watched: WatchedSteps | None = None,
     ) -> None:
         self._engine, self._consumer, self._leave, self._seed = opened.engine, opened.consumer, leave, terms.seed
+        self._meet, self._gather = opened.meet, opened.gather
         self.followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
         self._watched, self.numerics, self.plan, self.activity = watched, None, terms.plan, activity
         self._form = Form("the batch", None, batch)
@@ -235,16 +233,19 @@ class Execution:
             self.followed.updated()
         return replace(result, loss=self._told(result.loss))
 
-    def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "") -> Score:
+    def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "", outputs: Sequence[str] = ()) -> Score:
         """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
 
         All ranks call this with the same batches, and get the same answer; nothing is changed by it.
 
         Args:
+            batches: as of :meth:`step`.
             metric: makes metrics of one's own, see :mod:`halopipe.training.evaluate`.
+            outputs: names of the module's outputs and of tensors of the batch, ``("logits", "labels")``, which accuracy
+                is told of and metrics are given; none: what the layer of the loss reads.
         """
         found = (self._bound(batch, self._evaluated) for batch in batches)
-        return evaluate(self._engine, self._consumer, found, metric)
+        return evaluate(self._engine, self._consumer, found, metric, outputs)
 
     def save(self, folder: str | Path, *, keep: int = 0) -> None:
         """Save a checkpoint, ``folder/step-N``, for whatever plan of the model; all ranks call this, and share a disk.
@@ -267,6 +268,7 @@ class Execution:
             self._engine,
             consumer.graph,
             consumer.transport,
+            self._gather,
             self.plan.decision,
             seed=self._seed,
             keep=keep,
@@ -343,7 +345,8 @@ class Execution:
         """The number that rank 0 says, on all ranks."""
         told, consumer = torch.tensor([number if self.rank == 0 else 0], dtype=torch.float64), self._consumer
         with self._engine.between_steps(doing):
-            consumer.transport.all_reduce(told, consumer.ranks, SAVE_S)
+            self._meet()
+            consumer.transport.all_reduce(told, consumer.ranks, consumer.deadline_s)
         return told.item()
 
     def state_dict(self) -> dict[str, Any]:
@@ -444,6 +447,9 @@ class Execution:
             inputs, targets = batch
             found = samples_first(inputs, _tuple(targets), self._consumer.per_site)
             return found[:_NUM_OF_CLOUDS], found[_NUM_OF_CLOUDS:]
+        if isinstance(batch, (tuple, list)) and isinstance(batch[0], SampledGraph):
+            inputs, targets = batch
+            return raw_of(inputs), _tuple(targets)
         return self._form.pair(batch)
 
 

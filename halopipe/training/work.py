@@ -21,6 +21,7 @@ from halopipe.training.lone_passes import Timer, budget_s
 from halopipe.training.loop import AfterStep, Loop
 from halopipe.training.metrics import Metrics
 from halopipe.training.rank import Opened, OpenTransport, Place, Prepared, Rank, open_rank
+from halopipe.training.rank_device import kind_of
 from halopipe.training.save_times import EndRequest
 from halopipe.training.single_device import compare_losses, terms_of
 from planner.ir.graph import Graph
@@ -73,7 +74,9 @@ def work(
     ) as opened:
         end = EndRequest(job.options.grace_s)
         with end.heard(ends=True) if job.options.checkpoint else nullcontext():
-            return _Work(job, opened, after_step, end, journal).run()
+            found = _Work(job, opened, after_step, end, journal).run()
+        planned = next((one.kind for one in job.plan.prediction.ranks if one.rank == rank), "")
+        return replace(found, kind=kind_of(opened.place.device, planned))
 
 
 class _Work:
@@ -134,7 +137,7 @@ class _Work:
         model, decision = captured_model(prepared.captured), plan.decision
         program = Boundaries.of_decision(model.graph, decision).program(decision)
         found = lone_stages(decision, model, program, place.rank, prepared.model.tensors, place.device)
-        return Timer(found[0], seconds, opened.consumer.transport, self._activity, place.rank, found[1])
+        return Timer(found[0], seconds, opened.gather, self._activity, place.rank, found[1])
 
     def _steps(
         self,
@@ -160,6 +163,7 @@ class _Work:
                 engine,
                 consumer.graph,
                 consumer.transport,
+                opened.gather,
                 seed,
                 self._job.plan.decision,
                 begun,
@@ -174,7 +178,9 @@ class _Work:
         )
         if not self._job.is_compared:
             with metrics, self._rank.limited(options.memory_limit_bytes):
-                return loop.run()
+                result = loop.run()
+            opened.meet()
+            return result
         first = FirstStep(
             self._rank.terms,
             place,
@@ -185,6 +191,7 @@ class _Work:
         loop.compare = lambda losses: first.compare(opened, losses)
         with metrics, self._rank.limited(options.memory_limit_bytes):
             result = loop.run()
+        opened.meet()
         reference = loop.reference
         if reference is not None and place.rank == teller and options.check_numerics:
             later = compare_losses(reference, result.losses[: len(reference.losses)])[options.accumulate :]

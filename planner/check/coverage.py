@@ -104,6 +104,9 @@ ROWS: Mapping[str, Row] = {
     "prediction.ranks[].memory_limit_bytes": Row(
         PARTLY, "at most what was asked for", WHOLLY, "the device's memory less the margin, or what was asked for"
     ),
+    "prediction.ranks[].kind": Row(NOT, "", PARTLY, "that of the device, where the file says it"),
+    "prediction.ranks[].on_chip_bytes": Row(PARTLY, "within what is there", WHOLLY, "reckoned again"),
+    "prediction.ranks[].on_chip_limit_bytes": Row(PARTLY, "not below what is in it", WHOLLY, "the device's"),
     "prediction.evidence": Row(PARTLY, "a known word", WHOLLY, "of the prices that the plan uses"),
     "prediction.p10_s": Row(PARTLY, "not above p90", WHOLLY, "drawn again, to six digits"),
     "prediction.p90_s": Row(PARTLY, "not below p10", WHOLLY, "drawn again, to six digits"),
@@ -137,8 +140,9 @@ ROWS: Mapping[str, Row] = {
     "measured.stage_forward_s": _RUN,
     "measured.stage_backward_s": _RUN,
     "measured.peak_bytes": _RUN,
-    "measured.error": Row(WHOLLY, "measured over predicted - 1, of one transport", WHOLLY, "the same"),
+    "measured.error": Row(WHOLLY, "measured over predicted - 1, of one transport and kind", WHOLLY, "the same"),
     "measured.transport": _RUN,
+    "measured.kinds": _RUN,
     "measured.stage_update_s": _RUN,
     "measured.stage_reduction_s": _RUN,
     "measured.ranks[].rank": Row(WHOLLY, "numbers from 0", WHOLLY, "the same"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.check.events import Spans, Step
 from planner.check.memory import Account, Holding
@@ -48,6 +48,7 @@ class Reckoning:
     """The step, the most that each rank holds, and where its time goes.
 
     Attributes:
+        on_chip_bytes: by rank, of parameters, gradients and optimiser state in a memory on chip.
         times: by rank.
         longest_sum_s: the longest that a rank is in a sum of gradients.
         most_messages_s: the most communication that a rank has beside it.
@@ -55,6 +56,7 @@ class Reckoning:
 
     step_s: float
     peak_bytes: tuple[int, ...]
+    on_chip_bytes: tuple[int, ...]
     times: tuple[Times, ...]
     longest_sum_s: float
     most_messages_s: float
@@ -90,7 +92,8 @@ def reckon(profile: Profile | PriceBook, decision: Decision, program: Program) -
     spent = tuple(times_of(program, step.spans, step_s, plain.exchanged_s))
     sums = [sum_of_gradients_s(program.rows[rank], spans) for rank, spans in enumerate(step.spans)]
     messages_s = max((each.communication_s - last for each, (_, last) in zip(spent, sums, strict=True)), default=0.0)
-    return Reckoning(step_s, peaks, spent, max((longest for longest, _ in sums), default=0.0), messages_s)
+    on_chip = tuple(plain.on_chip_bytes(rank) for rank in ranks)
+    return Reckoning(step_s, peaks, on_chip, spent, max((longest for longest, _ in sums), default=0.0), messages_s)
 
 
 class _Plain:
@@ -114,6 +117,7 @@ class _Plain:
         self._laid_out: dict[tuple[int, int], LaidOut] = {}
         self._slices: dict[tuple[int, TokenSlice], Sliced] = {}
         self._reductions: dict[int, float] = {}
+        self._on_chip: dict[int, int] = {}
         self._holdings: dict[tuple[int, int, Size], Holding] = {}
         self._exchanged: dict[tuple[int, Op, int], float] = {}
         self._computed: dict[tuple[int, int, Op, int, bool], float] = {}
@@ -124,8 +128,13 @@ class _Plain:
         if action.op in RECEIVE:
             return self.book.tables.overhead_s(kind)
         if action.op is Op.PREPARE:
-            samples, is_shared = samples_in(self.sizes[action.microbatch or 0]), len(group) > 1
-            return self.book.preparations.seconds(kind, self.indices[stage], samples, shared=is_shared)
+            samples, preparations = samples_in(self.sizes[action.microbatch or 0]), self.book.preparations
+            if not preparations.is_beside(kind):
+                return preparations.seconds(kind, self.indices[stage], samples, shared=len(group) > 1)
+            own = self.decision.layout_of(stage).samples(samples)[group.index(rank)] if len(group) > 1 else samples
+            passes = (replace(action, op=Op.FORWARD), replace(action, op=Op.BACKWARD))
+            computed_s = sum(self.action_s(rank, each, -1) for each in passes)
+            return preparations.exposed_s(kind, self.indices[stage], own, computed_s)
         if action.op is Op.REDUCE_GRAD:
             return self._reduction_s(stage)
         if action.op is Op.UPDATE:
@@ -139,6 +148,26 @@ class _Plain:
         exchanged_s = self.exchanged_s(action)
         members = group if exchanged_s > 0 else (rank,)
         return exchanged_s + max(self._compute_s(m, action, accumulates) for m in members)
+
+    def on_chip_bytes(self, rank: int) -> int:
+        """Parameters, gradients and optimiser state, if the device has a memory on chip that takes all of them."""
+        if rank not in self._on_chip:
+            stages = [stage for stage, group in enumerate(self.program.ranks) if rank in group]
+            names = {name for stage in stages for layer in self.layers[stage] for name in layer.parameters}
+            size = sum(self.graph.parameters[name].num_bytes for name in names)
+            others = 0
+            for stage in stages:
+                own, members = self._stage_bytes(stage), len(self.program.ranks[stage])
+                others += own - math.ceil(own / members) if self._is_sharded(stage) else 0
+            state = round((size - others) * self.book.profile.optimizer.state_bytes_per_parameter_byte)
+            wanted = 2 * size + state if self.program.trains else size
+            fits = stages and not any(self.has_layouts[stage] for stage in stages)
+            room = self.book.profile.cluster.devices[rank].on_chip_bytes
+            self._on_chip[rank] = wanted if fits and wanted <= room else 0
+        return self._on_chip[rank]
+
+    def _kind(self, rank: int) -> str:
+        return self.book.kind(rank) if self.on_chip_bytes(rank) else self.book.kind_off_chip(rank)
 
     def exchanged_s(self, action: Action) -> float:
         """The part of a computation in which the ranks of its stage exchange something."""
@@ -175,7 +204,7 @@ class _Plain:
     def _compute_s(self, rank: int, action: Action, accumulates: bool) -> float:
         key = (rank, action.stage, action.op, samples_in(self.sizes[action.microbatch or 0]), accumulates)
         if key not in self._computed:
-            kind, shared = self.book.kind(rank), len(self.program.ranks[action.stage]) > 1
+            kind, shared = self._kind(rank), len(self.program.ranks[action.stage]) > 1
             costs = self.prices.columns(kind, self._samples(rank, action.stage, action.microbatch or 0), shared)
             again = self.decision.stages[action.stage].recompute and action.op in (Op.BACKWARD, Op.BACKWARD_INPUT)
             total = 0.0
@@ -201,7 +230,7 @@ class _Plain:
         last = len(self.decision.micro_batches) - 1
         backward: list[list[float]] = []
         for rank in group:
-            costs = self.prices.columns(self.book.kind(rank), self._samples(rank, stage, last), True)
+            costs = self.prices.columns(self._kind(rank), self._samples(rank, stage, last), True)
             backward.append([float(costs["backward_s"][at]) for at in self.indices[stage]])
         slowest, size = max(backward, key=sum), self.decision.micro_batches[last]
         before_s, ends = 0.0, {}  # of backward, still to come after the layer of that index
@@ -222,7 +251,7 @@ class _Plain:
     def _update_s(self, stage: int, rank: int) -> float:
         if self.has_layouts[stage]:
             return self._of_size(stage, self.sizes[0]).update_s()
-        group, kind = self.program.ranks[stage], self.book.kind(rank)
+        group, kind = self.program.ranks[stage], self._kind(rank)
         update_s, ties_s = sum(self.prices.update_s(layer, kind) for layer in self.layers[stage]), 0.0
         sizes: dict[frozenset[int], int] = {}
         for name, stages in self.users.items():  # gradients of several stages, summed with the lowest on each rank
@@ -254,7 +283,14 @@ class _Plain:
             placements = {layer.name: self.decision.layers[layer.name] for layer in self.layers[stage]}
             group = self.decision.stages[stage]
             self._laid_out[stage, samples] = LaidOut(
-                self.prices, self.layers[stage], placements, self.program.ranks[stage], samples, group.recompute
+                self.prices,
+                self.layers[stage],
+                placements,
+                self.program.ranks[stage],
+                samples,
+                group.recompute,
+                group.blocks,
+                not self.program.trains,
             )
         return self._laid_out[stage, samples]
 
@@ -272,12 +308,16 @@ class _Plain:
         ]
 
     def _held(self, rank: int, stage: int, microbatch: int) -> Holding:
-        layers, indices, kind = self.layers[stage], self.indices[stage], self.book.kind(rank)
+        layers, indices, kind = self.layers[stage], self.indices[stage], self._kind(rank)
         recompute, size = self.decision.stages[stage].recompute, self.sizes[microbatch]
         rows = samples_in(size)
         if self.has_layouts[stage]:
             laid_out, member = self._of_size(stage, size), self.program.ranks[stage].index(rank)
-            kept, of_layers = laid_out.saved_bytes(member), None if recompute else laid_out.levels(member)
+            blocks = self.decision.stages[stage].blocks
+            if blocks:
+                kept, of_layers = [0.0] * len(layers), None
+            else:
+                kept, of_layers = laid_out.saved_bytes(member), None if recompute else laid_out.levels(member)
             is_shared = shares_memory(self.book.profile.cluster, self.program.ranks[stage])
             sizes = set[Size]() if is_shared else set(self.sizes)
             deferring = self.book.tables.deferring(kind)
@@ -286,7 +326,7 @@ class _Plain:
                 saved=[laid_out.always_bytes()] if recompute else kept if of_layers is not None else [sum(kept)],
                 levels=of_layers,
                 defers=() if of_layers is None else [bool(deferring[at]) for at in indices],
-                workspace=laid_out.workspace_bytes(member),
+                workspace=laid_out.unrecorded_bytes(member) if blocks else laid_out.workspace_bytes(member),
                 left=sum(kept),
                 again=sum(kept) - laid_out.always_bytes() if recompute else 0.0,
                 prepared=self.book.preparations.num_bytes(indices, rows, len(self.program.ranks[stage])),
@@ -313,6 +353,7 @@ class _Plain:
             elsewhere=own - math.ceil(own / len(self.program.ranks[stage])) if self._is_sharded(stage) else 0,
             tied=frozenset(name for name, users in self.users.items() if len(users) > 1),
             sums_behind=len(self.program.ranks[stage]) > 1 and not self._is_sharded(stage),
+            on_chip=self.on_chip_bytes(rank) > 0,
             recompute=recompute,
         )
 

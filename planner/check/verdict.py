@@ -98,6 +98,12 @@ def _prediction_faults(plan: Plan, book: PriceBook, found: Reckoning) -> Iterato
         again = f"recomputed {found.bubble_fraction}"
         yield f"prediction.bubble_fraction: the predicted bubble is {said.bubble_fraction}, {again}"
     yield from _memory_faults(plan, found)
+    for rank, (one, device) in enumerate(zip(said.ranks, book.profile.cluster.devices, strict=False)):
+        if one.kind and one.kind != device.kind:
+            yield f"prediction.ranks[{rank}].kind: {one.kind!r}, {device.name} is {device.kind!r}"
+        if one.on_chip_limit_bytes != device.on_chip_bytes:
+            room = f"{one.on_chip_limit_bytes} bytes on chip, {device.name} has {device.on_chip_bytes}"
+            yield f"prediction.ranks[{rank}].on_chip_limit_bytes: {room}"
     yield from _time_faults(plan, found)
     simulated = drawn(plan, book)
     if said.evidence != simulated.evidence:
@@ -123,6 +129,10 @@ def _memory_faults(plan: Plan, found: Reckoning) -> Iterator[str]:
         path = f"prediction.ranks[{rank}].peak_bytes"
         if abs(said.peak_bytes - peak) > rounded:
             yield f"{path}: rank {rank} is predicted to hold {said.peak_bytes} bytes, recomputed {peak}"
+        on_chip = found.on_chip_bytes[rank]
+        if said.on_chip_bytes != on_chip:
+            where = f"prediction.ranks[{rank}].on_chip_bytes"
+            yield f"{where}: rank {rank} is predicted to hold {said.on_chip_bytes} bytes on chip, recomputed {on_chip}"
         if peak > said.memory_limit_bytes + rounded:
             yield f"{path}: rank {rank} holds {peak} bytes, more than its limit of {said.memory_limit_bytes}"
 

@@ -16,6 +16,7 @@ from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets
 from planner.costs.stages.input_pipeline import Preparations
 from planner.costs.stages.stage_sums import StageSums
+from planner.ir.cluster import off_chip
 from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import over_sites
 
@@ -61,8 +62,13 @@ class PriceBook:
         self.has_sites = bool(over_sites(self.profile.graph))
 
     def kind(self, rank: int) -> str:
-        """The kind of the rank's device."""
+        """The kind of the rank's device; of one with two memories, as with its parameters on chip."""
         return self.profile.cluster.devices[rank].kind
+
+    def kind_off_chip(self, rank: int) -> str:
+        """As :meth:`kind`, with the parameters in the larger of two memories; the same where there is but one."""
+        found = off_chip(self.kind(rank))
+        return found if found in self.profile.measurements else self.kind(rank)
 
     @property
     def slices(self) -> SlicePrices:

@@ -82,6 +82,9 @@ def forecast(
             memory.peak_bytes,
             limits[rank],
             part.bubble_s,
+            devices[rank].kind,
+            memory.on_chip_bytes,
+            devices[rank].on_chip_bytes,
         )
         for rank, (part, memory) in enumerate(zip(parts, memories, strict=True))
     )
@@ -128,7 +131,7 @@ def unflushed_step_s(book: PriceBook, decision: Decision) -> float:
         order = schedule(decision.schedule)(Pipeline(stages))
         program = lower(order, stages, boundaries.ranks, boundaries.routes(edges, micro_batches), len(decision.program))
         compiled = compile_program(program, micro_batches)
-        costs = StageCosts(book, placements(book, decision), micro_batches)
+        costs = StageCosts(book, placements(book, decision), micro_batches, program.trains)
         return run(compiled, prices_of(compiled, costs, transfer_bytes(program, compiled))).step_s
 
     return seconds(3) - seconds(2)
@@ -138,7 +141,7 @@ def _compiled(book: PriceBook, decision: Decision) -> tuple[Program, StageCosts,
     """The decision's program, priced; and the bytes of its transfers."""
     program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
     validate(program)
-    costs = StageCosts(book, placements(book, decision), decision.sizes)
+    costs = StageCosts(book, placements(book, decision), decision.sizes, program.trains)
     compiled = compile_program(program, decision.sizes)
     return program, costs, compiled, transfer_bytes(program, compiled)
 

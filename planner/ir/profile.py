@@ -26,6 +26,7 @@ class ModelSource:
         elementwise: operators (``mylib::op``) of which the user says that they treat every element by itself.
         digest: SHA-256 of the file that holds the module; empty of a factory.
         local_losses: blocks that the model is trained as, each by a loss of its own; 0: as it is.
+        sizes: by name, extents of dims that vary, which plans are made for in place of the example's.
     """
 
     factory: str
@@ -36,6 +37,7 @@ class ModelSource:
     elementwise: tuple[str, ...] = field(default=(), metadata={"added": "0.1"})
     digest: str = field(default="", metadata={"added": "0.1"})
     local_losses: int = field(default=0, metadata={"added": "0.1"})
+    sizes: Mapping[str, int] = field(default_factory=dict, metadata={"added": "0.1"})
 
     @property
     def is_file(self) -> bool:
@@ -233,6 +235,7 @@ class PreparationCost:
         after: names of what it is made from.
         seconds: on one thread of the device's host, without those of ``after``.
         shared_s: what comes on top where several ranks share out the sites: putting sites in order, making a map local.
+        is_beside: a thread of the rank makes it, a step ahead, also on a core; each rank what its own samples need.
     """
 
     name: str
@@ -241,6 +244,7 @@ class PreparationCost:
     seconds: float
     samples: int
     shared_s: float = 0.0
+    is_beside: bool = field(default=False, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

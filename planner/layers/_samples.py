@@ -67,7 +67,7 @@ def _mixes_sites(layer: Layer, inputs: tuple[TensorSpec, ...]) -> bool:
         return False
     relation = kind(layer.kind)
     work = relation.work(layer, inputs)
-    dims = [dim for dim, name in enumerate(work.dims) if is_sites(name)]
+    dims = [dim for dim, name in enumerate(work.dims) if is_sites(name) or (name == SAMPLE and layer.kind == "opaque")]
     if len(dims) != 1 or any(sum(map(is_sites, spec.dims)) > 1 for spec in specs):
         return True
     if work.shape[dims[0]] < 2:

@@ -9,7 +9,7 @@ rounding), and ``HALO`` says that there is more.
 from __future__ import annotations
 
 from planner.ir.box import Box, Interval
-from planner.ir.graph import Graph, Layer, TensorSpec, is_sites
+from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, is_sites
 from planner.ir.layout import scaled_intervals
 from planner.layers._kinds import kind
 from planner.layers._rules import Boxes, Specs, empty_work_reads_nothing, integer
@@ -19,18 +19,23 @@ OVER_SITES = frozenset({"sparse_conv", "sparse_pool", "segment", "segment_expand
 
 
 def sites_interval(work: TensorSpec, work_box: Box, extent: int) -> Interval | None:
-    """The rows of another level that lie where those of the work do; None if the work has no sites."""
+    """The rows of another level that lie where those of the work do; None if the work has neither sites nor samples."""
     for dim, interval, total in zip(work.dims, work_box, work.shape, strict=True):
-        if is_sites(dim):
+        if is_sites(dim) or dim == SAMPLE:
             return scaled_intervals((0, interval.start, interval.stop, total), extent)[1]
     return None
 
 
-def own_rows(work: TensorSpec, work_box: Box, spec: TensorSpec) -> Box:
-    """The rank's own rows of ``spec``, whole along every other dim."""
+def own_rows(work: TensorSpec, work_box: Box, spec: TensorSpec, *, with_samples: bool = False) -> Box:
+    """The rank's own rows of ``spec``, whole along every other dim.
+
+    Args:
+        with_samples: of samples its own as well, which go with its sites.
+    """
     box = []
     for dim, extent in zip(spec.dims, spec.shape, strict=True):
-        interval = sites_interval(work, work_box, extent) if is_sites(dim) else None
+        is_own = is_sites(dim) or (with_samples and dim == SAMPLE)
+        interval = sites_interval(work, work_box, extent) if is_own else None
         box.append(interval or Interval(0, extent))
     return tuple(box)
 

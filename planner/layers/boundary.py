@@ -13,11 +13,11 @@ from planner.ir.box import Box, Interval, hull, intersect, transfers, volume, wh
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer, value_name
 from planner.ir.layout import Layout
-from planner.ir.plan import Decision, Placement, Size, TokenSlice
+from planner.ir.plan import Block, Decision, Placement, Size, TokenSlice
 from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import Edge, StageGraph
 from planner.layers import kind, prepared_inputs
-from planner.layers.division import layer_division, read_by
+from planner.layers.division import Division, layer_division, read_by
 from planner.layers.token_slices import TokenAxes, require_sliceable
 
 _DETACH, _ADD, _BROADCAST = "aten.detach.default", "aten.add.Tensor", "aten.broadcast_tensors.default"
@@ -72,6 +72,7 @@ class Boundaries:
         of_layer: layout by layer, where it is not its stage's.
         placed: placement by layer, where that says more than a layout.
         silent: values without a gradient that comes back, see :func:`without_gradient`.
+        blocks: by stage, layers that are run in blocks.
         slices: into how many token slices micro-batches are cut.
         axes: where tokens lie, if they are.
     """
@@ -85,6 +86,8 @@ class Boundaries:
     of_layer: Mapping[str, Layout] = field(default_factory=dict)
     placed: Mapping[str, Placement] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
+    blocks: Mapping[int, tuple[Block, ...]] = field(default_factory=dict)
+    _divisions: dict[tuple[int, int], Division] = field(default_factory=dict, repr=False, compare=False)
     slices: int = 1
     axes: TokenAxes | None = None
 
@@ -97,6 +100,7 @@ class Boundaries:
         ranks: Iterable[tuple[int, ...]],
         of_layer: Mapping[str, Layout] | None = None,
         placed: Mapping[str, Placement] | None = None,
+        blocks: Mapping[int, tuple[Block, ...]] | None = None,
     ) -> Boundaries:
         """Index the graph once."""
         readers: dict[tuple[str, int], list[Layer]] = {}
@@ -114,6 +118,7 @@ class Boundaries:
             of_layer or {},
             placed or {},
             without_gradient(graph),
+            {stage: found for stage, found in (blocks or {}).items() if found},
         )
 
     @classmethod
@@ -130,7 +135,15 @@ class Boundaries:
             name: placed.layout for name, placed in decision.layers.items() if placed.layout != layouts[placed.stage]
         }
         placed = {name: each for name, each in decision.layers.items() if each.ways > 1 or each.margin}
-        found = cls.of(graph, stage_of, layouts, (stage.ranks for stage in decision.stages), own, placed)
+        found = cls.of(
+            graph,
+            stage_of,
+            layouts,
+            (stage.ranks for stage in decision.stages),
+            own,
+            placed,
+            {number: stage.blocks for number, stage in enumerate(decision.stages)},
+        )
         return found.sliced(decision.token_slices)
 
     def sliced(self, token_slices: tuple[int, ...]) -> Boundaries:
@@ -192,6 +205,8 @@ class Boundaries:
         those few bytes are worth less than a contiguous message, and a tensor of the shape that layers were made for.)
         Of sparse tensors it is the rank's own rows, as its layout cuts that level: neighbours come from the stage.
         """
+        if stage in self.blocks:
+            return dict(zip(self.ranks[stage], self._division(stage, samples).held(value), strict=True))
         spec = self._spec(value, samples)
         hulls: list[Box | None] = [None] * len(self.ranks[stage])
         for layer in self._readers.get((value, stage), ()):
@@ -268,6 +283,18 @@ class Boundaries:
             for edge in edges
             for index, size in enumerate(sizes)
         }
+
+    def _division(self, stage: int, samples: int) -> Division:
+        """Of a stage with blocks."""
+        if (stage, samples) not in self._divisions:
+            placed = {
+                layer.name: self.placed.get(layer.name) or Placement(stage, self.layout(layer.name).cuts)
+                for layer in self.graph.layers
+                if self.stage_of[layer.name] == stage
+            }
+            found = Division.placed(self.graph, placed, len(self.ranks[stage]), samples, self.blocks[stage])
+            self._divisions[stage, samples] = found
+        return self._divisions[stage, samples]
 
     def _is_answered(self, value: str) -> bool:
         """Whether a gradient of it comes back."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.ir.program import Message, Program, Route
 from planner.ir.schedule import MESSAGE, PER_STEP, RECEIVE, Action, Op, Schedule, StageGraph, dependencies
@@ -248,8 +249,9 @@ def lower(
             for compute, before in zip(computes, prepared, strict=True)
             for action in _moved(draft, rank, compute, before, ahead)
         ]
-        if schedule.blocking:
-            row = [replace(action, blocking=True) if action.op in MESSAGE else action for action in row]
+        if schedule.blocking or schedule.streams:
+            said = partial(replace, blocking=schedule.blocking, streams=schedule.streams)
+            row = [said(action) if action.op in MESSAGE else action for action in row]
         rows.append(tuple(_with_reductions(row, ranks)))
     return Program(tuple(rows), stages, ranks, messages)
 

@@ -11,6 +11,8 @@ Views in a traced graph, and what a write to a view makes of the tensor that it 
     v = x[:, 0]; v += 1; y = x * 2    ->    w = x[:, 0] + 1; z = select_scatter(x, w, 1, 0); y = z * 2
 
 Whoever reads ``x``, or another view of it, before the write reads what it was.
+
+Of sampled graphs, views of row numbers go to their readers (:func:`keep_indices_home`).
 """
 
 from __future__ import annotations
@@ -313,3 +315,47 @@ def _late_reader(values: Iterable[fx.Node], node: fx.Node) -> fx.Node | None:
     """Who reads one of ``values`` after ``node``; sizes do not matter."""
     readers = (user for value in values for user in value.users if node < user)
     return next((user for user in readers if not isinstance(user.meta.get("val"), (int, torch.SymInt))), None)
+
+
+INDEX = "is_index"
+"""In ``node.meta`` of a view of indices: it belongs to the layer that reads it."""
+_INDEX_VIEWS = frozenset(
+    {"alias", "expand", "expand_as", "flatten", "reshape", "select", "slice", "squeeze", "unsqueeze", "view"}
+)
+
+
+def keep_indices_home(graph: fx.Graph, indices: Iterable[str]) -> None:
+    """Gives every reader of rows' numbers views of its own, of the inputs ``indices``.
+
+    They count from the first row that a rank has, which is another one in another stage: a view that several layers
+    read, or that is made on another stage, would be handed on with the numbers of its maker.
+    """
+    names = frozenset(indices)
+    _select_rather_than_unbind(graph, names)
+    found: list[fx.Node] = []
+    for node in graph.nodes:
+        source = node.args[0] if node.op == "call_function" and node.args else None
+        is_view = isinstance(source, fx.Node) and (source.target in names or INDEX in source.meta)
+        if is_view and operation(node) in _INDEX_VIEWS:
+            node.meta[INDEX] = True
+            found.append(node)
+    for node in reversed(found):
+        for user in list(node.users)[1:]:
+            with graph.inserting_before(user):
+                own = graph.node_copy(node)
+            user.replace_input_with(node, own)
+
+
+def _select_rather_than_unbind(graph: fx.Graph, names: frozenset[str]) -> None:
+    """``source, target = edge_index`` as ``edge_index[0], edge_index[1]``."""
+    for node in list(graph.nodes):
+        if node.target is not _aten.unbind.int or node_argument(node, 0).target not in names:
+            continue
+        for user in list(node.users):
+            dim = node.args[1] if len(node.args) > 1 else 0
+            with graph.inserting_before(user):
+                made = graph.call_function(_aten.select.int, (node.args[0], dim, user.args[1]))
+            made.meta = dict(user.meta)
+            user.replace_all_uses_with(made)
+            graph.erase_node(user)
+        graph.erase_node(node)

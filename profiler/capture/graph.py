@@ -39,6 +39,7 @@ from profiler.capture.verify_capture import (
 from profiler.source.model import LoadedModel
 
 if TYPE_CHECKING:
+    from cuda_ops.sampling.preparation import SampledPreparation
     from cuda_ops.sparse.preparation import Preparation
 
 
@@ -75,6 +76,8 @@ class Captured:
         raw: the tensors of such a batch by name, for the example's samples; none for another network.
         evaluating: modules that were given in evaluation mode, which they are in under a plan as well.
         evaluation: why the graph does not tell what the module does in evaluation mode; empty: it does.
+        outputs: the value that each tensor of the module's output is, by the names that its user has for them
+            (``logits``) and in their order; empty where the loss is not made of it, or a layer does not hand it out.
     """
 
     graph: Graph
@@ -86,10 +89,11 @@ class Captured:
     reductions: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     autocast: torch.dtype | None = None
-    preparation: Preparation | None = None
+    preparation: Preparation | SampledPreparation | None = None
     raw: Mapping[str, TensorSpec] = field(default_factory=dict)
     evaluating: tuple[str, ...] = ()
     evaluation: str = ""
+    outputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -183,7 +187,13 @@ def _of_traced(model: LoadedModel, traced: Traced, rules: Rules, judge: Judge, e
         _raw(model),
         _evaluating(model.module),
         evaluation,
+        _outputs(traced, values),
     )
+
+
+def _outputs(traced: Traced, values: Mapping[fx.Node, str]) -> dict[str, str]:
+    by_node = {node.name: value for node, value in values.items()}
+    return {name: by_node.get(node, "") for name, node in traced.outputs.items()}
 
 
 def _evaluating(module: nn.Module) -> tuple[str, ...]:
@@ -346,7 +356,8 @@ def _raw(model: LoadedModel) -> dict[str, TensorSpec]:
     if model.clouds is None:
         return {}
     found = {}
-    points = model.clouds.inputs[0].shape[1]
+    first = model.clouds.inputs[0]
+    points = first.shape[1] if first.ndim > 1 else 0
     for name, tensor in model.clouds.named.items():
         dims = [SAMPLE, *(f"dim{dim}" for dim in range(1, tensor.ndim))]
         if tensor.ndim > 1 and tensor.shape[1] == points and name != "counts":

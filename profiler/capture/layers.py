@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from planner.ir.graph import SAMPLE, Attribute, TensorSpec, is_sites
-from profiler.capture.functional import is_write
+from profiler.capture.functional import INDEX, is_write
 from profiler.capture.kinds import NO_RULES, RESHAPE, Rules, kind_of
 from profiler.capture.operators import nodes_in, operation, place
 from profiler.capture.trace import Traced
@@ -100,7 +100,7 @@ def _join_helpers(
     nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: Traced, rules: Rules
 ) -> None:
     for node in reversed(nodes):
-        if node in fed or is_write(node) or is_output_of(node):
+        if (node in fed and INDEX not in node.meta) or is_write(node) or is_output_of(node):
             continue
         reads_parameter = any(argument.target in traced.parameters for argument in _attributes_behind(node))
         if reads_parameter and kind_of(node, rules)[0] != RESHAPE:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops._torch import HigherOrderOperator, OpOverload, schema_of
+from planner.ir.graph import is_sites
 from profiler.capture.functional import is_write
 from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import MEANS_OVER_PLACES, RESHAPES, nodes_in, operation, overload_of
@@ -66,8 +67,16 @@ def is_reduction(node: fx.Node, traced: Traced) -> bool:
 
 
 def grows(value: Any, traced: Traced) -> bool:
-    """Whether a value has a dim that depends on the number of samples."""
-    return isinstance(value, Tensor) and any(traced.symbols.depends_on_samples(size) for size in value.shape)
+    """Whether a value has a dim that depends on the number of samples, or on that of their sites."""
+    if not isinstance(value, Tensor):
+        return False
+    return bool(site_dims(value, traced)) or any(traced.symbols.depends_on_samples(size) for size in value.shape)
+
+
+def site_dims(value: Tensor, traced: Traced) -> list[int]:
+    """The dims of a value that hold sites, or rows of a sampled graph's nodes or edges."""
+    names = (traced.symbols.name_of(size) for size in value.shape)
+    return [dim for dim, name in enumerate(names) if name is not None and is_sites(name)]
 
 
 def of_inputs_alone(traced: Traced) -> frozenset[fx.Node]:

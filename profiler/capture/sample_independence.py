@@ -20,14 +20,17 @@ from torch import Tensor, fx
 
 from cuda_ops._torch import OpOverload, schema_of
 from cuda_ops.dense.user_functions import LINEAR_BACKWARD, is_user_function
+from cuda_ops.sampling.preparation import draw_of
+from cuda_ops.sampling.sampler import joined
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
+from profiler.capture.functional import INDEX
 from profiler.capture.kinds import OPAQUE, kind_of
 from profiler.capture.layers import Group
 from profiler.capture.operators import function_called, name_read, operation
 from profiler.capture.trace import Traced
 from profiler.capture.verify_capture import module_loss
-from profiler.source.model import LoadedModel, example_of, fed_example, is_alike
+from profiler.source.model import GraphExample, LoadedModel, example_of, fed_example, is_alike
 
 UNFILLED = frozenset(["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"])
 """Operators whose result is whatever was in memory."""
@@ -63,9 +66,11 @@ def dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> 
         *others, loss = (Dependence(MIXES_SAMPLES),) * len(found)
         return (*others, replace(loss, needs_whole_batch=not _is_mean_of_examples(model)))
     with model.precision():
+        if isinstance(model.clouds, GraphExample):
+            return _dependence(traced, found, _pieces(traced, model.clouds))
         if model.clouds is not None:
             return _dependence_of_rows(traced, found, model)
-        return _dependence(traced, found, model)
+        return _dependence(traced, found, _samples(traced, model))
 
 
 def _is_mean_of_examples(model: LoadedModel) -> bool:
@@ -143,7 +148,8 @@ def _keeps_rows(node: fx.Node, run: _Run) -> bool:
     return is_alike(part, whole[: rows // 2])
 
 
-def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
+def _samples(traced: Traced, model: LoadedModel) -> list[_Run]:
+    """Two samples together, and each alone."""
     both = _distinct(example_of(traced.inputs, model, _PAIR))
     values = {node.target: node.meta["val"] for node in traced.module.graph.nodes if node.target in traced.inputs}
     cut = {name for name, value in values.items() if value.ndim and traced.symbols.per_sample(value.shape[0]) == 1}
@@ -151,6 +157,23 @@ def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) ->
     for sample in range(_PAIR):
         alone = {name: t[sample : sample + 1] if name in cut else t for name, t in both.items()}
         runs.append(_Run(traced, 1, alone))
+    return runs
+
+
+def _pieces(traced: Traced, example: GraphExample) -> list[_Run]:
+    """Two seeds of a graph network side by side, and each alone: the rows of one are none of the other's."""
+    preparation = example.preparation
+    raw = [each[:_PAIR] for each in (*example.inputs, *example.targets)]
+    levels = [preparation.sampler.levels(raw[0][at : at + 1].numpy(), draw_of(raw[1])) for at in range(_PAIR)]
+    runs = []
+    for of, rows in ((joined(levels), slice(0, _PAIR)), (levels[0], slice(0, 1)), (levels[1], slice(1, _PAIR))):
+        inputs = [preparation.tensor(of, name) for name in preparation.names[: preparation.num_inputs]]
+        tensors = (*inputs, *(target[rows] for target in raw[len(example.inputs) :]))
+        runs.append(_Run(traced, len(of.blocks[-1][1]), dict(zip(traced.inputs, tensors, strict=True))))
+    return runs
+
+
+def _dependence(traced: Traced, found: tuple[Group, ...], runs: list[_Run]) -> tuple[Dependence, ...]:
     answers = dict.fromkeys((group.main for group in found), "")
     numbers = Numbers(traced, runs)
     unknown: set[fx.Node] = set()
@@ -185,6 +208,9 @@ def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) ->
 
 
 def _joins_the_batch(node: fx.Node, mark: str) -> bool:
+    """Batch norm does not: its statistics are a micro-batch's (decision 0001)."""
+    if kind_of(node)[0] == "batch_norm":
+        return False
     return mark == MIXES_SAMPLES or MIXES_SAMPLES in kind_of(node)[1]
 
 
@@ -256,6 +282,9 @@ class Numbers:
     def _reduction(self, node: fx.Node, is_known: bool) -> str | None:
         if any(argument in self._reduced for argument in node.all_input_nodes):
             return None  # of samples and of numbers together: not linear, or not known to be
+        values = (argument.meta.get("val") for argument in node.all_input_nodes)
+        if any(isinstance(each, Tensor) and loss_reduction.site_dims(each, self._traced) for each in values):
+            return None  # sites that two parts have in common count once on one device
         if loss_reduction.is_over_terms(node):
             if loss_reduction.knows_terms(node, self._of_inputs):
                 return loss_reduction.TERMS
@@ -489,8 +518,12 @@ def _compare(node: fx.Node, runs: list[_Run], traced: Traced) -> str:
     parts: list[list[Tensor]] = [[], []]
     outputs = [_leaves(run.values.get(node)) for run in runs]
     for meta, together, *alone in zip(_leaves(node.meta["val"]), *outputs, strict=True):
-        dims = sample_dims(meta, traced)
-        if not dims:
+        dims, sites = sample_dims(meta, traced), loss_reduction.site_dims(meta, traced)
+        if dims and sites:
+            found, halves = MIXES_SAMPLES, [together, together]
+        elif sites:
+            found, halves = _with_rows(node, together, alone, sites)
+        elif not dims:
             found, halves = _without_samples(together, alone)
         else:
             found, halves = _with_samples(together, alone, dims[0])
@@ -507,6 +540,25 @@ def _without_samples(together: Tensor, alone: list[Tensor]) -> tuple[str, list[T
     """The pair's value must be the mean of its samples'; then these go on with their own."""
     mean = (alone[0] + alone[1]) / _PAIR if together.is_floating_point() else alone[0]
     return ("", alone) if is_alike(together, mean) else (MIXES_SAMPLES, [together, together])
+
+
+def _with_rows(node: fx.Node, together: Tensor, alone: list[Tensor], dims: list[int]) -> tuple[str, list[Tensor]]:
+    """The same of rows of nodes or edges, of which each piece has its own number; indices count from their piece."""
+    dim, rows = dims[0], [value.shape[dims[0]] for value in alone]
+    if len(dims) > 1 or sum(rows) != together.shape[dim]:
+        return MIXES_SAMPLES, [together, together]
+    halves = [half.contiguous() for half in together.split(rows, dim)]  # type: ignore[no-untyped-call]  # of torch
+    if all(is_alike(half, value) for half, value in zip(halves, alone, strict=True)):
+        return _normalises_rows(node), halves
+    if not together.is_floating_point():
+        return "" if INDEX in node.meta else MIXES_SAMPLES, alone
+    return MIXES_SAMPLES, halves
+
+
+def _normalises_rows(node: fx.Node) -> str:
+    """Nodes that two pieces have in common count once on one device: statistics over them are not those of parts."""
+    kind, attributes = kind_of(node)
+    return MIXES_SAMPLES if kind == "batch_norm" and attributes.get("training") else ""
 
 
 def _with_samples(together: Tensor, alone: list[Tensor], dim: int) -> tuple[str, list[Tensor]]:

@@ -23,19 +23,28 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from cuda_ops._torch import HigherOrderOperator, OpOverload, buffers_of, schema_of, wrap_with_set_grad_enabled
+from cuda_ops._torch import (
+    HigherOrderOperator,
+    OpOverload,
+    buffers_of,
+    schema_of,
+    tree_unflatten,
+    wrap_with_set_grad_enabled,
+)
 from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_finite
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from cuda_ops.sparse.errors import SparseInputError
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.functional import is_write, rewrite_in_place
+from profiler.capture.functional import is_write, keep_indices_home, rewrite_in_place
 from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import name_read, node_argument, operation, overload_of, place
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.capture.user_module import kept_functions, refuse_hooks, users_line_of
-from profiler.source.model import LoadedModel
+from profiler.source.model import GraphExample, LoadedModel
+from profiler.source.structure import named_tensors
 
 _log = logging.getLogger(__name__)
 _aten = torch.ops.aten
@@ -135,6 +144,8 @@ class Traced:
         parameters: trained parameters by the user's names, each once; the tensors of the user's module.
         varying: the places of each further size that varies, by its placeholder.
         refusal: why the module's code was read instead of run (``torch.export`` with ``strict``); None: it was run.
+        outputs: the node of each tensor of the module's output, by name and in their order; empty where the loss does
+            not depend on it.
     """
 
     module: fx.GraphModule
@@ -144,6 +155,7 @@ class Traced:
     parameters: Mapping[str, Tensor]
     varying: Mapping[str, Places] = field(default_factory=dict)
     refusal: UnsupportedModelError | None = None
+    outputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sizes(self) -> dict[str, tuple[str, int]]:
@@ -170,16 +182,20 @@ class _WithLoss(nn.Module):
         self.loss = model.loss_fn
         self.call = model.call
         self.num_inputs = len(model.inputs)
+        self.has_outputs = model.clouds is None
         function = _loss_function(model)
         if isinstance(function, nn.Module):
             self.loss_fn = function  # registered, so that its buffers have names
 
-    def forward(self, *tensors: Tensor) -> Tensor:
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         buffers = [(part, dict(buffers_of(part))) for part in self.module.modules()]
         output = self.call.output(self.module, tensors[: self.num_inputs])
         for part, own in buffers:
             _write_back(part, own)
-        return self.loss(output, self.call.aims(tensors[self.num_inputs :]))
+        outputs: dict[str, Tensor] = {}
+        if self.has_outputs and not torch.compiler.is_dynamo_compiling():  # which would read how they are named
+            outputs = dict(named_tensors(output))
+        return self.loss(output, self.call.aims(tensors[self.num_inputs :])), outputs
 
 
 def _write_back(part: nn.Module, own: Mapping[str, Tensor | None]) -> None:
@@ -328,16 +344,15 @@ def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
 
 def _export(
     model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any, *, strict: bool = False
-) -> fx.GraphModule:
+) -> ExportedProgram:
     with warnings.catch_warnings(), recurrence_by_shape(), kept_functions(), model.precision(), FiniteValues():
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
         warnings.filterwarnings("ignore", message="The tensor attributes? ")
-        exported = torch.export.export(wrapper, tensors, strict=strict, dynamic_shapes=shapes)
-        return exported.module()
+        return torch.export.export(wrapper, tensors, strict=strict, dynamic_shapes=shapes)
 
 
-def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced:
-    names = model.names
+def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> Traced:
+    names, exported = model.names, program.module()
     found = [node for node in exported.graph.nodes if node.op == "placeholder"]
     placeholders = {name: node.meta["val"] for name, node in zip(names, found, strict=True)}
     symbols = read_symbols(placeholders, model.varying, model.extents)
@@ -351,18 +366,24 @@ def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced
         copies[node].meta = dict(node.meta)
     sizes.require_all(placeholders)
     copying = _Copying(graph, sizes, canonical, copies, attributes)
-    output = copying.all_of(exported, "")
-    graph.output(copies[_only_output(output)])
+    loss, outputs = _outputs(copying.all_of(exported, ""), program)
+    made = graph.output((copies[loss], {name: copies[node] for name, node in outputs.items()}))
     look_for_finite(graph)
     rewrite_in_place(graph, attributes)
     detach_constants(graph)
     keep_rows_apart(graph)
+    if isinstance(model.clouds, GraphExample):
+        keep_indices_home(graph, model.clouds.indices)
+    found_loss, found_outputs = cast("tuple[fx.Node, dict[str, fx.Node]]", made.args[0])
+    made.args = (found_loss,)
     graph.eliminate_dead_code(_has_effects)  # such as numbers that were read for a check
     _join_data_dependent(graph)
     graph.eliminate_dead_code(_has_effects)
     module = fx.GraphModule(attributes, graph)
     parameters = {name: value for name, value in attributes.items() if _is_trained(value)}
-    return Traced(module, names, samples, symbols, parameters, model.varying)
+    there = {node.name for node in module.graph.nodes}
+    kept = {name: node.name if node.name in there else "" for name, node in found_outputs.items()}
+    return Traced(module, names, samples, symbols, parameters, model.varying, outputs=kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,8 +535,14 @@ def _is_trained(value: Any) -> bool:
     return isinstance(value, nn.Parameter) and value.requires_grad
 
 
-def _only_output(node: fx.Node) -> fx.Node:
-    values = node.args[0]
+def _outputs(node: fx.Node, program: ExportedProgram) -> tuple[fx.Node, dict[str, fx.Node]]:
+    """The loss, and the module's outputs by name, as :class:`_WithLoss` gives them."""
+    given, outputs = tree_unflatten(list(cast("tuple[Any, ...]", node.args[0])), program.call_spec.out_spec)
+    found = {name: each for name, each in outputs.items() if isinstance(each, fx.Node)}
+    return _only_tensor(given), found
+
+
+def _only_tensor(values: Any) -> fx.Node:
     while isinstance(values, (tuple, list)):
         if len(values) != 1:
             raise UnsupportedModelError("the loss is not one tensor", [f"the loss function gives {len(values)} values"])

@@ -35,7 +35,7 @@ from planner.sites.prices import Pairs, network_work, prices
 from profiler.capture.graph import Captured
 from profiler.measure.noise import Clock, ThreadClock, timed
 from profiler.measure.timing import Segment, SegmentedPass, run_pass, segments, trimmed_mean
-from profiler.source.model import CloudExample, LoadedModel
+from profiler.source.model import CloudExample, GraphExample, LoadedModel
 from profiler.source.structure import BatchStructure
 
 _WARM_UPS = 2  # the first makes the optimiser's state
@@ -251,7 +251,7 @@ def _update_s(
 PARTS = (2, 3, 4, 8)
 """Numbers of ranks for which halos are counted; others follow from them."""
 _NUM_RUNS = 5
-_COLLATE = "collate"
+_COLLATE, _SAMPLE = "collate", "sample"
 
 
 def preparation_costs(
@@ -287,6 +287,17 @@ def preparation_costs(
         made = inputs[f"starts_{index}"], inputs[f"lengths_{index}"]
         found.append(PreparationCost(f"segments_{index}", made, (level(route),), seconds[f"segments_{index}"], samples))
     return tuple(found)
+
+
+def sampling_cost(graph: Graph, example: GraphExample, raw: tuple[Tensor, ...], samples: int) -> PreparationCost:
+    """Thread CPU seconds of sampling the neighbours of ``samples`` seeds, and of copying their features."""
+    made = tuple(graph.inputs)[: example.preparation.num_inputs]
+    seconds = []
+    for draw in range(_NUM_RUNS + 1):
+        start_s = time.thread_time()
+        example.preparation.prepared((raw[0], torch.full_like(raw[1], draw), *raw[2:]))
+        seconds.append(time.thread_time() - start_s)
+    return PreparationCost(_SAMPLE, made, (), trimmed_mean(seconds[1:]), samples, is_beside=True)
 
 
 def site_halos(graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], samples: int) -> tuple[SiteHalo, ...]:

@@ -26,6 +26,7 @@ from profiler.measure.beside_layers import (
     iteration_s,
     parameter_costs,
     preparation_costs,
+    sampling_cost,
     site_halos,
     still_optimizer,
 )
@@ -38,7 +39,7 @@ from profiler.measure.progress import Counter, ProfileProgress
 from profiler.measure.sizes import KeyChange, Limits, Read, key_changes, likely_sizes, next_size, not_bracketed
 from profiler.measure.timing import QUICK, Effort, shared, time_layers
 from profiler.shards.measure import PartRounds, likely_rounds
-from profiler.source.model import CloudExample, LoadedModel, example_of, fed_example
+from profiler.source.model import CloudExample, GraphExample, LoadedModel, example_of, fed_example
 from profiler.source.source import load_model
 
 Shapes = Callable[[Graph, tuple[int, ...]], tuple[PartShape, ...]]
@@ -301,10 +302,12 @@ class _Measuring:
             return self._job.chosen.shapes
         return self._job.shapes(self._captured.graph, sizes) if self._job.shapes is not None else ()
 
-    def _with_preparations(self, rest: Rest, example: CloudExample, sizes: tuple[int, ...]) -> Rest:
-        """With what the host prepares of the clouds."""
+    def _with_preparations(self, rest: Rest, example: CloudExample | GraphExample, sizes: tuple[int, ...]) -> Rest:
+        """With what the host prepares of clouds, or of a graph's seeds."""
         graph = self._captured.graph
         raw = {samples: fed_example(self._model, samples) for samples in sizes}
+        if isinstance(example, GraphExample):
+            return replace(rest, preparations=tuple(sampling_cost(graph, example, raw[n], n) for n in sizes))
         costs = [cost for samples in sizes for cost in preparation_costs(graph, example, raw[samples], samples)]
         halos = [halo for samples in sizes for halo in site_halos(graph, example, raw[samples], samples)]
         return replace(rest, preparations=tuple(costs), site_halos=tuple(halos))

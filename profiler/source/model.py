@@ -24,6 +24,7 @@ from planner.ir.graph import SAMPLE
 from profiler.source.structure import BatchStructure, leaves
 
 if TYPE_CHECKING:
+    from cuda_ops.sampling.preparation import SampledPreparation
     from cuda_ops.sparse.preparation import Preparation
 
 
@@ -225,8 +226,10 @@ class LoadedModel:
         varying: the places, (tensor, dim), of each size that varies from batch to batch, by name.
         autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.
         elementwise: operators (``mylib::op``) of which the user says that they treat every element by itself.
-        clouds: of a sparse network, how ``inputs`` and ``targets`` are made of batches of clouds.
+        clouds: of a sparse network, how ``inputs`` and ``targets`` are made of batches of clouds (of a graph network,
+            of seeds).
         structure: of its user's batches; None: tuples of tensors.
+        sizes: by name, extents of what varies in the batches that are wanted, where they are not the example's.
     """
 
     module: nn.Module
@@ -236,8 +239,9 @@ class LoadedModel:
     varying: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     autocast: torch.dtype | None = None
     elementwise: frozenset[str] = frozenset()
-    clouds: CloudExample | None = None
+    clouds: CloudExample | GraphExample | None = None
     structure: BatchStructure | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def batch(self) -> BatchStructure:
@@ -280,6 +284,15 @@ class LoadedModel:
     def fed(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The example as a step is given it, inputs and targets: samples first."""
         return (self.inputs, self.targets) if self.clouds is None else (self.clouds.inputs, self.clouds.targets)
+
+    def shape_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape in which a tensor of the example is wanted (``sizes``), where it has ``shape``."""
+        found = list(shape)
+        for word, places in self.varying.items():
+            for tensor, dim in places:
+                if tensor == name and word in self.sizes:
+                    found[dim] = self.sizes[word]
+        return tuple(found)
 
     def taken(
         self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
@@ -352,6 +365,59 @@ class CloudExample:
     def named(self) -> dict[str, Tensor]:
         """Inputs and targets by name."""
         names = ("coordinates", "features", "counts", *BatchStructure.plain(0, len(self.targets)).names)
+        return dict(zip(names, (*self.inputs, *self.targets), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class GraphExample:
+    """The example of a graph network as its user's batches are; it stands where a sparse network's clouds stand.
+
+    Attributes:
+        preparation: makes of them what the network is given.
+        inputs: seeds and draws.
+        targets: one a seed.
+    """
+
+    preparation: SampledPreparation
+    inputs: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return BatchStructure.plain(self.preparation.num_inputs, self.preparation.num_targets).names
+
+    def prepared(
+        self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Inputs and targets of the network, for a batch of seeds."""
+        tensors = self.preparation.prepared((*inputs, *targets))
+        return tensors[: self.preparation.num_inputs], tensors[self.preparation.num_inputs :]
+
+    def to(self, dtype: torch.dtype) -> GraphExample:
+        """With features, and targets that are no integers, of ``dtype``."""
+        targets = tuple(each.to(dtype) if each.is_floating_point() else each for each in self.targets)
+        return replace(self, preparation=replace(self.preparation, dtype=dtype), targets=targets)
+
+    def of_fewer_points(self, divisor: int) -> GraphExample:
+        """With a part of the neighbours."""
+        return replace(self, preparation=self.preparation.of_fewer(divisor))
+
+    @property
+    def without_samples(self) -> frozenset[str]:
+        """The graph's inputs whose first dim is not the samples, whatever its extent."""
+        own = zip(self._names, self.preparation.names, strict=True)
+        return frozenset(name for name, each in own if each.startswith(("features", "edges_", "targets_")))
+
+    @property
+    def indices(self) -> frozenset[str]:
+        """The graph's inputs that hold numbers of rows."""
+        own = zip(self._names, self.preparation.names, strict=True)
+        return frozenset(name for name, each in own if each.startswith(("edges_", "targets_", "seed_rows")))
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """Inputs and targets by name."""
+        names = ("seeds", "draws", *BatchStructure.plain(0, len(self.targets)).names)
         return dict(zip(names, (*self.inputs, *self.targets), strict=True))
 
 

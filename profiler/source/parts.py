@@ -5,6 +5,7 @@ For the forms that it may have see :mod:`profiler.source.source`.
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -17,6 +18,25 @@ from torch import Tensor, nn
 from planner.ir.errors import FactoryError
 from profiler.source.model import LoadedModel, Loss, own_loss, parse_varying
 from profiler.source.structure import BatchStructure
+
+
+def import_remedies(error: BaseException) -> list[str]:
+    """What to do about an import that fails; nothing where the error's own words say it.
+
+    A package whose operators were compiled for another build of torch fails in whatever imports it first.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if found := re.search(r"operator (\w+)::\w+ does not exist", str(cause)):
+            package = found[1]
+            return [
+                f"{package} was built for another torch: `halopipe doctor` says how to mend it",
+                f"pip uninstall {package}",
+            ]
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, ImportError):
+        return ["put what it imports where Python finds it: PYTHONPATH"]
+    return []
 
 
 def where(error: BaseException) -> str:
@@ -49,6 +69,15 @@ def _is_clouds(network: nn.Module, inputs: Any) -> bool:
     return is_clouds(network, inputs)
 
 
+def _is_sampled(inputs: Any) -> bool:
+    """The same of sampled graphs."""
+    if "cuda_ops.sampling.sampler" not in sys.modules:
+        return False
+    from profiler.source.graphs import is_sampled
+
+    return is_sampled(inputs)
+
+
 def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool) -> tuple[LoadedModel, Any]:
     """The model, and what was said to vary."""
     if isinstance(result, nn.Module):
@@ -75,6 +104,10 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
         from profiler.source.clouds import load_clouds
 
         return load_clouds(name, module, inputs, targets, loss)
+    if _is_sampled(inputs):
+        from profiler.source.graphs import load_sampled
+
+        return load_sampled(name, module, inputs, targets, loss)
     structure, fed, compared = BatchStructure.of(name, module, inputs, targets, is_pair=loss_fn is not None)
     if not fed:
         raise FactoryError(f"{name} returned no example inputs", [f"no tensor is in {_describe(inputs)}"])

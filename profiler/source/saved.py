@@ -34,7 +34,7 @@ from cuda_ops.device.seeding import seeded
 from planner.ir.errors import FactoryError, MissingFileError, ModelNotFoundError, StaleFileError, UsageError
 from profiler.capture.user_module import refuse_hooks, untouched
 from profiler.source.model import LoadedModel, is_alike
-from profiler.source.parts import model_of, where
+from profiler.source.parts import import_remedies, model_of, where
 
 FOLDER = ".halopipe"
 """In the working folder, where profiles and plans look for the paths of factories, too."""
@@ -80,7 +80,7 @@ def save_module(result: Any, folder: str | Path = FOLDER, input_shape: tuple[int
     if input_shape and isinstance(result, nn.Module):
         result = (result, model.inputs)
     held = {"format": _FORMAT, "folders": _Folders(), "result": result, "loss": _loss(model)}
-    network = model.module if model.clouds is None else model.module.network
+    network = model.module if model.clouds is None else model.module.user_module
     name = type(network).__name__
     temporary = Path(folder) / f".{name}-{uuid4().hex}.tmp"
     try:
@@ -179,9 +179,8 @@ def _unpickled(path: str) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=False)
     except Exception as error:
-        remedies = ["put what it imports where Python finds it: PYTHONPATH"] if isinstance(error, ImportError) else []
         raise ModelNotFoundError(
-            f"{path} cannot be loaded", [f"{type(error).__name__}: {error}", where(error)], remedies
+            f"{path} cannot be loaded", [f"{type(error).__name__}: {error}", where(error)], import_remedies(error)
         ) from error
 
 

@@ -57,7 +57,7 @@ from planner.ir.errors import FactoryError, ModelNotFoundError
 from planner.ir.profile import ModelSource
 from profiler.source.local_losses import with_local_losses
 from profiler.source.model import LoadedModel
-from profiler.source.parts import model_of, where
+from profiler.source.parts import import_remedies, model_of, where
 
 _FORMS = "MODEL is pkg.mod:factory or path/file.py:factory"
 
@@ -156,7 +156,9 @@ def _broken(place: str, error: Exception) -> ModelNotFoundError:
     at = f"at {frames[-1].filename}:{frames[-1].lineno}" if frames else "at an unknown place"
     if isinstance(error, SyntaxError):
         at = f"at {error.filename}:{error.lineno}"
-    return ModelNotFoundError(f"{place} cannot be imported: {type(error).__name__}", [str(error), at])
+    return ModelNotFoundError(
+        f"{place} cannot be imported: {type(error).__name__}", [str(error), at], import_remedies(error)
+    )
 
 
 def _listing(text: str) -> list[str]:

@@ -250,6 +250,15 @@ def leaves(value: Any) -> Iterator[Any]:
             yield from leaves(child)
 
 
+def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a module's output by the keys that lead to them: ``logits``, ``features.0``; ``output`` alone."""
+    if isinstance(value, Tensor):
+        yield name or "output", value
+    elif (opened := _opened(value)) is not None:
+        for key, child in opened[0].items():
+            yield from named_tensors(child, f"{name}.{key}" if name else str(key))
+
+
 def _opened(value: Any) -> tuple[Mapping[str | int, Any], Callable[[Mapping[str | int, Any]], Any]] | None:
     """What ``value`` holds by key, and the function that makes the like of it; None of a leaf."""
     kind = type(value)

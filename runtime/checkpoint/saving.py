@@ -370,7 +370,11 @@ class BackgroundSaver:
             return
         part, thread = self._running
         self._running = None
-        thread.join()
+        if self._rank:
+            thread.join()
+        self._barrier()
+        if self._rank == 0:  # its thread waits for the files of the others, which are there now
+            thread.join()
         failure, self._failure = self._failure, None
         self._barrier()
         part.conclude(failure)

@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
@@ -130,6 +130,7 @@ class Activity:
         steps: what the last steps took.
         slow: ranks and links that were found to be slow, on the rank that looks for them.
         left_out: the last updates that were left out, at most ``SHOWN``.
+        meetings: how many of :meth:`runtime.monitor.waits.Voice.meet` this rank has come to.
     """
 
     what: str = "starting"
@@ -144,6 +145,7 @@ class Activity:
     steps: Steps = field(default_factory=Steps)
     slow: tuple[Slow, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    meetings: int = 0
 
     def begin(self, what: str) -> None:
         """Say what is done from now on."""
@@ -179,6 +181,7 @@ class Beat:
     moves: Moves = ()
     slow: tuple[Slow, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    meetings: int = 0
     remark: str = ""
 
     def __str__(self) -> str:
@@ -199,6 +202,9 @@ class Beat:
     def aged(self, silent_s: float) -> Beat:
         """The same, said ``silent_s`` ago."""
         return replace(self, silent_s=silent_s)
+
+
+_SAID = ("what", "step", "deadline_s", "num_done", "loss", "step_s", "slow", "left_out", "meetings", "remark")
 
 
 class Heartbeat:
@@ -240,8 +246,7 @@ class Heartbeat:
             self._number += 1
             now = self._activity
             for_s = time.monotonic() - now.since_s if now.since_s else 0.0
-            names = ("what", "step", "deadline_s", "num_done", "loss", "step_s", "slow", "left_out", "remark")
-            said = {name: getattr(now, name) for name in names} | now.steps.told()
+            said = {name: getattr(now, name) for name in _SAID} | now.steps.told()
             beat = Beat(rank=self._rank, number=self._number, for_s=for_s, **said)
             try:
                 self._board.set(_key(self._rank), json.dumps(asdict(beat)))
@@ -263,17 +268,17 @@ class Heartbeat:
                     _log.warning("rank %d cannot look for slow ranks", self._rank, exc_info=True)
 
 
-def read_board(store: Store | Board, num_ranks: int) -> Mapping[int, Beat]:
-    """What each rank said last; ranks that said nothing, or a board that is gone, are left out.
+def read_board(store: Store | Board, ranks: Iterable[int]) -> Mapping[int, Beat]:
+    """What each of ``ranks`` said last; those that said nothing, or a board that is gone, are left out.
 
     Raises:
         BoardSilentError: of a Board.
     """
     if isinstance(store, Board):
-        return store.ask(lambda own: read_board(own, num_ranks))
+        return store.ask(lambda own: read_board(own, ranks))
     beats = {}
     try:
-        for rank in range(num_ranks):
+        for rank in ranks:
             if store.check([_key(rank)]):
                 beats[rank] = _beat(store.get(_key(rank)))
     except RuntimeError as error:
@@ -295,9 +300,9 @@ def fresh_board(store: Store | Board, num_ranks: int, patience_s: float) -> Mapp
         BoardSilentError: of a Board.
     """
     start_s = time.monotonic()
-    before = read_board(store, num_ranks)
+    before = read_board(store, range(num_ranks))
     while True:
-        now = read_board(store, num_ranks)
+        now = read_board(store, range(num_ranks))
         waited_s = time.monotonic() - start_s
         silent = {rank for rank, beat in before.items() if rank in now and now[rank].number == beat.number}
         if not silent or waited_s > patience_s:

@@ -12,12 +12,14 @@ What one rank says of itself on the board, and what it hears there of the others
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 
 from cuda_ops._torch import Store
+from planner.ir.errors import DeadlineError
 from planner.ir.plan import Decision
 from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
 from runtime.monitor.activity import (
@@ -51,6 +53,9 @@ WORDS: Mapping[Op, str] = {
     Op.UPDATE: "update",
     Op.PREPARE: "preparing inputs",
 }
+
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 5e-4, 0.02
+"""Between two looks at the board for those who have not come to a meeting."""
 
 Place = tuple[int, float]
 """(step, how many actions of its row a rank has begun): how far it has come."""
@@ -270,6 +275,7 @@ class Voice:
         slow: Watch | None = None,
     ) -> None:
         self._board, self._rank, self._num_ranks = Board.of(board), rank, decision.num_ranks
+        self._deadline_s = deadline_s
         self._waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
         self.activity = Activity(deadline_s=setup_s)
         watch = (lambda: None) if slow is None else partial(self._find, slow)
@@ -292,9 +298,54 @@ class Voice:
         except BoardSilentError as error:
             return f"unknown, as {error}"
 
+    def meet(self) -> None:
+        """Returns once every rank has come to as many meetings as this one.
+
+        Others may take long, as to write a checkpoint, and are waited for as long as they say that they live.  A wait
+        for their messages could not tell a rank that is busy from one whose host is gone.
+
+        Raises:
+            DeadlineError: a rank was not heard of for the deadline of a step's waits.
+        """
+        self.activity.meetings += 1
+        self._heartbeat.publish()
+        start_s, pause_s = time.monotonic(), _SHORTEST_LOOK_S
+        heard = {rank: (-1, start_s) for rank in range(self._num_ranks) if rank != self._rank}
+        while heard:
+            beats, now_s = self._reached(tuple(heard)), time.monotonic()
+            for rank, beat in beats.items():
+                if beat.meetings >= self.activity.meetings:
+                    del heard[rank]
+                elif beat.number != heard[rank][0]:
+                    heard[rank] = (beat.number, now_s)
+            silent = {rank: now_s - heard_s for rank, (_, heard_s) in heard.items()}
+            if any(silent_s >= self._deadline_s for silent_s in silent.values()):
+                raise self._unheard(silent, beats)
+            if heard:
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
+
+    def _unheard(self, silent: Mapping[int, float], beats: Mapping[int, Beat]) -> DeadlineError:
+        """The error of a meeting to which ranks do not come that have said nothing for so long."""
+        lost = ", ".join(f"rank {rank}" for rank, silent_s in silent.items() if silent_s >= self._deadline_s)
+        step = f" (step {self.activity.step})" if self.activity.step >= 0 else ""
+        said_s = f"for {max(silent.values()):.1f} s, deadline {self._deadline_s:g} s"
+        return DeadlineError(
+            f"rank {self._rank} waited in vain for {lost} in {self.activity.what}{step}",
+            [f"nothing was heard of {lost} {said_s}", *([describe(beats)] if beats else [])],
+            ["see whether the host runs, and can be reached"],
+        )
+
     def _find(self, slow: Watch) -> None:
         """Reads what all ranks say of their steps; what is found is told with the next beat."""
-        self.activity.slow += tuple(slow.note(read_board(self._board, self._num_ranks)))
+        self.activity.slow += tuple(slow.note(read_board(self._board, range(self._num_ranks))))
+
+    def _reached(self, missing: Iterable[int]) -> Mapping[int, Beat]:
+        """What they said last; of a store that is silent or gone, nothing."""
+        try:
+            return read_board(self._board, missing)
+        except BoardSilentError:
+            return {}
 
     def _look(self) -> str:
         self._heartbeat.publish()

@@ -266,7 +266,7 @@ class _Crew:
 
     def _read_board(self) -> None:
         now_s = time.monotonic()
-        found = read_board(self.store, len(self.titles))
+        found = read_board(self.store, self.titles)
         for rank, beat in found.items():
             if rank not in self.beats or self.beats[rank].number != beat.number:
                 self.heard_s[rank] = now_s
@@ -335,7 +335,7 @@ class _Crew:
         )
 
     def _death(self, rank: int, ended: Ended) -> HalopipeError:
-        beat = read_board(self.store, len(self.titles)).get(rank)
+        beat = read_board(self.store, [rank]).get(rank)
         return died(self.titles[rank], ended.code, str(beat) if beat else "", ended.output)
 
 

@@ -213,15 +213,17 @@ class Executor:
 
     Args:
         evaluates: forward passes in evaluation mode.
-        kept: names of values of which ``outputs`` keeps what this rank makes.
+
+    Attributes:
+        kept: names of values of which ``outputs`` keeps what this rank makes; changed between runs.
+        outputs: of the last evaluation, by micro-batch and value.
     """
 
-    def __init__(
-        self, binding: Binding, around: StepEnvironment, *, evaluates: bool = False, kept: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, binding: Binding, around: StepEnvironment, *, evaluates: bool = False) -> None:
         self._program, self._residents, self._plumbing = binding.program, binding.residents, binding.plumbing
         self._around, self._rank = around, around.transport.rank
-        self._evaluates, self._kept = evaluates, tuple(kept)
+        self._evaluates = evaluates
+        self.kept: tuple[str, ...] = ()
         row = binding.program.rows[self._rank]
         self._post = Post(
             binding.plumbing,
@@ -327,7 +329,7 @@ class Executor:
         if self._evaluates:
             outputs = resident.evaluate(microbatch, values)
             if kept := self._judged(stage, microbatch, outputs):
-                self.outputs[microbatch] = kept
+                self.outputs.setdefault(microbatch, {}).update(kept)
         else:
             outputs = resident.forward(microbatch, values, action.version)
         for edge in self._program.stages.out_of(stage):
@@ -343,7 +345,7 @@ class Executor:
         plumbing = self._plumbing
         return {
             name: (plumbing.held(name, stage, microbatch), outputs[name])
-            for name in self._kept
+            for name in self.kept
             if name in outputs and plumbing.speaks_for(name, stage, microbatch)
         }
 

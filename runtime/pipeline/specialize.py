@@ -31,8 +31,7 @@ from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.sample_weights import is_factor
 
 if TYPE_CHECKING:
-    from runtime.sparse.batch import PreparedBatch
-    from runtime.sparse.share import SiteShare
+    from runtime.sparse.share import AnyBatch, AnyShare
 
 
 _MOST_KEPT = 64
@@ -114,7 +113,7 @@ class Binder:
             UnsupportedModelError: the model cannot be run with so many samples.
         """
         if self._is_sparse:
-            return self._bound_to_sites(residents, cast("PreparedBatch", batch))
+            return self._bound_to_sites(residents, cast("AnyBatch", batch))
         varying = enumerate(batch.rows) if self._sizes else ()
         key = (batch.rows, tuple(self._varying(batch.shapes(m)) if rows else () for m, rows in varying))
         found = self._found.get(key)
@@ -154,8 +153,8 @@ class Binder:
             },
         )
 
-    def _bound_to_sites(self, residents: Mapping[int, Resident], batch: PreparedBatch) -> Binding:
-        """Of clouds: no two batches have the same sites."""
+    def _bound_to_sites(self, residents: Mapping[int, Resident], batch: AnyBatch) -> Binding:
+        """Of clouds and sampled graphs: no two batches have the same sites."""
         from runtime.sparse.share import boundaries_of_sites  # late: other networks do without
 
         shares = {
@@ -165,7 +164,7 @@ class Binder:
             if rows and len(each.ranks) > 1
         }
         boundaries = [
-            boundaries_of_sites(self._decision, batch, m, shares) if count else self._boundaries
+            boundaries_of_sites(self._decision, batch, m, shares, self._boundaries) if count else self._boundaries
             for m, count in enumerate(batch.rows)
         ]
         program = self._program(batch.rows, boundaries)
@@ -182,15 +181,13 @@ class Binder:
             is_kept=False,
         )
 
-    def _site_share(self, stage: int, batch: PreparedBatch, m: int) -> SiteShare:
+    def _site_share(self, stage: int, batch: AnyBatch, m: int) -> AnyShare:
         """This rank's, or of a stage that it has no part in the first rank's, whose cut points are asked for."""
-        from runtime.sparse.batch import site_speeds
-        from runtime.sparse.share import SiteShare
+        from runtime.sparse.share import share_of
 
         ranks = self._decision.stages[stage].ranks
         position = ranks.index(self._rank) if self._rank in ranks else 0
-        samples = self._decision.layout_of(stage).samples(batch.rows[m])
-        return SiteShare.of(batch, m, site_speeds(self._decision, stage), position, samples)
+        return share_of(self._decision, batch, m, stage, position)
 
     def _division(self, boundaries: Boundaries, stage: int, rows: int, sizes: tuple[int, ...]) -> Division:
         key = (id(boundaries), stage, rows, sizes)
@@ -253,10 +250,12 @@ class Binder:
         )
 
     def _shared(
-        self, stage: int, resident: Resident, batch: Batch, sites: Mapping[int, SiteShare] | None = None
+        self, stage: int, resident: Resident, batch: Batch, sites: Mapping[int, AnyShare] | None = None
     ) -> Resident:
         layout, position = self._decision.layout_of(stage), self._position(stage)
-        counts = [layout.samples(samples) for samples in batch.rows]
+        counts = [
+            sites[m].shares if sites and m in sites else layout.samples(samples) for m, samples in enumerate(batch.rows)
+        ]
         self._require_possible(stage, {count[position] for count, rows in zip(counts, batch.rows, strict=True) if rows})
         weights = list(self._weights(batch.rows))
         names = [name for name in resident.program.inputs if name in self._graph.inputs]
@@ -333,7 +332,7 @@ class Binder:
             )
 
 
-def _feed_of_sites(batch: Batch, name: str, share: SiteShare) -> Tensor:
+def _feed_of_sites(batch: Batch, name: str, share: AnyShare) -> Tensor:
     return share.tensor(name)
 
 

@@ -16,11 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
+from cuda_ops.sampling.preparation import SampledPreparation
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Route, Segments
 from cuda_ops.sparse.local import Owned, local_segments
@@ -175,17 +176,22 @@ class Prepared:
     """
 
     graph: Graph
-    preparation: Preparation
+    preparation: Preparation | SampledPreparation
     names: dict[str, str]
     raw: dict[str, TensorSpec]
     looked_at: frozenset[str]
 
     @classmethod
-    def of(cls, graph: Graph, preparation: Preparation, raw: dict[str, TensorSpec]) -> Prepared:
+    def of(cls, graph: Graph, preparation: Preparation | SampledPreparation, raw: dict[str, TensorSpec]) -> Prepared:
         """The graph's inputs are in the preparation's order."""
         looked_at = {name for layer in graph.layers if layer.kind not in _MAPPED for name in layer.inputs}
         names = dict(zip(graph.inputs, preparation.names, strict=True))
         return cls(graph, preparation, names, raw, frozenset(looked_at.intersection(graph.inputs)))
+
+    @property
+    def of_clouds(self) -> Preparation:
+        """The preparation of a sparse network."""
+        return cast("Preparation", self.preparation)
 
     @property
     def maps(self) -> frozenset[str]:
@@ -222,7 +228,7 @@ class PreparedBatch:
             rows = self.rows[microbatch]
             tensors = [self._raw.part(name, microbatch, 0, rows) for name in self.prepared.raw]
             with telling(microbatch):
-                clouds = self.prepared.preparation.clouds(tensors)
+                clouds = self.prepared.of_clouds.clouds(tensors)
             found = ArrangedClouds(clouds, self.prepared.names, self._price, self._speeds) if self._speeds else clouds
             self._clouds[microbatch] = found
         return found

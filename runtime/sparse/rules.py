@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -36,7 +36,7 @@ class SharedSites:
 
     def at(self, portion: MicrobatchSlice) -> None:
         """What is run next."""
-        self._now = portion.sites
+        self._now = cast("SiteShare | None", portion.sites)
 
     def begin(self, microbatch: int) -> None:
         """A backward needs to be told nothing."""

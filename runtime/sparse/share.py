@@ -12,12 +12,13 @@ from torch import Tensor
 
 from cuda_ops.sparse.geometry import Route, Segments
 from cuda_ops.sparse.local import LocalMap, Owned, local_map, local_segments
-from planner.ir.graph import is_sites
+from planner.ir.graph import SAMPLE, is_sites
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision
 from planner.layers.boundary import Boundaries
 from runtime.pipeline.messages import CPU
-from runtime.sparse.batch import ArrangedClouds, PreparedBatch
+from runtime.sparse.batch import ArrangedClouds, PreparedBatch, site_speeds
+from runtime.sparse.sampled import SampledBatch, SampledShare
 
 
 class _Movable(Protocol):
@@ -100,14 +101,14 @@ class SiteShare:
 
     def _map(self, name: str) -> LocalMap:
         prepared = self._batch.prepared
-        found = prepared.preparation.recipe.passage(self._clouds.clouds, prepared.names[name])
+        found = prepared.of_clouds.recipe.passage(self._clouds.clouds, prepared.names[name])
         if found is None:
             raise KeyError(f"{name} is no half of a kernel map")
         return local_map(found.kernel_map, self._owned(found.source), self._owned(found.target)).split()
 
     def _segments(self, name: str) -> Segments:
         prepared = self._batch.prepared
-        route = prepared.preparation.recipe.segments_of(prepared.names[name])
+        route = prepared.of_clouds.recipe.segments_of(prepared.names[name])
         samples = self._clouds.sorted_samples(route)[self._owned(route).rows]
         return local_segments(samples, sum(self.shares))
 
@@ -115,14 +116,36 @@ class SiteShare:
         return self._clouds.owned(route, self._places, self._position)
 
 
+AnyShare = SiteShare | SampledShare
+AnyBatch = PreparedBatch | SampledBatch
+
+
+def share_of(decision: Decision, batch: AnyBatch, microbatch: int, stage: int, position: int) -> AnyShare:
+    """The share of a micro-batch that the rank at ``position`` of a stage of several has."""
+    speeds = site_speeds(decision, stage)
+    if isinstance(batch, SampledBatch):
+        return SampledShare(batch, microbatch, batch.cuts(microbatch, speeds), position)
+    samples = decision.layout_of(stage).samples(batch.rows[microbatch])
+    return SiteShare.of(batch, microbatch, speeds, position, samples)
+
+
 def boundaries_of_sites(
-    decision: Decision, batch: PreparedBatch, microbatch: int, shares: Mapping[tuple[int, int], SiteShare]
+    decision: Decision,
+    batch: AnyBatch,
+    microbatch: int,
+    shares: Mapping[tuple[int, int], AnyShare],
+    planned: Boundaries,
 ) -> Boundaries:
     """What stages hand each other of a micro-batch: intervals of rows, cut where its sites are shared out.
 
     Args:
         shares: by stage and micro-batch, of the stages of several ranks.
+        planned: of the decision; where one stage shares seeds, nothing is handed on, and only who has them differs.
     """
+    if len(decision.stages) == 1 and isinstance(batch, SampledBatch):
+        share = shares.get((0, microbatch))
+        points = share.points if isinstance(share, SampledShare) else ()
+        return replace(planned, layouts=(Layout({SAMPLE: points}),)) if points else planned
     found = Boundaries.of_decision(batch.graph(microbatch), decision)
     layouts = tuple(
         Layout({**layout.cuts, **shares[stage, microbatch].cuts}) if (stage, microbatch) in shares else layout

@@ -103,8 +103,8 @@ def _parts(points: tuple[int, ...]) -> int:
 LOSS = "loss"
 """The kind of layers whose form gives this rank's share."""
 
-_MOST_KEPT = 64
-"""Divisions whose steps are kept."""
+_MOST_KEPT = 1024
+"""Divisions whose steps are kept, those of tiles among them."""
 
 
 class DividedStage:
@@ -150,6 +150,10 @@ class DividedStage:
             self._slices.at(portion.of, portion.token_slice)
             self._portions[portion.microbatch] = portion
         self._position = self.wire.position
+        self.enter(division)
+
+    def enter(self, division: Division) -> None:
+        """From here on, layers are those of ``division``, such as a tile's."""
         if division is self._division:
             return
         self._division = division

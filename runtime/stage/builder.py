@@ -137,10 +137,10 @@ class Builder:
         outputs = dict.fromkeys(value for edge in self._stages.out_of(stage) for value in edge.values)
         if producer(graph.loss) in layers:
             outputs[graph.loss] = None
-        judged = (value for value in self._model.judged if producer(value) in layers)
+        watched = (value for value in self._model.watched if producer(value) in layers)
         whole = {name: self._attribute(name) for name in parts}
         own, weighed = sliced(whole, parts), weighed_in(self._model, layers)
-        return StageCut(self._model, layers, tuple(outputs), tuple(judged), own, self._device, weighed)
+        return StageCut(self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed)
 
     def _resident(self, stage: int) -> Resident:
         graph, decision, transport = self._model.graph, self._decision, self._transport
@@ -205,6 +205,7 @@ class Builder:
             halves=bool(manner.split) and self._compiler is None,
             divided=divided,
             sites=sites,
+            blocks=self._decision.stages[stage].blocks,
         )
         if self._compiler is not None:
             refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)
@@ -245,7 +246,11 @@ class Builder:
         if self._model.prepared is None or len(ranks) == 1:
             return None
         from runtime.sparse.rules import SharedSites, require_shareable
+        from runtime.sparse.sampled import require_no_draws, shares_seeds
 
+        if shares_seeds(self._model.prepared):  # each rank samples for its own: there is nothing to exchange
+            require_no_draws(self._model.graph, self._decision.layers_of(stage), self._draws.layers, stage)
+            return None
         require_shareable(self._model.graph, frozenset(self._decision.layers_of(stage)), stage)
         if divides(self._decision, stage, self._model.graph):
             raise UnsupportedModelError(

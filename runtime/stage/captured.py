@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from planner.ir.graph import Graph, Layer, TensorSpec, producer
 
 if TYPE_CHECKING:
+    from cuda_ops.sampling.preparation import SampledPreparation
     from cuda_ops.sparse.preparation import Preparation
     from runtime.sparse.batch import Prepared
 
@@ -43,6 +44,8 @@ class CapturedModel:
         reductions: how the parts of a batch make up what a layer reduces them to, where parts are not just means.
         prepared: of a sparse network, how the graph's inputs are made of a batch of clouds; None: they are the batch.
         evaluation: why the graph does not tell what the model does in evaluation mode; empty: it does.
+        outputs: the value that each tensor of the module's output is, by its user's name; empty where the graph makes
+            none.
     """
 
     graph: Graph
@@ -54,6 +57,7 @@ class CapturedModel:
     prepared: Prepared | None = None
     evaluation: str = ""
     reductions: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fed(self) -> Mapping[str, TensorSpec]:
@@ -64,6 +68,12 @@ class CapturedModel:
     def judged(self) -> tuple[str, ...]:
         """The values that layers make and that are compared with the targets."""
         return tuple(value for value in judging_layer(self.graph).inputs if value not in self.graph.inputs)
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The values that layers make and that evaluation may be asked for."""
+        outputs = (value for value in self.outputs.values() if value and value not in self.graph.inputs)
+        return tuple(dict.fromkeys((*self.judged, *outputs)))
 
 
 class Captured(Protocol):
@@ -84,11 +94,13 @@ class Captured(Protocol):
     @property
     def reductions(self) -> Mapping[str, str]: ...
     @property
-    def preparation(self) -> Preparation | None: ...
+    def preparation(self) -> Preparation | SampledPreparation | None: ...
     @property
     def raw(self) -> Mapping[str, TensorSpec]: ...
     @property
     def evaluation(self) -> str: ...
+    @property
+    def outputs(self) -> Mapping[str, str]: ...
 
 
 def attribute(module: fx.GraphModule, name: str) -> Any:
@@ -114,6 +126,7 @@ def captured_model(captured: Captured) -> CapturedModel:
         prepared,
         evaluation=captured.evaluation,
         reductions=captured.reductions,
+        outputs=captured.outputs,
     )
 
 

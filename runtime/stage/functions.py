@@ -25,7 +25,9 @@ from cuda_ops.dense.recurrent import autocast
 from cuda_ops.dense.user_functions import is_user_function
 from cuda_ops.device.placing import move
 from planner.ir.errors import UnsupportedModelError
+from planner.ir.plan import Block
 from runtime.numerics.finite import Examiner
+from runtime.spatial.blocks import in_blocks
 from runtime.spatial.decompose import DividedStage
 from runtime.spatial.empties import connected
 from runtime.stage.batch_norm import synchronise
@@ -125,7 +127,7 @@ class StageCut:
     Attributes:
         layers: by name.
         outputs: values that other stages read, and the loss.
-        judged: values that the loss is computed from, wanted in evaluation as well.
+        watched: values that evaluation may be asked for.
         own: by name, the parameters and buffers of which this rank has but a part.
         device: to which what the stage uses is moved; None: it stays where it is.
         weighed: layers whose result is corrected for what the parts of a batch count for.
@@ -134,7 +136,7 @@ class StageCut:
     model: CapturedModel
     layers: frozenset[str]
     outputs: tuple[str, ...]
-    judged: tuple[str, ...] = ()
+    watched: tuple[str, ...] = ()
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
     device: torch.device | None = None
     weighed: tuple[Weighed, ...] = ()
@@ -143,7 +145,7 @@ class StageCut:
         """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called."""
         model = self.model
         maps = model.layer_of_node, model.node_of_value
-        outputs = self.outputs if training else tuple(dict.fromkeys((*self.outputs, *self.judged)))
+        outputs = self.outputs if training else tuple(dict.fromkeys((*self.outputs, *self.watched)))
         by_node = {one.node: one for one in self.weighed}
         found = cut_stage(
             model.graph_module,
@@ -171,6 +173,7 @@ class StageFunctions:
         halves: whether some backward comes in two halves.
         divided: how the ranks divide layers along any dims; None: they share out samples.
         sites: how they share out the sites of a sparse network as well.
+        blocks: of a divided stage, layers that are run in blocks, which is in evaluation alone.
 
     Attributes:
         current: where operators that can be halved leave their weight gradients.
@@ -188,12 +191,21 @@ class StageFunctions:
         halves: bool = False,
         divided: DividedStage | None = None,
         sites: SharedSites | None = None,
+        blocks: Sequence[Block] = (),
     ) -> None:
         self.current = Current()
         if divided is not None:
             self.training = cut.function(divided.rule(draws))
             evaluation = divided.rule(in_evaluation, training=False)
-            self._others = {Mode(False, False): _attempt(cut, evaluation, False)}
+            found = _attempt(cut, evaluation, False)
+            if blocks and isinstance(found, StageFunction):
+
+                def part(layers: frozenset[str], outputs: tuple[str, ...]) -> StageFunction:
+                    return replace(cut, layers=layers, outputs=outputs, watched=()).function(evaluation, late=True)
+
+                names = [layer.name for layer in cut.model.graph.layers if layer.name in cut.layers]
+                found = in_blocks(part, self.training, found.outputs, cut.model.graph, names, blocks, divided)
+            self._others = {Mode(False, False): found}
             return
         together = [synchronise(add, group_size, index)] if group_size > 1 else []
         if sites is not None:

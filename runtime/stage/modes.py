@@ -19,6 +19,7 @@ from planner.ir.schedule import Action, Op
 from planner.layers.division import Division
 
 if TYPE_CHECKING:
+    from runtime.sparse.sampled import SampledShare
     from runtime.sparse.share import SiteShare
 
 
@@ -92,7 +93,7 @@ class MicrobatchSlice:
     total: int
     sizes: tuple[int, ...] = ()
     division: Division | None = None
-    sites: SiteShare | None = None
+    sites: SiteShare | SampledShare | None = None
     token_slice: int = 0
     whole: int | None = None
 

@@ -50,6 +50,36 @@ def keyed() -> tuple[nn.Module, dict[str, object]]:
     return Keyed(), {"inputs": [inputs, None], "labels": targets}
 
 
+class Heads(nn.Module):
+    """Two answers and what they are made of, by name; the loss is made of all but one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh())
+        self.classes, self.size = nn.Linear(7, NUM_CLASSES), nn.Linear(7, 1)
+
+    def forward(self, x: Tensor) -> dict[str, object]:
+        found = self.body(x)
+        size = self.size(found).squeeze(1)
+        return {"classes": self.classes(found), "more": [size, found], "idle": found.exp()}
+
+
+def heads() -> tuple[object, ...]:
+    """A classifier that also tells sizes."""
+    module, (_, example, _) = Heads(), classifier()
+    _fill(module)
+    return module, example, _of_heads
+
+
+def _of_heads(output: dict[str, Tensor], targets: Tensor) -> dict[str, Tensor]:
+    size, found = output["more"]
+    sizes = functional.mse_loss(size, targets.to(size.dtype))
+    return {
+        "classes": functional.cross_entropy(output["classes"], targets),
+        "sizes": sizes + 0.1 * found.square().mean(),
+    }
+
+
 class Confusion:
     """A metric: how often the right class was found, and a number that depends on the order of the samples."""
 

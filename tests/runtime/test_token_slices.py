@@ -24,7 +24,7 @@ from tests.runtime.plans import Trained, batch_of, decide, model_of
 
 TOKENS, CODES, WIDTH = 12, 11, 8
 GPT = {"vocabulary": CODES, "width": WIDTH, "layers": 2, "heads": 2, "context": 16}
-LLAMA = {"vocabulary": CODES, "width": 16, "layers": 2, "heads": 4, "groups": 2}
+LLAMA = {"vocabulary": CODES, "width": 16, "hidden": 24, "layers": 2, "heads": 4, "kv_heads": 2, "context": 16}
 UNEQUAL = (5, 4, 3)
 SLICEABLE = [name for name in schedules.names() if schedules.can_slice(name) and schedules.traits(name).trains]
 

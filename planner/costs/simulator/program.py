@@ -80,6 +80,7 @@ class CompiledProgram:
         holds: by rank, where memory is taken and given back.
         grid: the program's rows, for error texts.
         blocking: whether messages hold their ranks while they travel: the sender first, then the receiver.
+        streams: how they stream between devices that can; empty: they do not.
         trains: by rank, whether it has backwards.
         versions: by stage, how many versions of its weights are in use at once.
     """
@@ -98,6 +99,7 @@ class CompiledProgram:
     versions: tuple[int, ...] = ()
     num_prepared: int = 0
     reduced_stages: tuple[int, ...] = ()
+    streams: str = ""
 
 
 def compile_program(program: Program, micro_batches: Sequence[Size]) -> CompiledProgram:
@@ -133,6 +135,7 @@ def compile_program(program: Program, micro_batches: Sequence[Size]) -> Compiled
         versions_kept(program.rows, program.stages.num_stages),
         len(numbers.prepared.values),
         tuple(stage for _, stage in numbers.reductions.values),
+        program.streams,
     )
 
 

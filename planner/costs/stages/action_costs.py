@@ -38,14 +38,17 @@ class StageCosts:
 
     Attributes:
         micro_batches: samples of each of the program's, or which token slice it is.
+        trains: whether there are gradients and an optimiser's state beside the parameters.
     """
 
     book: PriceBook
     stages: tuple[StagePlacement, ...]
     micro_batches: tuple[Size, ...]
+    trains: bool = True
     _local: dict[tuple[int, int, Op, Size, bool], float] = field(init=False, default_factory=dict, repr=False)
     _exchanged: dict[tuple[int, Op, Size], float] = field(init=False, default_factory=dict, repr=False)
     _reductions: dict[int, float] = field(init=False, default_factory=dict, repr=False)
+    _kinds: dict[int, str] = field(init=False, default_factory=dict, repr=False)
 
     def action_s(self, rank: int, action: Action, accumulates: bool = False) -> float:
         """Seconds that ``action`` keeps ``rank`` busy, waiting for messages or members not included.
@@ -59,16 +62,14 @@ class StageCosts:
         if action.microbatch is not None and action.op in COMPUTE:
             return self._compute_s(action.stage, rank, action.op, action.microbatch, accumulates)
         if action.op is Op.PREPARE and action.microbatch is not None:
-            samples = samples_in(self.micro_batches[action.microbatch])
-            seconds, is_shared = self.book.preparations.seconds, len(stage.ranks) > 1
-            return seconds(self.book.kind(rank), layers_of(stage.runs), samples, shared=is_shared)
+            return self._prepare_s(rank, action.stage, action.microbatch)
         once = stage.once
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
             return once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s
         if action.op is Op.REDUCE_GRAD:
             return self.waited_s(action.stage)
         if action.op is Op.UPDATE:
-            update_s = span(self.book.tables.parameters(self.book.kind(rank)).update_s, stage.runs)
+            update_s = span(self.book.tables.parameters(self.kind(rank)).update_s, stage.runs)
             ties_s = sum(
                 self.book.network.all_reduce_s(tie.ranks, tie.num_bytes)
                 for tie in stage.ties
@@ -78,6 +79,44 @@ class StageCosts:
                 update_s = update_s / len(stage.ranks) + self._reduce_s(action.stage) / 2
             return ties_s + update_s
         return 0.0
+
+    def kind(self, rank: int) -> str:
+        """The kind of device that the rank's layers cost what they do on: with its parameters on chip, or not."""
+        found = self._kinds.get(rank)
+        if found is None:
+            fit = self.on_chip_bytes(rank) > 0
+            found = self._kinds[rank] = self.book.kind(rank) if fit else self.book.kind_off_chip(rank)
+        return found
+
+    def on_chip_bytes(self, rank: int) -> int:
+        """Parameters, gradients and optimiser state of the rank where they fit into its on-chip memory; else 0.
+
+        Layers with layouts of their own have theirs in the larger memory.
+        """
+        room = self.book.profile.cluster.devices[rank].on_chip_bytes
+        mine = [stage for stage in self.stages if rank in stage.ranks] if room else []
+        if not mine or any(stage.laid_out for stage in mine):
+            return 0
+        parameters, state = self.parameter_bytes(rank), self.state_bytes(rank)
+        found = parameters * (2 if self.trains else 1) + state
+        return found if found <= room else 0
+
+    def state_bytes(self, rank: int) -> int:
+        """What the rank holds of the optimiser's state."""
+        if not self.trains:
+            return 0
+        divided = sum(_left_to_others(stage) for stage in self.stages if rank in stage.ranks)
+        per_byte = self.book.profile.optimizer.state_bytes_per_parameter_byte
+        return round((self.parameter_bytes(rank) - divided) * per_byte)
+
+    def _prepare_s(self, rank: int, number: int, microbatch: int) -> float:
+        stage, samples, kind = self.stages[number], samples_in(self.micro_batches[microbatch]), self.book.kind(rank)
+        preparations, layers = self.book.preparations, layers_of(stage.runs)
+        if not preparations.is_beside(kind):
+            return preparations.seconds(kind, layers, samples, shared=len(stage.ranks) > 1)
+        own = stage.samples[samples][stage.ranks.index(rank)] if stage.samples else samples
+        computed_s = sum(self._compute_s(number, rank, op, microbatch, False) for op in (Op.FORWARD, Op.BACKWARD))
+        return preparations.exposed_s(kind, layers, own, computed_s)
 
     def computing_part(self, action: Action, seconds: float) -> float:
         """The part of a compute action of ``seconds`` in which layers compute, and no messages move."""
@@ -97,7 +136,7 @@ class StageCosts:
             last = samples_in(self.micro_batches[-1])
             samples = stage.samples[last]
             backward_s = [
-                self.book.at(self.book.kind(rank), own, True).backward_s
+                self.book.at(self.kind(rank), own, True).backward_s
                 for rank, own in zip(stage.ranks, samples, strict=True)
             ]
             slowest_s = max(backward_s, key=lambda sums: span(sums, stage.runs))
@@ -137,13 +176,13 @@ class StageCosts:
         """Costs of all layers on the stage's rank number ``member`` at its share of the micro-batch."""
         placed = self.stages[stage]
         samples = placed.samples[samples_in(self.micro_batches[microbatch])][member]
-        return self.book.tables.at(self.book.kind(placed.ranks[member]), samples)
+        return self.book.tables.at(self.kind(placed.ranks[member]), samples)
 
     def evidence(self) -> Evidence:
         """The weakest evidence behind the prices of layers in this plan."""
         own = [cost.evidence for stage in self.stages for cost in stage.laid_out.values()]
         found = {
-            (stage.runs, self.book.kind(rank), samples[member])
+            (stage.runs, self.kind(rank), samples[member])
             for stage in self.stages
             for samples in stage.samples.values()
             for member, rank in enumerate(stage.ranks)
@@ -186,10 +225,15 @@ class StageCosts:
         if found is None:
             placed = self.stages[stage]
             samples = placed.samples[samples_in(self.micro_batches[microbatch])][member]
-            kind, shared = self.book.kind(placed.ranks[member]), len(placed.ranks) > 1
+            kind, shared = self.kind(placed.ranks[member]), len(placed.ranks) > 1
             found = self.book.sums(kind, samples, shared, placed.recompute).action_s(op, placed.runs, accumulates)
             self._local[key] = found
         return found
+
+
+def _left_to_others(stage: StagePlacement) -> int:
+    """Bytes of parameters whose optimiser's state other ranks of the stage hold."""
+    return stage.own_bytes - -(-stage.own_bytes // len(stage.ranks)) if stage.sharded else 0
 
 
 def _parameters_held(stage: StagePlacement, rank: int) -> int:

@@ -6,6 +6,9 @@ in proportion to the samples, from the measurement nearest in size.  Every rank 
 micro-batch: which rows are its own follows from all of them.  Inputs that no preparation of the profile makes arrive
 ready.  Where the device is a core of the host, preparing occupies the rank; beside an accelerator it is done in order
 by a thread of the host, and the forward waits for it.
+
+What a thread of each rank makes a step ahead (neighbours of a graph's seeds, those of its own samples alone) is waited
+for as long as it takes longer than the forward and backward of a micro-batch: one is made while another is computed.
 """
 
 from __future__ import annotations
@@ -75,6 +78,19 @@ class Preparations:
                 found += (nearest.seconds + further_s) * samples / nearest.samples
             self._seconds[key] = found
         return found
+
+    def is_beside(self, kind: str) -> bool:
+        """Whether a thread of each rank prepares a step ahead, for the rank's own samples."""
+        return any(cost.is_beside for cost in self.profile.preparations.get(kind, ()))
+
+    def exposed_s(self, kind: str, layers: Iterable[int], own_samples: float, computed_s: float) -> float:
+        """What a forward waits for such a thread, which makes one micro-batch while another is computed.
+
+        Args:
+            own_samples: of the micro-batch, on this rank.
+            computed_s: forward and backward of the stage.
+        """
+        return max(0.0, self.seconds(kind, layers, own_samples) - computed_s) if own_samples else 0.0
 
     def num_bytes(self, layers: Iterable[int], samples: float, parts: int = 1) -> int:
         """Bytes of what is made of a micro-batch for layers, which read ``samples`` samples of it.

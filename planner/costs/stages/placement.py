@@ -9,13 +9,15 @@ from itertools import pairwise
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Run, runs_of
 from planner.costs.shards.option import Option
+from planner.costs.stages.blocks import stage_cost_in_blocks
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
 from planner.costs.stages.token_slices import slice_costs
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout
-from planner.ir.plan import Decision, Size, TokenSlice
+from planner.ir.plan import Block, Decision, Size, TokenSlice
 from planner.ir.problem import SAMPLE_DIMS
+from planner.ir.schedule import FORWARD_PASS
 from planner.layers import throughout_sites
 
 
@@ -90,7 +92,9 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
     if decision.token_slices:
         return _sliced(book, decision, index)
-    sizes, layouts, users = set(decision.micro_batches), LayoutBook(book), _users(graph, decision)
+    evaluates = not any(action.op not in FORWARD_PASS for row in decision.rows() for action in row)
+    sizes, users = set(decision.micro_batches), _users(graph, decision)
+    layouts = LayoutBook(book, evaluates=evaluates)
     ties, tied = _ties(graph, decision, users), frozenset(name for name, stages in users.items() if len(stages) > 1)
     sites = throughout_sites(graph)
     found = []
@@ -98,7 +102,7 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
         names = decision.layers_of(stage)
         layout = decision.layout_of(stage)
         options = {index[name]: Option.placed(decision.layers[name], group.recompute) for name in names}
-        plain = cut_alike([option.cuts for option in options.values()])
+        plain = not group.blocks and cut_alike([option.cuts for option in options.values()])
         found.append(
             StagePlacement(
                 runs_of(options),
@@ -109,7 +113,7 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
                 group.sharded and plain and len(group.ranks) > 1,
                 ties[stage],
                 tied,
-                {} if plain else layouts.costs(group.ranks, options, sizes),
+                {} if plain else layouts.costs(group.ranks, options, sizes, group.blocks),
             )
         )
     return tuple(found)
@@ -184,11 +188,13 @@ class LayoutBook:
     Attributes:
         allow: families of dims that may be cut (``Problem.allow``).
         halo_depth: most rows by which a rank may work beyond its part (``Problem.halo_depth``).
+        evaluates: whether it is about forward passes alone.
     """
 
     book: PriceBook
     allow: tuple[str, ...] = (SAMPLE_DIMS,)
     halo_depth: int = 0
+    evaluates: bool = False
     _prices: dict[tuple[tuple[int, ...], int], LayoutPrices] = field(init=False, default_factory=dict, repr=False)
     _costs: dict[object, StageCost] = field(init=False, default_factory=dict, repr=False)
 
@@ -196,19 +202,29 @@ class LayoutBook:
         """The prices of layers on ``ranks``."""
         found = self._prices.get((ranks, samples))
         if found is None:
-            made = LayoutPrices(self.book, ranks, samples, self.allow, self.halo_depth)
+            made = LayoutPrices(self.book, ranks, samples, self.allow, self.halo_depth, self.evaluates)
             found = self._prices[ranks, samples] = made
         return found
 
     def costs(
-        self, ranks: tuple[int, ...], options: Mapping[int, Option], sizes: Collection[int]
+        self,
+        ranks: tuple[int, ...],
+        options: Mapping[int, Option],
+        sizes: Collection[int],
+        blocks: tuple[Block, ...] = (),
     ) -> dict[Size, StageCost]:
-        """The price of a stage whose layers (by index) have layouts of their own, by samples of the micro-batch."""
+        """The price of a stage whose layers (by index) have layouts of their own, by samples of the micro-batch.
+
+        Args:
+            blocks: of them, those that are run in blocks.
+        """
         found: dict[Size, StageCost] = {}
         chosen = tuple(sorted(options.items()))
         for rows in sorted(sizes):
-            key = (ranks, rows, chosen)
+            key = (ranks, rows, chosen, tuple((block.layers, tuple(block.tiles.items())) for block in blocks))
             if key not in self._costs:
-                self._costs[key] = stage_cost(self.prices(ranks, rows), options)
+                prices = self.prices(ranks, rows)
+                of_blocks = stage_cost_in_blocks(prices, options, blocks) if blocks else None
+                self._costs[key] = of_blocks or stage_cost(prices, options)
             found[rows] = self._costs[key]
         return found

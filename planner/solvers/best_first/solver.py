@@ -36,6 +36,7 @@ The search ends with a proof when no bound in the queue is below the best step.
 Of plans that the model cannot tell apart the simplest is taken, if that is asked for          ``choose.without_ties``
 
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
+and in forward plans over blocks of layers and tiles                                         ``block_search``
 
 Where sequences may be cut into token slices, plans with such are tried at last    ``planner.solvers.token_slices``
 
@@ -57,6 +58,7 @@ from planner.costs.predict import forecast
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import MEMORY, Problem
+from planner.solvers.best_first.block_search import with_blocks
 from planner.solvers.best_first.incumbents import published
 from planner.solvers.best_first.infeasible import least_memory, no_plan_fits
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
@@ -100,6 +102,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         outcome = queue.outcome(outcome.status)
     first, left_s = outcome, ends_s - time.monotonic() - queue.answer_s(problem.time_limit_s)
     outcome = with_layouts(evaluator, outcome, max(0.0, left_s))
+    outcome = with_blocks(evaluator, outcome, max(0.0, ends_s - time.monotonic()))
     evaluator.stops = ends_s
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)

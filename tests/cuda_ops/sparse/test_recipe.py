@@ -109,7 +109,7 @@ def test_a_cast_or_a_copy_is_of_the_network_as_well() -> None:
     prepared = PreparedNetwork(network, record(network, x, network)).double().eval()
     assert {each.dtype for each in (*network.parameters(), *network.buffers())} == {torch.float64, torch.int64}
     twin = copy.deepcopy(prepared)
-    twin.network.scale.zero_()
+    twin.user_module.scale.zero_()
     assert twin.scale.sum() == 0
     assert prepared.scale.sum() == 8
     tensors = prepared.recipe.prepare(x.geometry).values()
@@ -127,9 +127,9 @@ def test_a_layer_alone_may_be_the_network() -> None:
 def test_training_mode_reaches_the_network() -> None:
     network = Unet()
     prepared = PreparedNetwork(network, record(network, clouds(), network))
-    assert not prepared.eval().network.training
+    assert not prepared.eval().user_module.training
     assert not network.first.training
-    assert prepared.train().network.training
+    assert prepared.train().user_module.training
 
 
 def test_recording_leaves_buffers_random_numbers_and_gradients_alone() -> None:

@@ -163,7 +163,7 @@ def test_a_sparse_example_or_module_takes_the_place_of_the_factorys() -> None:
     made = cloudy.plan(cuts=[])
     network = cloudy.Segmenter().double()
     by_module = execute.loaded_of_script(made, network, None, None)
-    assert by_module.module.network is network
+    assert by_module.module.user_module is network
     assert by_module.loss(*by_module.fed).isfinite()
     example = cloudy.tensor_of([cloudy.cloud(n) for n in range(3)]).double(), torch.zeros(3, dtype=torch.int64)
     by_example = execute.loaded_of_script(made, None, lambda output, targets: output.feats.square().mean(), example)

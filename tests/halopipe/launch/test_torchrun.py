@@ -151,9 +151,11 @@ def test_a_rank_whose_result_will_not_come_is_an_error_at_once() -> None:
     store = dist.HashStore()
     store.set("error/1", write_error(StageFailedError("the bomb")))
     with pytest.raises(StageFailedError, match="the bomb"):
-        torchrun._result(store, 1)
+        torchrun._result(store, 1, 10.0)
     store.set("result/1", "{}")
-    assert torchrun._result(store, 1) == "{}"
+    assert torchrun._result(store, 1, 10.0) == "{}"
+    with pytest.raises(TransportError, match="rank 2 left no result"):
+        torchrun._result(store, 2, 0.0)
 
 
 HANGING = """

@@ -262,6 +262,72 @@ def test_metrics_of_ones_own_see_whole_micro_batches_in_order_under_every_plan(m
     assert both == {f"{name}.{part}": one[part] for name in ("all", "again") for part in one}
 
 
+class _Seen:
+    """A metric that tells what it was given."""
+
+    def __init__(self) -> None:
+        self.given = list[tuple[Tensor, ...]]()
+
+    def update(self, *values: Tensor) -> None:
+        self.given.append(values)
+
+    def compute(self) -> int:
+        return len(self.given)
+
+
+@pytest.mark.parametrize("ranks", [[(0,), (1,), (2,)], [(0,), (1,), (0,)], [(0, 1), (2,)], [(0, 1)]], ids=str)
+def test_evaluation_is_of_the_outputs_that_are_named_under_every_plan(ranks: list[tuple[int, ...]]) -> None:
+    cuts = [number / len(ranks) for number in range(1, len(ranks))]
+    schedule = folded if len(set(ranks)) < len(ranks) else "1f1b"
+    source = ModelSource("tests.halopipe.learners:heads", dtype="float64")
+    plan = plan_of(source, cuts, ranks=ranks, schedule=schedule)
+    module = load_model(plan.inputs.model).module.eval()
+    names = ("more.0", "classes", "targets", "more.1")
+
+    def run(execution: Execution) -> tuple[float | None, object, list[tuple[Tensor, ...]]]:
+        seen = _Seen()
+        before = execution.evaluate(batch(4, 0)).accuracy
+        own = execution.evaluate(batch(4, 0), metric=lambda: seen, outputs=names)
+        named = execution.evaluate(batch(4, 0), outputs=("targets", "classes"))
+        return before, (own.accuracy, named.accuracy), seen.given
+
+    output, targets = module(batch(4, 0)[0]), batch(4, 0)[1]
+    expected = (output["more"][0], output["classes"], targets, output["more"][1])
+    right = (output["classes"].argmax(1) == targets).double().mean().item()
+    for before, accuracies, given in together(plan, run):
+        assert before == right  # the loss of classes is found among the losses
+        assert accuracies == (None, right)
+        assert len(given) == 2
+        for wanted, *parts in zip(expected, *given, strict=True):
+            assert torch.equal(torch.cat(parts), wanted)
+
+
+def test_an_output_that_is_not_there_is_refused_with_those_that_are() -> None:
+    plan = plan_of(ModelSource("tests.halopipe.learners:heads", dtype="float64"), [0.5])
+    with pytest.raises(UsageError, match="cannot be given 'idle'") as caught:
+        together(plan, lambda execution: execution.evaluate(batch(4, 0), outputs=("classes", "idle")))
+    assert caught.value.details == (
+        "outputs of the module that the loss is made of: classes, more.0, more.1",
+        "tensors of a batch: inputs, targets",
+    )
+    assert "times 0" in caught.value.remedies[0]
+
+
+def test_outputs_of_sequences_are_named_as_they_leave_the_module() -> None:
+    plan = plan_of(ModelSource("tests.halopipe.learners:tagger"), [0.5])
+    module = load_model(plan.inputs.model).module
+    inputs, targets = learners.tagger()[1]
+
+    def run(execution: Execution) -> list[tuple[Tensor, ...]]:
+        seen = _Seen()
+        execution.evaluate((inputs, targets), metric=lambda: seen, outputs=("output", "targets"))
+        return seen.given
+
+    for given in together(plan, run):
+        assert [tuple(each.shape for each in values) for values in given] == [((2, 6, 3), (2, 6))] * 2
+        assert torch.equal(torch.cat([output for output, _ in given]), module(inputs))
+
+
 def test_what_is_no_metric_is_refused() -> None:
     with pytest.raises(FactoryError, match="makes no metric"):
         together(PLAN, lambda execution: execution.evaluate(batch(6, 0), metric=broken))

@@ -30,7 +30,7 @@ def do(plan: Plan, folder: Path, store: dist.Store | None = None, **options: obj
         make_reference(job)
     board = dist.HashStore()
     result = work(job, 0, store or board, board, lambda groups, program: InProcessTransport(Hub(1, groups), 0))
-    assert read_board(board, 1)[0].num_done == job.options.steps
+    assert read_board(board, [0])[0].num_done == job.options.steps
     return result
 
 

@@ -17,6 +17,7 @@ from tests.planner.random_programs import random_pipeline, random_positions
 from tests.planner.schedules.simulated import Simulated, chain, dag, lowered, uniform
 
 PUBLISHED = {
+    *("1f1b-as", "fbp-as"),
     *("1f1b", "1f1b-2bp", "1f1b-2bp-fill", "1f1b-sno", "1f1b-so", "1f1b-windowed", "forward", "gpipe", "gpipe-2bp"),
     *("chimera", "greedy", "hanayo", "interleaved", "naive", "pipedream", "pipedream-2bw", "zb-h1", "zb-h2", "zb-v"),
 }
@@ -71,7 +72,7 @@ def test_what_a_schedule_does_is_what_its_traits_say(name: str) -> None:
     assert (Op.BACKWARD_WEIGHT in done) == found.splits_backward
     assert bool(done - {Op.FORWARD}) == found.trains
     assert (Op.UPDATE in done) == (not found.synchronous)
-    assert order.blocking == found.blocking
+    assert (order.blocking, order.streams) == (found.blocking, found.streams)
     assert ("This changes the optimisation" in documentation(name)) == (not found.synchronous)
     assert not found.by_default or found == Traits(windowed=found.windowed, by_default=True)
 

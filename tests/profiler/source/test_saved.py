@@ -237,3 +237,14 @@ def test_transformers_is_told_of_models_that_were_made_elsewhere(net: Any, monke
     net.up._can_record_outputs = {"hidden_states": "Layer"}
     model = load_model(source_of(net, example=BATCH[0]))
     assert registry == {model.module.up: {"hidden_states": "Layer"}}
+
+
+def test_a_package_built_for_another_torch_is_told_apart_from_one_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "vision.py").write_text("import torch\ntorch.library.register_fake('no_vision::nms')(lambda x: x)\n")
+    with pytest.raises(ModelNotFoundError, match="cannot be imported: RuntimeError") as caught:
+        load_model(ModelSource(f"{tmp_path / 'vision.py'}:make"))
+    assert caught.value.remedies[0].startswith("no_vision was built for another torch: `halopipe doctor`")
+    (tmp_path / "missing.py").write_text("import no_such_package\n")
+    with pytest.raises(ModelNotFoundError) as caught:
+        load_model(ModelSource(f"{tmp_path / 'missing.py'}:make"))
+    assert caught.value.remedies == ("put what it imports where Python finds it: PYTHONPATH",)

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
-import pytest
+import threading
 
+import pytest
+import torch.distributed as dist
+
+from planner.ir.errors import DeadlineError
 from planner.ir.schedule import Action
-from runtime.monitor.activity import Beat
-from runtime.monitor.waits import END, START, Waits
+from runtime.monitor.activity import Beat, Board
+from runtime.monitor.waits import END, START, Voice, Waits
 from tests.planner.factories import chain_decision, chain_profile
 
 MICRO_BATCHES = 4
+PAIR = chain_decision(chain_profile(2, 2), [1], (2,) * MICRO_BATCHES, [(0,), (1,)], [(2,), (2,)])
+"""Two stages of one rank each."""
 
 
 def waits(num_stages: int = 3, ranks: list[tuple[int, ...]] | None = None) -> Waits:
@@ -142,3 +148,74 @@ def test_every_receive_of_a_program_has_its_sender(name: str) -> None:
                 texts = ["between steps@6"] * 3
                 texts[rank] = str(action)
                 assert f"for rank {action.peer} (" in known.chain(rank, beats(*texts))
+
+
+def test_ranks_that_meet_wait_for_one_that_takes_longer_than_a_deadline() -> None:
+    store, deadline_s, order = dist.HashStore(), 0.3, []
+    writes = threading.Event()
+
+    def early() -> None:
+        with Voice(store, PAIR, 0, deadline_s, 60.0) as voice:
+            writes.set()
+            voice.meet()
+            order.append("early")
+
+    thread = threading.Thread(target=early)
+    with Voice(store, PAIR, 1, deadline_s, 60.0) as voice:
+        thread.start()
+        writes.wait(10.0)
+        thread.join(3 * deadline_s)  # this rank is busy for so long; its heart beats
+        order.append("late")
+        voice.meet()
+        thread.join()
+    assert order == ["late", "early"]
+
+
+class _Silent(dist.HashStore):
+    """A store that answers no question once it is cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_cut = threading.Event()
+
+    def check(self, keys: list[str]) -> bool:
+        if self.is_cut.is_set():
+            threading.Event().wait(5.0)
+        return super().check(keys)
+
+
+@pytest.mark.parametrize("what", ["a rank that is gone", "a store that is silent"])
+def test_ranks_that_meet_do_not_wait_for_one_that_is_not_heard_of(what: str) -> None:
+    store = _Silent()
+    with Voice(store, PAIR, 1, 0.2, 60.0):
+        pass  # it spoke, and is gone
+    with Voice(Board(store, 0.1), PAIR, 0, 0.2, 60.0) as voice:
+        voice.activity.begin("saving a checkpoint")
+        if what == "a store that is silent":
+            store.is_cut.set()
+        with pytest.raises(DeadlineError, match="waited in vain for rank 1 in saving a checkpoint") as caught:
+            voice.meet()
+    assert "deadline 0.2 s" in caught.value.details[0]
+
+
+def test_a_rank_that_met_and_ended_is_not_waited_for() -> None:
+    store = dist.HashStore()
+    other = threading.Thread(target=lambda: _meets(Voice(store, PAIR, 1, 20.0, 60.0)))
+    with Voice(store, PAIR, 0, 20.0, 60.0) as voice:
+        other.start()
+        voice.meet()
+        other.join()
+        with pytest.raises(DeadlineError):
+            _impatient(store).meet()
+
+
+def _meets(voice: Voice) -> None:
+    with voice:
+        voice.meet()
+
+
+def _impatient(store: dist.Store) -> Voice:
+    """Rank 0 again, which comes to a second meeting."""
+    voice = Voice(store, PAIR, 0, 0.1, 60.0)
+    voice.activity.meetings = 1
+    return voice

@@ -1,0 +1,132 @@
+"""From a batch of seeds to what a graph network is given: its blocks are inputs of its graph, made ahead.
+
+A batch has samples first:
+
+    seeds    int64 (samples,)     nodes
+    draws    int64 (samples,)     the number of the draw, the same for all: the step, as data sources give it
+    targets  (samples, ...)
+
+and becomes ``seed_rows`` (samples,), ``features`` (sites, channels), by layer ``edges_1`` (2, edges) and ``targets_1``
+(sites_1,), and so on; the targets of the last layer are ``seed_rows``.  Numbers of rows and edges are sizes that vary,
+named as those of sparse tensors are, since they are planned, cut and sent alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cuda_ops.sampling.graph import GraphError
+from cuda_ops.sampling.sampler import Block, Levels, NeighbourSampler
+from cuda_ops.sparse.recipe import PreparedNetwork
+
+SITES = "sites"
+
+
+@dataclass(frozen=True, slots=True)
+class SampledPreparation:
+    """How a graph network's inputs are made of seeds.
+
+    Attributes:
+        num_targets: tensors behind the inputs.
+        dtype: of features.
+    """
+
+    sampler: NeighbourSampler
+    num_targets: int = 0
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def num_layers(self) -> int:
+        """Of the network: one a block."""
+        return len(self.sampler.fanouts)
+
+    @property
+    def per_site(self) -> tuple[bool, ...]:
+        """Of each target, whether it is one a row rather than one a seed; none is."""
+        return (False,) * self.num_targets
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the prepared tensors, in order; targets are ``target_0``, ..."""
+        blocks = [f"{what}_{layer}" for layer in range(1, self.num_layers + 1) for what in ("edges", "targets")]
+        return ("seed_rows", "features", *blocks[:-1], *(f"target_{index}" for index in range(self.num_targets)))
+
+    @property
+    def num_inputs(self) -> int:
+        """How many of them are inputs; the others are targets."""
+        return 1 + 2 * self.num_layers
+
+    def words(self) -> dict[str, int | tuple[int, int]]:
+        """By the name of a size, the level whose rows it counts; of edges (layer,) as (layer, 0)."""
+        levels: dict[str, int | tuple[int, int]] = {
+            SITES if not level else f"{SITES}_{level}": level for level in range(self.num_layers)
+        }
+        return {**levels, **{f"{SITES}_edges_{layer}": (layer, 0) for layer in range(1, self.num_layers + 1)}}
+
+    @property
+    def varying(self) -> dict[str, list[tuple[str, int]]]:
+        """By the name of a size, the (tensor, dim) pairs that have it."""
+        found = {SITES: [("features", 0)]}
+        found |= {f"{SITES}_{level}": [(f"targets_{level}", 0)] for level in range(1, self.num_layers)}
+        return found | {f"{SITES}_edges_{layer}": [(f"edges_{layer}", 1)] for layer in range(1, self.num_layers + 1)}
+
+    def sizes(self, levels: Levels) -> dict[str, int]:
+        """By name, of what was sampled."""
+        return {
+            word: levels.sizes[at] if isinstance(at, int) else levels.blocks[at[0] - 1][0].shape[1]
+            for word, at in self.words().items()
+        }
+
+    def tensor(self, levels: Levels, name: str) -> Tensor:
+        """A prepared input of what was sampled."""
+        what, _, number = name.rpartition("_")
+        if name == "features":
+            return self.sampler.features(levels.nodes).to(self.dtype)
+        if name == "seed_rows":
+            return torch.from_numpy(levels.blocks[-1][1])
+        return torch.from_numpy(levels.blocks[int(number) - 1][0 if what == "edges" else 1])
+
+    def prepared(self, raw: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """All of them, for the samples of ``raw``: seeds, draws and targets."""
+        levels = self.sampler.levels(raw[0].numpy(), draw_of(raw[1]))
+        inputs = [self.tensor(levels, name) for name in self.names[: self.num_inputs]]
+        return (*inputs, *raw[2:])
+
+    def of_fewer(self, divisor: int) -> SampledPreparation:
+        """With a part of the neighbours, at least one of each node."""
+        fewer = [-1 if fanout < 0 else -(-fanout // divisor) for fanout in self.sampler.fanouts]
+        return replace(self, sampler=self.sampler.with_fanouts(fewer))
+
+
+def draw_of(draws: Tensor) -> int:
+    """The number of a batch's draw.
+
+    Raises:
+        GraphError: its samples say different ones.
+    """
+    if not len(draws):
+        return 0
+    first = int(draws[0])
+    if bool((draws != first).any()):
+        raise GraphError(
+            f"draws {first} and {int(draws[draws != first][0])} in one micro-batch: all of a batch are one"
+        )
+    return first
+
+
+class PreparedGraphNetwork(PreparedNetwork):
+    """A graph network as a function of tensors, ``forward(seed_rows, features, edges_1, targets_1, ..., edges_L)``."""
+
+    def __init__(self, network: nn.Module, recipe: Any = None) -> None:
+        super().__init__(network, recipe)
+
+    def forward(self, seed_rows: Tensor, features: Tensor, *blocks: Tensor) -> Any:
+        """See the class."""
+        given = (*blocks, seed_rows)
+        pairs = zip(given[::2], given[1::2], strict=True)
+        return self.user_module(features, [Block(edge_index, targets) for edge_index, targets in pairs])

@@ -1,0 +1,28 @@
+"""Graph networks on sampled neighbours, for users: graphs, samplers, batches of seeds.
+
+    import halopipe.graphs as hg
+
+    graph = hg.NodeGraph.open("folder")                  or hg.NodeGraph.of_edges(source, target, features, labels)
+    sampler = hg.NeighbourSampler(graph, (15, 10, 5))    fan-outs by layer, the first applied first
+    batch = sampler.sample(seeds)                        network(batch.x, batch.blocks)
+
+A factory that returns ``(network, (batch, labels), loss)`` is profiled, planned and run as any other (docs/sparse.md).
+"""
+
+from __future__ import annotations
+
+from cuda_ops.sampling.generated import generated, power_law
+from cuda_ops.sampling.graph import GraphError, NodeGraph
+from cuda_ops.sampling.sampler import Block, NeighbourSampler, SampledGraph
+from halopipe.data.graphs import seed_batches
+
+__all__ = [
+    "Block",
+    "GraphError",
+    "NeighbourSampler",
+    "NodeGraph",
+    "SampledGraph",
+    "generated",
+    "power_law",
+    "seed_batches",
+]

@@ -1,0 +1,340 @@
+"""A batch of seeds as the inputs of a graph network: sampled in a thread of its own, piece by piece, ahead of its step.
+
+The seeds of a micro-batch are cut where some stage's ranks share them, by the edges that each is expected to need.
+What lies between two cuts is a *piece*: it is sampled by itself, and the rows of pieces lie side by side on every
+level.  So what a rank has of any level is an interval of its rows, as of sparse tensors (decision 0014), and no rank
+reads rows of another; nodes that two pieces have in common are computed in both.  Neighbours follow from (seed, draw,
+layer, node) alone (:mod:`cuda_ops.sampling.draws`), so that pieces and the whole batch give every seed the same.
+
+The thread samples and copies features while the rank's own thread computes, a whole step ahead where the next batch is
+known (:meth:`SampledPreparing.expect`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from cuda_ops.sampling.graph import GraphError
+from cuda_ops.sampling.preparation import SampledPreparation, draw_of
+from cuda_ops.sampling.sampler import Levels, joined
+from planner.ir.errors import StageFailedError, UnsupportedModelError
+from planner.ir.graph import MIXES_SAMPLES, SAMPLE, Graph, graph_of_sites, spec_of_sites
+from planner.ir.plan import Decision
+from planner.sites.partition import balanced_cuts
+from runtime.pipeline.microbatches import Batch, Shapes
+from runtime.sparse.batch import Prepared, site_speeds
+
+T = TypeVar("T")
+_FEATURES = "features"
+
+
+def shares_seeds(prepared: Prepared) -> bool:
+    """Whether ranks of a stage share out seeds, rather than sites."""
+    return isinstance(prepared.preparation, SampledPreparation)
+
+
+def require_no_draws(graph: Graph, layers: Iterable[str], drawing: Container[str], stage: int) -> None:
+    """Raises :class:`UnsupportedModelError` if a layer of a stage of several ranks draws random numbers for nodes.
+
+    They are drawn by row, and a node that two ranks need has a row on each.
+    """
+    wanted = frozenset(layers)
+    for layer in graph.layers:
+        if layer.name in wanted and layer.name in drawing and any(spec.has_sites for spec in layer.outputs):
+            raise UnsupportedModelError(
+                f"stage {stage} cannot share out seeds: layer {layer.name} draws random numbers for their neighbours",
+                [
+                    f"{layer.attributes.get('op', layer.kind)} over {' x '.join(layer.outputs[0].dims)}",
+                    "a node that two ranks need would be dropped on one of them alone",
+                ],
+                [
+                    "dropout behind the last layer, where there is one row a seed",
+                    "a plan with one rank a stage (--allow without sample)",
+                ],
+            )
+
+
+@contextmanager
+def telling(microbatch: int) -> Iterator[None]:
+    """Raises :class:`StageFailedError` for seeds of a micro-batch that cannot be used."""
+    try:
+        yield
+    except GraphError as error:
+        raise StageFailedError(f"seeds of micro-batch {microbatch} cannot be sampled for", [str(error)]) from error
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds of preparing.
+
+    Attributes:
+        busy_s: processor time of the thread that samples.
+        waited_s: of the rank's own thread, until what it asked for was there.
+    """
+
+    busy_s: float = 0.0
+    waited_s: float = 0.0
+
+    @property
+    def hidden(self) -> float:
+        """The share of preparing that nobody waited for."""
+        return max(0.0, 1 - self.waited_s / self.busy_s) if self.busy_s else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SampledPreparing:
+    """Prepares the batches of a run.
+
+    Attributes:
+        speeds: by stage of several ranks, their shares.
+        clock: what the thread and its waiters took.
+    """
+
+    prepared: Prepared
+    preparation: SampledPreparation
+    decision: Decision
+    speeds: dict[int, tuple[float, ...]]
+    clock: Clock = field(default_factory=Clock)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "samples"))
+    _expected: list[SampledBatch] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, decision: Decision, prepared: Prepared, preparation: SampledPreparation) -> SampledPreparing:
+        """For a plan.
+
+        Raises:
+            UnsupportedModelError: ranks share seeds, and a layer mixes what several of them have.
+        """
+        speeds = {stage: found for stage in range(len(decision.stages)) if (found := site_speeds(decision, stage))}
+        mixing = [layer for layer in prepared.graph.layers if MIXES_SAMPLES in layer.attributes]
+        if speeds and mixing:
+            stage, layer = next(iter(speeds)), mixing[0]
+            raise UnsupportedModelError(
+                f"layer {layer.name} mixes nodes of several seeds, whose ranks sample for themselves",
+                [
+                    f"{layer.attributes.get('op', layer.kind)}; stage {stage} has {len(speeds[stage])} ranks",
+                    "a node that two ranks need counts once on one device, and twice in parts",
+                ],
+                ["nn.LayerNorm over channels instead of batch norm over nodes", "plan with one rank a stage"],
+            )
+        return cls(prepared, preparation, decision, speeds)
+
+    def batch(self, raw: Batch) -> SampledBatch:
+        """``raw`` as the graph's inputs; what was expected, if it was."""
+        found = next((each for each in self._expected if each.raw is raw), None)
+        if found is None:
+            return SampledBatch(raw, self)
+        self._expected.remove(found)
+        return found
+
+    def expect(self, raw: Batch, rank: int) -> None:
+        """Begins with ``raw``, a batch that this rank is given soon, beside what is computed now."""
+        batch = SampledBatch(raw, self)
+        batch.begin(rank)
+        self._expected[:] = [*self._expected[-1:], batch]  # this step's, maybe, and the next one's
+
+    def beside(self, work: Callable[[], T]) -> Future[T]:
+        """``work`` in the thread that samples, behind what it was given before."""
+
+        def timed() -> T:
+            start_s = time.thread_time()
+            try:
+                return work()
+            finally:
+                self.clock.busy_s += time.thread_time() - start_s
+
+        return self._thread.submit(timed)
+
+    def result(self, found: Future[T]) -> T:
+        """Once it is there."""
+        start_s = time.perf_counter()
+        try:
+            return found.result()
+        finally:
+            self.clock.waited_s += time.perf_counter() - start_s
+
+
+class SampledBatch:
+    """``raw`` as the graph's inputs: see the module."""
+
+    def __init__(self, raw: Batch, preparing: SampledPreparing) -> None:
+        self.raw, self.rows, self.prepared = raw, raw.rows, preparing.prepared
+        self._preparing, self._preparation = preparing, preparing.preparation
+        self._cuts: dict[tuple[int, tuple[float, ...]], tuple[int, ...]] = {}
+        self._pieces: dict[tuple[int, int], Future[Levels]] = {}
+        self._features: dict[tuple[int, int], Future[Tensor]] = {}
+        self._joined: dict[tuple[int, int, int], Levels] = {}
+        self._sizes: dict[int, dict[str, int]] = {}
+
+    def begin(self, rank: int) -> None:
+        """Starts sampling what the stages of ``rank`` need, micro-batch by micro-batch."""
+        decision, layers = self._preparing.decision, self.prepared.graph.by_name()
+        named = {own: name for name, own in self.prepared.names.items()}
+        for m, rows in enumerate(self.rows):
+            for stage, each in enumerate(decision.stages):
+                if not rows or rank not in each.ranks:
+                    continue
+                reads = {value for name in decision.layers_of(stage) for value in layers[name].inputs}
+                speeds = self._preparing.speeds.get(stage)
+                points = self.cuts(m, speeds) if speeds else (0, rows)
+                position = each.ranks.index(rank) if speeds else 0
+                for piece in self._between(m, points[position], points[position + 1]):
+                    self._piece(m, piece)
+                    if named[_FEATURES] in reads:
+                        self._features_of(m, piece)
+
+    def cuts(self, microbatch: int, speeds: tuple[float, ...]) -> tuple[int, ...]:
+        """Where ranks of ``speeds`` cut the seeds of a micro-batch: by the edges that each is expected to need."""
+        found = self._cuts.get((microbatch, speeds))
+        if found is None:
+            with telling(microbatch):
+                before = self._preparation.sampler.work_before(self._seeds(microbatch))
+            found = self._cuts[microbatch, speeds] = tuple(int(cut) for cut in balanced_cuts(before, speeds))
+        return found
+
+    def sizes(self, microbatch: int) -> dict[str, int]:
+        """Rows of each level and edges of each layer of a micro-batch, by the name of the number."""
+        found = self._sizes.get(microbatch)
+        if found is None:
+            found = self._sizes[microbatch] = self._preparation.sizes(self.levels(microbatch, 0, self.rows[microbatch]))
+        return found
+
+    def graph(self, microbatch: int) -> Graph:
+        """The graph in the shapes of a micro-batch."""
+        return graph_of_sites(self.prepared.graph, self.rows[microbatch], self.sizes(microbatch))
+
+    def shapes(self, microbatch: int) -> Shapes:
+        graph, sizes, rows = self.prepared.graph, self.sizes(microbatch), self.rows[microbatch]
+        return {name: spec_of_sites(spec, rows, graph.samples, sizes).shape for name, spec in graph.inputs.items()}
+
+    def whole(self, name: str, microbatch: int) -> Tensor:
+        """A graph input of all samples."""
+        return self.interval(name, microbatch, 0, self.rows[microbatch])
+
+    def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
+        if self._target(name) is not None:
+            return self.interval(name, microbatch, start, start + count)
+        found = self.whole(name, microbatch)
+        return found if self.prepared.graph.inputs[name].has_sites else found[start : start + count]
+
+    def interval(self, name: str, microbatch: int, start: int, stop: int) -> Tensor:
+        """A graph input of the seeds from one cut to another."""
+        dtype = getattr(torch, self.prepared.graph.inputs[name].dtype)
+        target = self._target(name)
+        if target is not None:
+            return self.raw.part(target, microbatch, start, stop - start).to(dtype)
+        own = self.prepared.names[name]
+        if own == _FEATURES:
+            pieces = self._between(microbatch, start, stop)
+            futures = [self._features_of(microbatch, piece) for piece in pieces]
+            with telling(microbatch):
+                parts = [self._preparing.result(each) for each in futures]
+            return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(dtype)
+        return self._preparation.tensor(self.levels(microbatch, start, stop), own).to(dtype)
+
+    def levels(self, microbatch: int, start: int, stop: int) -> Levels:
+        """What was sampled for the seeds from one cut to another."""
+        key = (microbatch, start, stop)
+        found = self._joined.get(key)
+        if found is None:
+            futures = [self._piece(microbatch, piece) for piece in self._between(microbatch, start, stop)]
+            with telling(microbatch):
+                found = joined([self._preparing.result(each) for each in futures])
+            self._joined[key] = found
+        return found
+
+    def _target(self, name: str) -> str | None:
+        """The user's tensor that a graph input is; None: it is prepared."""
+        kind, _, number = self.prepared.names[name].rpartition("_")
+        if kind != "target":
+            return None
+        return list(self.prepared.raw)[2 + int(number)]
+
+    def _points(self, microbatch: int) -> list[int]:
+        """All cuts of a micro-batch."""
+        cuts = {0, self.rows[microbatch]}
+        for speeds in self._preparing.speeds.values():
+            cuts.update(self.cuts(microbatch, speeds))
+        return sorted(cuts)
+
+    def _between(self, microbatch: int, start: int, stop: int) -> list[int]:
+        """The pieces from one cut to another, by where they begin; one without seeds where there are none."""
+        return [first for first in self._points(microbatch)[:-1] if start <= first < stop] or [-1]
+
+    def _piece(self, microbatch: int, first: int) -> Future[Levels]:
+        found = self._pieces.get((microbatch, first))
+        if found is None:
+            seeds, draw = self._seeds(microbatch, first), self._draws(microbatch)
+            sampler = self._preparation.sampler
+            found = self._preparing.beside(lambda: sampler.levels(seeds, draw_of(draw)))
+            self._pieces[microbatch, first] = found
+        return found
+
+    def _features_of(self, microbatch: int, first: int) -> Future[Tensor]:
+        found = self._features.get((microbatch, first))
+        if found is None:
+            piece, sampler = self._piece(microbatch, first), self._preparation.sampler
+            found = self._preparing.beside(lambda: sampler.features(piece.result().nodes))
+            self._features[microbatch, first] = found
+        return found
+
+    def _seeds(self, microbatch: int, first: int | None = None) -> Any:
+        """Seeds of a micro-batch, or of the piece that begins there."""
+        rows = self.rows[microbatch]
+        found = self.raw.part(next(iter(self.prepared.raw)), microbatch, 0, rows).numpy()
+        if first is None:
+            return found
+        if first < 0:
+            return found[:0]
+        return found[first : next(point for point in self._points(microbatch) if point > first)]
+
+    def _draws(self, microbatch: int) -> Tensor:
+        return self.raw.part(list(self.prepared.raw)[1], microbatch, 0, self.rows[microbatch])
+
+
+class SampledShare:
+    """The seeds of one rank of a stage that shares them, with their neighbourhoods.
+
+    Attributes:
+        points: where the stage's ranks cut the seeds.
+        shares: seeds of each rank.
+        sizes: this rank's rows and edges, by the name of the number.
+    """
+
+    def __init__(self, batch: SampledBatch, microbatch: int, points: tuple[int, ...], position: int) -> None:
+        self._batch, self._microbatch, self.points, self._position = batch, microbatch, points, position
+        self.shares = tuple(stop - start for start, stop in pairwise(points))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """See the class."""
+        return self._of(self._position)
+
+    @property
+    def cuts(self) -> dict[str, tuple[int, ...]]:
+        """The cut points of the seeds and among the rows of every level: all ranks' pieces are sampled for these."""
+        sizes = [self._of(position) for position in range(len(self.shares))]
+        return {
+            SAMPLE: self.points,
+            **{word: tuple(accumulate((each[word] for each in sizes), initial=0)) for word in sizes[0]},
+        }
+
+    def tensor(self, name: str) -> Tensor:
+        """This rank's part of a graph input."""
+        return self._batch.interval(name, self._microbatch, *self._ends(self._position))
+
+    def _of(self, position: int) -> dict[str, int]:
+        levels = self._batch.levels(self._microbatch, *self._ends(position))
+        return self._batch._preparation.sizes(levels)
+
+    def _ends(self, position: int) -> tuple[int, int]:
+        return self.points[position], self.points[position + 1]
