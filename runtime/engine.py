@@ -45,6 +45,7 @@ from runtime.pipeline.specialize import Binder, Binding
 from runtime.pipeline.stream import Setting, Stream, answers_of, reads_of, require_local, statistics_of
 from runtime.spatial.collectives import gathered, gathered_gradients, united
 from runtime.spatial.compiling.compiled import Compiler
+from runtime.spatial.slices import joined
 from runtime.stage.builder import Builder, MakeOptimizer, check_layers, ties_in
 from runtime.stage.captured import CapturedModel
 from runtime.stage.shapes import graph_at, varying_dims, without_data
@@ -163,6 +164,7 @@ class Engine:
         self._decision, self._transport = decision, transport
         self._activity = activity or Activity()
         boundaries = Boundaries.of_decision(model.graph, decision)
+        self._axes = boundaries.axes
         program = boundaries.program(decision)
         ties = ties_in(decision, model.graph)
         if ties or clip_norm or on_nan is OnNan.SKIP:
@@ -316,7 +318,7 @@ class Engine:
         return Evaluation(
             self._loss(binding),
             sum(batch.rows),
-            dict(executor.outputs),
+            self._whole_outputs(executor.outputs, batch.rows),
             batch,
             seconds,
             ran.spans,
@@ -335,6 +337,8 @@ class Engine:
         """
         if not self._answers:
             raise UsageError("this engine gives no answers", ["it was made to train"], ["Engine(..., answers=True)"])
+        if self._decision.num_slices > 1:
+            raise UsageError("a stream is not cut into token slices", ["the plan is"], ["plan without --allow time"])
         if learns:
             require_local(self._around.context.program, self._finishing, self._versioned)
         setting = Setting(
@@ -348,6 +352,20 @@ class Engine:
             0 if self._binder.takes_any else self._inputs.captured,
         )
         return Stream(setting, self._around, self._stream_binding, self._begin_in_stream, self._next_turn)
+
+    def _whole_outputs(
+        self, outputs: Mapping[int, Mapping[str, Piece]], rows: tuple[int, ...]
+    ) -> dict[int, Mapping[str, Piece]]:
+        """Outputs by micro-batch; of token slices those of all its slices together."""
+        slices, axes = self._decision.num_slices, self._axes
+        if axes is None:
+            return dict(outputs)
+        found: dict[int, Mapping[str, Piece]] = {}
+        for m in sorted({number // slices for number in outputs}):
+            parts = [outputs[m * slices + k] for k in range(slices)]
+            names = dict.fromkeys(name for part in parts for name in part)
+            found[m] = {name: joined(axes, name, [p[name] for p in parts if name in p], rows[m]) for name in names}
+        return found
 
     @property
     def preparing(self) -> SampledPreparing | None:

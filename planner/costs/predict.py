@@ -19,10 +19,10 @@ from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import placements
 from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, deciles_over_many, paired_steps
 from planner.ir.cluster import Evidence
-from planner.ir.plan import Decision, Prediction, RankPrediction
+from planner.ir.plan import Decision, Prediction, RankPrediction, Size
 from planner.ir.profile import Profile
 from planner.ir.program import Program
-from planner.ir.schedule import COMPUTE, Pipeline, StageGraph
+from planner.ir.schedule import COMPUTE, Pipeline
 from planner.ir.timeline import Timeline
 from planner.layers.boundary import Boundaries
 from planner.passes import lower, validate
@@ -162,10 +162,10 @@ def sustained(book: PriceBook, decision: Decision, num_draws: int = 0) -> Sustai
     """
     found = []
     for times in (filling(len(decision.stages)), filling(len(decision.stages)) + FURTHER):
-        micro_batches = decision.micro_batches * times
+        sizes: tuple[Size, ...] = decision.sizes * times
         boundaries = Boundaries.of_decision(book.profile.graph, decision)
-        edges, count = boundaries.edges(), len(decision.micro_batches)
-        stages = StageGraph(len(decision.stages), len(micro_batches), edges, boundaries.prepares())
+        edges, count = boundaries.edges(), len(decision.sizes)
+        stages = boundaries.stages(edges, sizes)
         rows = tuple(
             tuple(
                 action if action.microbatch is None else replace(action, microbatch=action.microbatch + turn * count)
@@ -174,9 +174,9 @@ def sustained(book: PriceBook, decision: Decision, num_draws: int = 0) -> Sustai
             )
             for row in decision.rows()
         )
-        program = Program(rows, stages, boundaries.ranks, boundaries.routes(edges, micro_batches))
-        compiled = compile_program(program, micro_batches)
-        costs = StageCosts(book, placements(book, decision), micro_batches)
+        program = Program(rows, stages, boundaries.ranks, boundaries.routes(edges, sizes))
+        compiled = compile_program(program, sizes)
+        costs = StageCosts(book, placements(book, decision), sizes, False)
         prices = prices_of(compiled, costs, transfer_bytes(program, compiled))
         trace = run(compiled, prices)
         draws = paired_steps(compiled, costs, prices, trace, num_draws) if num_draws else None
@@ -196,10 +196,10 @@ def unflushed_step_s(book: PriceBook, decision: Decision) -> float:
     """
 
     def seconds(times: int) -> float:
-        micro_batches = decision.micro_batches * times
+        micro_batches: tuple[Size, ...] = decision.sizes * times
         boundaries = Boundaries.of_decision(book.profile.graph, decision)
         edges = boundaries.edges()
-        stages = StageGraph(len(decision.stages), len(micro_batches), edges, boundaries.prepares())
+        stages = boundaries.stages(edges, micro_batches)
         order = schedule(decision.schedule)(Pipeline(stages))
         program = lower(order, stages, boundaries.ranks, boundaries.routes(edges, micro_batches), len(decision.program))
         compiled = compile_program(program, micro_batches)
@@ -213,8 +213,8 @@ def _compiled(book: PriceBook, decision: Decision) -> tuple[Program, StageCosts,
     """The decision's program, priced; and the bytes of its transfers."""
     program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
     validate(program)
-    costs = StageCosts(book, placements(book, decision), decision.micro_batches, program.trains)
-    compiled = compile_program(program, decision.micro_batches)
+    costs = StageCosts(book, placements(book, decision), decision.sizes, program.trains)
+    compiled = compile_program(program, decision.sizes)
     return program, costs, compiled, transfer_bytes(program, compiled)
 
 

@@ -188,7 +188,8 @@ class Evaluator:
 
         def seconds(times: int) -> float:
             longer = replace(candidate, micro_batches=candidate.micro_batches * times)
-            costs, edges = StageCosts(self.book, self._placed(longer), longer.micro_batches), self._edges(longer)
+            costs = StageCosts(self.book, self._placed(longer), longer.micro_batches, False)
+            edges = self._edges(longer)
             compiled, wires = self._shape(longer, edges)
             sizes, _ = _transfer_bytes(compiled, edges, longer.micro_batches)
             return run(compiled, prices_of(compiled, costs, sizes, wires)).step_s
