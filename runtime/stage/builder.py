@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -26,7 +26,7 @@ from runtime.spatial.compiling.compiled import Compiler, compiled, refuse_draws,
 from runtime.spatial.decompose import DividedStage, DrawnPlaces
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup
-from runtime.spatial.parameters import Parts, groups_of_parameters, parts_of, sliced
+from runtime.spatial.parameters import Parts, boxes_in, groups_of_parameters, parts_of, sliced
 from runtime.spatial.slices import SlicePeers
 from runtime.spatial.step import groups_in
 from runtime.stage.batch_norm import normalising_layers
@@ -57,7 +57,22 @@ def groups_of(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
 def ties_in(decision: Decision, graph: Graph) -> tuple[Tie, ...]:
     """The parameters that several stages use."""
     stage_of = {name: placement.stage for name, placement in decision.layers.items()}
-    return ties_of(graph, stage_of, [stage.ranks for stage in decision.stages])
+    found = ties_of(graph, stage_of, [stage.ranks for stage in decision.stages])
+    return tuple(part for tie in found for part in _in_parts(tie, decision, graph))
+
+
+def _in_parts(tie: Tie, decision: Decision, graph: Graph) -> Iterator[Tie]:
+    """A tie for the ranks of each part; stages that use other parts are refused elsewhere (``parts_of``)."""
+    names: dict[tuple[tuple[int, ...], ...], list[str]] = {}
+    for name in tie.names:
+        boxes = [boxes_in(graph, decision, stage, name) for stage in tie.stages]
+        for box in dict.fromkeys(boxes[0]):
+            ranks = tuple(
+                tuple(sorted(rank for rank, own in zip(decision.stages[stage].ranks, of, strict=True) if own == box))
+                for stage, of in zip(tie.stages, boxes, strict=True)
+            )
+            names.setdefault(ranks, []).append(name)
+    yield from (Tie(tuple(own), tie.stages, ranks) for ranks, own in names.items())
 
 
 def check_layers(decision: Decision, graph: Graph) -> None:
