@@ -7,6 +7,7 @@
     print(hp.explain(plan))
     hp.compare(plan, *hp.baselines(prof)).frame()
     print(hp.what_if(plan, "devices=4"), hp.prices(plan), hp.pareto(prof, num_points=5))
+    hp.receptive_field(prof, "layer1.0.conv1")              # what an output reads of the inputs
     hp.save(plan, "plan.json")                              # and hp.load
     engine = hp.execute(plan, model, loss_fn, optimizer)    # under torchrun; engine.step(batch) -> loss
     run = hp.parallelize(model, example, loss_fn=loss_fn)   # or all of it at once, from any script or notebook
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         plan,
         prices,
         profile,
+        receptive_field,
         report,
         save,
         what_if,
@@ -60,6 +62,7 @@ __all__ = [
     "prices",
     "primitives",
     "profile",
+    "receptive_field",
     "report",
     "save",
     "what_if",

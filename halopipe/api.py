@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from halopipe.planning.what_if import Answer
     from halopipe.run_spec.options import ScriptOptions
     from halopipe.training.session import Execution
+    from planner.ir.graph import Graph
     from planner.ir.problem import Problem
     from planner.ir.profile import Optimizer
     from planner.ir.timeline import TimelineFile
+    from planner.layers.receptive_field import ReceptiveField
     from planner.solvers import Progress
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "plan",
     "prices",
     "profile",
+    "receptive_field",
     "report",
     "save",
     "what_if",
@@ -268,6 +271,27 @@ def explain(plan: PlanOrPath, profile: ProfileOrPath | None = None) -> str:
     from halopipe.reports import explain as explaining
 
     return explaining.explain(_plan(plan), _profile_of(plan, profile))
+
+
+def receptive_field(
+    of: ProfileOrPath | Graph, layer: str, box: Mapping[str, tuple[int, int]] | None = None
+) -> ReceptiveField:
+    """What an output of a network reads of its inputs; see :func:`planner.layers.receptive_field.receptive_field`.
+
+    Args:
+        of: a profile, its file, or a graph (``profile.graph``).
+        layer: its name; ``layer:1`` for its second output.
+        box: by dim of the output where it starts and stops, ``{"height": (0, 4), "width": (0, 4)}``; of dims left out
+            the one element in the middle.
+
+    Raises:
+        UnknownNameError: no layer makes that.
+        UsageError: the box does not lie in the output, or neighbours depend on the data.
+    """
+    from planner.ir.graph import Graph
+    from planner.layers import receptive_field as fields
+
+    return fields.receptive_field(of if isinstance(of, Graph) else _profile(of).graph, layer, box)
 
 
 def report(plan: PlanOrPath, *others: PlanOrPath | Profile | TimelineFile, output: str | Path = "report.html") -> None:

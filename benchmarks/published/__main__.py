@@ -31,6 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks.published import sailor
@@ -39,10 +40,10 @@ from benchmarks.report import Row, at_least, at_most, table
 from planner.transformers import named_cluster, named_transformer, search
 
 DATA = Path(__file__).parent / "data"
-A100, T4 = "Megatron on A100", "16 T4"
+A100, T4, SLOW = "Megatron on A100", "16 T4", "GPT-3 XL, slow networks"
 GOALS: Mapping[str, float] = {
     A100: 4,
-    "GPT-3 XL, slow networks": 10,
+    SLOW: 10,
     "Megatron on 64 V100": 12,
     T4: 15,
     "Sailor, GH200": 6,
@@ -74,6 +75,7 @@ def measure(options: Options) -> list[Row]:
     for run in runs:
         groups.setdefault(run.group, []).append(run)
     rows = [row for group, found in groups.items() for row in _summary(group, found)]
+    rows += _where_errors_are(groups)
     rows += [row for run in runs for row in _row(run, options.public)]
     return rows if options.quick else [*rows, *_choices(groups), *_scale()]
 
@@ -115,6 +117,36 @@ def _of_t4(ran: Sequence[Run], failed: Sequence[Run]) -> Iterator[Row]:
     chosen = measured[min(range(len(steps)), key=steps.__getitem__)]
     regret = 100 * (chosen / min(measured) - 1)
     yield Row(f"{T4}: measured step of the plan predicted the best, beyond the best", regret, "%")
+
+
+def _where_errors_are(groups: Mapping[str, Sequence[Run]]) -> Iterator[Row]:
+    """What the misses have in common: read off the rows after they were predicted, and used for no prediction.
+
+    Runs that differ in the number of micro-batches alone give what a further one takes and what a step takes once.
+    """
+    by_network: dict[str, list[Run]] = {}
+    for run in groups.get(SLOW, ()):
+        by_network.setdefault(run.name.rpartition("-")[2], []).append(run)
+    for network, runs in by_network.items():
+        counts = [run.prediction.micro_batches for run in runs]
+        told = np.polyfit(counts, [run.prediction.step.seconds for run in runs], 1)
+        measured = np.polyfit(counts, [run.measured_s for run in runs], 1)
+        further, once = (100 * (one / other - 1) for one, other in zip(told, measured, strict=True))
+        yield Row(f"cause, {SLOW}, {network}: a further micro-batch", further, "%")
+        yield Row(f"cause, {SLOW}, {network}: once a step", once, "%")
+    for group in SAILOR_OWN:
+        more = [(run.measured_bytes - run.predicted_bytes) / 2**30 for run in groups.get(group, ())]
+        if more:
+            yield Row(f"cause, {group}: least memory that is not predicted", min(more), "GiB")
+            yield Row(f"cause, {group}: most memory that is not predicted", max(more), "GiB")
+    for stages in (1, 2, 4):
+        runs = [run for run in groups.get("Sailor, GH200", ()) if run.stages == stages and run.micro_batch == 8]
+        late = [
+            1e3 * ((run.measured_s or 0.0) - run.prediction.step.seconds) / run.prediction.micro_batches for run in runs
+        ]
+        if late:
+            name = f"cause, Sailor, GH200, {stages} stages, micro-batch 8"
+            yield Row(f"{name}: a micro-batch is late by, mean", statistics.mean(late), "ms")
 
 
 def _row(run: Run, public: bool) -> Iterator[Row]:

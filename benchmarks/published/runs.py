@@ -48,6 +48,7 @@ class Run:
         group: runs that a mean is taken over.
         measured_s: None: not measured; infinite: it ended for want of memory.
         measured_bytes: of the rank that holds most; 0: not measured.
+        stages, micro_batch: where the group is told apart by them; else 0.
         restricted: its source states no licence: the figures stay out of what is committed.
     """
 
@@ -60,6 +61,8 @@ class Run:
     restricted: bool = False
     odd: bool = False
     predicted_bytes: float = field(default=0.0)
+    stages: int = 0
+    micro_batch: int = 0
 
     @property
     def error(self) -> float:

@@ -91,7 +91,8 @@ def runs(folder: Path = DATA) -> Iterator[Run]:
         group = "Sailor, GH200" if line["site"] == "clariden" else "Sailor, unlike GPUs"
         prediction, memory = _predict(line, profiles)
         measured = float(line["measured_peak_bytes"])
-        yield Run(group, line["name"], prediction, float(line["measured_s"]), measured, predicted_bytes=memory)
+        more = {"stages": int(line["stages"]), "micro_batch": int(line["micro_batch"])}
+        yield Run(group, line["name"], prediction, float(line["measured_s"]), measured, predicted_bytes=memory, **more)
 
 
 def _stages(line: Mapping[str, str]) -> list[list[Stage]]:

@@ -7,8 +7,9 @@ over the best plan of the DAG.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from benchmarks.report import Row
 from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
@@ -39,16 +40,8 @@ class Network:
     layer_s: float
 
     def graph(self, *, is_chain: bool) -> Graph:
-        """As a chain, each layer also waits for a number that the one before it makes."""
-        layers: list[Layer] = []
-
-        def add(name: str, inputs: tuple[str, ...]) -> str:
-            waits = (layers[-1].name,) if is_chain and layers else ()
-            layers.append(Layer(name, "pointwise", (*inputs, *waits), (_made(self.features),), attributes=_RELU))
-            if is_chain:
-                layers.append(Layer(f"{name}.end", "pointwise", (name,), (_made(1),), attributes=_RELU))
-            return name
-
+        """As a chain, each layer also waits for a number that the one before it makes (:func:`builder`)."""
+        layers, add = builder(self.features, is_chain=is_chain)
         ends = []
         for branch, depth in enumerate(self.depths):
             ends.append("x")
@@ -57,29 +50,56 @@ class Network:
         last = add("join", tuple(ends))
         for number in range(1, self.trunk):
             last = add(f"trunk.{number}", (last,))
-        op = {"op": "aten.cross_entropy_loss.default"}
-        layers.append(Layer("loss", "loss", (last, "y"), (TensorSpec((), (), "float32"),), attributes=op))
-        inputs = {"x": _made(self.features), "y": TensorSpec(("sample",), (1,), "int64")}
-        return Graph(1, inputs, tuple(layers), {}, "loss")
+        return with_loss(layers, last, self.features)
 
     def profile(self, *, is_chain: bool, num_devices: int) -> Profile:
         """On devices of 32 GB with links of 12 GB/s."""
-        graph, found = self.graph(is_chain=is_chain), []
-        for samples in (1, 2, 4, 8, 16):
-            for layer in graph.layers:
-                works = layer.kind == "pointwise" and not layer.name.endswith(".end")
-                once, kept = (self.layer_s * samples, 4 * self.features * samples) if works else (1e-9, 4 * samples)
-                found.append(Measurement(layer.name, samples, once, 2 * once, once, once, kept, 0, 0))
-        devices = tuple(DeviceSpec(f"n0/gpu{k}", "GPU", "n0", 32 * 10**9) for k in range(num_devices))
-        return Profile(
-            ModelSource("benchmarks.seeds:network"),
-            Optimizer("SGD", {"lr": 0.1}, 0.0),
-            graph,
-            Cluster(devices, {WITHIN_HOST: Link(5e-6, 12e9)}),
-            {"GPU": tuple(found)},
-            {"GPU": {}},
-            Provenance({"halopipe": "0", "torch": "0", "python": "0"}),
-        )
+        return profile_of(self.graph(is_chain=is_chain), self.features, self.layer_s, num_devices)
+
+
+def builder(features: int, *, is_chain: bool) -> tuple[list[Layer], Callable[[str, tuple[str, ...]], str]]:
+    """Layers, and what adds one of a name that reads these; as a chain, each also waits for the one before it."""
+    layers: list[Layer] = []
+
+    def add(name: str, inputs: tuple[str, ...]) -> str:
+        waits = (layers[-1].name,) if is_chain and layers else ()
+        layers.append(Layer(name, "pointwise", (*inputs, *waits), (_made(features),), attributes=_RELU))
+        if is_chain:
+            layers.append(Layer(f"{name}.end", "pointwise", (name,), (_made(1),), attributes=_RELU))
+        return name
+
+    return layers, add
+
+
+def with_loss(layers: Sequence[Layer], last: str, features: int) -> Graph:
+    """The layers, and a loss of the last one."""
+    op = {"op": "aten.cross_entropy_loss.default"}
+    loss = Layer("loss", "loss", (last, "y"), (TensorSpec((), (), "float32"),), attributes=op)
+    inputs = {"x": _made(features), "y": TensorSpec(("sample",), (1,), "int64")}
+    return Graph(1, inputs, (*layers, loss), {}, "loss")
+
+
+def profile_of(graph: Graph, features: int, layer_s: float, num_devices: int) -> Profile:
+    """Of pointwise layers of a forward of ``layer_s`` and sample, on devices of 32 GB with links of 12 GB/s.
+
+    Layers that end in ``.end`` take no time: they make the number that the next layer of a chain waits for.
+    """
+    found = []
+    for samples in (1, 2, 4, 8, 16):
+        for layer in graph.layers:
+            works = layer.kind == "pointwise" and not layer.name.endswith(".end")
+            once, kept = (layer_s * samples, 4 * features * samples) if works else (1e-9, 4 * samples)
+            found.append(Measurement(layer.name, samples, once, 2 * once, once, once, kept, 0, 0))
+    devices = tuple(DeviceSpec(f"n0/gpu{k}", "GPU", "n0", 32 * 10**9) for k in range(num_devices))
+    return Profile(
+        ModelSource("benchmarks.seeds:network"),
+        Optimizer("SGD", {"lr": 0.1}, 0.0),
+        graph,
+        Cluster(devices, {WITHIN_HOST: Link(5e-6, 12e9)}),
+        {"GPU": tuple(found)},
+        {"GPU": {}},
+        Provenance({"halopipe": "0", "torch": "0", "python": "0"}),
+    )
 
 
 _RELU = {"op": "aten.relu.default"}
@@ -105,8 +125,15 @@ def rows(quick: bool) -> Iterator[Row]:
             yield Row(f"GraphPipe, {name}, {words}: gain over the best chain", least_s / best.prediction.step_s, "x")
 
 
+class Profiled(Protocol):
+    """A network with its costs."""
+
+    def profile(self, *, is_chain: bool, num_devices: int) -> Profile:
+        """As it is, or as a chain."""
+
+
 def best_plan(
-    network: Network, sizes: tuple[int, ...], *, is_chain: bool, num_devices: int = NUM_DEVICES, limit_s: float = 40.0
+    network: Profiled, sizes: tuple[int, ...], *, is_chain: bool, num_devices: int = NUM_DEVICES, limit_s: float = 40.0
 ) -> Plan:
     """The best pipeline of stages of one device."""
     profile = network.profile(is_chain=is_chain, num_devices=num_devices)

@@ -14,7 +14,7 @@ On equal stages with free messages; *closed forms* follow from bubbles, those of
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.report import Row
@@ -23,7 +23,7 @@ from planner.costs.simulator.events import execute
 from planner.costs.simulator.program import compile_program
 from planner.ir.box import Interval
 from planner.ir.program import Message, Part
-from planner.ir.schedule import MESSAGE, Edge, Op, Pipeline, StageGraph
+from planner.ir.schedule import Edge, Op, Pipeline, StageGraph, StageTimes
 from planner.passes import lower
 from planner.schedules import positions, schedule
 
@@ -90,24 +90,36 @@ def step_s(
     *,
     gradient: bool = True,
 ) -> float:
-    """A step of equal stages, by the simulator; updates and messages take no time."""
+    """A step of equal stages in a row, by the simulator; updates and messages take no time."""
     count = num_positions * per_position
     edges = tuple(Edge(s, s + 1, ("x",), gradient) for s in range(count - 1))
     stages = StageGraph(count, num_microbatches, edges)
     where = positions(name, num_positions, per_position)
+    return graph_step_s(name, stages, where, (forward,) * count, (backward,) * count)
+
+
+def graph_step_s(
+    name: str, stages: StageGraph, where: Sequence[int], forward: Sequence[float], backward: Sequence[float]
+) -> float:
+    """As :func:`step_s`, of any stages.
+
+    Args:
+        where: the position of each stage.
+        forward, backward: of each stage, of a micro-batch.
+    """
     routes = {
-        (edge.src, edge.dst, m): (Message(where[edge.src], where[edge.dst], _PART, _PART if gradient else ()),)
-        for edge in edges
-        for m in range(num_microbatches)
+        (edge.src, edge.dst, m): (Message(where[edge.src], where[edge.dst], _PART, _PART if edge.gradient else ()),)
+        for edge in stages.edges
+        for m in range(stages.num_microbatches)
     }
-    ranks = tuple((position,) for position in where)
-    program = lower(schedule(name)(Pipeline(stages, where)), stages, ranks, routes, num_positions)
-    compiled = compile_program(program, (1,) * num_microbatches)
+    times = tuple(StageTimes(f, b / 2, b / 2) for f, b in zip(forward, backward, strict=True))
+    ranks, num_positions = tuple((position,) for position in where), 1 + max(where)
+    order = schedule(name)(Pipeline(stages, tuple(where), times=times))
+    compiled = compile_program(lower(order, stages, ranks, routes, num_positions), (1,) * stages.num_microbatches)
     lasts = {Op.FORWARD: forward, Op.BACKWARD: backward}
-    prices = [0.0 if a.action.op in MESSAGE else lasts.get(a.action.op, 0.0) for a in compiled.actions]
+    prices = [lasts[a.action.op][a.action.stage] if a.action.op in lasts else 0.0 for a in compiled.actions]
     wires = [slot for slot, _ in compiled.messages]
-    found = execute(compiled, prices, [0.0] * len(compiled.transfers), range(len(wires)))
-    return found.step_s
+    return execute(compiled, prices, [0.0] * len(compiled.transfers), range(len(wires))).step_s
 
 
 def executed() -> Iterator[Row]:

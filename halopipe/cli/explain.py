@@ -50,6 +50,18 @@ def explain(
             autocompletion=completion.layers,
         ),
     ] = "",
+    receptive_field: Annotated[
+        str,
+        typer.Option(
+            "--receptive-field",
+            metavar="LAYER",
+            help="What an output of a layer reads of the network's inputs; PLAN may be a profile.",
+        ),
+    ] = "",
+    box: Annotated[
+        str,
+        typer.Option(metavar="DIM=FROM:TO,...", help="Of that output, which part: height=0:4; else the middle."),
+    ] = "",
     json: Json = False,
 ) -> None:
     """Say why this plan: the step as a picture, stages, memory, what binds, what else there was."""
@@ -64,6 +76,15 @@ def explain(
     asked = [name for name, given in (("--why-not", why_not), ("--what-if", what_if), ("--prices", prices)) if given]
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} are asked at once", [], ["ask one at a time"])
+    if receptive_field:
+        from planner.layers import receptive_field as fields
+
+        graph = solve.graph_in(plan, profile or profile_option, cluster)
+        field = fields.receptive_field(graph, receptive_field, describing.parse_box(box) if box else None)
+        console.emit_json(describing.field_data(field)) if json else console.emit(describing.describe_field(field))
+        return
+    if box:
+        raise UsageError("--box is of an output", [], ["add --receptive-field LAYER"])
     found = solve.load_plan(plan)
     source = solve.profile_of(found, plan, profile or profile_option, cluster)
     if (what_if or prices) and source is None:

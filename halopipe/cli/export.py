@@ -19,7 +19,7 @@ _FORMATS = {
     _TRACE: Path("trace.json"),
     _TORCH: Path("pipeline.json"),
     "megatron": Path("megatron.args"),
-    "torchtitan": Path("torchtitan.toml"),
+    "torchtitan": Path("torchtitan.args"),
     "deepspeed": Path("deepspeed.json"),
 }
 """Formats, and the file that each is written to unless another is named."""

@@ -69,11 +69,19 @@ def plan(
         str,
         typer.Option(
             metavar="DIM,...",
-            help="Dims that layers may be cut along: sample, spatial, channel.",
+            help="Dims that may be cut: layers along sample, spatial, channel; sequences along time.",
             autocompletion=completion.families,
             rich_help_panel=_SPACE,
         ),
     ] = "sample",
+    token_slices: Annotated[
+        str,
+        typer.Option(
+            metavar="TOKENS+...",
+            help="Cut sequences into slices of these tokens, such as 256+192+64; --allow time finds some.",
+            rich_help_panel=_SPACE,
+        ),
+    ] = "",
     halo_depth: Annotated[
         int,
         typer.Option(
@@ -158,6 +166,14 @@ def plan(
     quick: Annotated[
         bool, typer.Option("--quick", help="With --measure-missing: fewer repetitions.", rich_help_panel=_SEARCH)
     ] = False,
+    ways: Annotated[
+        str,
+        typer.Option(
+            metavar="WAYS",
+            help="No search: the plan that a way of a transformer is; 'ways -o' wrote it, or tensor=2,pipeline=2,...",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = "",
     json: Json = False,
 ) -> None:
     """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""
@@ -174,6 +190,33 @@ def plan(
         if measure_missing:
             missing.require_possible(cluster, pareto)
         loaded = solve.load_profile(profile, cluster=cluster)
+        if ways:
+            from halopipe.planning import ways as of_transformers
+
+            asked = {
+                "--schedule": schedule,
+                "--fix": fix,
+                "--forbid": forbid,
+                "--recompute": recompute != "never",
+                "--shard": shard != "never",
+                "--allow": allow != "sample",
+                "--objective": objective != "throughput",
+                "--solver": solver != "best-first",
+                "--halo-depth": halo_depth,
+                "--ranks": ranks,
+                "--max-stages": max_stages,
+                "--without": without,
+                "--pareto": pareto is not None,
+                "--measure-missing": measure_missing,
+            }
+            of_transformers.require_no_search([name for name, value in asked.items() if value])
+            limit = units.parse_size(memory) if memory else 0
+            given = of_transformers.plan_by(loaded, ways, global_batch, micro_batch or (), memory_bytes=limit)
+            given = given if cluster is not None else solve.remembering(given, profile, output)
+            dump(given, output)
+            console.emit(dumps(given) if json else explain.headline(given, objective=objective))
+            console.wrote(output, console.command("run", output))
+            return
         problem = problems.make_problem(
             loaded,
             global_batch=global_batch,
@@ -192,6 +235,7 @@ def plan(
             fix=fix or (),
             forbid=forbid or (),
             without=units.names_in(without),
+            token_slices=units.parse_sum(token_slices, "--token-slices") if token_slices else (),
             calibration=not no_calibration,
             confidence=confidence,
         )

@@ -102,7 +102,7 @@ def profile(
         str,
         typer.Option(
             metavar="DIM,...",
-            help="Dims that plans may cut layers along: sample, spatial, channel; parts are then measured too.",
+            help="Dims that plans may cut: sample, spatial, channel, time; parts are then measured too.",
             autocompletion=completion.families,
             rich_help_panel=_MEASURED,
         ),
@@ -171,6 +171,14 @@ def profile(
             rich_help_panel=_ELSEWHERE,
         ),
     ] = None,
+    size: Annotated[
+        str,
+        typer.Option(
+            "--size",
+            metavar="DIM=N,...",
+            help="Sizes to plan for, of dims that the factory says vary (height=8192); measured on the example.",
+        ),
+    ] = "",
     hosts: HostsOption = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("profile.json"),
     json: Json = False,
@@ -214,6 +222,10 @@ def profile(
         else:
             kept = measure.unfinished_file(output)
             found = measure.measure(source, num_workers=workers, unfinished=kept, **options)
+        if size:
+            from halopipe.planning import resized
+
+            found = resized.at_sizes(found, resized.parse_sizes(size))
         _write(found, output, json)
         measure.unfinished_file(output).unlink(missing_ok=True)
 

@@ -247,7 +247,8 @@ def consumer_of(decision: Decision, model: CapturedModel, transport: Transport, 
     inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
     preparation = None if model.prepared is None else model.prepared.preparation
     counted = inputs_counted(model, decision)
-    return Consumer(decision, model.graph, inputs, transport, count(), deadline_s, preparation, counted, model.outputs)
+    outputs = {name: value for name, value in model.outputs.items() if value}
+    return Consumer(decision, model.graph, inputs, transport, count(), deadline_s, preparation, counted, outputs)
 
 
 class OwnFeed:

@@ -405,9 +405,9 @@ _END = object()
 
 
 def _input_shape(model: LoadedModel) -> tuple[int, ...]:
-    """Of the example's first input; of clouds (samples, points, channels) of the features, of a graph (seeds,)."""
+    """Of the first input as it is wanted; of clouds (samples, points, channels) of the features, of graphs (seeds,)."""
     if model.clouds is None:
-        return tuple(model.inputs[0].shape)
+        return model.shape_of(model.names[0], tuple(model.inputs[0].shape))
     named = model.clouds.named
     return tuple(named.get("features", next(iter(named.values()))).shape)
 
@@ -422,7 +422,18 @@ def _repeated(model: LoadedModel, global_batch: int) -> Pair:
     inputs, targets = (
         tuple(t[rows] if t.ndim and t.shape[0] == model.samples else t for t in tensors) for tensors in model.fed
     )
+    if model.sizes:
+        names = iter(model.names)
+        inputs, targets = (tuple(_of_size(model, next(names), t) for t in tensors) for tensors in (inputs, targets))
     return inputs, targets
+
+
+def _of_size(model: LoadedModel, name: str, tensor: Tensor) -> Tensor:
+    """The tensor repeated along the dims that are wanted larger."""
+    for dim, extent in enumerate(model.shape_of(name, tuple(tensor.shape))):
+        if tensor.shape[dim] != extent:
+            tensor = tensor.index_select(dim, torch.arange(extent) % tensor.shape[dim])
+    return tensor
 
 
 def batches(data: str, model: LoadedModel, global_batch: int, seed: int) -> Iterator[Item]:

@@ -74,7 +74,7 @@ def execute(
     Raises:
         UsageError: this process was not started by torchrun, or the ranks were told different things (seed, optimiser,
             clipping, initial weights).
-        MissingDeviceError: the GPU that the plan names for this rank is not there.
+        MissingDeviceError: the device that the plan names for this rank is not there.
         RankCountError: the job has another number of ranks than the plan.
         StaleFileError: the plan was made for another model, or the ranks hold different plans.
         CorruptFileError: the plan was edited and divides a layer as it cannot be.

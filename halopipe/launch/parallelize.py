@@ -220,7 +220,7 @@ class _Ranks:
         self._failure: HalopipeError | None = None
         self._is_over = threading.Event()
         seats = seats_of(plan.decision, options["device"])
-        require_devices(seats)
+        require_devices(seats, plan.prediction.ranks)
         if not on_gpus(seats):
             warm_workers()  # by this thread: what another one starts would end with it
         self._stack = ExitStack()

@@ -69,6 +69,7 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
         left_out=results[0].left_out,
         slow=results[0].slow,
         saves=max((result.saves for result in results), key=lambda saves: saves.seconds),
+        kinds=tuple(result.kind for result in results),
     )
     if progress is not None:
         told = (losses[-1] if losses else None, seconds[-1], result.slow, result.left_out)
@@ -124,7 +125,7 @@ def spawn(plan: Plan, options: RunOptions, progress: Progress | None, folder: Pa
         MissingDeviceError: the plan's GPUs are not there.
     """
     seats = seats_of(plan.decision, options.device)
-    require_devices(seats)
+    require_devices(seats, plan.prediction.ranks)
     store, port = host_store()
     job = Job(plan, options, folder, port)
     job.write(folder / JOB)

@@ -62,7 +62,7 @@ def _reference(job: Job) -> str:
 
     seat = seat_of(job.plan.decision, 0, job.options.device)
     prepare(seat, job.plan.decision.num_ranks)  # on a core of its own, if there is one
-    make_reference(job, device_of(seat))
+    make_reference(job, device_of(seat, job.plan.prediction.ranks))
     return "{}"
 
 

@@ -155,6 +155,9 @@ def refused(plan: Plan, options: RunOptions, result: RunResult) -> str:
         return f"its plan counts with {slow[0]} at another speed than its profile"
     if other := plan.prediction.other_transport(result.transport):
         return f"it ran over {result.transport}, the profile's links were measured over {other}"
+    planned, used = plan.prediction.other_devices(result.kinds)
+    if planned:
+        return f"it ran on {used}, its plan is for {planned}"
     if options.profile_steps:
         return f"steps {options.profile_steps} were traced by torch.profiler, which made them slower"
     steps = len(result.timed_seconds) if len(result.step_seconds) > result.warmup else 0

@@ -51,25 +51,26 @@ def catalogue_table() -> str:
     """Devices and links of the catalogue."""
     from planner.catalogue import devices, links
 
-    dtypes = ("float32", "tfloat32", "float16", "bfloat16", "float64")
+    dtypes = ("float32", "tfloat32", "float16", "bfloat16", "float64", "int8")
     rows = [
         [
             entry.name,
             entry.family,
             _written(entry.memory_bytes),
             _written(entry.memory_bytes_per_s),
+            _written(entry.on_chip_bytes),
             *(_tera(entry.peak_flop_per_s.get(dtype)) for dtype in dtypes),
             entry.note,
         ]
         for entry in devices().values()
     ]
-    header = ["device", "what", "memory", "at", *dtypes, ""]
+    header = ["device", "what", "memory", "at", "on chip", *dtypes, ""]
     cables = [
         [entry.name, _written(entry.bandwidth_bytes_per_s), ", ".join(entry.aliases)] for entry in links().values()
     ]
     return "\n".join(
         [
-            "Devices (dense peaks in TFLOP/s by dtype; sources and dates: --json)",
+            "Devices (dense peaks in TFLOP/s by dtype; sources, dates, and why a figure is missing: --json)",
             tables.table(header, rows),
             "",
             "Links (from one device to another, in one direction)",

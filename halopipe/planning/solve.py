@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from halopipe.terminal.console import command
 from halopipe.terminal.units import require_known
 from planner.ir.codec import load
-from planner.ir.errors import HalopipeError, InfeasibleError, InputFileError
+from planner.ir.errors import CorruptFileError, HalopipeError, InfeasibleError, InputFileError, UsageError
 from planner.ir.fingerprint import fingerprint, require_match
+from planner.ir.graph import Graph
 from planner.ir.plan import Plan, Prediction
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
@@ -122,6 +123,23 @@ def ties_of(profile: Profile) -> Ties:
 def load_plan(path: str | Path) -> Plan:
     """The plan in a file."""
     return load(path, Plan)
+
+
+def graph_in(path: Path, given: Path | None, cluster: Path | None = None) -> Graph:
+    """The graph of a profile, or of a plan's profile; ``given`` and ``cluster`` as of :func:`profile_of`.
+
+    Raises:
+        UsageError: it is a plan whose profile is not known.
+    """
+    try:
+        return load(path, Profile).graph
+    except CorruptFileError:
+        plan = load_plan(path)
+    profile = profile_of(plan, path, given, cluster)
+    if profile is None:
+        remedy = f"halopipe explain {path} --profile PROFILE ..."
+        raise UsageError("the network is in the profile, and none is given", [f"{path} is a plan"], [remedy])
+    return profile.graph
 
 
 def profile_of(plan: Plan, path: str | Path, given: Path | None, cluster: Path | None = None) -> Profile | None:

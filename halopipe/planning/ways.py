@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 from halopipe.terminal import tables, units
 from planner.ir.errors import CorruptFileError, UsageError
 from planner.ir.files import read_text, write_text
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
 from planner.transformers import (
     Choice,
     Cluster,
@@ -159,6 +161,120 @@ class Report:
         proof = "no way is better" if found.gap <= 0 else f"no way is better by more than {100 * found.gap:.2g} %"
         simulated = f"{found.num_simulated} simulated, the others bounded or too large"
         return f"  {proof} by this model: {found.num_ways} ways, {simulated}"
+
+
+def require_no_search(options: Sequence[str]) -> None:
+    """Raises :class:`UsageError` for options of a search beside a way, which says all of that."""
+    if options:
+        raise UsageError(
+            f"--ways says what the plan is, and {', '.join(options)} what a search may choose",
+            ["nothing is searched for with --ways"],
+            [f"leave out {', '.join(options)}", "leave out --ways"],
+        )
+
+
+def plan_by(
+    profile: Profile, given: str, global_batch: int = 0, micro_batch: Sequence[int] = (), *, memory_bytes: int = 0
+) -> Plan:
+    """The plan that a way is, of a profiled network: priced and simulated as any other, and run by ``run``.
+
+    Args:
+        given: a file of ``halopipe ways -o``, or names of a way's parts: ``tensor=2,pipeline=2,sequence_parallel=1``.
+        global_batch: samples a step; 0: those of the file, else of the profile's example.
+        micro_batch: samples of a micro-batch of all replicas, to be held against the way's; empty: they are.
+        memory_bytes: most bytes on any device; 0: the device's memory less a margin.
+
+    Raises:
+        UsageError: the network or the machines cannot be divided so, or nothing runs that way.
+        InfeasibleError: it does not fit.
+    """
+    from halopipe.planning.problem import make_problem
+    from planner.costs.cost_model import PriceBook
+    from planner.costs.shards.option import Option
+    from planner.solvers.candidates.candidate import Candidate
+    from planner.solvers.candidates.evaluate import Evaluator
+    from planner.solvers.candidates.explain import heuristic_plan, infeasible
+    from planner.transformers.placement import groups_of, placements, schedule_of
+
+    path = Path(given)
+    if "=" in given or not given.endswith(".json"):
+        ways, batch = ways_of(given), global_batch or profile.graph.samples
+    else:
+        _, ways, of_file = read(path)
+        batch = global_batch or of_file
+    available = len(profile.cluster.devices)
+    if ways.devices > available:
+        raise UsageError(
+            f"{ways} takes {ways.devices} devices",
+            [f"the profile's cluster has {available}"],
+            ["profile --workers, or --cluster", "a way on fewer devices"],
+        )
+    size, count = ways.micro_batch * ways.data, ways.micro_batches(batch)
+    if micro_batch and list(micro_batch) != [size]:
+        raise UsageError(
+            f"--micro-batch is {', '.join(map(str, micro_batch))}, and {ways} has {size}",
+            [f"{ways.data} replicas x micro_batch {ways.micro_batch}"],
+            [f"--micro-batch {size}", "micro_batch=... among the parts of the way"],
+        )
+    placed = placements(profile.graph, ways)
+    problem = make_problem(
+        profile,
+        global_batch=batch,
+        micro_batch=[size],
+        schedules=[schedule_of(ways)],
+        num_ranks=ways.devices,
+        memory_bytes=memory_bytes,
+        allow=["sample", "channel"] if ways.tensor > 1 else ["sample"],
+        recompute="always" if ways.recompute is Recompute.FULL else "never",
+        shard="always" if ways.zero else "never",
+    )
+    groups = groups_of(ways)
+    candidate = Candidate(
+        tuple(placed[layer.name].stage for layer in profile.graph.layers),
+        groups,
+        tuple((ways.micro_batch,) * ways.data if ways.tensor == 1 else (size,) for _ in groups),
+        (size,) * count,
+        schedule_of(ways),
+        recompute=tuple(ways.recompute is Recompute.FULL for _ in groups),
+        options=tuple(Option.placed(placed[layer.name]) for layer in profile.graph.layers) if ways.tensor > 1 else (),
+    )
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    found = evaluator.evaluate(candidate)
+    if not found.fits:
+        raise infeasible(problem, found)
+    return heuristic_plan(evaluator, found, "ways", f"as asked for: {ways}")
+
+
+def ways_of(text: str) -> Ways:
+    """A way by the names of its parts; those that are not given are 1, or none.
+
+    Raises:
+        UsageError, UnknownNameError: a part is unknown, or its value cannot be meant.
+    """
+    kinds: dict[str, Callable[[str], Any]] = {
+        **dict.fromkeys(("tensor", "pipeline", "data", "micro_batch", "interleave"), _count),
+        "zero": int,
+        "sequence_parallel": lambda value: {"0": False, "1": True}[value],
+        "recompute": Recompute,
+        "schedule": str,
+    }
+    given: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        name = name.replace("-", "_")
+        units.require_known("part of a way", [name], list(kinds))
+        try:
+            given[name] = kinds[name](value)
+        except (KeyError, ValueError):
+            raise UsageError(f"{name}={value} is no part of a way", [f"in {text}"], ["tensor=2,pipeline=2"]) from None
+    units.require_known("schedule of a way", [given.get("schedule", "1f1b")], ["1f1b", "gpipe"])
+    return Ways(**given)
+
+
+def _count(value: str) -> int:
+    if int(value) < 1:
+        raise ValueError
+    return int(value)
 
 
 def read(path: Path) -> tuple[Transformer, Ways, int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from halopipe.planning import calibration, solve
 from halopipe.planning.replan import standing_text
-from halopipe.reports.predicted_vs_measured import transports_text
+from halopipe.reports.layer import tiles_text
+from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.terminal import tables, units
 from planner.export.rows import StageRow, stage_rows
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS
@@ -17,6 +18,7 @@ from planner.ir.problem import MEMORY, THROUGHPUT
 from planner.ir.profile import ModelSource, Profile
 from planner.ir.program import Program
 from planner.ir.schedule import StageGraph
+from planner.layers.tiling import overlap
 from planner.passes import staleness
 from planner.schedules import names, traits
 
@@ -38,7 +40,7 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
         picture = tables.gantt(timeline, solve.device_names(plan), width - 2)
         blocks.append("Step (predicted)\n" + _indented(picture))
     blocks += [
-        _stages(stage_rows(plan, profile, timeline)),
+        "\n".join([_stages(stage_rows(plan, profile, timeline)), *block_lines(plan, profile)]),
         _ranks(plan, prediction),
         _unflushed(plan, profile, prediction) if profile is not None else "",
         evidence_text(prediction),
@@ -97,13 +99,15 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
     ranks = {rank for stage in decision.stages for rank in stage.ranks}
     return (
         f"{units.count(len(decision.stages), 'stage')} on {units.count(len(ranks), 'device')}, "
-        f"schedule {decision.schedule}, {units.micro_batches(decision.micro_batches)}\n"
+        f"schedule {decision.schedule}, {units.micro_batches(decision.micro_batches)}"
+        f"{units.token_slices(decision.token_slices)}\n"
         f"  model     {model_text(plan.inputs.model)}\n"
         f"  predicted {within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
         f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence}"
         + (f", messages over {prediction.transport})" if prediction.transport else ")")
         + optimisation_line(plan)
         + _machines_line(plan)
+        + _weights_line(plan, prediction)
         + _tie_line(plan)
         + _calibration_line(plan)
         + _objective_line(prediction, objective)
@@ -141,6 +145,31 @@ def _machines_line(plan: Plan) -> str:
     """Which devices the plan does without, or counts with at another speed than they were measured."""
     speeds = plan.inputs.request.speeds
     return f"\n  machines  {standing_text(speeds)}" if speeds else ""
+
+
+_MOST_NAMED = 4
+
+
+def _weights_line(plan: Plan, prediction: Prediction) -> str:
+    """Of devices with two memories, which of them has parameters, gradients and optimiser state."""
+    two = [one for one in prediction.ranks if one.on_chip_limit_bytes and plan.decision.program[one.rank]]
+    if not two:
+        return ""
+    names = solve.device_names(plan)
+    near = [
+        f"{names[one.rank]} ({units.size(one.on_chip_bytes)} of {units.size(one.on_chip_limit_bytes)})"
+        for one in two
+        if one.on_chip_bytes
+    ]
+    far = [f"{names[one.rank]} (not in {units.size(one.on_chip_limit_bytes)})" for one in two if not one.on_chip_bytes]
+    said = ((near, "on chip"), (far, "off chip"))
+    return "\n  weights   " + "; ".join(f"{where} on {_some(those)}" for those, where in said if those)
+
+
+def _some(words: Sequence[str]) -> str:
+    """The first of them, and how many there are beside."""
+    more = f" and {len(words) - _MOST_NAMED} more" if len(words) > _MOST_NAMED else ""
+    return ", ".join(words[:_MOST_NAMED]) + more
 
 
 def evidence_text(prediction: Prediction) -> str:
@@ -232,6 +261,20 @@ def layout_lines(rows: tuple[StageRow, ...]) -> list[str]:
     ]
 
 
+def block_lines(plan: Plan, profile: Profile | None) -> list[str]:
+    """A line for each block of layers that is run without exchanges inside, and what is computed more than once."""
+    found = []
+    for number, stage in enumerate(plan.decision.stages):
+        for block in stage.blocks:
+            ends = f"{block.layers[0]} to {block.layers[-1]}"
+            layers = units.count(len(block.layers), "layer")
+            found.append(f"  stage {number} exchanges nothing in a block of {layers}, {ends}: {tiles_text(block)}")
+        if stage.blocks and profile is not None:
+            share = units.percent(overlap(profile.graph, plan.decision, number))
+            found.append(f"  stage {number} computes {share} more than the work, where tiles and ranks overlap")
+    return found
+
+
 def _ranks(plan: Plan, prediction: Prediction) -> str:
     devices = solve.device_names(plan)
     step_s = prediction.step_s or 1.0  # of nothing each part is nothing
@@ -302,7 +345,7 @@ def _measured(measured: Measured, prediction: Prediction) -> str:
     note = f"  median of {measured.num_steps} steps, spread {units.percent(measured.spread)}"
     if measured.transport:
         note += f", over {measured.transport}"
-    if other := transports_text(prediction, measured.transport):
+    if other := apart_text(prediction, measured.transport, measured.kinds):
         header, row, note = header[:-1], row[:-1], f"{note}\n  {other}"
     return "Measured\n" + tables.table(header, [row]) + "\n" + note
 

@@ -11,12 +11,15 @@ from typing import Any
 from halopipe.terminal import tables, units
 from halopipe.terminal import units as suggest
 from planner.export.rows import layout_text
+from planner.ir.box import Box
 from planner.ir.constraints import FAMILIES
+from planner.ir.errors import UsageError
 from planner.ir.graph import producer
-from planner.ir.plan import Decision, Plan
+from planner.ir.plan import Block, Decision, Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.ir.schedule import Op
+from planner.layers.receptive_field import ReceptiveField
 from planner.solvers.layouts.stage import LEAST, NONE, WHOLE, Question, Rival, rivals
 
 
@@ -36,6 +39,10 @@ def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
         lines.append(f"  {placement.ways} ranks share its input channels and sum what they make of its filters")
     if placement.margin:
         lines.append(f"  each rank works {units.count(placement.margin, 'row')} beyond its part, which saves a halo")
+    for block in stage.blocks:
+        if name in block.layers:
+            lines.append(f"  in a block of {len(block.layers)} layers, from {block.layers[0]} to {block.layers[-1]}:")
+            lines.append(f"    {tiles_text(block)}; nothing is exchanged inside")
     if stage.recompute:
         lines.append("  its activations are computed again before the backward")
     if stage.sharded:
@@ -52,6 +59,14 @@ def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
     lines.append(f"  parameters {units.size(parameter_bytes)}")
     others = render(splits_of(plan, profile, name), plan.prediction.step_s, len(stage.ranks))
     return "\n".join([*lines, "", _costs(profile, name), "", others])
+
+
+def tiles_text(block: Block) -> str:
+    """``each rank runs 8 tiles (height 4 x width 2)``."""
+    if block.num_tiles == 1:
+        return "each rank runs it in one piece"
+    grid = " x ".join(f"{dim} {parts}" for dim, parts in block.tiles.items() if parts > 1)
+    return f"each rank runs {block.num_tiles} tiles ({grid})"
 
 
 def layer_data(plan: Plan, profile: Profile | None, name: str) -> dict[str, Any]:
@@ -249,3 +264,66 @@ def _is_allowed(rival: Rival, allow: tuple[str, ...]) -> bool:
     """Whether its dims are among the families that may be cut."""
     dims = {dim for dim, points in rival.option.cuts if len(points) > 2}
     return all(family in allow for family, names in FAMILIES.items() if dims & set(names))
+
+
+def describe_field(found: ReceptiveField) -> str:
+    """What an output reads of each input, by dim: the box; and far from the edges size, stride and offset."""
+    lines = [f"{found.value} {_box_text(found.box)} reads"]
+    for name, box in found.inputs.items():
+        rows = [
+            [
+                one.dim,
+                f"{part.start} to {part.stop}",
+                str(one.extent),
+                str(one.size),
+                "–" if one.stride is None else str(one.stride),
+                "–" if one.offset is None else str(one.offset),
+            ]
+            for one, part in zip(found.along[name], box, strict=True)
+        ]
+        header = ["dim", "rows", "of", "an output reads", "and the next begins later by", "output 0 begins at"]
+        lines += [f"  {name}", tables.table(header, rows, indent=4)]
+    return "\n".join(lines)
+
+
+def field_data(found: ReceptiveField) -> dict[str, Any]:
+    """The same for JSON; strides are fractions as text, null where outputs follow no rule."""
+    return {
+        "value": found.value,
+        "box": [[part.start, part.stop] for part in found.box],
+        "inputs": {
+            name: [
+                {
+                    "dim": one.dim,
+                    "start": part.start,
+                    "stop": part.stop,
+                    "extent": one.extent,
+                    "size": one.size,
+                    "stride": None if one.stride is None else str(one.stride),
+                    "offset": one.offset,
+                }
+                for one, part in zip(found.along[name], box, strict=True)
+            ]
+            for name, box in found.inputs.items()
+        },
+    }
+
+
+def _box_text(box: Box) -> str:
+    return f"({', '.join(map(str, box))})"
+
+
+def parse_box(text: str) -> dict[str, tuple[int, int]]:
+    """``height=0:4,width=8`` (one row): where a box starts and stops, by dim.
+
+    Raises:
+        UsageError: it is none of that.
+    """
+    found = {}
+    for part in filter(None, text.split(",")):
+        dim, _, numbers = part.partition("=")
+        start, colon, stop = numbers.partition(":")
+        if not start.isdecimal() or (colon and not stop.isdecimal()):
+            raise UsageError(f"--box {part!r} says no rows", [], ["--box height=0:4,width=8"])
+        found[dim.strip()] = (int(start), int(stop) if colon else int(start) + 1)
+    return found

@@ -46,7 +46,7 @@ def timeline_cells(
         step_s: measured (a median over steps, where ``measured`` is one of them).
         ranks: of each stage.
         known: what the plan says of its ranks; used where ``predicted`` is a length without actions.
-        alike: whether both are of one transport; if not, their difference says nothing.
+        alike: whether both are of one transport and kind of device; if not, their difference says nothing.
     """
     from planner.export.rows import stage_seconds
 
@@ -67,14 +67,23 @@ def timeline_cells(
     return (header, cells) if alike else (header[:-1], [row[:-1] for row in cells])
 
 
-def transports_text(prediction: Prediction, used: str) -> str:
-    """That a run over the transport ``used`` does not tell how good the prediction is; empty if it does."""
+def apart_text(prediction: Prediction, used: str, kinds: Sequence[str]) -> str:
+    """That a run does not tell how good the prediction is; empty if it does.
+
+    Args:
+        used: the transport of the run.
+        kinds: of device that its ranks ran on.
+    """
+    says_nothing = "this says nothing of how good the prediction is"
+    planned, ran = prediction.other_devices(kinds)
+    if planned:
+        return f"predicted for {planned}, run on {ran}: {says_nothing}; a plan from a profile of {ran} would"
     other = prediction.other_transport(used)
     if not other:
         return ""
     option = next((name for name in (GLOO, MPI) if name == used), "shared")
     return (
-        f"predicted for messages over {other}, run over {used}: this says nothing of how good the prediction is; "
+        f"predicted for messages over {other}, run over {used}: {says_nothing}; "
         f"a plan from a profile with --transport {option} would"
     )
 

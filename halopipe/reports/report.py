@@ -21,7 +21,7 @@ from halopipe.planning import solve
 from halopipe.planning.compare import Comparison
 from halopipe.reports import explain, figures, graph_layout
 from halopipe.reports.figures import OPERATIONS, WORDS, stage_colour
-from halopipe.reports.predicted_vs_measured import timeline_cells, transports_text
+from halopipe.reports.predicted_vs_measured import apart_text, timeline_cells
 from halopipe.terminal import units
 from planner.costs.cost_model import PriceBook
 from planner.export.rows import layout_text, stage_rows
@@ -274,12 +274,12 @@ def _cards(plan: Plan, prediction: Prediction, run: TimelineFile | None) -> Iter
     )
     yield "step, predicted", units.seconds(prediction.step_s), within
     measured_s = plan.measured.step_s if plan.measured is not None else None
-    used = plan.measured.transport if plan.measured is not None else ""
+    used, kinds = (plan.measured.transport, plan.measured.kinds) if plan.measured is not None else ("", ())
     if run is not None and run.step_seconds:
-        measured_s, used = float(np.median(run.step_seconds)), run.transport
+        measured_s, used, kinds = float(np.median(run.step_seconds)), run.transport, run.kinds
     if measured_s is not None:
         apart = units.signed_percent(measured_s / prediction.step_s - 1) if prediction.step_s else "–"
-        said = transports_text(prediction, used) or f"{apart} against the prediction"
+        said = apart_text(prediction, used, kinds) or f"{apart} against the prediction"
         yield "step, measured" + (f" over {used}" if used else ""), units.seconds(measured_s), said
     if run is not None and run.drift is not None:
         machine, model = map(units.signed_percent, (run.drift.machine, run.drift.model))
@@ -319,7 +319,7 @@ def _beside(
     if run is not None:
         step_s = float(np.median(run.step_seconds)) if run.step_seconds else run.measured.step_s
         predicted = timelines[0] if timelines[0] is not run.measured else Timeline("predicted", prediction.step_s, ())
-        alike = not prediction.other_transport(run.transport)
+        alike = prediction.is_of(run.transport, run.kinds)
         return timeline_cells(predicted, run.measured, step_s, ranks, prediction.ranks, alike=alike)
     return None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from halopipe.planning import calibration, solve
 from halopipe.reports.explain import optimisation_line
-from halopipe.reports.predicted_vs_measured import timeline_table, transports_text
+from halopipe.reports.predicted_vs_measured import apart_text, timeline_table
 from halopipe.terminal import console, tables, units
 from halopipe.terminal.console import Reporter
 from planner.ir.codec import plain
@@ -85,7 +85,7 @@ def report(
     measured = result.measured(plan.prediction)
     samples_per_s = plan.decision.global_batch / measured.step_s
     steps = units.count(len(result.step_seconds), "step")
-    over, note = result.transport, transports_text(plan.prediction, result.transport)
+    over, note = result.transport, apart_text(plan.prediction, result.transport, result.kinds)
     lines = [
         f"{steps}, {units.seconds(measured.step_s)} a step (median), {units.rate(samples_per_s)} samples/s"
         + (f", over {over}" if over else ""),

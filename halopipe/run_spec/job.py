@@ -254,6 +254,7 @@ class RankResult:
         lone: its stages run alone; ``not_lone``: why they were not.
         left_out, slow: as of a :class:`halopipe.run_spec.result.RunResult`; slow ones are known to rank 0.
         saves: its checkpoints.
+        kind: of the device that it ran on, in the words of the plan where it means that device.
     """
 
     rank: int
@@ -275,6 +276,7 @@ class RankResult:
     left_out: tuple[LeftOut, ...] = ()
     slow: tuple[Slow, ...] = ()
     saves: Saves = field(default_factory=Saves)
+    kind: str = ""
 
     def to_json(self) -> str:
         """As text."""
@@ -308,6 +310,7 @@ class RankResult:
             tuple(LeftOut(**each) for each in record["left_out"]),
             tuple(Slow(**each) for each in record["slow"]),
             Saves(**record["saves"]),
+            record["kind"],
         )
 
 

@@ -113,6 +113,7 @@ class RunResult:
         stage_update_s, stage_reduction_s, ranks: as of :class:`planner.ir.plan.Measured`.
         data: what data it was, and how it was asked for.
         transport: that the ranks exchanged by; empty of one rank.
+        kinds: of the devices that they ran on, by rank, in the words of the plan where it means them.
         lone: stages that were run alone; ``not_lone``: why some were not.
         left_out: updates that were not made, as a loss or gradient was NaN or infinite.
         slow: ranks and links that were found to be slow while the job ran.
@@ -145,6 +146,7 @@ class RunResult:
     restarts: tuple[Restart, ...] = ()
     end: str = ""
     saves: Saves = field(default_factory=Saves)
+    kinds: tuple[str, ...] = ()
 
     @property
     def timed_seconds(self) -> tuple[float, ...]:
@@ -154,7 +156,7 @@ class RunResult:
     def timeline_file(self, predicted: Timeline, drift: Drift | None = None) -> TimelineFile:
         """What is written to ``timeline.json``."""
         steps = predicted, self.timeline, self.step_seconds, self.losses
-        return TimelineFile(*steps, self.transport, drift, self.restarts)
+        return TimelineFile(*steps, self.transport, drift, self.restarts, self.kinds)
 
     @property
     def saves_share(self) -> float:
@@ -179,10 +181,11 @@ class RunResult:
             stage_reduction_s=self.stage_reduction_s,
             ranks=self.ranks,
             transport=self.transport,
+            kinds=self.kinds,
         )
 
     def _error(self, step_s: float, prediction: Prediction) -> float | None:
-        if prediction.other_transport(self.transport):
+        if not prediction.is_of(self.transport, self.kinds):
             return None
         return step_s / prediction.step_s - 1 if prediction.step_s else 0.0
 

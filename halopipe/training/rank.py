@@ -50,6 +50,7 @@ from runtime.pipeline.messages import CPU
 from runtime.spatial.compiling.compiled import Compiler
 from runtime.stage.builder import check_layers, groups_of
 from runtime.stage.captured import captured_model
+from runtime.stage.shapes import graph_of_sizes
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -167,13 +168,13 @@ def open_rank(
         open_transport: joins the ranks; None: by what the terms say, or else their devices and hosts allow.
 
     Raises:
-        MissingDeviceError: the GPU that the plan names for this rank is not there.
+        MissingDeviceError: the device that the plan names for this rank is not there.
     """
     decision = terms.plan.decision
     seat = rank_device.seat_of(decision, rank, device if isinstance(device, str) else rank_device.AS_PLANNED)
     if local_rank is not None:
         rank_device.prepare(seat, local_rank)
-    where = rank_device.device_of(seat) if isinstance(device, str) else device
+    where = rank_device.device_of(seat, terms.plan.prediction.ranks) if isinstance(device, str) else device
 
     def join(groups: tuple[tuple[int, ...], ...], program: Callable[[], Program]) -> Transport:
         hosts = rank_device.hosts_of(decision)
@@ -221,10 +222,11 @@ class Rank:
         activity.begin("loading the model")
         model = load()
         activity.begin("capturing the model")
-        model, captured = capture_for(model, device, whole=False)
+        model, captured = _of_sizes(*capture_for(model, device, whole=False), plan.inputs.model.sizes)
         require_match("model", plan.inputs.model_fingerprint, fingerprint(captured.graph), _OTHER_MODEL)
         if load_to_run is not None:
-            model, captured = capture_for(load_to_run(), device, whole=False)
+            loaded = capture_for(load_to_run(), device, whole=False)
+            model, captured = _of_sizes(*loaded, plan.inputs.model.sizes)
         check_layers(plan.decision, captured.graph)
         require_possible(plan.decision, captured.graph)
         validate(Boundaries.of_decision(captured.graph, plan.decision).program(plan.decision))
@@ -295,6 +297,14 @@ class Rank:
         told, device = out_of_memory(error), device_of(self.terms.plan.decision, self.place.rank)
         title = f"rank {self.place.rank} ({device}) ran out of memory between two actions"
         return OutOfMemoryError(title, told.details if told else (), told.remedies if told else ())
+
+
+def _of_sizes(model: LoadedModel, captured: Captured, sizes: Mapping[str, int]) -> tuple[LoadedModel, Captured]:
+    """What was captured on a small example, for the sizes that the plan is made for."""
+    if not sizes:
+        return model, captured
+    graph = graph_of_sizes(captured_model(captured), sizes)
+    return replace(model, sizes=sizes), replace(captured, graph=graph)
 
 
 def _agree(terms: Terms, place: Place, captured: Captured) -> None:

@@ -1,4 +1,15 @@
-"""Where a rank of a plan computes: on a core of its host, or on the GPU that the plan names (``n0/gpu1``).
+"""Where a rank of a plan computes: on a core of its host (``n0/cpu0``), or the GPU that the plan names (``n0/gpu1``).
+
+Plans are also made for machines that are not here, of the catalogue or of a cluster file.  What a rank may run on:
+
+    planned for            runs on                 error of the prediction
+    a core                 a core of this host     where the processor is the planned one
+    a GPU                  a GPU of that number    where it is the planned one; without one the plan is refused
+    anything else          nothing: it is refused (FPGAs, IPUs, TPUs, ...: no backend of ours drives them)
+    any, --device cpu      a core of this host     none: the program is the plan's, the seconds are the host's
+
+:func:`require_devices` says so for every way to start a plan: ``halopipe run``, ``hp.run``, ``hp.parallelize``,
+``hp.execute``, torchrun and mpiexec.
 
 From that follow the cores of its process, the device of its tensors and the transport: NCCL where every rank has a GPU
 of its own, MPI in a job that mpiexec started, else memory that ranks of a host share, and gloo between hosts (tensors
@@ -14,10 +25,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cuda_ops.device.gpus import num_gpus, why_no_gpu
-from cuda_ops.device.host import core_of, cores_beside, prepare_process
+from cuda_ops.device.host import core_of, cores_beside, device_description, prepare_process
 from halopipe.run_spec.options import AUTO
 from planner.ir.errors import MissingDeviceError, UsageError
-from planner.ir.plan import Decision
+from planner.ir.plan import Decision, RankPrediction
 from planner.ir.program import Program
 
 if TYPE_CHECKING:
@@ -30,6 +41,9 @@ AS_PLANNED, ON_CPU = DEVICES = "", "cpu"
 """Where a run computes: on the devices that the plan names, or on the processors of their hosts."""
 
 _GPU = re.compile(r"gpu(\d+)")
+_DRIVEN = re.compile(r"(cpu\d*|gpu\d+)?")
+"""What ranks can compute on, by the names of devices; plans made by hand may name none."""
+_MOST_NAMED = 4
 _NCCL_INTERFACE, _GLOO_INTERFACE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
 
 
@@ -42,6 +56,7 @@ class Seat:
         gpu: its number on the rank's host; None: a core.
         beside: GPUs of the plan on that host that come before it, and how many there are in all.
         over_nccl: whether all ranks exchange over NCCL.
+        is_driven: whether there is a backend for such a device.
     """
 
     rank: int
@@ -49,6 +64,7 @@ class Seat:
     gpu: int | None = None
     beside: tuple[int, int] = (0, 1)
     over_nccl: bool = False
+    is_driven: bool = True
 
 
 def seat_of(decision: Decision, rank: int, on: str = AS_PLANNED) -> Seat:
@@ -76,7 +92,8 @@ def seats_of(decision: Decision, on: str = AS_PLANNED) -> tuple[Seat, ...]:
     for rank, (name, (host, number)) in enumerate(zip(names, places, strict=True)):
         mates = sorted({other for there, other in places if there == host and other is not None})
         beside = (0, 1) if number is None else (mates.index(number), len(mates))
-        found.append(Seat(rank, name, number, beside, over_nccl))
+        is_driven = on != AS_PLANNED or _DRIVEN.fullmatch(name.rpartition("/")[2]) is not None
+        found.append(Seat(rank, name, number, beside, over_nccl, is_driven))
     return tuple(found)
 
 
@@ -85,12 +102,30 @@ def on_gpus(seats: Sequence[Seat]) -> bool:
     return any(seat.gpu is not None for seat in seats)
 
 
-def require_devices(seats: Sequence[Seat]) -> None:
+def require_devices(seats: Sequence[Seat], ranks: Sequence[RankPrediction] = ()) -> None:
     """Refuses seats of this host that it does not have.
 
+    Args:
+        ranks: what the plan predicts of all its ranks: they name the kind of each device.
+
     Raises:
-        MissingDeviceError: torch finds no GPU, or too few.
+        MissingDeviceError: a device is none that a rank can compute on, torch finds no GPU, or too few.
     """
+    strange = [seat for seat in seats if not seat.is_driven]
+    if strange:
+        first = strange[0]
+        kind = next((f", a device of kind {one.kind}" for one in ranks if one.rank == first.rank and one.kind), "")
+        names = ", ".join(seat.name for seat in strange[:_MOST_NAMED]) + (", ..." if strange[_MOST_NAMED:] else "")
+        raise MissingDeviceError(
+            f"rank {first.rank} is to run on {first.name}{kind}: halopipe computes on CPU cores and GPUs alone",
+            [f"the plan is for {len(strange)} of those: {names}", f"this host has {_here()}"],
+            [
+                "halopipe profile MODEL, and plan from that: a plan for this host",
+                'halopipe explain PLAN --profile PROFILE --what-if "link within-host.speed=2": how it would do there',
+                "halopipe export PLAN: its program and tables for another launcher",
+                "--device cpu: the same program on the processor, to see that it computes the right thing",
+            ],
+        )
     if not on_gpus(seats):
         return
     wanted = [seat for seat in seats if seat.gpu is not None]
@@ -125,20 +160,47 @@ def prepare(seat: Seat, local_rank: int) -> None:
     prepare_process(core_of(local_rank) if seat.gpu is None else cores_beside(*seat.beside))
 
 
-def device_of(seat: Seat) -> torch.device | None:
+def device_of(seat: Seat, ranks: Sequence[RankPrediction] = ()) -> torch.device | None:
     """Where the rank's stages compute, which is made the current device; None: on the processor.
 
+    Args:
+        ranks: as of :func:`require_devices`.
+
     Raises:
-        MissingDeviceError: the GPU is not there.
+        MissingDeviceError: the device is not there.
     """
+    require_devices([seat], ranks)
     if seat.gpu is None:
         return None
-    require_devices([seat])
     import torch  # late: the process is prepared before
 
     device = torch.device("cuda", number_here(seat, num_gpus()))
     torch.cuda.set_device(device)
     return device
+
+
+def kind_of(device: torch.device | None, planned: str) -> str:
+    """The kind of the device that a rank runs on: ``planned`` where it is that one, else as the driver calls it.
+
+    Args:
+        device: what :func:`device_of` gave.
+        planned: a kind of a profile, or a name of the catalogue.
+    """
+    if device is None or device.type != "cuda":
+        own, words = device_description().processor, _words(planned)
+        return planned if planned and words <= _words(own) | {"core"} else own
+    import torch
+
+    from halopipe.planning.clusters import entry_of  # late: only GPUs are called otherwise than in the catalogue
+    from planner.catalogue import devices
+
+    own = str(torch.cuda.get_device_name(device))
+    entry = entry_of(own, torch.cuda.get_device_properties(device).total_memory, devices().values())
+    return planned if planned in (own, "" if entry is None else entry.name) else own
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def opened(
@@ -188,6 +250,14 @@ def _devices(decision: Decision) -> list[str]:
 def _gpu(name: str) -> int | None:
     found = _GPU.fullmatch(name.rpartition("/")[2])
     return int(found.group(1)) if found else None
+
+
+def _here() -> str:
+    """What a plan for this host could use, in words."""
+    found = device_description()
+    gpus = 0 if why_no_gpu() else num_gpus()
+    cores = f"{found.num_cores} core{'s' if found.num_cores != 1 else ''} of {found.processor}"
+    return f"{cores} and {gpus or 'no'} GPU{'s' if gpus != 1 else ''}"
 
 
 def _visible() -> str:

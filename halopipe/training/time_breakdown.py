@@ -65,7 +65,8 @@ def _sent_s(spans: dict[tuple[int, str], Span], decision: Decision, received: Sp
     if action.peer is None:
         return received.stop_s
     op = Op.SEND_FORWARD if action.op is Op.RECV_FORWARD else Op.SEND_BACKWARD
-    send = str(Action(action.peer, op, action.microbatch, action.stage, blocking=action.blocking))
+    sent = Action(action.peer, op, action.microbatch, action.stage, blocking=action.blocking, streams=action.streams)
+    send = str(sent)
     ranks = decision.stages[action.peer].ranks
     starts = [spans[rank, send].start_s for rank in ranks if (rank, send) in spans]
     return min(received.stop_s, max([received.start_s, *starts])) if starts else received.start_s

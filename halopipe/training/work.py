@@ -21,6 +21,7 @@ from halopipe.training.lone_passes import Timer, budget_s
 from halopipe.training.loop import AfterStep, Loop
 from halopipe.training.metrics import Metrics
 from halopipe.training.rank import Opened, OpenTransport, Place, Prepared, Rank, open_rank
+from halopipe.training.rank_device import kind_of
 from halopipe.training.save_times import EndRequest
 from halopipe.training.single_device import compare_losses, terms_of
 from planner.ir.graph import Graph
@@ -73,7 +74,9 @@ def work(
     ) as opened:
         end = EndRequest(job.options.grace_s)
         with end.heard(ends=True) if job.options.checkpoint else nullcontext():
-            return _Work(job, opened, after_step, end, journal).run()
+            found = _Work(job, opened, after_step, end, journal).run()
+        planned = next((one.kind for one in job.plan.prediction.ranks if one.rank == rank), "")
+        return replace(found, kind=kind_of(opened.place.device, planned))
 
 
 class _Work:

@@ -25,10 +25,11 @@ programme here: for every threshold of SR the smallest slowest stage over cuts n
 needs the layer's inputs beside the part of its outputs.  Data parallelism is BaPipe's fall-back:
 M (F + B) / sum of v + 2 (N - 1) / N P / bandwidth.
 
-``best_pipeline`` is that programme; ``solve`` plans a problem of ours by it: schedules 1F1B-SNO and 1F1B-SO, every
-micro-batch size, devices in the order of their ranks, each as fast as the profile says, joined by the slowest link.  A
-stage there is of whole layers, so the intra-layer partition is left out; data parallelism is its fall-back.  Which
-schedule is best at which size BaPipe's closed form says; the simulator then chooses among the sizes.
+``best_pipeline`` is that programme; ``solve`` plans a problem of ours by it: schedules 1F1B-SNO and 1F1B-SO, or 1F1B-AS
+and FBP-AS where all devices stream, every micro-batch size, devices in the order of their ranks, each as fast as the
+profile says, joined by the slowest link.  A stage there is of whole layers, so the intra-layer partition is left out;
+data parallelism is its fall-back.  Which schedule is best at which size BaPipe's closed form says; the simulator then
+chooses among the sizes.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ from planner.solvers.candidates.choose import best_plan
 from planner.solvers.progress import Progress, check_time
 
 SNO, SO, AS, FBP = "1F1B-SNO", "1F1B-SO", "1F1B-AS", "FBP-AS"
-SYNCHRONOUS = (SNO, SO)
+SYNCHRONOUS, ASYNCHRONOUS = (SNO, SO), (AS, FBP)
 DATA_PARALLEL = "data-parallel"
 
 
@@ -285,7 +286,7 @@ def _crossing(chain: Chain, cut: float) -> float:
 
 BASELINE = True
 
-_SCHEDULES = {SNO: "1f1b", SO: "1f1b-so", DATA_PARALLEL: "1f1b"}
+_SCHEDULES = {SNO: "1f1b", SO: "1f1b-so", AS: "1f1b-as", FBP: "fbp-as", DATA_PARALLEL: "1f1b"}
 """Ours for each of BaPipe's; whether sends block is a matter of the machine, and the simulator's."""
 
 
@@ -318,6 +319,8 @@ def _pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     bandwidth = bandwidth_bytes_per_s(problem, ranks)
     memory_bytes = float(min(problem.memory_limit_bytes(rank) for rank in ranks))
     replicas = not mixing_layers(problem.profile.graph)
+    devices = problem.profile.cluster.devices
+    schedules = ASYNCHRONOUS if all(devices[rank].streams for rank in ranks) else SYNCHRONOUS
     for size in micro_batch_sizes(problem, book):
         slowest = slowest_kind(problem, book, size)
         found = network(problem, book, slowest, size)
@@ -325,7 +328,7 @@ def _pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
         speeds = tuple(seconds[slowest] / seconds[book.kind(rank)] if seconds[slowest] > 0 else 1.0 for rank in ranks)
         row = Row(speeds, bandwidth, memory_bytes)
         chain, count = chain_of(found.graph), len(micro_batches(problem, size))
-        answer = best_pipeline(chain.scaled(count), row, (count,), data_parallel=replicas)
+        answer = best_pipeline(chain.scaled(count), row, (count,), schedules, data_parallel=replicas)
         cuts, name = answer.plan.get("cuts"), answer.plan.get("schedule")
         if not isinstance(cuts, list) or not isinstance(name, str):
             continue

@@ -32,6 +32,12 @@ there are, innermost first, and which groups hosts and devices are in: by name, 
         devices:
           - {device: V100-16GB, count: 4, groups: {island: 2}}   # gpu0 and gpu1 in island0 of their host, ...
 
+A board may have two memories: parameters are on chip where those of the device fit.  Devices of the family ``fpga``
+stream (:class:`planner.ir.cluster.DeviceSpec`).
+
+      - {name: my-board, family: fpga, memory: 8GiB, memory-bandwidth: 38GB/s, on-chip-memory: 40MB,
+         peak: {float32: 1TFLOP/s}}
+
 With ``measured-on`` the share of its roof that each layer reached is carried over.  It is a name of the catalogue,
 figures like those of ``my-gpu``, or, for a profile of several kinds of device, a mapping of those by kind; kinds that
 are called like a device of the catalogue are that device.  A link without a latency has none: the catalogue knows none.
@@ -46,7 +52,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from planner.catalogue.listing import DeviceEntry, device, devices, link, links, names_of
+from planner.catalogue.listing import FIGURES, STREAMING, DeviceEntry, device, devices, link, links, names_of
 from planner.catalogue.reading import (
     ABSENT,
     BYTES,
@@ -64,7 +70,7 @@ from planner.ir.validation import MOST_DEVICES, nesting_faults
 
 _MEASURED, _PAIRS = "measured", "pairs"
 _LINK = ("link", "bandwidth", "latency", "duplex", "burst")
-_FIGURES = ("memory", "memory-bandwidth", "peak")
+_FIGURES = (*FIGURES, "peak")
 _NO_CLUSTER = Cluster((), {})
 
 
@@ -198,12 +204,13 @@ class _Machines:
         """A device by its name, or by figures; figures beside a name take the place of the catalogue's."""
         if _has(value, "name"):
             node = self.reader.mapping(value, path, ("name",), (*_FIGURES, "family", *more))
-            base = DeviceSpec("", self.reader.text(node["name"], f"{path}.name"), "", 0)
             family = self.reader.text(node.get("family", "gpu"), f"{path}.family")
+            kind = self.reader.text(node["name"], f"{path}.name")
+            base = DeviceSpec("", kind, "", 0, streams=family in STREAMING)
             return self._with_figures(base, node, path), family
         node = self.reader.mapping(value, path, ("device",), (*_FIGURES, *more))
         base, family = self._known(self.reader.text(node["device"], f"{path}.device"), f"{path}.device")
-        changed = [key for key in ("memory-bandwidth", "peak") if key in node]
+        changed = [key for key in ("memory-bandwidth", "on-chip-memory", "on-chip-bandwidth", "peak") if key in node]
         spec = self._with_figures(base, node, path)
         return replace(spec, kind=f"{spec.kind} ({_changes(node)})") if changed else spec, family
 
@@ -224,9 +231,13 @@ class _Machines:
     def _with_figures(self, spec: DeviceSpec, node: Mapping[str, Any], path: str) -> DeviceSpec:
         if "memory" in node:
             spec = replace(spec, memory_bytes=int(self.reader.quantity(node["memory"], f"{path}.memory", BYTES)))
+        if "on-chip-memory" in node:
+            size = self.reader.quantity(node["on-chip-memory"], f"{path}.on-chip-memory", BYTES)
+            spec = replace(spec, on_chip_bytes=int(size))
         if "memory-bandwidth" in node:
-            where = f"{path}.memory-bandwidth"
-            spec = replace(spec, memory_bytes_per_s=self.reader.quantity(node["memory-bandwidth"], where, BYTES_PER_S))
+            spec = replace(spec, memory_bytes_per_s=self._rate(node, path, "memory-bandwidth"))
+        if "on-chip-bandwidth" in node:
+            spec = replace(spec, on_chip_bytes_per_s=self._rate(node, path, "on-chip-bandwidth"))
         if "peak" in node:
             peak = self.reader.mapping(node["peak"], f"{path}.peak", (), tuple(map(str, _keys(node["peak"]))))
             given = {
@@ -234,6 +245,9 @@ class _Machines:
             }
             spec = replace(spec, peak_flop_per_s={**spec.peak_flop_per_s, **given})
         return spec
+
+    def _rate(self, node: Mapping[str, Any], path: str, key: str) -> float:
+        return self.reader.quantity(node[key], f"{path}.{key}", BYTES_PER_S)
 
     def _by_name(self) -> dict[str, DeviceSpec]:
         """Kinds of the profile that the catalogue knows by that name."""
@@ -330,8 +344,21 @@ class _Machines:
 def _spec(entry: DeviceEntry) -> DeviceSpec:
     peak = {dtype: figure.value for dtype, figure in entry.peak_flop_per_s.items()}
     memory = int(entry.memory_bytes.value) if entry.memory_bytes is not None else 0
-    per_s = entry.memory_bytes_per_s.value if entry.memory_bytes_per_s is not None else None
-    return DeviceSpec("", entry.name, "", memory, peak, per_s)
+    per_s, on_chip_per_s = (
+        None if figure is None else figure.value for figure in (entry.memory_bytes_per_s, entry.on_chip_bytes_per_s)
+    )
+    on_chip = int(entry.on_chip_bytes.value) if entry.on_chip_bytes is not None else 0
+    return DeviceSpec(
+        "",
+        entry.name,
+        "",
+        memory,
+        peak,
+        per_s,
+        streams=entry.family in STREAMING,
+        on_chip_bytes=on_chip,
+        on_chip_bytes_per_s=on_chip_per_s,
+    )
 
 
 def _has(value: Any, key: str) -> bool:
@@ -349,4 +376,5 @@ def _changes(node: Mapping[str, Any]) -> str:
         if _has(node, "peak") and _keys(node["peak"])
         else []
     )
-    return ", ".join([*parts, *([f"memory at {node['memory-bandwidth']}"] if "memory-bandwidth" in node else [])])
+    words = {"memory-bandwidth": "memory at", "on-chip-memory": "on chip", "on-chip-bandwidth": "on chip at"}
+    return ", ".join([*parts, *(f"{word} {node[key]}" for key, word in words.items() if key in node)])

@@ -36,8 +36,11 @@ class DeviceEntry:
     """A device one can buy; what no source states is None or missing.
 
     Attributes:
-        family: ``gpu``, ``cpu``, ``tpu``, ``ipu`` or ``fpga``; names its devices: ``n0/gpu0``.
+        family: one of :data:`FAMILIES`; names its devices: ``n0/gpu0``.
         peak_flop_per_s: dense, by dtype; ``tfloat32`` is float32 data in tensor cores.
+        on_chip_bytes, on_chip_bytes_per_s: of a second memory beside the multipliers
+            (:attr:`planner.ir.cluster.DeviceSpec.on_chip_bytes`).
+        unknown: figures that one would look for here and that no source states, and why, in words.
     """
 
     name: str
@@ -48,13 +51,14 @@ class DeviceEntry:
     peak_flop_per_s: Mapping[str, Figure] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     note: str = ""
+    on_chip_bytes: Figure | None = None
+    on_chip_bytes_per_s: Figure | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Every figure with its name."""
-        if self.memory_bytes is not None:
-            yield "memory", self.memory_bytes
-        if self.memory_bytes_per_s is not None:
-            yield "memory-bandwidth", self.memory_bytes_per_s
+        found = (self.memory_bytes, self.memory_bytes_per_s, self.on_chip_bytes, self.on_chip_bytes_per_s)
+        yield from ((name, figure) for name, figure in zip(FIGURES, found, strict=True) if figure is not None)
         yield from ((f"peak {dtype}", figure) for dtype, figure in self.peak_flop_per_s.items())
 
 
@@ -79,7 +83,10 @@ class LinkEntry:
             yield "latency", self.latency_s
 
 
-FAMILIES = ("cpu", "fpga", "gpu", "ipu", "tpu")
+FAMILIES = ("cpu", "fpga", "gpu", "ipu", "snn", "tpu")
+STREAMING = frozenset({"fpga"})
+"""Families whose devices send what they make while they make it (:attr:`planner.ir.cluster.DeviceSpec.streams`)."""
+FIGURES = ("memory", "memory-bandwidth", "on-chip-memory", "on-chip-bandwidth")
 _FOLDER = Path(__file__).parent
 _LINKS = "links.yaml"
 
@@ -124,8 +131,9 @@ def link(name: str) -> LinkEntry:
 def read_device(text: str, source: str) -> DeviceEntry:
     """The device that a file of the catalogue describes."""
     reader = Reader()
-    root = reader.mapping(parse_yaml(text, source), "", ("device", "family", "vendor", "figures"), ("aliases", "note"))
-    figures = reader.mapping(root["figures"], "figures", (), ("memory", "memory-bandwidth", "peak"))
+    needed, more = ("device", "family", "vendor", "figures"), ("aliases", "note", "unknown")
+    root = reader.mapping(parse_yaml(text, source), "", needed, more)
+    figures = reader.mapping(root["figures"], "figures", (), (*FIGURES, "peak"))
     peak = figures.get("peak", {})
     if not isinstance(peak, Mapping):
         reader.fault("figures.peak", "should be a mapping of dtypes")
@@ -144,6 +152,12 @@ def read_device(text: str, source: str) -> DeviceEntry:
         },
         aliases=_aliases(reader, root, ""),
         note=reader.text(root["note"], "note") if "note" in root else "",
+        on_chip_bytes=_optional_figure(reader, figures, "figures", "on-chip-memory", BYTES),
+        on_chip_bytes_per_s=_optional_figure(reader, figures, "figures", "on-chip-bandwidth", BYTES_PER_S),
+        unknown={
+            name: reader.text(why, f"unknown.{name}")
+            for name, why in reader.mapping(root.get("unknown", {}), "unknown", (), (*FIGURES, "peak")).items()
+        },
     )
     reader.finish(source, "catalogue file")
     return entry

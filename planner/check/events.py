@@ -16,10 +16,13 @@ from planner.costs.communication.links import Network
 from planner.costs.stages.input_pipeline import has_host_beside
 from planner.ir.cluster import Cluster
 from planner.ir.program import Message, Program
-from planner.ir.schedule import RECEIVE, SEND, Action, Op
+from planner.ir.schedule import ALONE, COMPUTE, RECEIVE, SEND, Action, Op
 
 _DIGITS = 11
 _SLOWEST = 0.1
+NOWHERE = -1
+"""The place of an action that is asked for on its own: it finds no gradients to add to."""
+_PASSES = (Op.FORWARD, Op.BACKWARD)
 _FULL = 1 + 1e-9
 Key = tuple[object, ...]
 Transfer = tuple[Key, int, int, int]
@@ -101,7 +104,7 @@ class Step:
         sum_of: Callable[[int], tuple[float, float]],
     ) -> None:
         self.network, self.program, self.action_s, self.sum_of = network, program, action_s, sum_of
-        self.cluster = network.cluster
+        self.cluster, self.how = network.cluster, program.streams
         self.arrived: set[Key] = set()
         self.called: set[Key] = set()
         self.wires: dict[object, list[Transfer]] = {}
@@ -201,6 +204,7 @@ class Step:
                 self.spans[rank].append((now_s, now_s))  # nobody's time
                 continue
             else:
+                seconds = max(seconds, self._streamed_s(rank, action))
                 from_s = ready_s.get((action.stage, action.microbatch), 0.0) if action.op is Op.FORWARD else 0.0
                 since_s = now_s = (yield Until(from_s)) if from_s > now_s else now_s
                 now_s = yield Work(seconds)
@@ -213,8 +217,40 @@ class Step:
         self._begin(self._wire(move), now_s)
         if blocking:
             return now_s if key in self.arrived else (yield Arrival(key))
-        held_s = self.network.sending_s(src, dst, size)
+        held_s = 0.0 if self._streams(src, dst) else self.network.sending_s(src, dst, size)
         return (yield Until(now_s + held_s)) if held_s > 0 else now_s
+
+    def _streams(self, src: int, dst: int) -> bool:
+        devices = self.cluster.devices
+        return bool(self.how) and devices[src].streams and devices[dst].streams
+
+    def _streamed_s(self, rank: int, action: Action) -> float:
+        """The least that a pass lasts for what it sends, or receives, as it goes along.
+
+        Of a forward and a backward that run at once, its part of the message's time: as of their work.
+        """
+        if not self.how or action.op not in COMPUTE or action.op is Op.BACKWARD_WEIGHT:
+            return 0.0
+        is_forward, stages = action.op is Op.FORWARD, self.program.stages
+        before = [edge.src for edge in stages.into(action.stage)]
+        behind = [edge.dst for edge in stages.out_of(action.stage)]
+        ops = (Op.RECV_FORWARD, Op.SEND_FORWARD) if is_forward else (Op.SEND_BACKWARD, Op.RECV_BACKWARD)
+        pairs = [(ops[0], peer) for peer in before] + [(ops[1], peer) for peer in behind]
+        on: dict[tuple[int, int], float] = {}
+        for op, peer in pairs:
+            message_action = Action(action.stage, op, action.microbatch, peer)
+            for sent in self.program.messages_of(rank, message_action):
+                _, src, dst, size = transfer(message_action, sent)
+                if self._streams(src, dst):
+                    on[src, dst] = on.get((src, dst), 0.0) + self.network.transfer_s(src, dst, size)
+        longest = max(on.values(), default=0.0)
+        if longest <= 0 or self.how == ALONE:
+            return longest
+        forward_s, backward_s = (
+            self.action_s(rank, Action(action.stage, op, action.microbatch), NOWHERE) for op in _PASSES
+        )
+        mine = forward_s if is_forward else backward_s
+        return longest * (mine / (forward_s + backward_s) if forward_s + backward_s > 0 else 0.5)
 
     def _wire(self, move: Transfer) -> object:
         _, src, dst, _ = move
@@ -228,7 +264,7 @@ class Step:
         line = self.wires[wire]
         while line and line[0][0] in self.called and line[0][0] not in self.under_way:
             key, src, dst, size = line[0]
-            moving = message(self.network, src, dst, size)
+            moving = Moving(0.0) if self._streams(src, dst) else message(self.network, src, dst, size)
             if moving.seconds > 0:
                 self._start(key, moving, now_s)
                 return

@@ -43,6 +43,7 @@ class Holding:
         parameter_bytes: what the rank holds of parameters; ``elsewhere``: of these whose state another rank holds.
         tied: parameters that other stages use too.
         sums_behind: whether gradients are summed over ranks while the last backward runs.
+        on_chip: whether parameters, gradients and the optimiser's state lie in a memory beside this one.
     """
 
     layers: Sequence[Layer]
@@ -60,6 +61,7 @@ class Holding:
     elsewhere: int = 0
     tied: frozenset[str] = frozenset()
     sums_behind: bool = False
+    on_chip: bool = False
     recompute: bool
     has_layouts: bool = False
 
@@ -125,6 +127,8 @@ class Account:
         weights += sum(one.parameter_bytes for one in held if one.has_layouts)
         with_state = weights - sum(one.elsewhere for one in held) if self._trains else 0
         state = round(with_state * self._profile.optimizer.state_bytes_per_parameter_byte)
+        if any(one.on_chip for one in held):
+            weights = state = 0
         for stage, one in zip(mine, held, strict=True):  # older versions, that micro-batches under way still need
             used = {name for layer in one.layers for name in layer.parameters}
             weights += (self._versions.get(stage, 1) - 1) * sum(parameters[name].num_bytes for name in used)
@@ -219,7 +223,7 @@ class Account:
             top = before - saved + max(rises.backward(), rises.forward() if stage.recompute else 0.0)
         now.kept.pop(key)
         now.inputs.pop(key, None)
-        now.gradients[action.stage] = stage.parameter_bytes
+        now.gradients[action.stage] = 0 if stage.on_chip else stage.parameter_bytes
         return top
 
     def _rises(self, stage: Holding, seeds: int, first: bool, sums: bool, there: tuple[float, ...]) -> _Rises:
@@ -460,6 +464,8 @@ def _made(stage: Holding, graph: Graph) -> list[float]:
         return list(stage.made)
     names = [layer.name for layer in stage.layers]
     found = [0.0] * len(names)
+    if stage.on_chip:
+        return found
     seen: dict[str, str] = {}
     for layer in graph.layers:
         for name in layer.parameters:

@@ -12,15 +12,19 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from planner.check.blocks import BlockAccount, tile_seconds
 from planner.costs.communication.resharding import Crossing, crossing, exposed, scattered_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
+from planner.costs.layers.token_slices import SliceTable
 from planner.costs.shards.option import Option, Shards, shards_of
-from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
+from planner.costs.shards.partial_sums import Sums, pending_s, reduction_rate, sums_of
 from planner.costs.shards.shapes import SizedLayer
+from planner.costs.shards.tiles import tile_shards
 from planner.ir.graph import Layer, producer
-from planner.ir.plan import Placement
+from planner.ir.plan import Block, Placement
 from planner.ir.profile import BACKWARD, FORWARD
+from planner.layers.division import Division
 
 SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
 QUANTITIES = (*SECONDS, "saved_bytes", "workspace_bytes")
@@ -78,6 +82,8 @@ class LaidOut:
     Attributes:
         layers: of the stage, in the graph's order.
         placements: by layer.
+        blocks: of a forward plan, layers that are run in blocks.
+        evaluates: whether the plan has forward passes alone, in which batch norms exchange nothing.
     """
 
     prices: LayerPrices
@@ -86,10 +92,14 @@ class LaidOut:
     ranks: tuple[int, ...]
     samples: int
     recompute: bool
+    blocks: tuple[Block, ...] = ()
+    evaluates: bool = False
 
     def action_s(self, what: str, accumulates: bool) -> float:
         """Seconds of a forward or backward (one of ``SECONDS``)."""
-        total = sum(self._slowest_s(layer, what) for layer in self.layers)
+        total = sum(self._slowest_s(layer, what) for layer in self._apart)
+        if what == "forward_s" and self.blocks:
+            total += sum(tile_seconds(self._tile_costs, block) for block in self._account.division.blocks)
         if what in ("backward_s", "backward_input_s") and self.recompute:
             total += sum(self._slowest_s(layer, "forward_s") for layer in self.layers)
         if accumulates:
@@ -128,9 +138,15 @@ class LaidOut:
         """Parameters of each layer that a member uses."""
         return [float(self._sums[layer.name].held_bytes[0, member]) for layer in self.layers]
 
+    def always_bytes(self) -> float:
+        """What a stage keeps although it computes its activations again: nothing."""
+        return 0.0
+
     def standing_bytes(self, member: int) -> float:
         """What exchanges keep ready on a member."""
-        return sum(float(one.standing_bytes[0, 0, member]) for one in self._crossings.values())
+        apart = {layer.name for layer in self._apart}
+        pairs = self._crossings.items()
+        return sum(float(one.standing_bytes[0, 0, member]) for (_, reader), one in pairs if reader in apart)
 
     def levels(self, member: int) -> list[list[float]] | None:
         """How high memory rises in each layer; None if that was not measured."""
@@ -146,6 +162,37 @@ class LaidOut:
             found.append(one.tolist())
         return found
 
+    def unrecorded_bytes(self, member: int) -> int:
+        """With blocks: the most that a forward pass holds of values."""
+        return self._account.peak_bytes(member, self._book.profile.graph)
+
+    @cached_property
+    def _apart(self) -> list[Layer]:
+        """The layers that are in no block."""
+        inside = {name for block in self.blocks for name in block.layers}
+        return [layer for layer in self.layers if layer.name not in inside]
+
+    @cached_property
+    def _account(self) -> BlockAccount:
+        graph = self._book.profile.graph
+        division = Division.placed(graph, self.placements, len(self.ranks), self.samples, self.blocks)
+        sized = {name: shards.sized for name, shards in self._shards.items()}
+        return BlockAccount(self._book, division, sized, self.ranks)
+
+    @cached_property
+    def _tile_shards(self) -> dict[str, Shards]:
+        """By layer of a block, with its tiles as options."""
+        return {
+            name: tile_shards(self._shards[name].sized, [tile.layers[name] for tile in block.tiles])
+            for block in self._account.division.blocks
+            for name in block.layers
+        }
+
+    @cached_property
+    def _tile_costs(self) -> dict[str, Array]:
+        """Seconds of a forward, ``[tiles, ranks]``."""
+        return {name: self._costs_of(name, shards)[0] for name, shards in self._tile_shards.items()}
+
     def workspace_bytes(self, member: int) -> float:
         """What the hungriest layer needs while it runs."""
         return max(float(cost["workspace_bytes"][member]) for cost in self._costs.values())
@@ -160,7 +207,7 @@ class LaidOut:
 
     @cached_property
     def _kinds(self) -> list[str]:
-        return [self._book.kind(rank) for rank in self.ranks]
+        return [self._book.kind_off_chip(rank) for rank in self.ranks]
 
     @cached_property
     def _shards(self) -> dict[str, Shards]:
@@ -173,23 +220,27 @@ class LaidOut:
 
     @cached_property
     def _costs(self) -> dict[str, dict[str, Array]]:
-        """By layer and quantity, of each member's part: as measured or modelled, else its share of whole samples."""
-        found = {}
-        shared = len(self.ranks) > 1
-        for layer in self.layers:
-            shards, index = self._shards[layer.name], self.prices.index[layer.name]
-            cost = np.zeros((len(QUANTITIES), 1, len(self.ranks)))
-            for member, kind in enumerate(self._kinds):  # what corrections add comes after the parts that were measured
-                table = self._book.tables.at(kind, int(shards.samples[0, member]))
+        """By layer and quantity, of each member's part."""
+        return {
+            name: dict(zip(QUANTITIES, self._costs_of(name, shards)[:, 0], strict=True))
+            for name, shards in self._shards.items()
+        }
+
+    def _costs_of(self, name: str, shards: Shards) -> Array:
+        """``[quantities, options, members]`` of each part: as measured or modelled, else its share of whole samples."""
+        index, shared = self.prices.index[name], len(self.ranks) > 1
+        cost = np.zeros((len(QUANTITIES), len(shards.options), len(self.ranks)))
+        for member, kind in enumerate(self._kinds):  # what corrections add comes after the parts that were measured
+            for option in range(len(shards.options)):
+                table = self._book.tables.at(kind, int(shards.samples[option, member]))
                 whole = [getattr(table, what)[index + 1] - getattr(table, what)[index] for what in QUANTITIES[:-1]]
-                share = float(shards.share[0, member])
-                cost[:, 0, member] = np.maximum(0.0, [*whole, table.workspace_bytes[index]]) * share
-            self._book.tables.parts.put_in(cost, layer.name, self._kinds, shards)
-            for member, kind in enumerate(self._kinds):
-                cost[0, 0, member] *= self._book.excess(FORWARD, kind, shared)
-                cost[1:4, 0, member] *= self._book.excess(BACKWARD, kind, shared)
-            found[layer.name] = dict(zip(QUANTITIES, cost[:, 0], strict=True))
-        return found
+                share = float(shards.share[option, member])
+                cost[:, option, member] = np.maximum(0.0, [*whole, table.workspace_bytes[index]]) * share
+        self._book.tables.parts.put_in(cost, name, self._kinds, shards)
+        for member, kind in enumerate(self._kinds):
+            cost[0, :, member] *= self._book.excess(FORWARD, kind, shared)
+            cost[1:4, :, member] *= self._book.excess(BACKWARD, kind, shared)
+        return cost
 
     @cached_property
     def _sums(self) -> dict[str, Sums]:
@@ -229,14 +280,25 @@ class LaidOut:
     @cached_property
     def _waited_s(self) -> tuple[float, float]:
         """What ranks wait for one another, forward and backward."""
-        kinds = {layer.name: layer.kind for layer in self.layers}
-        forward_s = sum(float(sums.statistics_s[0, 0]) for sums in self._sums.values())
-        backward_s = sum(float(sums.statistics_s[1, 0]) for sums in self._sums.values())
+        kinds, apart = {layer.name: layer.kind for layer in self.layers}, {layer.name for layer in self._apart}
+        own = [
+            self._sums[name].statistics_s
+            for name in apart
+            if not (self.evaluates and self._shards[name].sized.relation.REDUCTION == "statistics")
+        ]
+        forward_s, backward_s = (sum(float(seconds[way, 0]) for seconds in own) for way in range(2))
         for (_, reader), moving in self._crossings.items():
+            if reader not in apart:
+                continue
             ahead, behind = (self._costs[reader][what][None] for what in ("forward_s", "backward_s"))
             there, back = exposed(moving, kinds[reader], ahead, behind, self._book.profile.cluster)
             forward_s, backward_s = forward_s + float(there[0, 0]), backward_s + float(back[0, 0])
-        for layer in self.layers:  # partial sums of what is read from outside
+        if self.blocks:
+            forward_s += self._account.fetched_s()
+            for shards in self._tile_shards.values():
+                if shards.sized.relation.REDUCTION == "sum":
+                    forward_s += float(pending_s(shards, self.ranks, self._book.profile.cluster)[0].sum())
+        for layer in self._apart:  # partial sums of what is read from outside
             if layer.inputs and producer(layer.inputs[0]) not in self._shards:
                 seconds = float(scattered_s(self._shards[layer.name], self.ranks, self._book.network)[0])
                 forward_s, backward_s = forward_s + seconds, backward_s + seconds
@@ -251,3 +313,91 @@ class LaidOut:
         own = float(sums[index + 1] - sums[index])
         held = self._sums[layer.name].held_bytes[0]
         return max(s * float(size) / own for s, size in zip(seconds, held, strict=True)) if own else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Sliced:
+    """A stage of one rank, for one token slice of micro-batches of ``samples``; the same questions as of a ``LaidOut``.
+
+    Attributes:
+        layers: of the stage, in the graph's order.
+        table: what each layer costs for that slice.
+    """
+
+    prices: LayerPrices
+    layers: Sequence[Layer]
+    table: SliceTable
+    kind: str
+    samples: int
+    recompute: bool
+
+    def action_s(self, what: str, accumulates: bool) -> float:
+        """Seconds of a forward or backward (one of ``SECONDS``)."""
+        total = sum(self._of(layer, what) for layer in self.layers)
+        if what in ("backward_s", "backward_input_s") and self.recompute:
+            total += sum(self._of(layer, "forward_s") for layer in self.layers)
+        if accumulates:
+            total += sum(self.prices.accumulate_s(layer, self.kind, shared=False) for layer in self.layers)
+        return total
+
+    def exchanged_s(self, what: str) -> float:
+        """Slices are on one rank."""
+        return 0.0
+
+    def update_s(self) -> float:
+        """Seconds of the update."""
+        return sum(self.prices.update_s(layer, self.kind) for layer in self.layers)
+
+    def reduction_s(self) -> float:
+        """One rank sums with nobody."""
+        return 0.0
+
+    def parameter_bytes(self, member: int) -> float:
+        """Bytes of the parameters of the stage."""
+        return sum(self.made_bytes(member))
+
+    def saved_bytes(self, member: int) -> list[float]:
+        """What each layer saves for the backward, and what it keeps of other slices' tokens and for other slices."""
+        return [self._of(layer, "saved_bytes") + self._received(layer) for layer in self.layers]
+
+    def made_bytes(self, member: int) -> list[float]:
+        """Parameters of each layer, those that an earlier one uses too left out."""
+        sums = self.prices.book.tables.graph.parameter_bytes
+        places = [self.prices.index[layer.name] for layer in self.layers]
+        return [float(sums[at + 1] - sums[at]) for at in places]
+
+    def always_bytes(self) -> float:
+        """What later slices read is kept, although activations are computed again."""
+        return sum(self._received(layer) for layer in self.layers)
+
+    def standing_bytes(self, member: int) -> float:
+        """No exchange stands ready."""
+        return 0.0
+
+    def levels(self, member: int) -> list[list[float]] | None:
+        """How high memory rises in each layer; None if that was not measured."""
+        found, book = [], self.prices.book
+        for layer in self.layers:
+            at = self.prices.index[layer.name]
+            share = float(self.table.share[at])
+            whole = float(book.tables.at(self.kind, self.samples).workspace_bytes[at])
+            needs = self._of(layer, "workspace_bytes") - share * whole
+            one = book.levels.of_part(self.kind, at, self.samples, share, self._received(layer), needs)
+            if one is None:
+                return None
+            found.append(one.tolist())
+        return found
+
+    def unrecorded_bytes(self, member: int) -> int:
+        """Slices have no blocks."""
+        return 0
+
+    def workspace_bytes(self, member: int) -> float:
+        """What the hungriest layer needs while it runs."""
+        return max(self._of(layer, "workspace_bytes") for layer in self.layers)
+
+    def _of(self, layer: Layer, what: str) -> float:
+        return float(self.table.costs[QUANTITIES.index(what), self.prices.index[layer.name]])
+
+    def _received(self, layer: Layer) -> float:
+        return float(self.table.received[self.prices.index[layer.name]])

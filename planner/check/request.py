@@ -11,7 +11,19 @@ from planner.ir.cluster import Cluster
 from planner.ir.constraints import FAMILIES, KIND, WHATS, Ways, broken
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
-from planner.ir.problem import ALWAYS, AUTO, LATENCY, NEVER, OBJECTIVES, RECOMPUTE, SHARD, Request, Rule
+from planner.ir.problem import (
+    ALWAYS,
+    AUTO,
+    CHANNEL_DIMS,
+    LATENCY,
+    NEVER,
+    OBJECTIVES,
+    RECOMPUTE,
+    SHARD,
+    TIME_DIMS,
+    Request,
+    Rule,
+)
 from planner.ir.profile import Profile
 from planner.ir.schedule import FORWARD_PASS, Action
 
@@ -50,8 +62,8 @@ def _form_faults(request: Request) -> Iterator[str]:
         if value not in known:
             yield f"{_PATH}.{name}: {value!r} is none of {', '.join(known)}"
     for family in request.allow:
-        if family not in FAMILIES:
-            yield f"{_PATH}.allow: {family!r} is none of {', '.join(FAMILIES)}"
+        if family not in (*FAMILIES, TIME_DIMS):
+            yield f"{_PATH}.allow: {family!r} is none of {', '.join((*FAMILIES, TIME_DIMS))}"
     for name in request.schedules:
         if name not in schedules.names():
             yield f"{_PATH}.schedules: no schedule {name!r}; known: {', '.join(schedules.names())}"
@@ -73,7 +85,8 @@ def _schedule_faults(plan: Plan, trains: bool) -> Iterator[str]:
         words = ("forward passes alone", "training")
         yield f"{_PATH}.objective: asked for {request.objective}, the program is {words[trains]}"
         return
-    allowed = request.schedules or (schedules.default_names() if trains else (name,))
+    streaming = (other for other in schedules.names() if schedules.traits(other).streams)  # where all devices do
+    allowed = request.schedules or ((*schedules.default_names(), *streaming) if trains else (name,))
     if name not in allowed:
         whose = "asked for" if request.schedules else "nobody named one; searched then:"
         yield f"decision.schedule: {name}, {whose} {', '.join(allowed)}"
@@ -97,6 +110,11 @@ def _size_faults(plan: Plan) -> Iterator[str]:
 def _division_faults(plan: Plan) -> Iterator[str]:
     """How layers are divided: dims, and rows beyond the part."""
     request, decision = plan.inputs.request, plan.decision
+    if request.token_slices and decision.token_slices != request.token_slices:
+        yield f"decision.token_slices: {list(decision.token_slices)}, asked for {list(request.token_slices)}"
+    if decision.token_slices and TIME_DIMS not in request.allow:
+        allowed = ", ".join(request.allow) or "nothing"
+        yield f"decision.token_slices: {len(decision.token_slices)} token slices, allowed to be cut: {allowed}"
     for name, placed in decision.layers.items():
         path = f"decision.layers.{name}"
         if placed.margin > request.halo_depth:
@@ -108,6 +126,7 @@ def _division_faults(plan: Plan) -> Iterator[str]:
                 yield f"{path}.cuts: {name} is cut in {ways.along(family)} parts along {family}, allowed: {allowed}"
         for dim, points in placed.cuts.items():
             known = dim == "sites" or dim.startswith(REPLICA) or any(dim in dims for dims in FAMILIES.values())
+            known = known or CHANNEL_DIMS in request.allow  # heads of a view, tokens: by `plan --ways` alone
             if len(points) > 2 and not known:
                 yield f"{path}.cuts: {name} is cut in {len(points) - 1} parts along {dim!r}, which no family has"
 

@@ -123,6 +123,9 @@ def _rank_faults(plan: Plan) -> Iterator[str]:
         if not has_row and rank.compute_s + rank.communication_s + rank.bubble_s > 0:
             busy_s = rank.compute_s + rank.communication_s + rank.bubble_s
             yield f"{path}.compute_s: rank {number} is busy for {busy_s} s, with 0 actions"
+        if rank.on_chip_bytes > rank.on_chip_limit_bytes:
+            text = f"{rank.on_chip_bytes} bytes are on chip, where there is room for {rank.on_chip_limit_bytes}"
+            yield f"{path}.on_chip_bytes: {text}"
         if rank.peak_bytes > rank.memory_limit_bytes:
             text = f"rank {number} holds {rank.peak_bytes} bytes, more than its limit of {rank.memory_limit_bytes}"
             yield f"{path}.peak_bytes: {text}"
@@ -312,10 +315,11 @@ def _measured_faults(plan: Plan) -> Iterator[str]:
     if run.step_s <= 0 or run.num_steps < 1 or run.spread < 0:
         yield f"measured.step_s: {run.step_s} s over {run.num_steps} steps, spread {run.spread}"
         return
-    other = plan.prediction.other_transport(run.transport)
-    if (run.error is None) != bool(other):
+    if (run.error is not None) != plan.prediction.is_of(run.transport, run.kinds):
         compared = f"measured over {run.transport or 'none'}, predicted over {plan.prediction.transport or 'none'}"
-        yield f"measured.error: {run.error} of a step {compared}"
+        planned, used = plan.prediction.other_devices(run.kinds)
+        on = f", measured on {used}, predicted for {planned}" if planned else ""
+        yield f"measured.error: {run.error} of a step {compared}{on}"
     elif run.error is not None and plan.prediction.step_s > 0:
         real = run.step_s / plan.prediction.step_s - 1
         if not close(run.error + 1, real + 1):

@@ -12,7 +12,7 @@ from planner import schedules
 from planner.costs.shards.device_mesh import AXES, REPLICA, SPACE
 from planner.costs.shards.shapes import SizedLayer
 from planner.ir.box import volume, whole
-from planner.ir.errors import CorruptFileError, operator_of, remedies
+from planner.ir.errors import CorruptFileError, UnsupportedModelError, operator_of, remedies
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.plan import Decision, Placement
 from planner.ir.profile import Profile
@@ -24,11 +24,15 @@ from planner.layers import (
     require_whole_batches,
     throughout_sites,
 )
-from planner.layers.contraction import contracted_dims
+from planner.layers.contraction import contracted_dims, num_channels
+from planner.layers.tiling import block_faults
+from planner.layers.token_slices import require_sliceable
 
 
 def has_layouts(decision: Decision, stage: int) -> bool:
-    """Whether the layers of ``stage`` are not all cut alike along samples."""
+    """Whether the layers of ``stage`` are not all cut alike along samples, or some are run in blocks."""
+    if decision.stages[stage].blocks:
+        return True
     placed = [decision.layers[name] for name in decision.layers_of(stage)]
     cuts = [tuple(each.cuts.items()) for each in placed]
     return (
@@ -52,6 +56,54 @@ def structure_faults(decision: Decision) -> Iterator[str]:
             yield f"{path}: layer {name} is in stage {placement.stage} of {len(decision.stages)} stages"
     for number in range(len(decision.stages)):
         yield from _layout_faults(decision, number)
+        yield from _block_form_faults(decision, number)
+    yield from _slice_faults(decision)
+
+
+def _block_form_faults(decision: Decision, number: int) -> Iterator[str]:
+    """Of blocks what can be seen without the layers (:func:`layer_faults`)."""
+    names, blocks = list(decision.layers_of(number)), decision.stages[number].blocks
+    path = f"decision.stages[{number}].blocks"
+    if blocks and decision.schedule in schedules.names() and schedules.traits(decision.schedule).trains:
+        yield f"{path}: stage {number} has blocks, which are for forward passes alone, and the plan trains"
+    last = 0
+    for block in blocks:
+        first = names.index(block.layers[0]) if block.layers and block.layers[0] in names else -1
+        if first < last or tuple(names[first : first + len(block.layers)]) != block.layers:
+            yield f"{path}: a block of {len(block.layers)} layers is no stretch of the stage's layers from {last} on"
+            return
+        last = first + len(block.layers)
+        for dim, parts in block.tiles.items():
+            if dim not in SPACE or parts < 1:
+                yield f"{path}: {parts} tiles along {dim}; tiles are 1 or more, along {', '.join(SPACE)}"
+        for name in block.layers:
+            placed = decision.layers[name]
+            others = [dim for dim in _cut_dims(placed) if dim not in (SAMPLE, *SPACE)]
+            if others or placed.ways != 1 or placed.margin:
+                what = f"cut along {others[0]}" if others else "given ways or a margin"
+                yield f"{path}: layer {name} of a block is {what}; it can be cut along samples and space alone"
+
+
+def _slice_faults(decision: Decision) -> Iterator[str]:
+    """Token slices: each has tokens, and their stages one rank each."""
+    slices = decision.token_slices
+    if not slices:
+        return
+    if min(slices) < 1:
+        yield f"decision.token_slices: slices of {list(slices)} tokens are not all positive"
+    for number, stage in enumerate(decision.stages):
+        if len(stage.ranks) > 1:
+            text = f"stage {number} is on {len(stage.ranks)} ranks, and sequences are cut into {len(slices)} slices"
+            yield f"decision.token_slices: {text}: each stage is then on one rank"
+
+
+def token_faults(decision: Decision, graph: Graph) -> Iterator[str]:
+    """Layers that cannot be run in the token slices of a decision, or slices that are no sequence of the graph's."""
+    if decision.token_slices:
+        try:
+            require_sliceable(graph, decision.token_slices)
+        except UnsupportedModelError as error:
+            yield f"decision.token_slices: {'; '.join((error.title, *error.details))}"
 
 
 def _rank_faults(decision: Decision) -> Iterator[str]:
@@ -207,10 +259,13 @@ def require_possible(decision: Decision, graph: Graph) -> None:
 
     Raises:
         UnsupportedModelError: the loss needs the whole batch, and the decision cuts it into micro-batches.
-        CorruptFileError: layers cannot be divided as the decision says.
+        CorruptFileError: layers cannot be divided, or run in blocks, as the decision says.
     """
     require_whole_batches(decision, graph)
-    faults = list(layer_faults(decision, graph))
+    if decision.token_slices:
+        require_sliceable(graph, decision.token_slices)
+    faults = [fault for stage in range(len(decision.stages)) for fault in _block_form_faults(decision, stage)]
+    faults += layer_faults(decision, graph)
     if faults:
         raise CorruptFileError("the plan's layers cannot be divided so", faults[:20])
 
@@ -229,6 +284,9 @@ def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, 
         own = [name for name in decision.layers_of(stage) if name in mixing]
         if own and _shares_samples(decision, stage):
             yield own[0], f"layer {own[0]} mixes samples, and the ranks of stage {stage} share them out"
+    for each in decision.stages:
+        for block in each.blocks:
+            yield from block_faults(graph, block.layers, block.tiles)
     laid_out = [stage for stage in range(len(decision.stages)) if has_layouts(decision, stage)]
     values, sites = graph.values(), over_sites(graph)
     for layer in graph.layers:
@@ -298,11 +356,12 @@ def _ways_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]
     if ways < 1:
         yield f"{words}; it is 1 or more"
     elif dims is None:
-        yield f"{words}, and is no linear layer or convolution of one group: it shares no input channels"
+        yield f"{words}, and is no linear layer, embedding or convolution of one group: it shares no input channels"
     else:
-        name, channels = layer.outputs[0].dims[dims.filters], inputs[0].shape[dims.channels]
-        parts = len(placed.cuts.get(name, (0, 1))) - 1
-        if parts % ways:
+        channels = num_channels(dims, inputs, tuple(graph.parameters[each] for each in layer.parameters))
+        if dims.shared(layer, placed.layout, ways) is None:
+            name = layer.outputs[0].dims[dims.filters]
+            parts = len(placed.cuts.get(name, (0, 1))) - 1
             yield f"{words}, which do not divide its {parts} parts along {name}"
         elif ways > channels:
             yield f"{words} to share {channels} input channels"

@@ -17,6 +17,7 @@ from planner.check.structure import (
     named_layer_faults,
     part_faults,
     structure_faults,
+    token_faults,
 )
 from planner.costs.communication.links import transport_of
 from planner.costs.cost_model import PriceBook
@@ -55,6 +56,7 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
         found_by_name = named_layer_faults(decision, profile.graph)
         misplaced = [f"decision.layers.{name}: {fault}" for name, fault in found_by_name]
         misplaced += part_faults(decision, profile.graph)
+        misplaced += token_faults(decision, profile.graph)
     faults += misplaced
     if not is_sound or misplaced:
         return tuple(faults)  # a program can only be judged on stages that make sense
@@ -96,6 +98,12 @@ def _prediction_faults(plan: Plan, book: PriceBook, found: Reckoning) -> Iterato
         again = f"recomputed {found.bubble_fraction}"
         yield f"prediction.bubble_fraction: the predicted bubble is {said.bubble_fraction}, {again}"
     yield from _memory_faults(plan, found)
+    for rank, (one, device) in enumerate(zip(said.ranks, book.profile.cluster.devices, strict=False)):
+        if one.kind and one.kind != device.kind:
+            yield f"prediction.ranks[{rank}].kind: {one.kind!r}, {device.name} is {device.kind!r}"
+        if one.on_chip_limit_bytes != device.on_chip_bytes:
+            room = f"{one.on_chip_limit_bytes} bytes on chip, {device.name} has {device.on_chip_bytes}"
+            yield f"prediction.ranks[{rank}].on_chip_limit_bytes: {room}"
     yield from _time_faults(plan, found)
     simulated = drawn(plan, book)
     if said.evidence != simulated.evidence:
@@ -116,11 +124,15 @@ def _prediction_faults(plan: Plan, book: PriceBook, found: Reckoning) -> Iterato
 def _memory_faults(plan: Plan, found: Reckoning) -> Iterator[str]:
     # Between sizes measured, of parts of a layer or of a sample there are fractions of bytes, which are rounded for
     # each micro-batch that is held.
-    rounded = 2 * len(plan.decision.micro_batches) + 2
+    rounded = 2 * len(plan.decision.sizes) + 2
     for rank, (said, peak) in enumerate(zip(plan.prediction.ranks, found.peak_bytes, strict=False)):
         path = f"prediction.ranks[{rank}].peak_bytes"
         if abs(said.peak_bytes - peak) > rounded:
             yield f"{path}: rank {rank} is predicted to hold {said.peak_bytes} bytes, recomputed {peak}"
+        on_chip = found.on_chip_bytes[rank]
+        if said.on_chip_bytes != on_chip:
+            where = f"prediction.ranks[{rank}].on_chip_bytes"
+            yield f"{where}: rank {rank} is predicted to hold {said.on_chip_bytes} bytes on chip, recomputed {on_chip}"
         if peak > said.memory_limit_bytes + rounded:
             yield f"{path}: rank {rank} holds {peak} bytes, more than its limit of {said.memory_limit_bytes}"
 
@@ -151,7 +163,7 @@ def _alternative_faults(plan: Plan, book: PriceBook, program: Program) -> Iterat
 def _reckoned_alternative_faults(
     plan: Plan, other: Alternative, found: Reckoning, path: str, decision: Decision
 ) -> Iterator[str]:
-    rounded = 2 * len(decision.micro_batches) + 2
+    rounded = 2 * len(decision.sizes) + 2
     limits = [rank.memory_limit_bytes for rank in plan.prediction.ranks]
     if other.step_s is not None and not close(other.step_s, found.step_s):
         yield f"{path}.step_s: {other.name} takes {other.step_s} s, recomputed {found.step_s} s"

@@ -210,9 +210,8 @@ def _travels(profile: Profile, decision: Decision) -> list[_Travel]:
             message = messages[0]
             source = message.src if forward else message.dst
             size = message.forward_bytes if forward else message.backward_bytes
-            send = Action(
-                action.peer, Op.SEND_FORWARD if forward else Op.SEND_BACKWARD, action.microbatch, action.stage
-            )
+            op = Op.SEND_FORWARD if forward else Op.SEND_BACKWARD
+            send = Action(action.peer, op, action.microbatch, action.stage, streams=action.streams)
             seconds = network.transfer_s(source, rank, size)
             link = profile.cluster.link_class(source, rank)
             found.append(_Travel((source, str(send)), (rank, str(action)), link, seconds))

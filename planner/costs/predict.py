@@ -19,10 +19,10 @@ from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import placements
 from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, paired_steps
 from planner.ir.cluster import Evidence
-from planner.ir.plan import Decision, Prediction, RankPrediction
+from planner.ir.plan import Decision, Prediction, RankPrediction, Size
 from planner.ir.profile import Profile
 from planner.ir.program import Program
-from planner.ir.schedule import COMPUTE, Pipeline, StageGraph
+from planner.ir.schedule import COMPUTE, Pipeline
 from planner.ir.timeline import Timeline
 from planner.layers.boundary import Boundaries
 from planner.passes import lower, validate
@@ -82,6 +82,9 @@ def forecast(
             memory.peak_bytes,
             limits[rank],
             part.bubble_s,
+            devices[rank].kind,
+            memory.on_chip_bytes,
+            devices[rank].on_chip_bytes,
         )
         for rank, (part, memory) in enumerate(zip(parts, memories, strict=True))
     )
@@ -121,14 +124,14 @@ def unflushed_step_s(book: PriceBook, decision: Decision) -> float:
     """
 
     def seconds(times: int) -> float:
-        micro_batches = decision.micro_batches * times
+        micro_batches: tuple[Size, ...] = decision.sizes * times
         boundaries = Boundaries.of_decision(book.profile.graph, decision)
         edges = boundaries.edges()
-        stages = StageGraph(len(decision.stages), len(micro_batches), edges, boundaries.prepares())
+        stages = boundaries.stages(edges, micro_batches)
         order = schedule(decision.schedule)(Pipeline(stages))
         program = lower(order, stages, boundaries.ranks, boundaries.routes(edges, micro_batches), len(decision.program))
         compiled = compile_program(program, micro_batches)
-        costs = StageCosts(book, placements(book, decision), micro_batches)
+        costs = StageCosts(book, placements(book, decision), micro_batches, program.trains)
         return run(compiled, prices_of(compiled, costs, transfer_bytes(program, compiled))).step_s
 
     return seconds(3) - seconds(2)
@@ -138,8 +141,8 @@ def _compiled(book: PriceBook, decision: Decision) -> tuple[Program, StageCosts,
     """The decision's program, priced; and the bytes of its transfers."""
     program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
     validate(program)
-    costs = StageCosts(book, placements(book, decision), decision.micro_batches)
-    compiled = compile_program(program, decision.micro_batches)
+    costs = StageCosts(book, placements(book, decision), decision.sizes, program.trains)
+    compiled = compile_program(program, decision.sizes)
     return program, costs, compiled, transfer_bytes(program, compiled)
 
 

@@ -47,6 +47,7 @@ from planner.costs.simulator.program import (
 )
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.timeline import Trace
+from planner.ir.plan import samples_in
 from planner.ir.profile import ONE_DEVICE, PIPELINE, SHARING, STEP_RANGE, CostClass, Measurement, Profile
 from planner.ir.schedule import COMPUTE
 
@@ -178,14 +179,14 @@ def _factors(
     drawn = drawn or _Drawn(np.random.default_rng(_SEED), len(compiled.rows), num_draws)
     for number, noise in sorted(noises.items()):
         for kind, *_ in noise.ranges:
-            key = costs.book.kind(compiled.actions[number].rank), kind
+            key = costs.kind(compiled.actions[number].rank), kind
             drawn.alike.setdefault(key, drawn.normals(key))
     found = {}
     for rank, row in enumerate(compiled.rows):
         for position, (_, number, _) in enumerate(row):
             action = compiled.grid[rank][position]
             if action.op in COMPUTE and number in noises:
-                factor = drawn.factor(rank, costs.book.kind(rank), noises[number])
+                factor = drawn.factor(rank, costs.kind(rank), noises[number])
                 computing = costs.computing_part(action, prices.action_s[number])
                 found[rank, position] = 1 + computing * (factor - 1)
     return found
@@ -281,9 +282,9 @@ def _noise_once(
 ) -> Noise:
     """The same for all actions of a stage on one kind of device at as many samples."""
     slot = compiled.actions[number]
-    placed, rows = costs.stages[slot.action.stage], costs.micro_batches[slot.action.microbatch or 0]
+    placed, rows = costs.stages[slot.action.stage], samples_in(costs.micro_batches[slot.action.microbatch or 0])
     samples = placed.samples[rows][placed.ranks.index(slot.rank)] if placed.samples else float(rows)
-    key = (slot.action.stage, costs.book.kind(slot.rank), samples)
+    key = (slot.action.stage, costs.kind(slot.rank), samples)
     if key not in known:
         known[key] = _noise(measurements, costs, compiled, number)
     return known[key]
@@ -293,10 +294,10 @@ def _noise(measurements: _Measured, costs: StageCosts, compiled: CompiledProgram
     """From the measurements, nearest in size, of the layers of the action's stage."""
     slot = compiled.actions[number]
     placed = costs.stages[slot.action.stage]
-    rows = costs.micro_batches[slot.action.microbatch or 0]
+    rows = samples_in(costs.micro_batches[slot.action.microbatch or 0])
     member = placed.ranks.index(slot.rank)
     samples = placed.samples[rows][member] if placed.samples else float(rows)
-    kind, layers = costs.book.kind(slot.rank), layers_of(placed.runs)
+    kind, layers = costs.kind(slot.rank), layers_of(placed.runs)
     nearest = measurements.nearest(kind, layers, samples) if samples > 0 else {}
     weights = {index: found.forward_s + found.backward_s for index, found in nearest.items()}
     total_s = sum(weights.values())

@@ -1,14 +1,14 @@
-"""Ways of a transformer's step as options of Megatron-LM, or settings of torchtitan and DeepSpeed.
+"""Ways of a transformer's step as options of Megatron-LM and torchtitan, or DeepSpeed's settings.
 
 Each target says of a way what it is told, and what it cannot be told: which is then left to it, or to the model's code.
-The names are those of 2025 (Megatron core 0.12 and later, torchtitan's job files, DeepSpeed's JSON).  No target has
-parsed them here: the parsers of Megatron-LM and torchtitan are in no package that installs on a CPU.
+The names are those of Megatron core 0.16, torchtitan 0.3 and DeepSpeed 0.19.  A test has the last two's own parsers
+read them where these are installed; Megatron-LM's parser (``megatron.training``) is in no package, its core has none.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from planner.transformers.shape import Recompute, Transformer, Ways
@@ -78,37 +78,33 @@ def megatron(shape: Transformer, ways: Ways, global_batch: int) -> Options:
 
 
 def torchtitan(shape: Transformer, ways: Ways, global_batch: int) -> Options:
-    """Sections of a torchtitan job's TOML."""
+    """Options of torchtitan's command line, beside those that name a model and its configuration."""
     sharded = ways.zero >= 2
-    settings: dict[str, dict[str, object]] = {
-        "training": {
-            "local_batch_size": ways.micro_batch * ways.micro_batches(global_batch),
-            "global_batch_size": global_batch,
-            "seq_len": shape.seq,
-        },
-        "parallelism": {
-            "data_parallel_replicate_degree": 1 if sharded else ways.data,
-            "data_parallel_shard_degree": ways.data if sharded else 1,
-            "fsdp_reshard_after_forward": "never" if ways.zero == 2 else "default",
-            "tensor_parallel_degree": ways.tensor,
-            "pipeline_parallel_degree": ways.pipeline,
-            "pipeline_parallel_schedule": _torch_schedule(ways),
-            "pipeline_parallel_microbatch_size": ways.micro_batch,
-        },
-        "activation_checkpoint": {"mode": ways.recompute.value},
-    }
-    if ways.pipeline == 1:
-        settings["training"]["local_batch_size"] = ways.micro_batch
+    local = ways.micro_batch * (ways.micro_batches(global_batch) if ways.pipeline > 1 else 1)
+    told = [
+        f"--training.local_batch_size {local}",
+        f"--training.global_batch_size {global_batch}",
+        f"--training.seq_len {shape.seq}",
+        f"--parallelism.data_parallel_replicate_degree {1 if sharded else ways.data}",
+        f"--parallelism.data_parallel_shard_degree {ways.data if sharded else 1}",
+        f"--parallelism.fsdp_reshard_after_forward {'never' if ways.zero == 2 else 'default'}",
+        f"--parallelism.tensor_parallel_degree {ways.tensor}",
+        f"--parallelism.pipeline_parallel_degree {ways.pipeline}",
+        f"--parallelism.pipeline_parallel_schedule {_torch_schedule(ways)}",
+        f"--parallelism.pipeline_parallel_microbatch_size {ways.micro_batch}",
+    ]
+    if ways.tensor > 1 and not ways.sequence_parallel:
+        told.append("--parallelism.no-enable_sequence_parallel")
     missing = [f"sizes of {shape.name}: they are a flavour of a model there"]
     if ways.zero == 1:
         missing.append("ZeRO-1: replicas there divide nothing, or gradients too")
-    if ways.tensor > 1 and not ways.sequence_parallel:
-        missing.append("tensor parallelism without sequence parallelism: it has them together")
     if ways.recompute is Recompute.SELECTIVE:
         missing.append("selective recomputation: there it chooses operators, and not the core of attention alone")
+    elif ways.recompute is Recompute.FULL:
+        missing.append("full recomputation: FullAC as activation_checkpoint of the model's configuration function")
     if len(set(ways.chunks(shape.layers))) > 1:
         missing.append("stages of unlike numbers of blocks: it divides them itself")
-    return Options(_toml(settings), tuple(missing))
+    return Options("\n".join(told) + "\n", tuple(missing))
 
 
 def _torch_schedule(ways: Ways) -> str:
@@ -144,13 +140,3 @@ LAUNCHERS: Mapping[str, Callable[[Transformer, Ways, int], Options]] = {
     "torchtitan": torchtitan,
     "deepspeed": deepspeed,
 }
-
-
-def _toml(settings: Mapping[str, Mapping[str, object]]) -> str:
-    def lines() -> Iterator[str]:
-        for section, values in settings.items():
-            yield f"[{section}]"
-            yield from (f"{name} = {json.dumps(value)}" for name, value in values.items())
-            yield ""
-
-    return "\n".join(lines())

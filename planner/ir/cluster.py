@@ -92,6 +92,11 @@ class DeviceSpec:
             core that also moves messages, 0 for an accelerator beside it.
         groups: that it is in beside its host, by level; at a level that it does not name it is in no larger group than
             one level below.
+        on_chip_bytes: a second memory, beside the multipliers (block RAM of an FPGA): it has the parameters, their
+            gradients and the optimiser's state where all of those that the device holds fit; 0: there is none.
+        on_chip_bytes_per_s: its bandwidth; None: it keeps up with any computation.
+        streams: whether it sends what it makes, and computes on what comes, as it goes along (an FPGA); schedules that
+            stream do so between two such devices.
     """
 
     name: str
@@ -102,10 +107,18 @@ class DeviceSpec:
     memory_bytes_per_s: float | None = None
     core_share: float = field(default=1.0, metadata={"added": "0.1"})
     groups: Mapping[str, str] = field(default_factory=dict, metadata={"added": "0.1"})
+    streams: bool = field(default=False, metadata={"added": "0.1"})
+    on_chip_bytes: int = field(default=0, metadata={"added": "0.1"})
+    on_chip_bytes_per_s: float | None = field(default=None, metadata={"added": "0.1"})
 
     def group(self, level: str) -> str | None:
         """The group of that level that the device is in."""
         return self.host if level == HOST else self.groups.get(level)
+
+
+def off_chip(kind: str) -> str:
+    """The kind under which a profile has the costs of a device with two memories whose parameters are in the larger."""
+    return f"{kind}, weights off chip"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from math import prod
+from typing import NamedTuple
 
 from planner.ir.cluster import DATASHEET, GLOO, IN_PROCESS, NCCL
 from planner.ir.layout import Layout
@@ -37,6 +40,28 @@ class PlanInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Layers of a forward plan that each rank runs through without an exchange between them, tile by tile.
+
+    What the block hands on is divided over the ranks as its layers' cuts say, and over the tiles of a rank.  What is
+    inside follows from the access relations: a tile computes what its part of the ends reads, its overlap with other
+    tiles and ranks included, from what was fetched before the block (:class:`planner.layers.division.BlockDivision`).
+
+    Attributes:
+        layers: by name, one after another in the stage's order.
+        tiles: into how many tiles a rank cuts its part along a dim of space; dims left out are not cut.
+    """
+
+    layers: tuple[str, ...]
+    tiles: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def num_tiles(self) -> int:
+        """Of each rank."""
+        return prod(self.tiles.values())
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """A group of ranks that runs some layers, and the devices they are meant for.
 
@@ -44,12 +69,14 @@ class Stage:
         recompute: whether activations are dropped after the forward and computed again before the backward.
         sharded: whether the ranks divide the optimiser's state among them, each updating its part of the parameters
             (ZeRO stage 1, Rajbhandari et al. 2020).
+        blocks: of a forward plan, layers that are run without exchanges between them, and in tiles; in order.
     """
 
     ranks: tuple[int, ...]
     devices: tuple[str, ...]
     recompute: bool = False
     sharded: bool = field(default=False, metadata={"added": "0.1"})
+    blocks: tuple[Block, ...] = field(default=(), metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +103,31 @@ class Placement:
         return Layout(self.cuts)
 
 
+class TokenSlice(NamedTuple):
+    """What goes through a stage at once where sequences are cut: tokens ``start`` to ``stop`` of so many samples."""
+
+    samples: int
+    start: int
+    stop: int
+
+
+Size = int | TokenSlice
+"""What decides about the cost of a pass: the samples of a micro-batch, or which slice of how many."""
+
+
+def samples_in(size: Size) -> int:
+    """Samples of a micro-batch, or of those that a slice is of."""
+    return size.samples if isinstance(size, TokenSlice) else size
+
+
+def sizes_of(micro_batches: tuple[int, ...], token_slices: tuple[int, ...]) -> tuple[Size, ...]:
+    """What the program's micro-batches are: those of a plan, or one after another all slices of each."""
+    if not token_slices:
+        return micro_batches
+    parts = tuple(pairwise(accumulate(token_slices, initial=0)))
+    return tuple(TokenSlice(samples, start, stop) for samples in micro_batches for start, stop in parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Everything that drives a run; may be edited by hand.
@@ -85,7 +137,9 @@ class Decision:
         micro_batches: samples of each micro-batch, in order; their sum is the global batch.
         stages: in topological order.
         layers: by name, in the graph's order.
-        program: actions by rank, as text.
+        program: actions by rank, as text; of token slices what they number are the slices of all micro-batches.
+        token_slices: tokens of each slice that every micro-batch's sequences are cut into (TeraPipe, Li et al. 2021);
+            empty: they are not.
     """
 
     schedule: str
@@ -93,6 +147,17 @@ class Decision:
     stages: tuple[Stage, ...]
     layers: Mapping[str, Placement]
     program: tuple[tuple[str, ...], ...]
+    token_slices: tuple[int, ...] = field(default=(), metadata={"added": "0.1"})
+
+    @property
+    def num_slices(self) -> int:
+        """Slices of each micro-batch; 1 where sequences are not cut."""
+        return max(1, len(self.token_slices))
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """Of each of the program's micro-batches."""
+        return sizes_of(self.micro_batches, self.token_slices)
 
     @property
     def num_ranks(self) -> int:
@@ -131,6 +196,10 @@ class RankPrediction:
         idle_s: after its last action.
         bubble_s: waiting for what other ranks have not computed yet, with something left to do; of older plan files it
             is in ``idle_s``.
+        peak_bytes: in the device's memory, what is on chip apart.
+        kind: of the device that it is planned for, in the words of the profile; of older plan files empty.
+        on_chip_bytes: of parameters, gradients and optimiser state in a device's on-chip memory, which has
+            ``on_chip_limit_bytes``; 0 where they do not fit, or there is none.
     """
 
     rank: int
@@ -140,6 +209,9 @@ class RankPrediction:
     peak_bytes: int
     memory_limit_bytes: int
     bubble_s: float = field(default=0.0, metadata={"added": "0.1"})
+    kind: str = field(default="", metadata={"added": "0.1"})
+    on_chip_bytes: int = field(default=0, metadata={"added": "0.1"})
+    on_chip_limit_bytes: int = field(default=0, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +244,18 @@ class Prediction:
         before = "" if used == NCCL or self.evidence == DATASHEET else GLOO
         known = self.transport or before
         return known if known != used else ""
+
+    def other_devices(self, used: Sequence[str]) -> tuple[str, str]:
+        """(planned, used) of the first rank that ran on another kind of device than the step is predicted for.
+
+        Two empty words if none did, or if it is not known of one of the two.
+        """
+        pairs = zip((rank.kind for rank in self.ranks), used, strict=False)
+        return next(((planned, ran) for planned, ran in pairs if planned and ran and planned != ran), ("", ""))
+
+    def is_of(self, transport: str, kinds: Sequence[str]) -> bool:
+        """Whether a run over ``transport`` on these kinds of device, by rank, tells how good the prediction is."""
+        return not self.other_transport(transport) and not any(self.other_devices(kinds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +349,12 @@ class Measured:
     Attributes:
         step_s: median over ``num_steps`` steps after warm-up; ``spread`` is the interquartile range over the median.
         stage_forward_s, stage_backward_s: median per micro-batch, by stage.
-        error: measured / predicted - 1; None where the run was over another transport than the prediction is of.
+        error: measured / predicted - 1; None where the run was over another transport, or on another kind of device,
+            than the prediction is of.
         stage_update_s, stage_reduction_s: median, by stage: the update; the sum of gradients from when its last rank is
             there.
         transport: that the ranks exchanged by; empty of one rank.
+        kinds: of the devices that they ran on, by rank, in the words of the plan where it means them.
     """
 
     step_s: float
@@ -282,6 +368,7 @@ class Measured:
     stage_reduction_s: tuple[float, ...] = field(default=(), metadata={"added": "0.1"})
     ranks: tuple[RankMeasured, ...] = field(default=(), metadata={"added": "0.1"})
     transport: str = field(default="", metadata={"added": "0.1"})
+    kinds: tuple[str, ...] = field(default=(), metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

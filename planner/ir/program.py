@@ -117,6 +117,11 @@ class Program:
         """Whether any of its messages holds its ranks while it travels."""
         return any(action.blocking for row in self.rows for action in row)
 
+    @property
+    def streams(self) -> str:
+        """How its messages stream between devices that can; empty: they do not."""
+        return next((action.streams for row in self.rows for action in row if action.streams), "")
+
     def messages_of(self, rank: int, action: Action) -> tuple[Message, ...]:
         """The messages that ``action``, a send or receive on ``rank``, moves between ranks."""
         if action.peer is None or action.microbatch is None:

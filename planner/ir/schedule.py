@@ -12,10 +12,20 @@ action for that, ``1PREP3``, one micro-batch ahead of its forward.  On a device 
 
     0PREP0 0PREP1 0F0 0SEND_F0>1 0PREP2 0F1 0SEND_F1>1 0F2 0SEND_F2>1 ...
 
-Two things are written only where a schedule needs them.  ``1SEND_F3>2!`` holds its rank while the message travels (no
-overlap with compute).  ``0UPDATE3`` is an update in the middle of a step, with the gradients of all micro-batches up to
-3 that no update before it has used; it makes the next version of the stage's weights, and ``0F5@2`` runs on version 2
-(version 0, those the step began with, is not written).
+Where a plan cuts sequences into token slices (TeraPipe), what is numbered are the slices: of K slices each, those of
+micro-batch m are m K to m K + K - 1.  Forwards follow one another, as a slice reads what those before it made;
+backwards come from the last slice to the first, which gets the gradients of all that read it (two slices of two):
+
+    0F0 0F1 0F2 0F3 0B1 0B0 0B3 0B2
+    1F0 1F1 1F2 1F3 1B1 1B0 1B3 1B2
+
+Three things are written only where a schedule needs them.  ``1SEND_F3>2!`` holds its rank while the message travels
+(no overlap with compute).  ``1SEND_F3>2~`` streams between devices that can do that (FPGAs): the message leaves while
+stage 1 still computes it, and stage 2 computes as it comes, so that both last at least as long as it; ``~~`` where a
+forward and a backward run at once, each on its part of the device, and the message has the time of both.
+``0UPDATE3`` is an update in the middle of a step, with the gradients of all micro-batches up to 3 that no update before
+it has used; it makes the next version of the stage's weights, and ``0F5@2`` runs on version 2 (version 0, those the
+step began with, is not written).
 """
 
 from __future__ import annotations
@@ -50,7 +60,10 @@ FORWARD_PASS = frozenset({Op.FORWARD, Op.SEND_FORWARD, Op.RECV_FORWARD, Op.PREPA
 PER_STEP = frozenset({Op.REDUCE_GRAD, Op.UPDATE})
 
 _OPS = "|".join(sorted((op.value for op in Op), key=len, reverse=True))
-_ACTION = re.compile(rf"(\d+)({_OPS})(\d*)(?:[<>](\d+)(!?))?(?:@(\d+))?")
+_ACTION = re.compile(rf"(\d+)({_OPS})(\d*)(?:[<>](\d+)(!|~~?)?)?(?:@(\d+))?")
+
+ALONE, IN_PAIRS = "~", "~~"
+"""How a message streams: while the one action that makes or reads it runs, or while a forward and a backward do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,7 @@ class Action:
         peer: the other stage of a send or receive.
         version: of the stage's weights that a forward or backward uses: how many updates in this step made them.
         blocking: whether a send or receive holds its rank while the message travels.
+        streams: :data:`ALONE` or :data:`IN_PAIRS`; empty: the message leaves when it is complete.
     """
 
     stage: int
@@ -72,6 +86,7 @@ class Action:
     peer: int | None = None
     version: int = field(default=0, compare=False)
     blocking: bool = field(default=False, compare=False)
+    streams: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         text = f"{self.stage}{self.op.value}{'' if self.microbatch is None else self.microbatch}"
@@ -79,7 +94,7 @@ class Action:
             return f"{text}@{self.version}"
         if self.peer is None:
             return text
-        return f"{text}{'>' if self.op in SEND else '<'}{self.peer}{'!' if self.blocking else ''}"
+        return f"{text}{'>' if self.op in SEND else '<'}{self.peer}{'!' if self.blocking else self.streams}"
 
     @classmethod
     def parse(cls, text: str) -> Action:
@@ -98,6 +113,7 @@ class Action:
                 int(peer) if peer is not None else None,
                 int(version or 0),
                 mark == "!",
+                mark if mark and mark != "!" else "",
             )
             if (
                 (action.microbatch is not None or action.op in PER_STEP)
@@ -128,13 +144,16 @@ class StageGraph:
     """The stages of a pipeline as a DAG, and how many micro-batches pass through it.
 
     Attributes:
+        num_microbatches: of token slices all slices of all micro-batches.
         prepares: the stages whose hosts prepare inputs of each micro-batch.
+        slices: into how many token slices every micro-batch is cut.
     """
 
     num_stages: int
     num_microbatches: int
     edges: tuple[Edge, ...]
     prepares: tuple[int, ...] = ()
+    slices: int = 1
 
     @classmethod
     def chain(cls, num_stages: int, num_microbatches: int) -> StageGraph:
@@ -199,10 +218,12 @@ class Schedule:
 
     Attributes:
         blocking: whether messages hold their ranks while they travel, both ends of each.
+        streams: how messages stream, where devices can; empty: they do not.
     """
 
     rows: tuple[tuple[Action, ...], ...]
     blocking: bool = False
+    streams: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +240,7 @@ class Traits:
         windowed: heeds ``Pipeline.windows``.
         timed: heeds ``Pipeline.times`` and ``Pipeline.transfer``.
         blocking: messages are not overlapped with compute.
+        streams: how messages stream between devices that can (:data:`ALONE`, :data:`IN_PAIRS`); empty: they do not.
         by_default: searched where the user names no schedule: synchronous, and executed exactly as it is priced.
     """
 
@@ -230,6 +252,7 @@ class Traits:
     windowed: bool = False
     timed: bool = False
     blocking: bool = False
+    streams: str = ""
     by_default: bool = False
 
 
@@ -244,7 +267,8 @@ def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action],
     ``SEND`` alternatives of a receive are meant on every rank that sends a piece of it.
 
     The rule is the same for every micro-batch: those of micro-batch m are those of micro-batch 0 with m in its place,
-    and a reduction or update asks the same of each micro-batch that it counts.
+    and a reduction or update asks the same of each micro-batch that it counts.  Of token slices it is the same for
+    slice k of every micro-batch.
     """
     s, m = action.stage, action.microbatch
     match action.op:
@@ -252,6 +276,7 @@ def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action],
             prepared = [frozenset({Action(s, Op.PREPARE, m)})] if s in stages.prepares else []
             return (
                 *prepared,
+                *([frozenset({Action(s, Op.FORWARD, m - 1)})] if m is not None and m % stages.slices else []),
                 *(
                     frozenset({Action(s, Op.RECV_FORWARD, m, edge.src), Action(edge.src, Op.FORWARD, m)})
                     for edge in stages.into(s)
@@ -262,6 +287,7 @@ def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action],
         case Op.BACKWARD | Op.BACKWARD_INPUT:
             return (
                 frozenset({Action(s, Op.FORWARD, m)}),
+                *([_backward(s, m + 1)] if m is not None and (m + 1) % stages.slices else []),
                 *(
                     frozenset({Action(s, Op.RECV_BACKWARD, m, edge.dst), *_backward(edge.dst, m)})
                     for edge in stages.out_of(s)

@@ -163,6 +163,7 @@ class TimelineFile:
         transport: that the ranks exchanged by; empty of one rank.
         drift: None where no stage was run alone, or the profile was not there.
         restarts: of the job, in their order.
+        kinds: of the devices that the ranks ran on, as of :class:`planner.ir.plan.Measured`.
     """
 
     predicted: Timeline
@@ -172,3 +173,4 @@ class TimelineFile:
     transport: str = field(default="", metadata={"added": "0.1"})
     drift: Drift | None = field(default=None, metadata={"added": "0.1"})
     restarts: tuple[Restart, ...] = field(default=(), metadata={"added": "0.1"})
+    kinds: tuple[str, ...] = field(default=(), metadata={"added": "0.1"})

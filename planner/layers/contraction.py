@@ -1,4 +1,4 @@
-"""Convolutions and linear maps whose input channels are shared: who reads, makes, sums and keeps what.  Pure integers.
+"""Layers whose input channels are shared: who reads, makes, sums and keeps what.  Pure integers.
 
 A layer that is cut into p parts along its filters may be computed in several ways (Dryden et al., SC 2019).  With
 ``ways`` = c, blocks of c neighbouring parts share the input channels:
@@ -8,6 +8,12 @@ A layer that is cut into p parts along its filters may be computed in several wa
     kept by             ranks      0   1     2   3            makes   partial sums of the filters 0 to 3
                                                               sends   those of 0 and 1 to rank 0
                                                               adds    rank 0's of 2 and 3 to its own, and keeps them
+
+A linear map or an embedding that is not cut along its filters may share its input channels along another dim (time):
+partial sums of all filters and of the block's places are made, and each rank keeps its own places.  That is the second
+product of a tensor-parallel pair under sequence parallelism (Korthikanti et al. 2022, section 4.2.2), its scatter the
+reduce-scatter; and of an embedding, whose channels are the entries of its table, the vocabulary-parallel one (Shoeybi
+et al. 2019, section 3).
 
 Ranks that differ along another dim of the grid (samples, space, replicas) have blocks of their own.  The planner's
 arrays (``planner.costs.shards.contraction``) say the same for many layouts at once; a test compares the two.
@@ -20,7 +26,7 @@ from itertools import product
 
 from planner.ir.box import Box, Interval, Transfer, volume
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import Layer, TensorSpec
+from planner.ir.graph import SAMPLE, Layer, TensorSpec
 from planner.ir.layout import Layout, scaled_intervals
 from planner.layers import is_convolution, kind
 
@@ -34,14 +40,28 @@ class ContractedDims:
 
     Attributes:
         filters: of the work.
-        channels: of the first input.
+        channels: of the first input; None: its elements choose among the channels (an embedding's indices).
         weight_filters, weight_channels: of the weight, the layer's first parameter.
+        others: whether places are apart, so that channels may be shared along another dim of the work than the filters.
     """
 
     filters: int
-    channels: int
+    channels: int | None
     weight_filters: int
     weight_channels: int
+    others: bool = False
+
+    def shared(self, layer: Layer, layout: Layout, ways: int) -> int | None:
+        """The dim of the work along which blocks of ``ways`` parts share the channels; None: there is none.
+
+        The filters where they are cut, else the last dim of the grid, samples aside, that ``ways`` divide.
+        """
+        names = layer.outputs[0].dims
+        parts = {dim: len(points) - 1 for dim, points in layout.cuts.items() if len(points) > 2}
+        if names[self.filters] in parts or not self.others:
+            return self.filters if parts.get(names[self.filters], 1) % ways == 0 else None
+        fit = [dim for dim, count in parts.items() if dim in names and dim != SAMPLE and count % ways == 0]
+        return names.index(fit[-1]) if fit else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +69,16 @@ class Contraction:
     """How the ranks of a stage, by position, contract the first input of a layer.
 
     Attributes:
+        along: the dim of the work whose parts are a block's: the filters, or another one.
         needed: of the first input: some of its channels; may reach outside the tensor along space.
-        made: the box of the work of which a rank makes partial sums: its own part, but with the filters of its block.
+        made: the box of the work of which a rank makes partial sums: its part, but all that its block has ``along``.
         groups: the ranks that make partial sums of the same box, this one included, by growing position.
         weights: what each rank uses, by parameter.
         transfers: partial sums that move; the box is the destination's own part.
     """
 
     dims: ContractedDims
+    along: int
     needed: Boxes
     made: Boxes
     groups: tuple[tuple[int, ...], ...]
@@ -65,13 +87,18 @@ class Contraction:
 
 
 def contracted_dims(layer: Layer, inputs: Specs, parameters: Specs) -> ContractedDims | None:
-    """The dims of a layer that contracts all its input channels at once with a weight of its own; None for others."""
+    """The dims of a layer that contracts all its input channels at once with a weight of its own; None for others.
+
+    The channels of an embedding are the entries of its table.
+    """
     if not inputs or not parameters:
         return None
     data, weight, output = inputs[0].shape, parameters[0].shape, layer.outputs[0].shape
     if layer.kind == "linear":
-        found = ContractedDims(len(output) - 1, len(data) - 1, 0, 1)
+        found = ContractedDims(len(output) - 1, len(data) - 1, 0, 1, data[:-1] == output[:-1])
         return found if weight == (output[-1], data[-1]) else None
+    if layer.kind == "embedding":
+        return ContractedDims(len(output) - 1, None, 1, 0, True) if len(weight) == 2 and output[:-1] == data else None
     kernel = layer.attributes.get("kernel")
     if not is_convolution(layer.kind) or not isinstance(kernel, tuple):
         return None
@@ -97,26 +124,32 @@ def contraction_of(
     """
     dims = contracted_dims(layer, inputs, parameters)
     if dims is None:
-        raise _refusal(layer, "it is no linear map or convolution (of one group) with a weight of its own")
-    name, channels = layer.outputs[0].dims[dims.filters], inputs[0].shape[dims.channels]
+        raise _refusal(layer, "it is no linear map, embedding or convolution (of one group) with a weight of its own")
+    channels = num_channels(dims, inputs, parameters)
+    along = dims.shared(layer, layout, ways) if ways >= 1 else None
+    if along is None or ways > channels or (ways > 1 and layer.outputs[0].shape[along] == 1):
+        grid = ", ".join(f"{len(points) - 1} along {dim}" for dim, points in layout.cuts.items())
+        raise _refusal(layer, f"{ways} ranks would share {channels} channels, and its parts are {grid or 'one'}")
+    name = layer.outputs[0].dims[along]
     points = layout.cuts.get(name, (0, 1))
     parts = len(points) - 1
-    if ways < 1 or parts % ways or ways > channels or (parts > 1 and layer.outputs[0].shape[dims.filters] == 1):
-        raise _refusal(layer, f"{ways} ranks would share {channels} channels, and {parts} parts are cut along {name}")
     places = tuple(_place(place, tuple(layout.cuts), name) for place in _grid(layout))
     shares = scaled_intervals(points if ways == parts else tuple(range(ways + 1)), channels)
     blocks = [(others, place // ways) for others, place in places]
     groups = tuple(tuple(at for at, other in enumerate(blocks) if other == block) for block in blocks)
-    filters = [_joined([own[member][dims.filters] for member in group]) for group in groups]
-    made = tuple(_with(box, dims.filters, of_block) for box, of_block in zip(own, filters, strict=True))
+    joined = [_joined([own[member][along] for member in group]) for group in groups]
+    made = tuple(_with(box, along, of_block) for box, of_block in zip(own, joined, strict=True))
     mine = [shares[place % ways] for _, place in places]
     relation = kind(layer.kind)
     read = [relation.input_boxes(layer, inputs, box)[0] for box in made]
     used = [relation.weight_boxes(layer, parameters, box) for box in own]
     first = [relation.weight_boxes(layer, parameters, box)[0] for box in made]
+    if dims.channels is not None:
+        read = [_with(box, dims.channels, share) for box, share in zip(read, mine, strict=True)]
     return Contraction(
         dims,
-        tuple(_with(box, dims.channels, share) for box, share in zip(read, mine, strict=True)),
+        along,
+        tuple(read),
         made,
         groups,
         tuple(
@@ -130,6 +163,11 @@ def contraction_of(
             if src != dst and volume(own[dst])
         ),
     )
+
+
+def num_channels(dims: ContractedDims, inputs: Specs, parameters: Specs) -> int:
+    """How many channels there are to share."""
+    return parameters[0].shape[dims.weight_channels] if dims.channels is None else inputs[0].shape[dims.channels]
 
 
 def _grid(layout: Layout) -> tuple[tuple[int, ...], ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import floor, prod
 
 from planner.ir.box import Box, Interval, whole
-from planner.ir.graph import Layer, TensorSpec
+from planner.ir.graph import SAMPLE, Layer, TensorSpec
 from planner.layers._kinds import Kind
 from planner.layers._rules import (
     NOTHING,
@@ -23,26 +23,97 @@ from planner.layers._rules import (
 
 
 class Reshape(Kind, name="reshape"):
-    """Views, flattening, permutations, expansion: dims that are left alone stay apart, all else is read whole.
+    """Views, flattening, permutations, expansion: which part of the input makes a part of the output.
 
     Attribute ``kept`` says, for each dim of the output, which dim of the input it is, and -1 where it is none of them.
     Without it the samples alone are known to stay apart.
 
         [sample, channel, height, width] -> [sample, height, width, channel]      kept (0, 2, 3, 1)
         [sample, channel, height, width] -> [sample, channel, height x width]     kept (0, 1, -1)
+        [sample, time, feature] -> [sample, time, head, size]                     kept (0, 1, -1, -1)
+
+    Dims that are joined, split or regrouped lie one behind the other in both (:func:`regrouped`); a part along the
+    first of them is a run of elements, and so is what it reads: heads [2, 4) of size 64 are features [128, 256).
     """
 
     @staticmethod
     @empty_work_reads_nothing
     def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
-        """The same place along dims that are kept; of the rest the samples of the work."""
+        """The same place along dims that are kept; of regrouped ones the run, of the rest the samples of the work."""
         if "kept" not in layer.attributes:
             return all_apart(layer, inputs, work_box)
         box = list(samples_apart(layer.outputs[0], work_box, inputs[0]))
         for interval, dim in zip(work_box, integers(layer.attributes["kept"]), strict=True):
             if dim >= 0:
                 box[dim] = interval
+        for dim, interval in regrouped(layer, inputs[0], work_box)[0].items():
+            box[dim] = interval
         return (tuple(box),)
+
+
+def regrouped(layer: Layer, data: TensorSpec, work_box: Box) -> tuple[dict[int, Interval], dict[int, Interval]]:
+    """Of dims that a reshape joins, splits or regroups: by dim what is read of its input, and what that makes.
+
+    Both are boxes of the same run of elements, which holds those of ``work_box``.
+    """
+    read: dict[int, Interval] = {}
+    made: dict[int, Interval] = {}
+    for outer, inner in _regroupings(layer, data):
+        sizes, given = [layer.outputs[0].shape[dim] for dim in outer], [data.shape[dim] for dim in inner]
+        run = _elements([work_box[dim] for dim in outer], sizes)
+        while True:  # until the run is a box of either shape
+            larger = _elements(_hull(_elements(_hull(run, given), given), sizes), sizes)
+            if larger == run:
+                break
+            run = larger
+        read.update(zip(inner, _hull(run, given), strict=True))
+        made.update(zip(outer, _hull(run, sizes), strict=True))
+    return read, made
+
+
+def _regroupings(layer: Layer, data: TensorSpec) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Neighbouring dims (of the output, of the input) of a reshape that hold the same elements in the same order.
+
+    Those along which samples lie are left out: a cut along samples is between samples, and not of a run of elements.
+    """
+    kept, output = layer.attributes.get("kept"), layer.outputs[0]
+    if not isinstance(kept, tuple):
+        return
+    places = [(at, dim) for at, dim in enumerate(kept) if dim >= 0]
+    if [dim for _, dim in places] != sorted(dim for _, dim in places):
+        return  # dims change places
+    outer_begin, inner_begin = 0, 0
+    for place, dim in (*places, (len(kept), len(data.shape))):
+        outer, inner = tuple(range(outer_begin, place)), tuple(range(inner_begin, dim))
+        outer_begin, inner_begin = place + 1, dim + 1
+        same = prod(output.shape[at] for at in outer) == prod(data.shape[at] for at in inner)
+        names = {*(output.dims[at] for at in outer), *(data.dims[at] for at in inner)}
+        if outer and inner and same and SAMPLE not in names:
+            yield outer, inner
+
+
+def _elements(box: Sequence[Interval], shape: Sequence[int]) -> Interval:
+    """From the first element of a box to its last, as places in the tensor laid flat."""
+    first = last = 0
+    for interval, extent in zip(box, shape, strict=True):
+        first, last = first * extent + interval.start, last * extent + interval.stop - 1
+    return Interval(first, last + 1)
+
+
+def _hull(run: Interval, shape: Sequence[int]) -> list[Interval]:
+    """The smallest box that holds a run of elements."""
+    box: list[Interval] = []
+    first, last = run.start, run.stop - 1
+    stride = prod(shape)
+    for extent in shape:
+        if not stride or (box and len(box[-1]) > 1):
+            box.append(Interval(0, extent))
+            continue
+        stride //= extent
+        begin, end = first // stride, last // stride
+        box.append(Interval(begin, end + 1))
+        first, last = first - begin * stride, last - end * stride
+    return box
 
 
 class Slice(Kind, name="slice"):

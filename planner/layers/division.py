@@ -17,13 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
-from planner.ir.box import Box, Interval, Transfer, hull, intersect, subtract, transfers, whole
-from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
+from planner.ir.box import Box, Interval, Transfer, hull, intersect, subtract, transfers, volume, whole
+from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer, value_name
 from planner.ir.layout import Layout
-from planner.ir.plan import Decision, Placement
+from planner.ir.plan import Block, Decision, Placement
 from planner.layers import kind
 from planner.layers.contraction import contraction_of
+from planner.layers.receptive_field import read_back
 
 SPACE = ("depth", "height", "width")
 """Dims along which a rank may work beyond its part."""
@@ -114,6 +116,44 @@ class LayerDivision:
         return tuple(grown(box, spec, self.layout, self.margin) for box in self.owned(output))
 
 
+@dataclass(frozen=True, slots=True)
+class TileLayer(LayerDivision):
+    """A layer of a block: what each rank does of it for one tile, or (the hull) for all of them.
+
+    Attributes:
+        made: by output, what each rank has of it; boxes may overlap, as nobody is asked for them.
+    """
+
+    made: tuple[Boxes, ...] = ()
+
+    def owned(self, output: int) -> Boxes:
+        """What each rank makes of an output."""
+        return self.made[output]
+
+    def held(self, output: int) -> Boxes:
+        """The same."""
+        return self.made[output]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockDivision:
+    """A block of a stage, for one number of samples.
+
+    Attributes:
+        layers: by name, in order.
+        tiles: of each rank, one after the other; in the n-th division every rank is at its n-th tile.
+        ends: values that are handed on.
+        summed: those of them that are sums over the tiles (of reductions, such as a loss).
+        wanted: by value from outside of the block, what each rank reads of it for all its tiles.
+    """
+
+    layers: tuple[str, ...]
+    tiles: tuple[Division, ...]
+    ends: tuple[str, ...]
+    summed: frozenset[str]
+    wanted: Mapping[str, Boxes]
+
+
 class Division:
     """The layers of one stage, divided over its ranks, for micro-batches of ``samples``.
 
@@ -122,6 +162,7 @@ class Division:
         num_ranks: of the stage.
         sizes: by name, those of the graph that vary beside the number of samples.
         number: tells the divisions of a plan that are in use apart; the same on all ranks of the stage.
+        blocks: of these layers, those that are run in blocks.
     """
 
     def __init__(
@@ -131,9 +172,10 @@ class Division:
         samples: int,
         sizes: Mapping[str, int] | None = None,
         number: int | None = None,
+        blocks: tuple[BlockDivision, ...] = (),
     ) -> None:
         self.layers, self.num_ranks, self.samples, self.sizes = layers, num_ranks, samples, sizes or {}
-        self.number = number
+        self.number, self.blocks = number, blocks
         self._outside: dict[str, Boxes] = {}
 
     @classmethod
@@ -147,12 +189,31 @@ class Division:
         number: int | None = None,
     ) -> Division:
         """The division that a plan says, of ``graph`` in the shapes of a micro-batch."""
+        placed = {name: decision.layers[name] for name in decision.layers_of(stage)}
+        each = decision.stages[stage]
+        return cls.placed(graph, placed, len(each.ranks), samples, each.blocks, sizes, number)
+
+    @classmethod
+    def placed(
+        cls,
+        graph: Graph,
+        placements: Mapping[str, Placement],
+        num_ranks: int,
+        samples: int,
+        blocks: Iterable[Block] = (),
+        sizes: Mapping[str, int] | None = None,
+        number: int | None = None,
+    ) -> Division:
+        """That of a stage whose layers are ``placements``, in the graph's order; see the class for the others."""
         by_name, values = graph.by_name(), graph.values()
-        found = {
-            name: layer_division(graph, by_name[name], values, decision.layers[name], samples)
-            for name in decision.layers_of(stage)
-        }
-        return cls(found, len(decision.stages[stage].ranks), samples, sizes, number)
+        found = {name: layer_division(graph, by_name[name], values, each, samples) for name, each in placements.items()}
+        in_blocks = []
+        for block in blocks:
+            in_blocks.append(_block_division(graph, block, found, samples, num_ranks))
+            found |= {
+                name: _hull_of(found[name], [t.layers[name] for t in in_blocks[-1].tiles]) for name in block.layers
+            }
+        return cls(found, num_ranks, samples, sizes, number, tuple(in_blocks))
 
     def makes(self, value: str) -> bool:
         """Whether a layer of the stage makes ``value``."""
@@ -180,9 +241,13 @@ class Division:
     def moves(self, reader: str, index: int) -> tuple[Transfer, ...]:
         """What ranks (by position) send each other so that all have input ``index`` of layer ``reader``."""
         value = self.layers[reader].layer.inputs[index]
+        return self.moves_to(value, self.wanted(reader, index))
+
+    def moves_to(self, value: str, wanted: Boxes) -> tuple[Transfer, ...]:
+        """The same so that all have what is ``wanted`` of ``value``; nothing of what comes from outside the stage."""
         if not self.makes(value):
             return ()
-        owned, held, wanted = self.owned(value), self.held(value), self.wanted(reader, index)
+        owned, held = self.owned(value), self.held(value)
         found = transfers(dict(enumerate(owned)), dict(enumerate(wanted)))
         return tuple(
             Transfer(move.src, move.dst, part)
@@ -241,8 +306,10 @@ def divides(decision: Decision, stage: int, graph: Graph) -> bool:
     """Whether the ranks of a stage divide its layers along other dims than samples, or each layer otherwise.
 
     A stage that is cut by samples alone is divided as well if it makes a term of a loss that other layers read: that is
-    a sum over its ranks.
+    a sum over its ranks.  One with blocks is, also on one rank.
     """
+    if decision.stages[stage].blocks:
+        return True
     placements = [decision.layers[name] for name in decision.layers_of(stage)]
     if len(decision.stages[stage].ranks) < 2:
         return False
@@ -278,3 +345,153 @@ def _whole_but(layer: LayerDivision, spec: TensorSpec, box: Box) -> Box:
 def _inside(box: Box, spec: TensorSpec) -> Box:
     inside = intersect(box, whole(spec.shape))
     return tuple(Interval(0, 0) for _ in spec.shape) if inside is None else inside
+
+
+def ends_of(graph: Graph, names: Iterable[str]) -> tuple[str, ...]:
+    """The values that layers of a block hand on: to others, to whoever judges by them, or as the loss."""
+    inside, loss = frozenset(names), producer(graph.loss)
+    outside = {
+        v
+        for layer in graph.layers
+        if layer.name not in inside or layer.kind == "loss" or layer.name == loss
+        for v in layer.inputs
+    }
+    return tuple(
+        value
+        for layer in graph.layers
+        if layer.name in inside
+        for value in (value_name(layer.name, index) for index in range(len(layer.outputs)))
+        if value in outside or (layer.name == loss and value == graph.loss)
+    )
+
+
+class BlockReader:
+    """What the tiles of a block of layers do, followed back from the block's ends.
+
+    Args:
+        names: of the layers, in the graph's order.
+        plain: the layers of the stage, as their layouts divide them over the ranks.
+
+    Attributes:
+        ends: values that are handed on.
+        summed: those of them that are sums over the tiles.
+    """
+
+    def __init__(self, graph: Graph, names: Iterable[str], plain: Mapping[str, LayerDivision], samples: int) -> None:
+        self.layers = [plain[name] for name in names]
+        values, own = graph.values(), [value for each in self.layers for value in _made_by(each)]
+        read = {value: None for each in self.layers for value in each.layer.inputs}
+        self._specs = {value: values[value].at(samples, graph.samples) for value in (*read, *own)}
+        self.ends = ends_of(graph, (each.layer.name for each in self.layers))
+        self._reduced = [each for each in self.layers if kind(each.layer.kind).REDUCTION == "sum"]
+        names_reduced = {each.layer.name for each in self._reduced}
+        self.summed = frozenset(value for value in self.ends if producer(value) in names_reduced)
+        self.outside = tuple(value for value in read if value not in own)
+        self._plain = plain
+
+    def done(self, position: int, grid: Mapping[str, int], at: Mapping[str, int]) -> Mapping[str, Box]:
+        """By layer, what a rank does for the tile ``at`` a place of the ``grid`` of tiles; not what is not needed."""
+        works = {each.layer.name: _tile(each.own[position], each.work.dims, grid, at) for each in self._reduced}
+        wanted = {}
+        for value in self.ends:
+            if value not in self.summed:
+                name, _, output = value.partition(":")
+                owned = self._plain[name].owned(int(output or 0))[position]
+                wanted[value] = _tile(owned, self._specs[value].dims, grid, at)
+        return read_back((each.layer for each in self.layers), self._specs, wanted, works).done
+
+
+def _block_division(
+    graph: Graph, block: Block, plain: Mapping[str, LayerDivision], samples: int, num_ranks: int
+) -> BlockDivision:
+    """The tiles of a block; ``plain``: how its layers' ends are divided over the ranks."""
+    reader, grid, tiles = BlockReader(graph, block.layers, plain, samples), dict(block.tiles), []
+    for place in product(*(range(parts) for parts in grid.values())):
+        found = [reader.done(position, grid, dict(zip(grid, place, strict=True))) for position in range(num_ranks)]
+        layers = {each.layer.name: _tile_layer(each, found, grid) for each in reader.layers}
+        tiles.append(Division(layers, num_ranks, samples))
+    read = {value: [read_by(value, tile.layers.values(), num_ranks) for tile in tiles] for value in reader.outside}
+    hulls = {value: tuple(_hull(column) for column in zip(*boxes, strict=True)) for value, boxes in read.items()}
+    return BlockDivision(block.layers, tuple(tiles), reader.ends, reader.summed, hulls)
+
+
+def _made_by(each: LayerDivision) -> list[str]:
+    return [value_name(each.layer.name, index) for index in range(len(each.layer.outputs))]
+
+
+def _tile(box: Box, dims: tuple[str, ...], grid: Mapping[str, int], at: Mapping[str, int]) -> Box:
+    """The part of ``box`` at a place of the grid of tiles."""
+    found = []
+    for dim, part in zip(dims, box, strict=True):
+        parts, place = grid.get(dim, 1), at.get(dim, 0)
+        found.append(Interval(part.start + len(part) * place // parts, part.start + len(part) * (place + 1) // parts))
+    return tuple(found)
+
+
+def _tile_layer(plain: LayerDivision, found: list[Mapping[str, Box]], grid: Mapping[str, int]) -> TileLayer:
+    """A layer for one tile; ``found``: by rank, what is done of each layer."""
+    layer, relation = plain.layer, kind(plain.layer.kind)
+    nothing = tuple(Interval(0, 0) for _ in plain.work.shape)
+    done = tuple(each.get(layer.name, nothing) for each in found)
+    read = [relation.input_boxes(layer, plain.inputs, box) for box in done]
+    return TileLayer(
+        layer,
+        plain.inputs,
+        plain.samples,
+        plain.work,
+        Layout({**plain.layout.cuts, **{dim: (0, 1) for dim in grid if dim not in plain.layout.cuts}}),
+        done,
+        done,
+        tuple(done.index(box) == position and volume(box) > 0 for position, box in enumerate(done)),
+        tuple(tuple(boxes[index] for boxes in read) for index in range(len(plain.inputs))),
+        plain.weights,
+        made=tuple(
+            plain.owned(index)
+            if relation.REDUCTION == "sum"
+            else tuple(made_box(box, plain.work, spec) for box in done)
+            for index, spec in enumerate(layer.outputs)
+        ),
+    )
+
+
+def made_box(done: Box, work: TensorSpec, spec: TensorSpec) -> Box:
+    """What is made of an output by the work ``done``: the same place, all along dims in which the two differ."""
+    if not volume(done) and done:
+        return tuple(Interval(0, 0) for _ in spec.shape)
+    if spec.dims != work.dims:
+        return whole(spec.shape)
+    pairs = zip(done, spec.shape, work.shape, strict=True)
+    return tuple(part if extent == total else Interval(0, extent) for part, extent, total in pairs)
+
+
+def _hull(boxes: Iterable[Box]) -> Box:
+    """Of those that are not empty; the last one where all are."""
+    found: Box | None = None
+    last: Box = ()
+    for box in boxes:
+        last = box
+        found = hull(found, box) if volume(box) else found
+    return last if found is None else found
+
+
+def _hull_of(plain: LayerDivision, tiles: list[LayerDivision]) -> TileLayer:
+    """A layer of a block as the rest of the stage sees it: what it does and reads for all tiles."""
+    done = tuple(_hull(column) for column in zip(*(each.done for each in tiles), strict=True))
+    needed = tuple(
+        tuple(_hull(column) for column in zip(*(each.needed[index] for each in tiles), strict=True))
+        for index in range(len(plain.inputs))
+    )
+    made = tuple(plain.owned(index) for index in range(len(plain.layer.outputs)))
+    return TileLayer(
+        plain.layer,
+        plain.inputs,
+        plain.samples,
+        plain.work,
+        tiles[0].layout,
+        plain.own,
+        done,
+        plain.is_first,
+        needed,
+        plain.weights,
+        made=made,
+    )

@@ -51,8 +51,8 @@ class Pointwise(Kind, name="pointwise"):
 
 ELEMENTS, PLACES = "elements", "places"
 
-
-_CLASS = 1
+CLASS = 1
+"""The dim of a prediction that holds the classes."""
 
 
 class Loss(Kind, name="loss"):
@@ -65,6 +65,9 @@ class Loss(Kind, name="loss"):
         places     every sample and place ``[sample, class, *space]`` with all its classes (cross-entropy, also where
                    classes weigh differently or are ignored); targets are classes ``[sample, *space]`` or
                    probabilities of the prediction's shape
+
+    Classes are apart too in a cross-entropy of class numbers: ranks that have classes of a place tell each other its
+    maximum, its sum of exponentials and the target's logit (Shoeybi et al. 2019, "Megatron-LM", section 3).
     """
 
     REDUCTION = "sum"
@@ -81,10 +84,10 @@ class Loss(Kind, name="loss"):
         prediction, terms = inputs[0], layer.attributes.get("terms")
         if terms == ELEMENTS:
             return tuple(broadcast(prediction, work_box, spec) for spec in inputs)
-        if terms == PLACES and len(prediction.shape) > _CLASS:
-            classes = Interval(0, prediction.shape[_CLASS])
-            everything = (*work_box[:_CLASS], classes, *work_box[_CLASS + 1 :])
-            return everything, *(_targets(prediction, everything, spec) for spec in inputs[1:])
+        if terms == PLACES and len(prediction.shape) > CLASS:
+            classes = work_box[CLASS] if has_classes_apart(layer, inputs) else Interval(0, prediction.shape[CLASS])
+            read = (*work_box[:CLASS], classes, *work_box[CLASS + 1 :])
+            return read, *(_targets(prediction, read, spec) for spec in inputs[1:])
         return tuple(samples_apart(prediction, work_box, spec) for spec in inputs)
 
     @staticmethod
@@ -93,12 +96,19 @@ class Loss(Kind, name="loss"):
         return 5 * num_elements(inputs[0])
 
 
+def has_classes_apart(layer: Layer, inputs: Specs) -> bool:
+    """Whether a loss can be computed of parts of the classes: a cross-entropy of logits and numbers of classes."""
+    op, shape = str(layer.attributes.get("op", "")), inputs[0].shape
+    of_numbers = len(inputs) == 2 and not inputs[1].is_float and inputs[1].shape == (*shape[:CLASS], *shape[2:])
+    return "cross_entropy_loss" in op and layer.attributes.get("terms") == PLACES and of_numbers and len(shape) > CLASS
+
+
 def _targets(prediction: TensorSpec, box: Box, spec: TensorSpec) -> Box:
     shape = prediction.shape
     if spec.shape == shape:
         return box
-    if spec.shape == (*shape[:_CLASS], *shape[_CLASS + 1 :]):
-        return (*box[:_CLASS], *box[_CLASS + 1 :])
+    if spec.shape == (*shape[:CLASS], *shape[CLASS + 1 :]):
+        return (*box[:CLASS], *box[CLASS + 1 :])
     return samples_apart(prediction, box, spec)
 
 

@@ -112,8 +112,12 @@ def _check_manner(program: Program) -> None:
                 if action.blocking != first.blocking:
                     text = f"{action} {_BLOCKS[action.blocking]}, {first} {_BLOCKS[first.blocking]}"
                     raise _illegal(program, f"rank {rank}: {text}: all messages do or none", (rank, action))
-            elif action.blocking:
-                raise _illegal(program, f"rank {rank}: {action} blocks, but is no message", (rank, action))
+                if action.streams != first.streams:
+                    text = f"{action} and {first} stream in different ways"
+                    raise _illegal(program, f"rank {rank}: {text}: all messages go in one", (rank, action))
+            elif action.blocking or action.streams:
+                does = "blocks" if action.blocking else "streams"
+                raise _illegal(program, f"rank {rank}: {action} {does}, but is no message", (rank, action))
 
 
 def _lacks(program: Program, rank: int, missing: list[Action]) -> IllegalProgramError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from planner.ir.schedule import Action, Op, Pipeline, Schedule, Traits
+from planner.ir.schedule import ALONE, IN_PAIRS, Action, Op, Pipeline, Schedule, Traits
 from planner.schedules._clock import Clock
 from planner.schedules._registry import registered
 from planner.schedules._rows import Row, by_position, clamped, depths, in_turn, split
@@ -61,6 +61,41 @@ def sno(pipeline: Pipeline) -> Schedule:
     stages = pipeline.stages
     rows = [in_turn(s, warm_up, stages.num_microbatches) for s, warm_up in enumerate(depths(stages))]
     return Schedule(by_position("1f1b-sno", pipeline, rows), blocking=True)
+
+
+@registered("1f1b-as", Traits(streams=ALONE))
+def alternating_streams(pipeline: Pipeline) -> Schedule:
+    """1F1B-AS: 1F1B on devices that send what they make as they make it (asynchronous, streaming).
+
+        0F0 0F1 0B0 0F2 0B1 0B2
+        1F0 1B0 1F1 1B1 1F2 1B2
+
+    BaPipe (Zhao et al., arXiv 2012.12544, 2020), its scheduling for FPGAs that run one pass at a time.  The order and
+    the memory are those of 1F1B: stage s = 1 ... p keeps min(m, p - s + 1) micro-batches.  A pass lasts at least as
+    long as what it sends or receives, SR, which then costs nothing beside it: of equal stages a step is (m + p - 1)
+    (max(F, SR) + max(B, SR)).  Between devices that cannot stream, messages are those of 1F1B.
+    """
+    stages = pipeline.stages
+    rows = [in_turn(s, warm_up, stages.num_microbatches) for s, warm_up in enumerate(depths(stages))]
+    return Schedule(by_position("1f1b-as", pipeline, rows), streams=ALONE)
+
+
+@registered("fbp-as", Traits(streams=IN_PAIRS))
+def pairs_stream(pipeline: Pipeline) -> Schedule:
+    """FBP-AS: a forward and a backward at once, each on its part of a device that streams (asynchronous).
+
+        0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3
+        1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3
+
+    BaPipe (Zhao et al., arXiv 2012.12544, 2020), its scheduling for FPGAs whose multipliers are divided between the
+    passes, in proportion to their work.  A pair then lasts F + B, and what either sends has all of that time: half of
+    the bandwidth of 1F1B-AS or less, for the activations of twice the micro-batches, min(m, 2 (p - s) + 1) on stage s =
+    1 ... p.  Of equal stages a step is (m + p - 1) max(F + B, SR).  A row here has the passes of a pair one after the
+    other, which is as long and in which the same gradients are summed in the same order; it is that of 1F1B-SO.
+    """
+    stages = pipeline.stages
+    rows = [in_turn(s, 2 * depth - 1, stages.num_microbatches) for s, depth in enumerate(depths(stages))]
+    return Schedule(by_position("fbp-as", pipeline, rows), streams=IN_PAIRS)
 
 
 @registered("1f1b-windowed", Traits(windowed=True, by_default=True))

@@ -20,7 +20,7 @@ from planner.ir.errors import UnknownNameError, UsageError
 from planner.kernels import Estimate, Kernels, Links, Wire, kernels, links
 from planner.kernels.clusters import SYSTEMS, System
 from planner.kernels.estimates import DATASHEET, NOTHING, TABLE
-from planner.kernels.links import ALL_REDUCE, ALPHA_ACROSS_S, EFFICIENCY, bus_factor
+from planner.kernels.links import ALL_REDUCE, ALPHA_ACROSS_S, EFFICIENCY, SEND, bus_factor
 
 GBIT = 1e9 / 8
 RESERVED_BYTES = 1.5 * 2**30
@@ -104,6 +104,7 @@ class Cluster:
         across: the network cards of a host, together.
         of_network: what messages get of the cards' rate; TCP leaves them about so much.
         memory_bytes: of a device; 0: as the catalogue says.
+        island: neighbours that NVLink joins, where it does not join all of a host; 0: all of them.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Cluster:
     dtype: str = "float16"
     of_network: float = 0.85
     memory_bytes: float = 0.0
+    island: int = 0
 
     @property
     def kernels(self) -> Kernels:
@@ -135,12 +137,12 @@ class Cluster:
         if members <= 1 or num_bytes <= 0:
             return NOTHING
         if members * stride <= self.per_host:
-            return self._within(name, num_bytes, members)
+            return self._within(name, num_bytes, members, stride)
         on_host = max(1, self.per_host // stride)
         groups = self.per_host // on_host
         rate = self.of_network * self.across.bytes_per_s / groups
         if on_host > 1:
-            rate = min(rate, self._rate_within(on_host))
+            rate = min(rate, self._rate_within(on_host, stride))
         steps = log2(members) * (2 if name == ALL_REDUCE else 1)
         seconds = self.across.alpha_s * steps + bus_factor(name, members) * num_bytes / rate
         return _by_data_sheet(seconds)
@@ -150,7 +152,9 @@ class Cluster:
         if stride < self.per_host:
             if isinstance(self.within, Wire):
                 return _by_data_sheet(self.within.alpha_s + num_bytes / self.within.bytes_per_s)
-            return self._links.collective("send", num_bytes, 2, 2)
+            if self.island:  # of a chain of stages the slowest message counts
+                return self._between_islands(SEND, num_bytes, 2)
+            return self._links.collective(SEND, num_bytes, 2, 2)
         rate = self.of_network * self.across.bytes_per_s / at_once
         return _by_data_sheet(self.across.alpha_s + num_bytes / rate)
 
@@ -164,19 +168,28 @@ class Cluster:
     def _links(self) -> Links:
         return _links(str(self.within))
 
-    def _within(self, name: str, num_bytes: float, members: int) -> Estimate:
+    def _between_islands(self, name: str, num_bytes: float, members: int) -> Estimate:
+        """At the rate that a ring of the whole host has, which PCIe passes on from island to island."""
+        ratio = bus_factor(name, members) / bus_factor(ALL_REDUCE, self.per_host)
+        return self._links.collective(ALL_REDUCE, num_bytes, self.per_host, self.per_host) * ratio
+
+    def _within(self, name: str, num_bytes: float, members: int, stride: int = 1) -> Estimate:
+        if self.island and members * stride > self.island:
+            return self._between_islands(name, num_bytes, members)
         if not isinstance(self.within, Wire):
             return self._links.collective(name, num_bytes, members, members)
         steps = log2(members) * (2 if name == ALL_REDUCE else 1)
         ring = bus_factor(name, members) * num_bytes / self.within.bytes_per_s
         return _by_data_sheet(self.within.alpha_s * steps + ring)
 
-    def _rate_within(self, members: int) -> float:
-        """Bytes a second that a ring of so many devices of a host passes on."""
+    def _rate_within(self, members: int, stride: int = 1) -> float:
+        """Bytes a second that a ring of so many devices of a host, ``stride`` apart, passes on."""
         if isinstance(self.within, Wire):
             return self.within.bytes_per_s
         num_bytes = 64 * 2**20
-        return bus_factor(ALL_REDUCE, members) * num_bytes / self._within(ALL_REDUCE, num_bytes, members).seconds
+        return (
+            bus_factor(ALL_REDUCE, members) * num_bytes / self._within(ALL_REDUCE, num_bytes, members, stride).seconds
+        )
 
 
 _kernels = functools.cache(kernels)
@@ -195,6 +208,8 @@ def clusters() -> Mapping[str, Cluster]:
         for name, system in SYSTEMS.items()
     ]
     known += [
+        # Pairs of A100 that NVLink joins, two to a host, and PCIe between them (Azure's NC96ads v4; 80 Gbit/s a host).
+        Cluster("a100-pairs", "A100-80GB", 4, "a100_pairwise_nvlink", Wire(60e-6, 80 * GBIT), island=2),
         # p3.16xlarge: 150 GB/s a device of NVLink-2, of which a ring gets four fifths; 25 Gbit/s a host.
         Cluster("p3.16xlarge", "V100-16GB", 8, Wire(20e-6, 0.8 * 150e9), Wire(60e-6, 25 * GBIT)),
         # p3.2xlarge: one V100 a host, up to 10 Gbit/s.

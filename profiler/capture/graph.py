@@ -76,8 +76,8 @@ class Captured:
         raw: the tensors of such a batch by name, for the example's samples; none for another network.
         evaluating: modules that were given in evaluation mode, which they are in under a plan as well.
         evaluation: why the graph does not tell what the module does in evaluation mode; empty: it does.
-        outputs: the values that are the module's outputs, by the names that its user has for them: ``logits``; those
-            that the loss is not made of, and those inside a layer, are left out.
+        outputs: the value that each tensor of the module's output is, by the names that its user has for them
+            (``logits``) and in their order; empty where the loss is not made of it, or a layer does not hand it out.
     """
 
     graph: Graph
@@ -187,8 +187,13 @@ def _of_traced(model: LoadedModel, traced: Traced, rules: Rules, judge: Judge, e
         _raw(model),
         _evaluating(model.module),
         evaluation,
-        {name: values[node] for name, node in traced.outputs.items() if node in values},
+        _outputs(traced, values),
     )
+
+
+def _outputs(traced: Traced, values: Mapping[fx.Node, str]) -> dict[str, str]:
+    by_node = {node.name: value for node, value in values.items()}
+    return {name: by_node.get(node, "") for name, node in traced.outputs.items()}
 
 
 def _evaluating(module: nn.Module) -> tuple[str, ...]:

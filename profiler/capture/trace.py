@@ -144,7 +144,8 @@ class Traced:
         parameters: trained parameters by the user's names, each once; the tensors of the user's module.
         varying: the places of each further size that varies, by its placeholder.
         refusal: why the module's code was read instead of run (``torch.export`` with ``strict``); None: it was run.
-        outputs: the nodes of the module's outputs, as far as the loss is made of them, by name.
+        outputs: the node of each tensor of the module's output, by name and in their order; empty where the loss does
+            not depend on it.
     """
 
     module: fx.GraphModule
@@ -154,7 +155,7 @@ class Traced:
     parameters: Mapping[str, Tensor]
     varying: Mapping[str, Places] = field(default_factory=dict)
     refusal: UnsupportedModelError | None = None
-    outputs: Mapping[str, fx.Node] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sizes(self) -> dict[str, tuple[str, int]]:
@@ -193,7 +194,7 @@ class _WithLoss(nn.Module):
             _write_back(part, own)
         outputs: dict[str, Tensor] = {}
         if self.has_outputs and not torch.compiler.is_dynamo_compiling():  # which would read how they are named
-            outputs = {name: each for name, each in named_tensors(output) if each.ndim}
+            outputs = dict(named_tensors(output))
         return self.loss(output, self.call.aims(tensors[self.num_inputs :])), outputs
 
 
@@ -380,8 +381,8 @@ def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> Traced
     graph.eliminate_dead_code(_has_effects)
     module = fx.GraphModule(attributes, graph)
     parameters = {name: value for name, value in attributes.items() if _is_trained(value)}
-    left = {node.name: node for node in module.graph.nodes}
-    kept = {name: left[node.name] for name, node in found_outputs.items() if node.name in left}
+    there = {node.name for node in module.graph.nodes}
+    kept = {name: node.name if node.name in there else "" for name, node in found_outputs.items()}
     return Traced(module, names, samples, symbols, parameters, model.varying, outputs=kept)
 
 

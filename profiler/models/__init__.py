@@ -21,6 +21,7 @@ and have its default dtype. A shape that a network cannot take raises `ValueErro
 | `profiler.models.vgg:vgg16` | Simonyan and Zisserman 2015 | sample, channel, height, width | 138.4 M |
 | `profiler.models.gnmt:gnmt` | Wu et al. 2016 | sample, time (source and target) | 193.8 M |
 | `profiler.models.gpt:gpt` | Radford et al. 2019 | sample, time | 163.0 M |
+| `profiler.models.parareal:parareal` | Lee, Park and Lee 2022 | sample, channel, height, width | 0.2 M |
 | `profiler.models.unet3d:unet3d` | Cicek et al. 2016 | sample, channel, depth, height, width | 19.1 M |
 | `profiler.models.cosmoflow:cosmoflow` | after Mathuriya et al. 2018 | sample, channel, depth, height, width | 5.2 M |
 | `profiler.models.mesh_tangling:mesh_tangling_1k` | Dryden et al. 2019 | sample, channel, height, width | 34.4 M |
@@ -49,6 +50,7 @@ __all__ = [
     "gpt",
     "mesh_tangling",
     "minkunet",
+    "parareal",
     "resnet",
     "sparse_backbones",
     "sparse_resnet",

@@ -229,6 +229,7 @@ class LoadedModel:
         clouds: of a sparse network, how ``inputs`` and ``targets`` are made of batches of clouds (of a graph network,
             of seeds).
         structure: of its user's batches; None: tuples of tensors.
+        sizes: by name, extents of what varies in the batches that are wanted, where they are not the example's.
     """
 
     module: nn.Module
@@ -240,6 +241,7 @@ class LoadedModel:
     elementwise: frozenset[str] = frozenset()
     clouds: CloudExample | GraphExample | None = None
     structure: BatchStructure | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def batch(self) -> BatchStructure:
@@ -282,6 +284,15 @@ class LoadedModel:
     def fed(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The example as a step is given it, inputs and targets: samples first."""
         return (self.inputs, self.targets) if self.clouds is None else (self.clouds.inputs, self.clouds.targets)
+
+    def shape_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape in which a tensor of the example is wanted (``sizes``), where it has ``shape``."""
+        found = list(shape)
+        for word, places in self.varying.items():
+            for tensor, dim in places:
+                if tensor == name and word in self.sizes:
+                    found[dim] = self.sizes[word]
+        return tuple(found)
 
     def taken(
         self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]

@@ -35,6 +35,15 @@ def rows_of(step: Step) -> Tell:
     return found
 
 
+def rows_among(step: Step, positions: tuple[int, ...]) -> Tell:
+    """How some ranks of the stage, by position, tell each other rows; this one among them."""
+    if ("rows", positions) not in step.memo:
+        ranks = tuple(step.wire.ranks[position] for position in positions)
+        step.memo["rows", positions] = Rows(step.wire.transport, ranks, step.wire.deadline_s)
+    found: Tell = step.memo["rows", positions]
+    return found
+
+
 def start_sum(step: Step, tensor: Tensor) -> Table:
     """Start to tell the ranks of ``step.group`` a tensor, whose sum is that of the table's rows."""
     return rows_of(step)([tensor.reshape(-1)], sum_dtype(tensor.dtype))

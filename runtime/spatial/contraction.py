@@ -27,7 +27,8 @@ from runtime.spatial.exchange import Arriving, Exchange
 from runtime.spatial.step import Step, shape_of
 
 Run = Callable[[Tensor, Tensor], Tensor]
-"""(x, weight) -> the outputs of the filters in ``weight``, from the input channels in both, without bias."""
+"""(x, weight) -> the outputs of the filters in ``weight`` and the places in ``x``, from the input channels in both,
+without bias."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,13 +37,14 @@ class Sharing:
 
     Attributes:
         exchange: of outputs: what a rank keeps is held, what its block keeps is wanted.
-        filters: the dim of the outputs; ``weight_filters`` that of the weight.
-        before, own, after: number of filters of the block that lie before the rank's own, are its own, and lie after.
+        along: the dim of the outputs that is shared out; ``weight_filters`` that of the weight, None: it is none of the
+            filters but of places, which ``x`` has at the same dim.
+        before, own, after: what the block has along it before the rank's own, its own, and after it.
     """
 
     exchange: Exchange
-    filters: int
-    weight_filters: int
+    along: int
+    weight_filters: int | None
     before: int
     own: int
     after: int
@@ -55,16 +57,25 @@ class Sharing:
     def others(self) -> tuple[int, ...]:
         """The shape of the partial sums that others keep."""
         shape = list(shape_of(self.block))
-        shape[self.filters] = self.before + self.after
+        shape[self.along] = self.before + self.after
         return tuple(shape)
 
     def within_others(self, box: Box) -> tuple[slice, ...]:
         """Where a part that another rank keeps lies in these."""
         found = [slice(a.start - o.start, a.stop - o.start) for a, o in zip(box, self.block, strict=True)]
-        of_filters = found[self.filters]
-        if of_filters.start >= self.before:
-            found[self.filters] = slice(of_filters.start - self.own, of_filters.stop - self.own)
+        place = found[self.along]
+        if place.start >= self.before:
+            found[self.along] = slice(place.start - self.own, place.stop - self.own)
         return tuple(found)
+
+    def split(self, x: Tensor, weight: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """(x, weight) of what others keep, and of the rank's own."""
+        if not x.numel():  # no channels of any place
+            return (x, weight), (x, weight)
+        whole, dim = (x, self.along) if self.weight_filters is None else (weight, self.weight_filters)
+        before, own, after = torch.split(whole, [self.before, self.own, self.after], dim)
+        rest = before if not self.after else after if not self.before else torch.cat((before, after), dim)
+        return ((rest, weight), (own, weight)) if self.weight_filters is None else ((x, rest), (x, own))
 
 
 def sharing_of(step: Step) -> Sharing:
@@ -77,12 +88,12 @@ def sharing_of(step: Step) -> Sharing:
     weight = TensorSpec(tuple(f"dim{dim}" for dim in range(len(extents))), tuple(extents), division.work.dtype)
     plan = contraction_of(division.layer, division.inputs, (weight,), division.layout, division.ways, division.own)
     gather = [Transfer(move.dst, move.src, move.box) for move in plan.transfers]
-    own, block = division.own[me][plan.dims.filters], plan.made[me][plan.dims.filters]
+    own, block = division.own[me][plan.along], plan.made[me][plan.along]
     own = own if len(own) else Interval(block.start, block.start)
     made = step.memo["sharing"] = Sharing(
         Exchange.of(step.wire, division.own, plan.made, gather),
-        plan.dims.filters,
-        plan.dims.weight_filters,
+        plan.along,
+        plan.dims.weight_filters if plan.along == plan.dims.filters else None,
         own.start - block.start,
         len(own),
         block.stop - own.stop,
@@ -96,20 +107,18 @@ def contract(step: Step, x: Tensor, weight: Tensor, run: Run) -> Tensor:
     Args:
         x: covers what this rank needs of the first input (``step.get(0, ...)``).
         weight: this rank's part: all filters of its block, its input channels.
-        run: called for others' filters, then for the rank's own; not for parts without elements.
+        run: called for what others keep, then for the rank's own; not for parts without elements.
     """
     sharing = sharing_of(step)
-    dim = sharing.weight_filters
     if sharing.exchange.is_local:
         return _run(run, x, weight, shape_of(step.own))
-    before, own, after = torch.split(weight, [sharing.before, sharing.own, sharing.after], dim)
-    rest = before if not sharing.after else after if not sharing.before else torch.cat((before, after), dim)
-    theirs = _run(run, x, rest, sharing.others())
+    others, own = sharing.split(x, weight)
+    theirs = _run(run, *others, sharing.others())
     sums = _Sums(sharing)
     send: Callable[[Tensor, _Sums], Tensor] = _Send.apply
     keep: Callable[[Tensor, Tensor, _Sums], Tensor] = _Keep.apply
     token = send(theirs, sums)
-    return keep(_run(run, x, own, shape_of(step.own)), token, sums)
+    return keep(_run(run, *own, shape_of(step.own)), token, sums)
 
 
 @dataclass(slots=True)
@@ -176,4 +185,4 @@ def _run(run: Run, x: Tensor, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
     """What ``run`` gives; zeros that hang on both where there is nothing to multiply."""
     if prod(shape) and x.numel() and weight.numel():
         return run(x, weight)
-    return connected(x.new_zeros(shape), x, weight)
+    return connected((x if x.is_floating_point() else weight).new_zeros(shape), x, weight)

@@ -44,7 +44,8 @@ class CapturedModel:
         reductions: how the parts of a batch make up what a layer reduces them to, where parts are not just means.
         prepared: of a sparse network, how the graph's inputs are made of a batch of clouds; None: they are the batch.
         evaluation: why the graph does not tell what the model does in evaluation mode; empty: it does.
-        outputs: values that are the module's outputs, by the names that its user has for them.
+        outputs: the value that each tensor of the module's output is, by its user's name; empty where the graph makes
+            none.
     """
 
     graph: Graph
@@ -71,7 +72,7 @@ class CapturedModel:
     @property
     def watched(self) -> tuple[str, ...]:
         """The values that layers make and that evaluation may be asked for."""
-        outputs = (value for value in self.outputs.values() if value not in self.graph.inputs)
+        outputs = (value for value in self.outputs.values() if value and value not in self.graph.inputs)
         return tuple(dict.fromkeys((*self.judged, *outputs)))
 
 

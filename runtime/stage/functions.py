@@ -25,7 +25,9 @@ from cuda_ops.dense.recurrent import autocast
 from cuda_ops.dense.user_functions import is_user_function
 from cuda_ops.device.placing import move
 from planner.ir.errors import UnsupportedModelError
+from planner.ir.plan import Block
 from runtime.numerics.finite import Examiner
+from runtime.spatial.blocks import in_blocks
 from runtime.spatial.decompose import DividedStage
 from runtime.spatial.empties import connected
 from runtime.stage.batch_norm import synchronise
@@ -171,6 +173,7 @@ class StageFunctions:
         halves: whether some backward comes in two halves.
         divided: how the ranks divide layers along any dims; None: they share out samples.
         sites: how they share out the sites of a sparse network as well.
+        blocks: of a divided stage, layers that are run in blocks, which is in evaluation alone.
 
     Attributes:
         current: where operators that can be halved leave their weight gradients.
@@ -188,12 +191,21 @@ class StageFunctions:
         halves: bool = False,
         divided: DividedStage | None = None,
         sites: SharedSites | None = None,
+        blocks: Sequence[Block] = (),
     ) -> None:
         self.current = Current()
         if divided is not None:
             self.training = cut.function(divided.rule(draws))
             evaluation = divided.rule(in_evaluation, training=False)
-            self._others = {Mode(False, False): _attempt(cut, evaluation, False)}
+            found = _attempt(cut, evaluation, False)
+            if blocks and isinstance(found, StageFunction):
+
+                def part(layers: frozenset[str], outputs: tuple[str, ...]) -> StageFunction:
+                    return replace(cut, layers=layers, outputs=outputs, watched=()).function(evaluation, late=True)
+
+                names = [layer.name for layer in cut.model.graph.layers if layer.name in cut.layers]
+                found = in_blocks(part, self.training, found.outputs, cut.model.graph, names, blocks, divided)
+            self._others = {Mode(False, False): found}
             return
         together = [synchronise(add, group_size, index)] if group_size > 1 else []
         if sites is not None:

@@ -49,6 +49,22 @@ def graph_at(model: CapturedModel, input_shapes: Mapping[str, tuple[int, ...]]) 
     return replace(graph, samples=rows, inputs=inputs, layers=tuple(layers))
 
 
+def graph_of_sizes(model: CapturedModel, sizes: Mapping[str, int]) -> Graph:
+    """The graph for as many samples as the capture's, with other extents of dims that vary.
+
+    Args:
+        sizes: by name (``height``); others are as in the capture.
+    """
+    shapes = {
+        name: tuple(
+            sizes.get(word, extent) if word in model.sizes else extent
+            for word, extent in zip(spec.dims, spec.shape, strict=True)
+        )
+        for name, spec in model.graph.inputs.items()
+    }
+    return graph_at(model, shapes)
+
+
 def without_data(model: CapturedModel) -> CapturedModel:
     """``model`` with empty parameters and buffers: all that :func:`graph_at` needs, and keeps no tensor alive."""
     graph = on_device(model.graph_module, torch.device("cpu")).graph  # where shapes are found

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.seeds import parareal
 from benchmarks.seeds.branches import Network, best_plan
 from benchmarks.seeds.primitives import adjoints
 from benchmarks.seeds.schedules import predicted
@@ -21,6 +22,13 @@ def test_branches_side_by_side_are_faster_than_their_best_chain() -> None:
     assert side_by_side.prediction.step_s < chain.search.bound_s
     one = best_plan(network, (16,), is_chain=False, num_devices=1)
     assert one.prediction.step_s == pytest.approx(128 * 5 * 3e-3, rel=1e-3)
+
+
+def test_slices_side_by_side_gain_what_the_closed_form_says() -> None:
+    rows = [row for slices in (2, 5) for count in (1, 4) for row in parareal.predicted(slices, count)]
+    assert [row.name for row in rows if not row.holds] == []
+    assert all(row.value > 1.1 for row in rows)
+    assert parareal.planned(2).value > 1.2
 
 
 def test_the_adjoints_of_random_exchanges_are_exact() -> None:

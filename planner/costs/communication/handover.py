@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -70,6 +71,12 @@ def pieces(
 def least_links(cluster: Cluster) -> dict[str, Link]:
     """By tier, a link on which no message takes longer than between any two devices, or than a larger one."""
     return {name: least_link(link) for name, link in without_pairs(cluster).links.items()}
+
+
+def without_time(cluster: Cluster) -> Cluster:
+    """The cluster with links on which nothing takes time: the least that messages take which may stream."""
+    links = {name: Link(0.0, inf, duplex=link.duplex) for name, link in cluster.links.items()}
+    return replace(cluster, links=links, pairs=())
 
 
 def least_link(link: Link) -> Link:

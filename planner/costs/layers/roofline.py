@@ -11,19 +11,24 @@ they are.  Where no figures of the device measured on are known, the roof itself
 reaches it.  Gradients are added and parameters updated at the pace of the memory.  What layers keep is as measured, and
 so is what the executor takes per action, which the host does.
 
+A device with two memories (:class:`planner.ir.cluster.DeviceSpec`, on chip) has costs under two kinds: its own, with
+parameters read on chip, beside the larger memory, t* = max(F / peak, (Q - P) / memory bandwidth, P / on-chip bandwidth)
+for P bytes of parameters; and :func:`planner.ir.cluster.off_chip`, with all of Q in the larger one.  Which of the two a
+stage pays is a matter of what else its device holds (``costs.stages.action_costs``).
+
 Ignored: caches, the start of a kernel, tensor cores for float32 data unless the figure of ``float32`` is overridden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
 
 from planner.costs.layers.confidence import DATASHEET_RANGE
 from planner.costs.layers.interpolation import LayerCost
 from planner.costs.layers.regression import Features
-from planner.ir.cluster import DATASHEET, Cluster, DeviceSpec
+from planner.ir.cluster import DATASHEET, Cluster, DeviceSpec, off_chip
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.profile import Measurement, ParameterCost, Profile
@@ -35,10 +40,11 @@ _ADDS, _READS_AND_WRITES = 3, 3
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a pass of a layer does: floating-point operations and bytes moved."""
+    """What a pass of a layer does: floating-point operations and bytes moved, and of these the parameters'."""
 
     flops: int
     num_bytes: int
+    parameter_bytes: int = 0
 
 
 def on_cluster(profile: Profile, cluster: Cluster, measured_on: Mapping[str, DeviceSpec] | None = None) -> Profile:
@@ -65,10 +71,12 @@ def on_cluster(profile: Profile, cluster: Cluster, measured_on: Mapping[str, Dev
     parameters = {kind: profile.parameters.get(kind, {}) for kind in kept}
     overheads = {kind: profile.action_overhead_s[kind] for kind in kept if kind in profile.action_overhead_s}
     for device in new:
-        measurements[device.kind] = _measurements(profile, source, works, here, device)
-        parameters[device.kind] = _parameters(profile, source, here, device)
-        if source in profile.action_overhead_s:
-            overheads[device.kind] = profile.action_overhead_s[source]
+        two = any(each.on_chip_bytes for each in cluster.devices if each.kind == device.kind)
+        for kind, there in _memories(device, two).items():
+            measurements[kind] = _measurements(profile, source, works, here, there)
+            parameters[kind] = _parameters(profile, source, here, there)
+            if source in profile.action_overhead_s:
+                overheads[kind] = profile.action_overhead_s[source]
     return replace(
         profile,
         cluster=cluster,
@@ -79,13 +87,21 @@ def on_cluster(profile: Profile, cluster: Cluster, measured_on: Mapping[str, Dev
     )
 
 
+def _memories(device: DeviceSpec, two: bool) -> dict[str, DeviceSpec]:
+    """By kind, the device as it reads its parameters: on chip, and in its larger memory; both alike of one memory."""
+    plain = replace(device, on_chip_bytes=0)
+    if not two:
+        return {device.kind: plain}
+    return {device.kind: replace(device, on_chip_bytes=max(1, device.on_chip_bytes)), off_chip(device.kind): plain}
+
+
 def work_of(graph: Graph, layer: Layer, samples: int) -> Work:
     """What a forward pass of ``layer`` does for ``samples`` samples."""
     return _work(graph, graph.values(), layer, samples)
 
 
 def roof_s(work: Work, device: DeviceSpec, dtype: str, layer: str) -> float:
-    """The least time in which ``device`` can do ``work``.
+    """The least time in which ``device`` can do ``work``, its parameters on chip where it has such a memory.
 
     Raises:
         MissingMeasurementError: no source states a figure that is needed.
@@ -101,6 +117,10 @@ def roof_s(work: Work, device: DeviceSpec, dtype: str, layer: str) -> float:
                 [f"give it in cluster.yaml: peak: {{{dtype}: 10TFLOP/s}}"],
             )
         seconds = work.flops / peak
+    if device.on_chip_bytes:
+        if device.on_chip_bytes_per_s:
+            seconds = max(seconds, work.parameter_bytes / device.on_chip_bytes_per_s)
+        work = replace(work, num_bytes=work.num_bytes - work.parameter_bytes)
     if work.num_bytes:
         if not device.memory_bytes_per_s:
             raise MissingMeasurementError(
@@ -121,14 +141,16 @@ def under_a_roof(
         measured: of the layer on that kind: the nearest one is scaled by the ratio of the roofs, and what it keeps by
             that of the samples; without any, passes take as long as the roof, and all that is read and made is kept.
     """
-    device = next((device for device in profile.cluster.devices if device.kind == kind and _is_known(device)), None)
+    device = next((own for own in _as_kinds(profile.cluster.devices, kind) if _is_known(own)), None)
     layer, dtype = profile.graph.layers[index], profile.model.dtype
     if device is None or not device.peak_flop_per_s.get(dtype):
         return ()
 
+    parameter_bytes = _num_bytes([profile.graph.parameters[name] for name in layer.parameters])
+
     def roof(size: float) -> tuple[float, float]:
         _, flops, num_bytes, _ = features.whole(size)[index].tolist()
-        return roof_s(Work(round(flops), round(num_bytes)), device, dtype, layer.name), num_bytes
+        return roof_s(Work(round(flops), round(num_bytes), parameter_bytes), device, dtype, layer.name), num_bytes
 
     seconds, num_bytes = roof(samples)
     low, high = DATASHEET_RANGE
@@ -139,6 +161,15 @@ def under_a_roof(
     ratio, share = seconds / base if base else 1.0, samples / near.samples
     values = (*(ratio * value for value in _passes(near)), share * near.saved_bytes, share * near.workspace_bytes)
     return (LayerCost(values, DATASHEET, low, high),)
+
+
+def _as_kinds(devices: Sequence[DeviceSpec], kind: str) -> Iterator[DeviceSpec]:
+    """The devices that have costs of this kind, reading their parameters as it says."""
+    two = any(device.on_chip_bytes for device in devices if kind in (device.kind, off_chip(device.kind)))
+    for device in devices:
+        found = _memories(device, two).get(kind)
+        if found is not None:
+            yield found
 
 
 def _is_known(device: DeviceSpec) -> bool:
@@ -198,7 +229,8 @@ def _parameters(profile: Profile, source: str, here: DeviceSpec | None, there: D
         if name not in layers:
             continue
         num_bytes = _num_bytes([profile.graph.parameters[each] for each in layers[name].parameters])
-        add, update = Work(0, _ADDS * num_bytes), Work(0, round((_READS_AND_WRITES + 2 * state) * num_bytes))
+        sizes = _ADDS * num_bytes, round((_READS_AND_WRITES + 2 * state) * num_bytes)
+        add, update = (Work(0, size, size) for size in sizes)
         add_s, update_s = (roof_s(work, there, "", name) for work in (add, update))
         if here is not None:
             bases = [roof_s(work, here, "", name) for work in (add, update)]
@@ -217,4 +249,4 @@ def _work(graph: Graph, values: Mapping[str, TensorSpec], layer: Layer, samples:
     outputs = tuple(spec.at(samples, graph.samples) for spec in layer.outputs)
     flops = kind_named(layer.kind).forward_flops(replace(layer, outputs=outputs), inputs)
     parameters = tuple(graph.parameters[name] for name in layer.parameters)
-    return Work(flops, _num_bytes((*inputs, *outputs, *parameters)))
+    return Work(flops, _num_bytes((*inputs, *outputs, *parameters)), _num_bytes(parameters))

@@ -36,8 +36,12 @@ from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
 from planner.costs.stages.stage_cost import StageCost
 from planner.ir.cluster import SHARED_MEMORY
+from planner.ir.plan import Size, samples_in
 from planner.ir.program import Part, Program, receive_window
 from planner.ir.schedule import Op
+
+_Part = tuple[int, int, Size]
+"""(rank, stage, what micro-batches of one cost are)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,9 @@ def activation_of(
     placed = costs.stages[stage]
     if placed.laid_out:
         cost = placed.laid_out[costs.micro_batches[microbatch]]
+        if cost.unrecorded_bytes is not None:
+            most = round(float(cost.unrecorded_bytes[member]))
+            return Activation(replace(plain_course(0, 0, 0, 0), unrecorded=most), 0, sent_bytes)
         laid_out = None if placed.recompute else _laid_out(costs, placed, cost, member, seeds)
         if laid_out is not None:
             return Activation(laid_out, laid_out.saved, sent_bytes)
@@ -83,15 +90,19 @@ def activation_of(
         saved, again, workspace, parameters = (round(float(part[member])) for part in parts)
         found = plain_course(saved, saved + again, parameters, workspace, again)
         return Activation(found, found.saved, sent_bytes)
-    table, kind = costs.table(stage, member, microbatch), costs.book.kind(placed.ranks[member])
-    samples = placed.samples[costs.micro_batches[microbatch]][member]
+    rank = placed.ranks[member]
+    table, kind, on_chip = costs.table(stage, member, microbatch), costs.kind(rank), costs.on_chip_bytes(rank) > 0
+    samples = placed.samples[samples_in(costs.micro_batches[microbatch])][member]
     known = costs.book.levels.known
     senders = tuple(sorted(run for number in came for run in costs.stages[number].runs))
-    key = (placed.runs, kind, samples, placed.parameter_bytes, seeds, placed.sums_behind and placed.tied, senders)
+    made_bytes = 0 if on_chip else placed.parameter_bytes
+    key = (placed.runs, kind, samples, made_bytes, seeds, placed.sums_behind and placed.tied, senders)
     if key not in known:
         copies = _copies(costs, placed)
-        found, unsaved = _course_of(costs, placed, table, kind, samples, seeds, senders)
-        last = _course_of(costs, placed, table, kind, samples, seeds, senders, copies)[0] if copies else None
+        found, unsaved = _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes)
+        last = (
+            _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes, copies)[0] if copies else None
+        )
         known[key] = found, unsaved, last
     found, unsaved, last = known[key]
     left = sent_bytes if unsaved is None or placed.recompute else min(unsaved, sent_bytes)
@@ -100,7 +111,7 @@ def activation_of(
 
 def _laid_out(costs: StageCosts, placed: StagePlacement, cost: StageCost, member: int, seeds: int) -> Course | None:
     """Of layers with layouts of their own; None if no levels are known."""
-    kind, own = costs.book.kind(placed.ranks[member]), cost.by_layer
+    kind, own = costs.kind(placed.ranks[member]), cost.by_layer
     found = []
     for place, layer in enumerate(own.layers):
         samples, share = float(own.samples[place, member]), float(own.share[place, member])
@@ -132,18 +143,23 @@ def _course_of(
     samples: float,
     seeds: int,
     senders: Sequence[Run],
+    made_bytes: int,
     copies: Mapping[int, int] | None = None,
 ) -> tuple[Course, int | None]:
-    """The course, and what is sent to other stages without being saved; None if that is not known."""
+    """The course, and what is sent to other stages without being saved; None if that is not known.
+
+    Args:
+        made_bytes: of gradients of parameters; 0 where they lie on chip.
+    """
     levels, copies = costs.book.levels.at(kind, samples), copies or {}
     if levels is None:
         hungriest = max((float(table.workspace_bytes[a:b].max()) for a, b in placed.runs if a < b), default=0.0)
         hungriest += max(copies.values(), default=0)
         left = costs.book.tables.left_bytes(kind, samples, placed.runs)
-        return plain_course(span(table.saved_bytes, placed.runs), left, placed.parameter_bytes, hungriest), None
+        return plain_course(span(table.saved_bytes, placed.runs), left, made_bytes, hungriest), None
     layers = layers_in(placed.runs)
     saved_by = np.diff(table.saved_bytes)[layers]
-    made = np.diff(costs.book.tables.graph.parameter_bytes)[layers]
+    made = np.diff(costs.book.tables.graph.parameter_bytes)[layers] * (made_bytes > 0)
     defers, own = costs.book.tables.deferring(kind)[layers], levels[:, layers]
     for layer, size in copies.items():
         own[BACKWARD : WEIGHT + 1, layers == layer] += size
@@ -151,7 +167,7 @@ def _course_of(
     there = np.minimum(_in_buffers(costs, layers, own, samples, senders), saved_by)
     own[FORWARD] -= there
     own[LEFT] -= np.clip(own[LEFT] - own[GRADIENTS_LEFT] - (saved_by - there), 0.0, there)  # so much at least is of it
-    found = course(saved_by - there, _gradients(placed, made), own, seeds, defers, stays)
+    found = course(saved_by - there, _gradients(made_bytes, made), own, seeds, defers, stays)
     return found, _unsaved(costs, layers, saved_by, levels, samples)
 
 
@@ -177,11 +193,11 @@ def _seeds_left(costs: StageCosts, layers: Indices, levels: Array, seeds: int) -
     return max(0.0, seeds - counted) if counted > 0 else 0.0
 
 
-def _gradients(placed: StagePlacement, made: Array) -> Array:
+def _gradients(made_bytes: int, made: Array) -> Array:
     """By layer; those of parameters that an earlier stage uses too are taken to come last."""
     found = made.copy()
     if len(found):
-        found[0] += max(0.0, placed.parameter_bytes - made.sum())
+        found[0] += max(0.0, made_bytes - made.sum())
     return found
 
 
@@ -248,8 +264,8 @@ def activations(
             that is small itself, all.
     """
     small = small or [size if size < ALONE_BYTES else 0 for size in transfer_bytes]
-    alone, seeds, cluster = Counter[tuple[int, int, int]](), Counter[tuple[int, int, int]](), costs.book.profile.cluster
-    came: dict[tuple[int, int, int], Counter[int]] = {}
+    alone, seeds, cluster = Counter[_Part](), Counter[_Part](), costs.book.profile.cluster
+    came: dict[_Part, Counter[int]] = {}
     for slot, transfer in enumerate(compiled.transfers):
         src, dst, microbatch = transfer.route
         size = costs.micro_batches[microbatch]
@@ -261,7 +277,7 @@ def activations(
         elif not is_block:
             alone[transfer.src, src, size] += transfer_bytes[slot] - small[slot]
     found = []
-    unsaved: dict[tuple[int, int, int], float] = {}
+    unsaved: dict[_Part, float] = {}
     for each in compiled.activations:
         key = (each.rank, each.stage, costs.micro_batches[each.microbatch])
         member = costs.stages[each.stage].ranks.index(each.rank)
@@ -287,7 +303,7 @@ def activations(
             own = stage.parameter_bytes
             if stage.once is not None:
                 own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
-            gradients[rank, number] = own if compiled.trains[rank] else 0
+            gradients[rank, number] = own if compiled.trains[rank] and not costs.on_chip_bytes(rank) else 0
             update[rank, number] = round(needs * _largest_parameter(costs, stage))
             reduction[rank, number] = _put_together(costs, stage, own)
     return Holdings(

@@ -11,6 +11,8 @@
     saved activations, less what surely lies where it was received        from F to B (or W), per micro-batch
     gradients of parameters                                               from the first B (or W) on, in which they come
                                                                           layer by layer
+    (of a device with two memories parameters, state and gradients lie in the one on chip, if they fit there, and are
+    left out here: ``RankMemory.on_chip_bytes``)
     gradients sent, and sent outputs that nobody saves                    until a message tells they came; in shared
                                                                           memory the receiver alone holds them
     frames, into which small tensors are copied to be sent                all the time, of each kind as many as are
@@ -64,11 +66,16 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """What a rank holds when it holds most, by part."""
+    """What a rank holds in its device's memory when it holds most, by part.
+
+    Attributes:
+        on_chip_bytes: of parameters, gradients and optimiser state that lie in a memory on chip, and are in no part.
+    """
 
     resident: Resident
     activations: int
     workspace: int
+    on_chip_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -100,7 +107,7 @@ def rank_memories(
         most = max(steps, key=lambda step: step.during + step.workspace, default=Held(0, 0, 0, 0, 0, 0))
         buffers = always.receive_buffers + most.receive_buffers
         at_peak = replace(always, gradients=most.gradients, receive_buffers=buffers)
-        found.append(RankMemory(at_peak, most.activations, most.workspace))
+        found.append(RankMemory(at_peak, most.activations, most.workspace, costs.on_chip_bytes(rank)))
     return tuple(found)
 
 
@@ -116,9 +123,9 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
     for rank, row in enumerate(compiled.rows):
         stages = [stage for stage in costs.stages if rank in stage.ranks]
         parameters = costs.parameter_bytes(rank)
-        divided = sum(_left_to_others(stage) for stage in stages)
-        state_of = parameters - divided if compiled.trains[rank] else 0
-        state = round(state_of * costs.book.profile.optimizer.state_bytes_per_parameter_byte)
+        state = costs.state_bytes(rank) if compiled.trains[rank] else 0
+        if costs.on_chip_bytes(rank):
+            parameters = state = 0
         older = sum(
             (versions[number] - 1) * stage.parameter_bytes
             for number, stage in enumerate(costs.stages)
@@ -134,7 +141,7 @@ def _batch_bytes(costs: StageCosts) -> int:
     """Of the inputs and targets of a step that are not prepared."""
     graph = costs.book.profile.graph
     prepared = costs.book.preparations.inputs
-    whole = sum(costs.micro_batches) / graph.samples
+    whole = costs.num_samples / graph.samples
     return round(
         sum(
             spec.num_bytes * (whole if spec.has_samples else 1)
@@ -149,8 +156,3 @@ def _standing_bytes(costs: StageCosts, stage: StagePlacement, rank: int) -> floa
     if not stage.laid_out or shares_memory(costs.book.profile.cluster, stage.ranks):
         return 0.0
     return sum(float(cost.standing_bytes[stage.ranks.index(rank)]) for cost in stage.laid_out.values())
-
-
-def _left_to_others(stage: StagePlacement) -> int:
-    """Bytes of parameters whose optimiser's state other ranks of the stage hold."""
-    return stage.own_bytes - -(-stage.own_bytes // len(stage.ranks)) if stage.sharded else 0

@@ -9,7 +9,8 @@ share of the work and of the weight:
     between (w-stationary)   c ranks share the input channels of p / c blocks of filters
 
 so what decides is what moves: input channels are gathered for small c, partial sums are scattered for large c.  The
-backward pass is the adjoint, with the same messages the other way.
+backward pass is the adjoint, with the same messages the other way.  Linear layers and embeddings whose filters are not
+cut may share channels along another dim (``planner.layers.contraction``) where a plan says so; no search tries it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from planner.costs.shards.boxes import Boxes, Counts, boxes_of, volumes
 from planner.costs.shards.shapes import SizedLayer
 from planner.ir.layout import Layout, scaled_intervals
-from planner.layers.contraction import contracted_dims
+from planner.layers.contraction import ContractedDims, contracted_dims, num_channels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,11 +34,13 @@ class PartialSums:
         ways: c, ranks that share the input channels.
         needed: ``[ranks, dims, 2]`` of the first input.
         scattered: ``[source, destination]`` elements of partial sums that move.
+        weight: ``[ranks, dims, 2]`` of the weight, where that is another than each rank would use alone; else None.
     """
 
     ways: int
     needed: Boxes
     scattered: Counts
+    weight: Boxes | None = None
 
 
 def partial_sums(sized: SizedLayer, layout: Layout, needed: Boxes, ways: int = 0) -> tuple[PartialSums, ...]:
@@ -52,41 +55,46 @@ def partial_sums(sized: SizedLayer, layout: Layout, needed: Boxes, ways: int = 0
     dims = contracted_dims(sized.layer, sized.inputs, sized.parameters)
     if dims is None:
         return (none,)
-    filters = sized.work.dims[dims.filters]
-    parts = len(layout.cuts.get(filters, (0, 1))) - 1
-    channels = sized.inputs[0].shape[dims.channels]
-    dims_of = (filters, dims.channels)
+    channels = num_channels(dims, sized.inputs, sized.parameters)
     if ways:
-        is_shared = ways > 1 and _fits(ways, parts, channels)
-        return (_shared(sized, layout, needed, dims_of, ways) if is_shared else none,)
-    several = (c for c in range(2, parts + 1) if _fits(c, parts, channels))
-    return (none, *(_shared(sized, layout, needed, dims_of, c) for c in several))
+        along = dims.shared(sized.layer, layout, ways)
+        is_shared = ways > 1 and along is not None and channels >= ways
+        return (_shared(sized, layout, needed, dims, ways) if is_shared else none,)
+    parts = len(layout.cuts.get(sized.work.dims[dims.filters], (0, 1))) - 1
+    if dims.channels is None:
+        return (none,)  # an embedding has every filter of any entry without a message
+    several = (c for c in range(2, parts + 1) if parts % c == 0 and channels >= c)
+    return (none, *(_shared(sized, layout, needed, dims, c) for c in several))
 
 
-def _shared(sized: SizedLayer, layout: Layout, needed: Boxes, dims: tuple[str, int], ways: int) -> PartialSums:
-    """The way of ``ways`` ranks.
-
-    Args:
-        dims: name of the filters, and position of the channels in the first input.
-    """
-    filters, channels_dim = dims
-    points = layout.cuts[filters]
+def _shared(sized: SizedLayer, layout: Layout, needed: Boxes, dims: ContractedDims, ways: int) -> PartialSums:
+    """The way of ``ways`` ranks, which there is."""
+    shared = dims.shared(sized.layer, layout, ways)
+    along = dims.filters if shared is None else shared
+    name = sized.work.dims[along]
+    points = layout.cuts[name]
     parts = len(points) - 1
-    place = _places(layout, filters)
+    place = _places(layout, name)
     block, turn = place // ways, place % ways
-    channels = sized.inputs[0].shape[channels_dim]
+    channels = num_channels(dims, sized.inputs, sized.parameters)
     even = points if ways == parts else tuple(range(ways + 1))
     shares = np.array([(part.start, part.stop) for part in scaled_intervals(even, channels)])
     read = needed.copy()
-    read[:, channels_dim] = shares[turn]
     own = boxes_of(layout, sized.work, sized.samples)
     # Ranks alike but for their turn sum their parts; each then holds its own filters.
-    names = [name for name in layout.cuts if name != filters]
-    others = np.array([_places(layout, name) for name in names]).reshape(len(names), len(place))
+    names = [other for other in layout.cuts if other != name]
+    others = np.array([_places(layout, other) for other in names]).reshape(len(names), len(place))
     group = np.vstack([others, block[None]])
     together = (group[:, :, None] == group[:, None, :]).all(axis=0)
     apart = together & ~np.eye(len(place), dtype=bool)
-    return PartialSums(ways, read, np.where(apart, volumes(own)[None, :], 0.0))
+    weight = None
+    if along != dims.filters:
+        weight = np.tile(np.array([[0, extent] for extent in sized.parameters[0].shape]), (len(place), 1, 1))
+        weight[:, dims.weight_channels] = shares[turn]
+        read = _of_block(read, along, together)
+    if dims.channels is not None:
+        read[:, dims.channels] = shares[turn]
+    return PartialSums(ways, read, np.where(apart, volumes(own)[None, :], 0.0), weight)
 
 
 def _places(layout: Layout, name: str) -> NDArray[np.int64]:
@@ -96,5 +104,13 @@ def _places(layout: Layout, name: str) -> NDArray[np.int64]:
     return found
 
 
-def _fits(ways: int, parts: int, channels: int) -> bool:
-    return parts % ways == 0 and channels >= ways
+def _of_block(read: Boxes, along: int, together: NDArray[np.bool_]) -> Boxes:
+    """What the ranks of each block read along a dim that places keep, by rank; ranks that read nothing do not count."""
+    found = read.copy()
+    reads = volumes(read) > 0
+    for rank, members in enumerate(together):
+        some = members & reads
+        if some.any():
+            found[rank] = read[some][0]
+            found[rank, along] = read[some, along, 0].min(), read[some, along, 1].max()
+    return found

@@ -46,7 +46,7 @@ def candidate_layouts(sized: SizedLayer, speeds: tuple[float, ...], axes: tuple[
     """
     found: dict[bytes, Layout] = {}
     for grid in _grids(len(speeds), len(axes) + 1):
-        layout = _layout(sized, speeds, dict(zip((*axes, REPLICA), grid, strict=True)))
+        layout = layout_on(sized, speeds, dict(zip((*axes, REPLICA), grid, strict=True)))
         if layout is not None:
             found.setdefault(boxes_of(layout, sized.work, sized.samples).tobytes(), layout)
     return tuple(found.values())
@@ -85,8 +85,8 @@ def most_margin(sized: SizedLayer, layout: Layout) -> int:
     return int(lengths[:, along].min()) if along else 0
 
 
-def _layout(sized: SizedLayer, speeds: tuple[float, ...], grid: Mapping[str, int]) -> Layout | None:
-    """The grid as cut points; None if a part would be empty."""
+def layout_on(sized: SizedLayer, speeds: tuple[float, ...], grid: Mapping[str, int]) -> Layout | None:
+    """The grid (parts by axis of ``AXES``, or ``REPLICA``) as cut points; None if a part would be empty."""
     extents = dict(zip(sized.work.dims, sized.work.shape, strict=True))
     by_place = np.array(speeds).reshape([parts for parts in grid.values() if parts > 1] or [1])
     cuts: dict[str, tuple[int, ...]] = {}

@@ -113,9 +113,18 @@ def shards_of(sized: SizedLayer, options: tuple[Option, ...]) -> Shards:
         partial_sums(sized, layout, first[k], options[k].ways) if first is not None and not margins[k] else ()
         for k, layout in enumerate(layouts)
     )
+    for k, (option, ways) in enumerate(zip(options, contractions, strict=True)):
+        if option.ways > 1 and ways and (weight := ways[0].weight) is not None:
+            weights = (_replaced(weights[0], k, weight), *weights[1:])
     samples = _samples(sized, own)
     share = _share(sized, work, samples)
     return Shards(sized, options, owned, held, inputs, weights, work, samples, share, contractions)
+
+
+def _replaced(boxes: Boxes, k: int, of_option: Boxes) -> Boxes:
+    found = boxes.copy()
+    found[k] = of_option
+    return found
 
 
 def _read(sized: SizedLayer, work: Boxes) -> tuple[tuple[Boxes, ...], tuple[Boxes, ...]]:

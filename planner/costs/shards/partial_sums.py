@@ -2,6 +2,7 @@
 
 gradients     over ranks with equal parts of a weight                                        ``Sums.reduction_s``
 statistics    of a normalisation, over cut samples and space                                 ``statistics_s``
+classes       of a cross-entropy, over parts of the classes of a place                       ``classes_s``
 pending       parts of a sum, such as a global pool's over space, whose result is on every rank that holds a part;
               backward, the gradients that these ranks have of it are summed                 ``pending_s``
 """
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import collective_s, norm_s
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.boxes import Boxes, volumes
+from planner.costs.shards.boxes import Boxes, boxes_of, volumes
 from planner.costs.shards.option import Shards
 from planner.ir.cluster import STATISTICS, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
+from planner.layers.elementwise import CLASS, has_classes_apart
 
 LOSS = "loss"
 _STATISTIC_BYTES = 8
@@ -37,7 +39,7 @@ class Sums:
     Attributes:
         held_bytes: ``[options, ranks]`` of the parameters that are its own (a tied one is its first user's).
         reduction_s: ``[options]``.
-        statistics_s: ``[2, options]``, forward and backward; statistics and pending sums.
+        statistics_s: ``[2, options]``, forward and backward; statistics, classes and pending sums.
     """
 
     held_bytes: Array
@@ -68,7 +70,8 @@ def sums_of(
         for k, groups in enumerate(map(equal_ranks, boxes)):
             seconds = (rate(tuple(ranks[at] for at in group)) * float(num_bytes[k, group[0]]) for group in groups)
             reduction_s[k] += max(seconds)
-    exchanged_s = statistics_s(shards, ranks, cluster) + pending_s(shards, ranks, cluster)
+    args = shards, ranks, cluster
+    exchanged_s = statistics_s(*args) + classes_s(*args) + pending_s(*args)
     return Sums(held_bytes, reduction_s, exchanged_s)
 
 
@@ -110,6 +113,28 @@ def statistics_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Ar
             )
             for way, size in enumerate(sizes):
                 found[way, k] = max(found[way, k], float(norm_s(cluster, group, size)))
+    return found
+
+
+def classes_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:
+    """``[2, options]``: what ranks with parts of the classes of a place tell each other; zeros for other layers.
+
+    As ``runtime.spatial.op_rules.elementwise``: forward four numbers a place from each rank to each, backward nothing.
+    """
+    found = np.zeros((2, len(shards.options)))
+    sized = shards.sized
+    if sized.layer.kind != LOSS or not has_classes_apart(sized.layer, sized.inputs):
+        return found
+    width = max(BYTES_PER_ELEMENT[sized.work.dtype], _LEAST_BYTES)
+    for k, own in enumerate(boxes_of(option.layout, sized.work, sized.samples) for option in shards.options):
+        is_whole = own[:, CLASS, 1] - own[:, CLASS, 0] == sized.work.shape[CLASS]
+        places = np.delete(own, CLASS, axis=1)
+        for members in equal_ranks(places):
+            group = tuple(ranks[member] for member in members)
+            if len(group) < 2 or is_whole[list(members)].all():
+                continue
+            size = len(group) * 4 * float(volumes(places[members[0]])) * width
+            found[0, k] = max(found[0, k], float(norm_s(cluster, group, size)))
     return found
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from planner.ir.timeline import Span, Timeline
 
-_RECEIVED = re.compile(r"(\d+)RECV_([FB]\d+)<(\d+)(!?)")
+_RECEIVED = re.compile(r"(\d+)RECV_([FB]\d+)<(\d+)(!|~~?|)")
 
 
 @dataclass(frozen=True, slots=True)

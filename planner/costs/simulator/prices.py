@@ -13,6 +13,9 @@ A message delays computing at its ends by ``Network.core_s`` in all, evenly whil
 call), so that what a core loses goes with the message's speed; several add.  ``DeviceSpec.core_share`` says how much of
 that a device feels.
 
+Where messages stream (:attr:`planner.ir.schedule.Action.streams`) between devices that can, a forward or backward lasts
+at least as long as what it sends, and as what it receives, and the message costs nothing beside it (``streamed``).
+
 Ignored: exchanges within a stage (statistics, halos), sums of gradients while their ranks still compute
 (``costs.stages.gradient_overlap``), those of layers with layouts of their own and those over several stages, gathers of
 updated parameters; switches and cables narrower than cards; that a card's buffer, or a token bucket's burst, is used
@@ -22,15 +25,19 @@ up; and that sums of gradients cost cores anything beside their members' waiting
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
+
+import numpy as np
 
 from planner.costs.communication.links import Network
 from planner.costs.simulator.program import CompiledProgram, TransferSlot
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import has_host_beside
 from planner.ir.cluster import Cluster
+from planner.ir.plan import Size
 from planner.ir.program import Program
+from planner.ir.schedule import IN_PAIRS, Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +71,14 @@ def prices_of(
         wires: if they are known.
     """
     network = costs.book.network
-    transfer_s = transfer_prices(compiled, sizes, network)
+    action_s, transfer_s = action_prices(compiled, costs), transfer_prices(compiled, sizes, network)
+    sending_s = sending_prices(compiled, sizes, network)
+    if compiled.streams:
+        action_s, transfer_s, sending_s = streamed(compiled, costs, action_s, transfer_s, sending_s)
     return Prices(
-        action_prices(compiled, costs),
+        action_s,
         transfer_s,
-        sending_prices(compiled, sizes, network),
+        sending_s,
         resources(compiled, network) if wires is None else wires,
         hosts_beside(compiled, costs),
         traffic_of(compiled, costs, sizes, transfer_s),
@@ -95,6 +105,43 @@ def sending_prices(compiled: CompiledProgram, sizes: Sequence[int], network: Net
     slots = zip(compiled.transfers, sizes, strict=True)
     found = [network.sending_s(slot.src, slot.dst, size) for slot, size in slots]
     return found if any(found) else []
+
+
+def streamed(
+    compiled: CompiledProgram,
+    costs: StageCosts,
+    action_s: Sequence[float],
+    transfer_s: Sequence[float],
+    sending_s: Sequence[float],
+) -> tuple[list[float], list[float], list[float]]:
+    """Actions, transfers and calls that send, by slot, where messages stream between devices that can.
+
+    A forward or backward lasts as long as the longest of the channels that it sends or receives on; in pairs, where a
+    forward and a backward run at once on parts of the device in proportion to their work, as long as its part of that:
+    F at least SR F / (F + B), so that both together last at least SR (BaPipe, Zhao et al., arXiv 2012.12544, its
+    schedules 1F1B-AS and FBP-AS).  Ignored: that what streams shares a network card.
+    """
+    can = [device.streams for device in costs.book.profile.cluster.devices]
+    flows = [can[slot.src] and can[slot.dst] for slot in compiled.transfers]
+    channels: dict[tuple[int, int, Op, Size], dict[tuple[int, int], float]] = {}
+    for slot, seconds, is_streamed in zip(compiled.transfers, transfer_s, flows, strict=True):
+        first, last, microbatch = slot.route
+        op, maker, reader = (Op.FORWARD, first, last) if slot.forward else (Op.BACKWARD, last, first)
+        for rank, stage in ((slot.src, maker), (slot.dst, reader)):
+            own = channels.setdefault((rank, stage, op, costs.micro_batches[microbatch]), {})
+            own[slot.src, slot.dst] = own.get((slot.src, slot.dst), 0.0) + seconds * is_streamed
+    found = []
+    for one, seconds in zip(compiled.actions, action_s, strict=True):
+        rank, action = one.rank, one.action
+        op = Op.BACKWARD if action.op is Op.BACKWARD_INPUT else action.op
+        size = costs.micro_batches[action.microbatch] if action.microbatch is not None else 0
+        least_s = max(channels.get((rank, action.stage, op, size), {}).values(), default=0.0)
+        if least_s and compiled.streams == IN_PAIRS:
+            halves = [costs.action_s(rank, replace(action, op=each)) for each in (Op.FORWARD, Op.BACKWARD)]
+            least_s *= halves[op is Op.BACKWARD] / sum(halves) if sum(halves) > 0 else 0.5
+        found.append(max(seconds, least_s))
+    rest = 1.0 - np.array(flows, dtype=np.float64)
+    return found, (rest * transfer_s).tolist(), (rest * sending_s).tolist() if sending_s else []
 
 
 def resources(compiled: CompiledProgram, network: Network) -> list[int]:

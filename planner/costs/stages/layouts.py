@@ -71,6 +71,7 @@ class LayoutPrices:
         allow: families of dims that may be cut (``Problem.allow``).
         halo_depth: most rows by which a rank may work beyond its part (0: halos are exchanged layer by layer).
         parts: of layers, as they were measured at their own shapes.
+        evaluates: whether it is about forward passes alone, in which batch norms use their running statistics.
     """
 
     book: PriceBook
@@ -78,6 +79,7 @@ class LayoutPrices:
     samples: int
     allow: tuple[str, ...] = (SAMPLE_DIMS,)
     halo_depth: int = 0
+    evaluates: bool = False
     parts: MeasuredParts = field(init=False, repr=False)
     _values: dict[str, TensorSpec] = field(init=False, repr=False)
     _mixing: frozenset[str] = field(init=False, repr=False)
@@ -110,7 +112,7 @@ class LayoutPrices:
 
     def speeds(self) -> tuple[float, ...]:
         """Of each rank: whole samples a second, at the most that all kinds in the group were measured at."""
-        kinds = [self.book.kind(rank) for rank in self.ranks]
+        kinds = [self.book.kind_off_chip(rank) for rank in self.ranks]
         samples = min(self.book.tables.largest_measured(kind) for kind in kinds)
         seconds = {kind: float(self._column(kind, samples)[:2].sum()) for kind in kinds}
         return tuple(1.0 / seconds[kind] if seconds[kind] > 0 else 1.0 for kind in kinds)
@@ -150,8 +152,8 @@ class LayoutPrices:
             MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
         """
         shards = self.shards(index, options)
-        costs = self._cost_of_part(index, shards)
-        sums = self._sums(index, shards)
+        costs = self.cost_of_part(index, shards)
+        sums = self.sums(index, shards)
         update, accumulate = self._parameter_costs(index, sums.held_bytes)
         return LayerTable(
             shards,
@@ -207,12 +209,16 @@ class LayoutPrices:
         }
         return tuple(sorted(found))
 
-    def _sums(self, index: int, shards: Shards) -> Sums:
+    def sums(self, index: int, shards: Shards) -> Sums:
+        """What a layer sums over ranks, and holds of parameters."""
         own = self._own[self.layers[index].name]
         key = (shards.sized.signature, shards.options, own)
         found = self._summed.get(key)
         if found is None:
-            found = self._summed[key] = sums_of(shards, own, self.ranks, self._rate, self.book.profile.cluster)
+            found = sums_of(shards, own, self.ranks, self._rate, self.book.profile.cluster)
+            if self.evaluates and shards.sized.relation.REDUCTION == "statistics":
+                found = replace(found, statistics_s=np.zeros_like(found.statistics_s))
+            self._summed[key] = found
         return found
 
     def _with_margins(self, sized: SizedLayer, plain: tuple[Option, ...]) -> tuple[Option, ...]:
@@ -222,17 +228,19 @@ class LayoutPrices:
             for rows in range(1, min(self.halo_depth, most_margin(sized, option.layout)) + 1)
         )
 
-    def _cost_of_part(self, index: int, shards: Shards) -> Array:
+    def cost_of_part(self, index: int, shards: Shards) -> Array:
         """``[6, options, ranks]``: seconds and bytes of each part, as measured or from the cost of whole samples."""
         found = np.zeros((6, *shards.share.shape))
         for member, rank in enumerate(self.ranks):
             for samples in np.unique(shards.samples[:, member]).tolist():
                 rows = shards.samples[:, member] == samples
-                whole = self._column(self.book.kind(rank), samples)[:, index]
+                whole = self._column(self.book.kind_off_chip(rank), samples)[:, index]
                 found[:, rows, member] = whole[:, None] * shards.share[rows, member]
-        self.parts.put_in(found, self.layers[index].name, [self.book.kind(rank) for rank in self.ranks], shards)
+        self.parts.put_in(
+            found, self.layers[index].name, [self.book.kind_off_chip(rank) for rank in self.ranks], shards
+        )
         for member, rank in enumerate(self.ranks):
-            found[:SAVED, :, member] *= self.book.added(self.book.kind(rank), len(self.ranks) > 1)[:, None]
+            found[:SAVED, :, member] *= self.book.added(self.book.kind_off_chip(rank), len(self.ranks) > 1)[:, None]
         return found
 
     def _column(self, kind: str, samples: int) -> Array:
@@ -256,7 +264,7 @@ class LayoutPrices:
         update, accumulate = np.zeros_like(held_bytes), np.zeros_like(held_bytes)
         total, shared = float(np.diff(self.book.tables.graph.parameter_bytes)[index]), len(self.ranks) > 1
         for member, rank in enumerate(self.ranks):
-            kind = self.book.kind(rank)
+            kind = self.book.kind_off_chip(rank)
             update_s, accumulate_s = (self.book.tables.parameters(kind).update_s, self.book.accumulate_s(kind, shared))
             share = held_bytes[:, member] / total if total else 0.0
             update[:, member] = (update_s[index + 1] - update_s[index]) * share

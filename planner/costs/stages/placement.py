@@ -9,12 +9,15 @@ from itertools import pairwise
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Run, runs_of
 from planner.costs.shards.option import Option
+from planner.costs.stages.blocks import stage_cost_in_blocks
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
+from planner.costs.stages.token_slices import slice_costs
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout
-from planner.ir.plan import Decision
+from planner.ir.plan import Block, Decision, Size, TokenSlice
 from planner.ir.problem import SAMPLE_DIMS
+from planner.ir.schedule import FORWARD_PASS
 from planner.layers import throughout_sites
 
 
@@ -32,6 +35,10 @@ class Tie:
     held_below: frozenset[int]
 
 
+def _size_first(item: tuple[Size, object]) -> tuple[int, ...]:
+    return item[0] if isinstance(item[0], tuple) else (item[0],)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StagePlacement:
     """A stage as the prices see it.
@@ -45,7 +52,8 @@ class StagePlacement:
         sharded: whether its ranks divide the optimiser's state among them.
         ties: its parameters that other stages use too.
         tied: names of these.
-        laid_out: its price by samples of the micro-batch, if its layers have layouts of their own; else empty.
+        laid_out: its price by samples of the micro-batch, if its layers have layouts of their own, or by token slice;
+            else empty.
     """
 
     runs: tuple[Run, ...]
@@ -56,7 +64,7 @@ class StagePlacement:
     sharded: bool = False
     ties: tuple[Tie, ...] = ()
     tied: frozenset[str] = frozenset()
-    laid_out: Mapping[int, StageCost] = field(default_factory=dict)
+    laid_out: Mapping[Size, StageCost] = field(default_factory=dict)
 
     @property
     def own_bytes(self) -> int:
@@ -71,7 +79,7 @@ class StagePlacement:
     @property
     def once(self) -> StageCost | None:
         """The price of a full micro-batch, which holds what is done once a step; None if cut along samples alone."""
-        return self.laid_out[max(self.laid_out)] if self.laid_out else None
+        return max(self.laid_out.items(), key=_size_first)[1] if self.laid_out else None
 
 
 def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...]:
@@ -82,7 +90,11 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
     """
     graph = book.profile.graph
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
-    sizes, layouts, users = set(decision.micro_batches), LayoutBook(book), _users(graph, decision)
+    if decision.token_slices:
+        return _sliced(book, decision, index)
+    evaluates = not any(action.op not in FORWARD_PASS for row in decision.rows() for action in row)
+    sizes, users = set(decision.micro_batches), _users(graph, decision)
+    layouts = LayoutBook(book, evaluates=evaluates)
     ties, tied = _ties(graph, decision, users), frozenset(name for name, stages in users.items() if len(stages) > 1)
     sites = throughout_sites(graph)
     found = []
@@ -90,7 +102,7 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
         names = decision.layers_of(stage)
         layout = decision.layout_of(stage)
         options = {index[name]: Option.placed(decision.layers[name], group.recompute) for name in names}
-        plain = cut_alike([option.cuts for option in options.values()])
+        plain = not group.blocks and cut_alike([option.cuts for option in options.values()])
         found.append(
             StagePlacement(
                 runs_of(options),
@@ -101,9 +113,26 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
                 group.sharded and plain and len(group.ranks) > 1,
                 ties[stage],
                 tied,
-                {} if plain else layouts.costs(group.ranks, options, sizes),
+                {} if plain else layouts.costs(group.ranks, options, sizes, group.blocks),
             )
         )
+    return tuple(found)
+
+
+def _sliced(book: PriceBook, decision: Decision, index: Mapping[str, int]) -> tuple[StagePlacement, ...]:
+    """The stages of a plan with token slices, each on one rank."""
+    graph = book.profile.graph
+    users = _users(graph, decision)
+    ties, tied = _ties(graph, decision, users), frozenset(name for name, stages in users.items() if len(stages) > 1)
+    found = []
+    for stage, group in enumerate(decision.stages):
+        names = decision.layers_of(stage)
+        layers, kind = sorted(index[name] for name in names), book.kind(group.ranks[0])
+        sizes = [size for size in dict.fromkeys(decision.sizes) if isinstance(size, TokenSlice)]
+        costs = slice_costs(book, kind, layers, sizes, group.recompute)
+        parameters = graph.parameter_bytes(frozenset(names))
+        runs, again = runs_of(layers), group.recompute
+        found.append(StagePlacement(runs, group.ranks, {}, parameters, again, False, ties[stage], tied, costs))
     return tuple(found)
 
 
@@ -159,11 +188,13 @@ class LayoutBook:
     Attributes:
         allow: families of dims that may be cut (``Problem.allow``).
         halo_depth: most rows by which a rank may work beyond its part (``Problem.halo_depth``).
+        evaluates: whether it is about forward passes alone.
     """
 
     book: PriceBook
     allow: tuple[str, ...] = (SAMPLE_DIMS,)
     halo_depth: int = 0
+    evaluates: bool = False
     _prices: dict[tuple[tuple[int, ...], int], LayoutPrices] = field(init=False, default_factory=dict, repr=False)
     _costs: dict[object, StageCost] = field(init=False, default_factory=dict, repr=False)
 
@@ -171,19 +202,29 @@ class LayoutBook:
         """The prices of layers on ``ranks``."""
         found = self._prices.get((ranks, samples))
         if found is None:
-            made = LayoutPrices(self.book, ranks, samples, self.allow, self.halo_depth)
+            made = LayoutPrices(self.book, ranks, samples, self.allow, self.halo_depth, self.evaluates)
             found = self._prices[ranks, samples] = made
         return found
 
     def costs(
-        self, ranks: tuple[int, ...], options: Mapping[int, Option], sizes: Collection[int]
-    ) -> dict[int, StageCost]:
-        """The price of a stage whose layers (by index) have layouts of their own, by samples of the micro-batch."""
-        found = {}
+        self,
+        ranks: tuple[int, ...],
+        options: Mapping[int, Option],
+        sizes: Collection[int],
+        blocks: tuple[Block, ...] = (),
+    ) -> dict[Size, StageCost]:
+        """The price of a stage whose layers (by index) have layouts of their own, by samples of the micro-batch.
+
+        Args:
+            blocks: of them, those that are run in blocks.
+        """
+        found: dict[Size, StageCost] = {}
         chosen = tuple(sorted(options.items()))
         for rows in sorted(sizes):
-            key = (ranks, rows, chosen)
+            key = (ranks, rows, chosen, tuple((block.layers, tuple(block.tiles.items())) for block in blocks))
             if key not in self._costs:
-                self._costs[key] = stage_cost(self.prices(ranks, rows), options)
+                prices = self.prices(ranks, rows)
+                of_blocks = stage_cost_in_blocks(prices, options, blocks) if blocks else None
+                self._costs[key] = of_blocks or stage_cost(prices, options)
             found[rows] = self._costs[key]
         return found

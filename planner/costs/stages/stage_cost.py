@@ -10,7 +10,7 @@ alike and nothing moves between layers, ranks only meet at the end: then the slo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,6 +65,7 @@ class StageCost:
         by_layer: bytes of each layer.
         standing_bytes: by rank, of its exchanges (``costs.communication.resharding``).
         moved_bytes: between ranks in a forward.
+        unrecorded_bytes: by rank, the most in a forward that keeps nothing; None: it follows from ``by_layer``.
     """
 
     forward_s: Array
@@ -90,6 +91,7 @@ class StageCost:
     standing_bytes: Array
     moved_bytes: float
     evidence: Evidence
+    unrecorded_bytes: Array | None = None
 
     def action_s(self, op: Op, accumulates: bool) -> float:
         """An action of the stage: all its ranks go at one pace."""
@@ -115,16 +117,22 @@ class StageCost:
         return resident + in_flight * self.saved_bytes + self.transient_bytes + self.workspace_bytes
 
 
-def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option]) -> StageCost:
+def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option], counted: Collection[int] | None = None) -> StageCost:
     """What the layers ``chosen`` (by index in the graph) cost under their options.
+
+    Args:
+        counted: those that count, but for parameters, which are all there; None: all of them.
 
     Raises:
         MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
     """
     layers = tuple(sorted(chosen))
-    tables = {index: prices.layer(index, (_plain(chosen[index]),)) for index in layers}
+    every = {index: prices.layer(index, (_plain(chosen[index]),)) for index in layers}
+    tables = {index: table for index, table in every.items() if counted is None or index in counted}
     crossings = {
-        (u, v): prices.crossing(u, v, (_plain(chosen[u]),), (_plain(chosen[v]),)) for u, v in prices.edges(layers)
+        (u, v): prices.crossing(u, v, (_plain(chosen[u]),), (_plain(chosen[v]),))
+        for u, v in prices.edges(layers)
+        if v in tables
     }
     again = {index: float(chosen[index].recompute) for index in layers}
     ranks = len(prices.ranks)
@@ -134,8 +142,8 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option]) -> StageCost:
     paced_again = sum(again[index] * float(table.seconds[FORWARD, 0].max()) for index, table in tables.items())
     backward, backward_input = with_recompute(compute[BACKWARD], compute[BACKWARD_INPUT], repeated)
     paced_backward, paced_input = with_recompute(paced[BACKWARD], paced[BACKWARD_INPUT], paced_again)
-    exchanged = _exchanged(prices, tables, crossings, again)
-    saved, transient = _kept(prices, tables, crossings, again)
+    exchanged = _exchanged(prices, tables, crossings, again, layers)
+    saved, transient = _kept(prices, every, crossings, again)
     return StageCost(
         forward_s=compute[FORWARD],
         backward_s=backward,
@@ -154,12 +162,12 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option]) -> StageCost:
         accumulate_s=_total([table.accumulate_s[0] for table in tables.values()], (ranks,)),
         saved_bytes=saved,
         transient_bytes=transient,
-        workspace_bytes=np.max([table.workspace_bytes[0] for table in tables.values()], axis=0, initial=0.0),
-        parameter_bytes=_total([table.parameter_bytes[0] for table in tables.values()], (ranks,)),
+        workspace_bytes=np.max([np.zeros(ranks), *(table.workspace_bytes[0] for table in tables.values())], axis=0),
+        parameter_bytes=_total([table.parameter_bytes[0] for table in every.values()], (ranks,)),
         by_layer=_by_layer(prices, tables, crossings),
         standing_bytes=_total([crossing.standing_bytes[0, 0] for crossing in crossings.values()], (ranks,)),
         moved_bytes=sum(float(crossing.moved_bytes[0, 0]) for crossing in crossings.values()),
-        evidence=_evidence(prices, tables),
+        evidence=_evidence(prices, every),
     )
 
 
@@ -183,10 +191,11 @@ def _exchanged(
     tables: Mapping[int, LayerTable],
     crossings: Mapping[tuple[int, int], Crossing],
     again: Mapping[int, float],
+    layers: Collection[int],
 ) -> tuple[float, float]:
     forward = backward = 0.0
     for index, table in tables.items():
-        apart = float(prices.apart_s(index, table.shards, tables)[0])
+        apart = float(prices.apart_s(index, table.shards, layers)[0])
         once = apart + float(table.statistics_s[0, 0])
         forward += once
         backward += apart + float(table.statistics_s[1, 0]) + again[index] * once
@@ -240,7 +249,7 @@ def _evidence(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> Evidenc
     found: set[Evidence] = set()
     for index, table in tables.items():
         for member, rank in enumerate(prices.ranks):
-            samples, kind = int(table.shards.samples[0, member]), prices.book.kind(rank)
+            samples, kind = int(table.shards.samples[0, member]), prices.book.kind_off_chip(rank)
             own = prices.parts.evidence(prices.layers[index].name, kind, table.shards, 0, member)
             is_part = abs(float(table.shards.share[0, member]) - 1.0) > 1e-12
             found.update(own or (prices.book.tables.at(kind, samples).evidence[index],))

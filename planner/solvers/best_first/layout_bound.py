@@ -45,7 +45,15 @@ from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
 from planner.layers import kind
 from planner.layers.boundary import without_gradient
-from planner.solvers.candidates.candidate import Pool, group_shares, micro_batches, mixing_layers, samples_of, usable
+from planner.solvers.candidates.candidate import (
+    Pool,
+    group_shares,
+    may_stream,
+    micro_batches,
+    mixing_layers,
+    samples_of,
+    usable,
+)
 from planner.solvers.candidates.constraints import Constraints, Flags
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.layouts.factor_graph import LabelledGraph
@@ -434,6 +442,8 @@ def _bytes_read(graph: Graph, at: int, value: str, values: Mapping[str, TensorSp
 
 def _least_message_s(problem: Problem, num_bytes: float) -> float:
     """The shortest that the longest of the messages between two groups may take: equal ones, on the fastest link."""
+    if may_stream(problem):
+        return 0.0
     links = without_pairs(corrected_cluster(problem.profile)).links.values()
     pairs = (len(problem.ranks) // 2) * (len(problem.ranks) - len(problem.ranks) // 2)
     return min((float(transfer_s(link, num_bytes / max(1, pairs))) for link in links), default=0.0)

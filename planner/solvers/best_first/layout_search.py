@@ -32,6 +32,7 @@ from planner.ir.problem import ALWAYS, AUTO, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, P
 from planner.layers import over_sites
 from planner.passes import in_flight
 from planner.schedules import traits
+from planner.solvers.best_first.block_search import runs_in_blocks
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.layout_bound import (
     MOST_STATES,
@@ -90,7 +91,7 @@ def left_out(problem: Problem) -> tuple[Rejected, ...]:
     if not beyond_samples(problem):
         return ()
     found = []
-    if SPATIAL_DIMS in problem.allow and not problem.halo_depth:
+    if SPATIAL_DIMS in problem.allow and not problem.halo_depth and not runs_in_blocks(problem):
         found.append(Rejected("rows computed twice to save halos", "not asked for (--halo-depth)"))
     if len(pools(problem)) > 1:
         why = "all ranks together are looked at, else groups within a host and kind"

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.handover import Piece, Pieces, least_link, least_links, pieces
+from planner.costs.communication.handover import Piece, Pieces, least_link, least_links, pieces, without_time
 from planner.costs.communication.links import fastest
 from planner.costs.layers.cost_table import Array
 from planner.ir.cluster import Link
 from planner.solvers.best_first.graph_cuts import Handed
 from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.candidates.candidate import may_stream
 
 PiecesOfOne = frozenset[Piece]
 """Messages of one member; equal ones once."""
@@ -57,6 +58,8 @@ class Links:
 
     def __post_init__(self) -> None:
         cluster = self.prices.book.profile.cluster
+        if may_stream(self.prices.freedom.problem):
+            cluster = without_time(cluster)
         self._links = least_links(cluster)
         *inner, outermost = (tier.name for tier in cluster.nested_tiers)
         groups = np.array([pool.groups for pool in self.prices.pools], dtype=object)

@@ -36,6 +36,9 @@ The search ends with a proof when no bound in the queue is below the best step.
 Of plans that the model cannot tell apart the simplest is taken, if that is asked for          ``choose.without_ties``
 
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
+and in forward plans over blocks of layers and tiles                                         ``block_search``
+
+Where sequences may be cut into token slices, plans with such are tried at last    ``planner.solvers.token_slices``
 
 Objectives: ``throughput`` as above; ``latency`` the same with forward passes alone; ``memory`` the least limit under
 which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``infeasible``
@@ -55,6 +58,7 @@ from planner.costs.predict import forecast
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import MEMORY, Problem
+from planner.solvers.best_first.block_search import with_blocks
 from planner.solvers.best_first.incumbents import published
 from planner.solvers.best_first.infeasible import least_memory, no_plan_fits
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
@@ -65,6 +69,7 @@ from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ti
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import binding
 from planner.solvers.progress import Progress
+from planner.solvers.token_slices import require_slices, slices_time, with_token_slices
 
 METHOD = "best-first search under a suffix DP's bound, every candidate simulated"
 
@@ -77,15 +82,18 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: nothing fits; the error says what lacks least and what would fit.
         MissingMeasurementError: the profile says nothing about any size that may be used.
+        UnsupportedModelError: time may be cut, and the network cannot be run in token slices.
     """
     words: tuple[str, ...] = ()
     limited = problem
     if problem.objective == MEMORY:
         limited, words = least_memory(problem)
-    ends_s = time.monotonic() + limited.time_limit_s
-    if beyond_samples(limited):
+    ends_s, book = time.monotonic() + limited.time_limit_s, PriceBook(problem.profile)
+    if slices_time(problem):
+        require_slices(problem, book)
+    if beyond_samples(limited) or slices_time(limited):
         limited = replace(limited, time_limit_s=limited.time_limit_s / 2)
-    evaluator = Evaluator(limited, PriceBook(problem.profile))
+    evaluator = Evaluator(limited, book)
     start = Start(evaluator)
     queue = Queue(evaluator, progress, hints=functools.partial(published, evaluator))
     outcome = queue.run(start.items)
@@ -94,6 +102,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         outcome = queue.outcome(outcome.status)
     first, left_s = outcome, ends_s - time.monotonic() - queue.answer_s(problem.time_limit_s)
     outcome = with_layouts(evaluator, outcome, max(0.0, left_s))
+    outcome = with_blocks(evaluator, outcome, max(0.0, ends_s - time.monotonic()))
     evaluator.stops = ends_s
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
@@ -124,7 +133,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     )
     fastest = outcome.best if tie is not None else None
     others = alternatives(evaluator, taken, start.choices, outcome.by_num_stages, fastest)
-    return plan_of(problem, decision, seen.prediction, search, others)
+    plan = plan_of(problem, decision, seen.prediction, search, others)
+    return with_token_slices(evaluator, plan) if slices_time(problem) else plan
 
 
 def _nothing_found(evaluator: Evaluator, outcome: Outcome) -> Exception:

@@ -26,10 +26,21 @@ from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout, cut_points
-from planner.ir.plan import Alternative, Decision, Placement, Plan, PlanInputs, Prediction, Search, Stage
+from planner.ir.plan import (
+    Alternative,
+    Block,
+    Decision,
+    Placement,
+    Plan,
+    PlanInputs,
+    Prediction,
+    Search,
+    Stage,
+    sizes_of,
+)
 from planner.ir.problem import LATENCY, Problem
 from planner.ir.program import Program
-from planner.ir.schedule import Pipeline, StageGraph
+from planner.ir.schedule import Pipeline
 from planner.layers import batch_wide_layers, check_samples_apart
 from planner.layers.boundary import Boundaries
 from planner.passes import lower
@@ -48,6 +59,7 @@ class Pool:
         groups: by level, innermost first (``Cluster.groups_of``).
         told_apart: what side constraints say of them, see ``Constraints.device_class``.
         own_links: their host, if links are stated for it alone.
+        memory_limit_bytes: of both memories together, where a device has ``on_chip_bytes`` beside: as bounds need it.
     """
 
     kind: str
@@ -56,26 +68,29 @@ class Pool:
     ranks: tuple[int, ...]
     told_apart: tuple[bool, ...] = ()
     own_links: str = ""
+    on_chip_bytes: int = 0
 
     @property
     def shape(self) -> tuple[object, ...]:
         """Equal for pools of like devices."""
-        return self.kind, self.memory_limit_bytes, len(self.ranks), self.told_apart, self.own_links
+        memory = self.memory_limit_bytes, self.on_chip_bytes
+        return self.kind, memory, len(self.ranks), self.told_apart, self.own_links
 
 
 def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Pool, ...]:
     """The usable ranks as pools, in order of their first rank; ranks that ``constraints`` tell apart are so."""
     cluster = problem.profile.cluster
-    found: dict[tuple[str, tuple[str, ...], int, tuple[bool, ...]], list[int]] = {}
+    found: dict[tuple[str, tuple[str, ...], int, int, tuple[bool, ...]], list[int]] = {}
     for rank in problem.ranks:
+        device = cluster.devices[rank]
         told_apart = constraints.device_class(rank) if constraints is not None else ()
-        key = (cluster.devices[rank].kind, cluster.groups_of(rank), problem.memory_limit_bytes(rank), told_apart)
-        found.setdefault(key, []).append(rank)
+        limit, on_chip = problem.memory_limit_bytes(rank) + device.on_chip_bytes, device.on_chip_bytes
+        found.setdefault((device.kind, cluster.groups_of(rank), limit, on_chip, told_apart), []).append(rank)
     linked = {end for pair in cluster.pairs for end in (pair.src_host, pair.dst_host)}
     hosts = [cluster.devices[ranks[0]].host for ranks in found.values()]
     return tuple(
-        Pool(kind, groups, limit, tuple(ranks), told_apart, host if host in linked else "")
-        for host, ((kind, groups, limit, told_apart), ranks) in zip(hosts, found.items(), strict=True)
+        Pool(kind, groups, limit, tuple(ranks), told_apart, host if host in linked else "", on_chip)
+        for host, ((kind, groups, limit, on_chip, told_apart), ranks) in zip(hosts, found.items(), strict=True)
     )
 
 
@@ -122,6 +137,13 @@ def virtual_schedule_names(problem: Problem) -> tuple[str, ...]:
     return tuple(name for name in _schedules(problem) if _several_a_position(name))
 
 
+def may_stream(problem: Problem) -> bool:
+    """Whether messages between two devices may take no time beside what makes and reads them."""
+    devices = problem.profile.cluster.devices
+    named = any(schedules.traits(name).streams for name in _schedules(problem))
+    return named and any(devices[rank].streams for rank in problem.ranks)
+
+
 def _several_a_position(name: str) -> bool:
     traits = schedules.traits(name)
     return traits.trains and traits.stages_per_position != 1
@@ -131,7 +153,10 @@ def _schedules(problem: Problem) -> tuple[str, ...]:
     for name in problem.schedules:
         schedules.schedule(name)
     if problem.objective != LATENCY:
-        return tuple(dict.fromkeys(problem.schedules)) or schedules.default_names()
+        devices = problem.profile.cluster.devices
+        all_stream = all(devices[rank].streams for rank in problem.ranks)
+        streaming = tuple(name for name in schedules.names() if all_stream and schedules.traits(name).streams)
+        return tuple(dict.fromkeys(problem.schedules)) or (*schedules.default_names(), *streaming)
     named = problem.schedules or schedules.names()
     forward = tuple(dict.fromkeys(name for name in named if not schedules.traits(name).trains))
     if not forward:
@@ -239,6 +264,8 @@ class Candidate:
         recompute: by stage, whether activations are computed again before the backward; empty: nowhere.
         options: by layer: how it is divided where its stage is not cut along samples alone, else None; empty: nowhere.
         prepares_ahead: whether hosts prepare inputs one micro-batch ahead (``passes.lower``).
+        blocks: by stage, layers that are run in blocks; empty: nowhere.
+        token_slices: tokens of each slice that sequences are cut into; empty: they are not.
     """
 
     stage_of: tuple[int, ...]
@@ -250,6 +277,8 @@ class Candidate:
     recompute: tuple[bool, ...] = ()
     options: tuple[Option | None, ...] = ()
     prepares_ahead: bool = True
+    blocks: tuple[tuple[Block, ...], ...] = ()
+    token_slices: tuple[int, ...] = ()
 
     @classmethod
     def chain(
@@ -289,6 +318,10 @@ class Candidate:
         stage, option = self.stage_of[layer], self.option_of(layer)
         return Placement(stage, self.layouts()[stage].cuts) if option is None else option.placement(stage)
 
+    def blocks_of(self, stage: int) -> tuple[Block, ...]:
+        """What is run in blocks of a stage."""
+        return self.blocks[stage] if self.blocks else ()
+
     def stage_names(self, graph: Graph) -> dict[str, int]:
         """The stage of each layer by name."""
         return {layer.name: stage for layer, stage in zip(graph.layers, self.stage_of, strict=True)}
@@ -321,15 +354,15 @@ def boundaries_of(graph: Graph, candidate: Candidate) -> Boundaries:
         for index, layer in enumerate(graph.layers)
         if (option := candidate.option_of(index)) is not None and (option.ways > 1 or option.margin)
     }
-    return Boundaries.of(graph, candidate.stage_names(graph), candidate.layouts(), candidate.groups, own, placed)
+    names, blocks = candidate.stage_names(graph), dict(enumerate(candidate.blocks))
+    return Boundaries.of(graph, names, candidate.layouts(), candidate.groups, own, placed, blocks)
 
 
 def program_of(graph: Graph, candidate: Candidate) -> Program:
     """The candidate's program, validated by whoever predicts it."""
-    boundaries = boundaries_of(graph, candidate)
-    edges = boundaries.edges()
-    stages = StageGraph(candidate.num_stages, len(candidate.micro_batches), edges, boundaries.prepares())
-    routes = boundaries.routes(edges, candidate.micro_batches)
+    boundaries = boundaries_of(graph, candidate).sliced(candidate.token_slices)
+    edges, sizes = boundaries.edges(), sizes_of(candidate.micro_batches, candidate.token_slices)
+    stages, routes = boundaries.stages(edges, sizes), boundaries.routes(edges, sizes)
     num_ranks = 1 + max(rank for group in candidate.groups for rank in group)
     order = schedule_named(candidate.schedule)(Pipeline(stages, candidate.positions, candidate.windows))
     return lower(order, stages, candidate.groups, routes, num_ranks, ahead=candidate.prepares_ahead)
@@ -349,11 +382,13 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
                 tuple(devices[rank].name for rank in group),
                 candidate.recomputes(stage),
                 problem.shards(len(group)) and not has_own_options(candidate, stage),
+                candidate.blocks_of(stage),
             )
             for stage, group in enumerate(candidate.groups)
         ),
         layers={layer.name: candidate.placement_of(index) for index, layer in enumerate(profile.graph.layers)},
         program=tuple(tuple(str(action) for action in row) for row in program.rows),
+        token_slices=candidate.token_slices,
     )
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from operator import add
 from typing import NamedTuple
 
+from planner import schedules
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of, span
 from planner.costs.memory.activations import framed_bytes
@@ -24,6 +25,7 @@ from planner.ir.problem import Problem
 from planner.ir.schedule import Edge
 from planner.layers import prepared_inputs, throughout_sites
 from planner.layers.boundary import Boundaries
+from planner.schedules import traits
 from planner.solvers.candidates.candidate import (
     Candidate,
     boundaries_of,
@@ -114,7 +116,12 @@ class Evaluator:
         self._throughout = frozenset(i for i, layer in enumerate(graph.layers) if layer.name in along)
         prepared = frozenset(prepared_inputs(graph))
         self._preparing = tuple(i for i, layer in enumerate(graph.layers) if prepared.intersection(layer.inputs))
-        self.layouts = LayoutBook(self.book, self.problem.allow, self.problem.halo_depth)
+        self.layouts = LayoutBook(self.book, self.problem.allow, self.problem.halo_depth, self._evaluates)
+
+    @property
+    def _evaluates(self) -> bool:
+        """Whether only forward passes are asked for."""
+        return not any(traits(name).trains for name in self.schedules)
 
     @property
     def schedules(self) -> tuple[str, ...]:
@@ -154,7 +161,8 @@ class Evaluator:
             MissingMeasurementError: the profile does not say what a layer costs at a size the candidate uses.
         """
         started, num_shapes = time.monotonic(), len(self._shapes)
-        costs = StageCosts(self.book, self._placed(candidate), candidate.micro_batches)
+        trains = schedules.traits(candidate.schedule).trains
+        costs = StageCosts(self.book, self._placed(candidate), candidate.micro_batches, trains)
         edges = self._edges(candidate)
         compiled, wires = self._shape(candidate, edges)
         sizes, framed = _transfer_bytes(compiled, edges, candidate.micro_batches)
@@ -226,7 +234,7 @@ class Evaluator:
                     round(span(parameters, runs)),
                     candidate.recomputes(stage),
                     self.problem.shards(len(group)) and not own,
-                    laid_out=self.layouts.costs(group, own, sizes) if own else {},
+                    laid_out=self.layouts.costs(group, own, sizes, candidate.blocks_of(stage)) if own else {},
                 )
             )
         return tuple(found)

@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from planner.baselines import data_parallel, even_split, one_device
+from planner.costs.communication.handover import without_time
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.predict import forecast
@@ -28,6 +29,7 @@ from planner.solvers.candidates.candidate import (
     Candidate,
     cut_positions,
     decision_of,
+    may_stream,
     micro_batch_sizes,
     micro_batches,
     mixing_layers,
@@ -206,6 +208,7 @@ class Enumeration:
         """Every way with a lower bound on all its plans; those that cannot beat what is known are left out."""
         problem, book = self.evaluator.problem, self.evaluator.book
         graph = problem.profile.graph
+        cluster = without_time(book.profile.cluster) if may_stream(problem) else book.profile.cluster
         cuts = cut_positions(graph)
         crossing, classes = Crossing.of(graph, cuts), device_classes(problem, self.constraints)
         mixing = np.array([layer.name in mixing_layers(graph) for layer in graph.layers])
@@ -214,7 +217,7 @@ class Enumeration:
         for size in micro_batch_sizes(problem, book):
             batches = micro_batches(problem, size)
             found_groups = groups(problem, book, classes, batches)
-            messages = Messages(book.profile.cluster, crossing, batches, overhead)
+            messages = Messages(cluster, crossing, batches, overhead)
             for splits, by_flight in self._schedules(most, len(batches)).items():
                 builder = Builder(
                     problem,

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from planner.ir.box import Box, Interval, whole
 from planner.ir.graph import SAMPLE
+from planner.layers.data_movement import regrouped
 from runtime.spatial.empties import connected, connected_to_all, empty_like_done
 from runtime.spatial.op_rules.generic import operator_of, run_whole_samples, whole_samples
 from runtime.spatial.step import Step, gathered, picked, shape_of, within
@@ -52,9 +53,12 @@ def _view_of_reads(step: Step) -> Box:
     spec, kept = step.layer.outputs[0], step.layer.attributes.get("kept")
     if not isinstance(kept, tuple):
         return whole_samples(spec, step.done)
+    runs = regrouped(step.layer, step.division.inputs[0], step.done)[1]
     return tuple(
-        interval if dim >= 0 or name == SAMPLE else total
-        for dim, name, interval, total in zip(kept, spec.dims, step.done, whole(spec.shape), strict=True)
+        interval if dim >= 0 or name == SAMPLE else runs.get(at, total)
+        for at, (dim, name, interval, total) in enumerate(
+            zip(kept, spec.dims, step.done, whole(spec.shape), strict=True)
+        )
     )
 
 

@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from planner.ir.graph import SAMPLE
 from planner.layers import kind
-from planner.layers.elementwise import ELEMENTS, PLACES
-from runtime.spatial.collectives import start_sum, summed
+from planner.layers.elementwise import ELEMENTS, PLACES, has_classes_apart
+from runtime.spatial.collectives import rows_among, start_sum, summed
 from runtime.spatial.empties import connected, connected_to_all, empty_like_done, tensors_in
 from runtime.spatial.op_rules.generic import operator_of
 from runtime.spatial.step import Step, along, broadcast_part, gathered, within
 from runtime.stage.sample_weights import weight_of_targets
+from runtime.transport.small_allgather import Tell
 
 _CHANNEL = 1
 
@@ -60,7 +62,8 @@ def run_loss(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> T
     What other layers read (a term of a loss, or what it is a function of) is that sum itself, on every rank.
 
         terms elements   the sum over the own part, divided by the number of elements of the prediction
-        terms places     the sum over the own samples and places, divided by the number (or weight) of those that count
+        terms places     the sum over the own samples and places, divided by the number (or weight) of those that count;
+                         of parts of their classes, where they are cut, by one exchange of the ranks that have them
         otherwise        of whole samples, each on one rank: their mean, weighed by their share of the samples
 
     Ranks whose part another one counts (replicas, parts of the same samples), and empty ones, add 0.
@@ -107,10 +110,103 @@ def _of_places(step: Step, op: Callable[..., Any], found: dict[str, Any], is_mea
     if is_mean:
         table = start_sum(step, weight.to(found["self"].device))  # on all ranks, whether they count or not
         weight = table.wait().sum()
-    if not counts:
+    if _is_cut_by_class(step) and step.is_first:
+        total = _of_classes(step, found, counts)
+    elif counts:
+        total = op(**{**found, "reduction": _SUM})
+    else:
         return _no_share(step, found)
-    total: Tensor = op(**{**found, "reduction": _SUM})
     return total / weight.to(total.dtype) if is_mean else total
+
+
+def _is_cut_by_class(step: Step) -> bool:
+    """Whether ranks have parts of the classes of a place, and no rank has all of them."""
+    division = step.division
+    if not has_classes_apart(step.layer, division.inputs):
+        return False
+    whole = division.work.shape[_CLASS]
+    return any(len(box[_CLASS]) < whole and all(map(len, box)) for box in division.own)
+
+
+def _of_classes(step: Step, found: dict[str, Any], counts: bool) -> Tensor:
+    """The sum over the own places, from parts of their classes; 0 with its gradient where another rank counts it."""
+    own, firsts = step.division.own, step.division.is_first
+    mine = (*step.own[:_CLASS], *step.own[_CLASS + 1 :])
+    members = tuple(at for at, box in enumerate(own) if firsts[at] and (*box[:_CLASS], *box[_CLASS + 1 :]) == mine)
+    apply: Callable[..., Tensor] = _ClassParallel.apply
+    return apply(
+        found["self"],
+        found["target"],
+        found.get("weight"),
+        found["ignore_index"],
+        found.get("label_smoothing", 0.0),
+        step.own[_CLASS].start,
+        step.division.work.shape[_CLASS],
+        counts,
+        rows_among(step, members),
+    )
+
+
+class _ClassParallel(torch.autograd.Function):
+    """Cross-entropy summed over places, from this rank's part of the classes.
+
+    Of place i, with logits x, target t, weights w of the classes (1 without) and smoothing e of C classes:
+
+        lse - x_t       where lse = log sum_c exp(x_c), from the maxima and sums of exponentials of the parts
+        loss            (1 - e) w_t (lse - x_t) + e / C sum_c w_c (lse - x_c)
+        d loss / d x_c  ((1 - e) w_t + e / C sum w) exp(x_c - lse) - (1 - e) w_t [c = t] - e / C w_c
+
+    One exchange forward, of four numbers a place; none backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        ignored: int,
+        smoothing: float,
+        first: int,
+        num_classes: int,
+        counts: bool,
+        tell: Tell,
+    ) -> Tensor:
+        dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
+        x = logits.movedim(_CLASS, -1).to(dtype)
+        counted = target != ignored
+        weights = torch.ones(num_classes, dtype=dtype, device=x.device) if weight is None else weight.to(dtype)
+        of_part = weights[first : first + x.shape[-1]]
+        of_target = torch.where(counted, weights[target.clamp(0, num_classes - 1)], 0.0)
+        local = target - first
+        here = counted & (local >= 0) & (local < x.shape[-1])
+        local = local.clamp(0, x.shape[-1] - 1).unsqueeze(-1)
+        most = x.amax(-1)
+        exponentials = (x - torch.where(most.isfinite(), most, 0.0).unsqueeze(-1)).exp().sum(-1)
+        at_target = torch.where(here, x.gather(-1, local).squeeze(-1), 0.0)
+        numbers = [most, exponentials, at_target, x @ of_part if smoothing else torch.zeros_like(most)]
+        told = tell([each.reshape(-1) for each in numbers], dtype).wait().view(-1, len(numbers), *most.shape)
+        most = told[:, 0].amax(0)
+        lse = most + (told[:, 1] * (told[:, 0] - most).exp()).sum(0).log()
+        smooth = counted.to(dtype) * (smoothing / num_classes)
+        loss = (1 - smoothing) * of_target * (lse - told[:, 2].sum(0))
+        loss = loss + smooth * (lse * weights.sum() - told[:, 3].sum(0)) if smoothing else loss
+        kept = (1 - smoothing) * of_target
+        ctx.save_for_backward(
+            x, lse, local, torch.where(here, kept, 0.0), kept + smooth * weights.sum(), smooth, of_part
+        )
+        ctx.dtype = logits.dtype
+        total = torch.where(counted, loss, 0.0).sum() if counts else loss.new_zeros(())
+        return total.to(logits.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, lse, local, at_target, softly, smooth, of_part = ctx.saved_tensors
+        found = softly.unsqueeze(-1) * (x - lse.unsqueeze(-1)).exp() - smooth.unsqueeze(-1) * of_part
+        found.scatter_add_(-1, local, -at_target.unsqueeze(-1))
+        found *= gradient.to(found.dtype)
+        return found.movedim(-1, _CLASS).to(ctx.dtype), *(None,) * 8
 
 
 def _own_part(step: Step, index: int, x: Tensor) -> Tensor:

@@ -38,8 +38,14 @@ def _product(op: Callable[..., Any], x: Tensor, weight: Tensor) -> Tensor:
 
 
 def run_embedding(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """The columns of the table that this rank has, at the places of its part."""
+    """The columns of the table that this rank has, at the places of its part.
+
+    Of a table that is shared by entries (``ways`` above 1) each rank looks up those that it has, for all places of its
+    block; what it has not is 0, and the sums over the block are shared out (:mod:`runtime.spatial.contraction`).
+    """
     found = gathered(step, arguments)
+    if step.division.ways > 1:
+        return contract(step, found["indices"], found["weight"], partial(_looked_up, step, op, found))
     if step.is_empty:
         return empty_like_done(step, found)
     shape = step.layer.outputs[0].shape
@@ -48,6 +54,17 @@ def run_embedding(step: Step, op: Callable[..., Any], arguments: dict[str, Any])
     if step.input_of("weight") is None:
         found["weight"] = along(found["weight"], 1, shape[-1], step.done[-1])
     return op(**found)
+
+
+def _looked_up(step: Step, op: Callable[..., Any], given: dict[str, Any], indices: Tensor, weight: Tensor) -> Tensor:
+    """Entries of this rank's part of the table, zeros where ``indices`` name others."""
+    entries = step.division.weights[0][step.position][0]
+    places = (indices >= entries.start) & (indices < entries.stop)
+    padding = given.get("padding_idx", -1)
+    local = padding - entries.start if entries.start <= padding < entries.stop else -1
+    rows = op(**{**given, "weight": weight, "indices": indices[places] - entries.start, "padding_idx": local})
+    found: Tensor = rows.new_zeros((*indices.shape, weight.shape[1])).index_put((places,), rows)
+    return found
 
 
 def run_attention(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -75,9 +92,11 @@ def run_attention(step: Step, op: Callable[..., Any], arguments: dict[str, Any])
 def _heads_for(step: Step, x: Tensor, name: str) -> Tensor:
     """Keys or values, of which a group of heads of queries shares each, for the heads of this part."""
     index = step.input_of(name)
-    total = step.division.inputs[index].shape[_HEAD_DIM] if isinstance(index, int) else x.shape[_HEAD_DIM]
+    total, first = x.shape[_HEAD_DIM], 0
+    if isinstance(index, int):
+        total, first = step.division.inputs[index].shape[_HEAD_DIM], step.exchange(index).wanted[_HEAD_DIM].start
     each, heads = step.layer.outputs[0].shape[_HEAD_DIM] // total, step.done[_HEAD_DIM]
-    return picked(x, _HEAD_DIM, (head // each for head in range(heads.start, heads.stop)))
+    return picked(x, _HEAD_DIM, (head // each - first for head in range(heads.start, heads.stop)))
 
 
 def _constant_mask(mask: Tensor, shape: tuple[int, ...], done: Box) -> Tensor:

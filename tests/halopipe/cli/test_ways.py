@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,8 @@ from typer.testing import CliRunner, Result
 
 from halopipe.cli.app import app
 from halopipe.planning.ways import shape_of
+from planner.ir.codec import load
+from planner.ir.plan import Plan
 
 SIZES = "hidden=512,ffn=2048,heads=8,layers=8,vocab=1024,seq=512"
 
@@ -49,7 +50,7 @@ def test_a_cluster_file_is_searched_and_options_of_launchers_are_written(
     told = call("gpt2-345m", *given.split(), "--recompute", "selective")
     assert told.exit_code == 0, told.output
     assert "datasheet" in told.output
-    for target, file in (("megatron", "megatron.args"), ("torchtitan", "torchtitan.toml"), ("deepspeed", "ds.json")):
+    for target, file in (("megatron", "megatron.args"), ("torchtitan", "torchtitan.args"), ("deepspeed", "ds.json")):
         written = CliRunner().invoke(app, ["export", "ways.json", "--to", target, "-o", file])
         assert written.exit_code == 0, written.output
     options = Path("megatron.args").read_text("utf-8").split()
@@ -61,8 +62,7 @@ def test_a_cluster_file_is_searched_and_options_of_launchers_are_written(
     }.items():
         assert options[options.index(name) + 1] == value
     assert "--use-distributed-optimizer" in options
-    settings = tomllib.loads(Path("torchtitan.toml").read_text("utf-8"))
-    assert settings["parallelism"]["pipeline_parallel_schedule"] == "Interleaved1F1B"
+    assert "--parallelism.pipeline_parallel_schedule Interleaved1F1B\n" in Path("torchtitan.args").read_text("utf-8")
     config = json.loads(Path("ds.json").read_text("utf-8"))
     product = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
     assert product * 2 == config["train_batch_size"] == 32
@@ -104,3 +104,33 @@ def test_what_is_wrong_is_said(transformer: str, arguments: tuple[str, ...], cod
 def test_sizes_spell_a_transformer() -> None:
     shape = shape_of(f"{SIZES},kv_heads=2,gated=1,dropout=0")
     assert (shape.kv_heads, shape.gated, shape.dropout, shape.head_size) == (2, True, False, 64)
+
+
+def test_a_way_is_a_plan_of_ones_own_network_that_check_finds_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = ["vocabulary=48", "width=16", "hidden=24", "layers=2", "heads=4", "kv_heads=2"]
+    network = ["profiler.models.llama:llama", "--input", "4,8", *(word for size in sizes for word in ("--arg", size))]
+    made = CliRunner().invoke(app, ["profile", *network, "--on", "a100-dgx", "--workers", "4", "--sizes", "1,2,4"])
+    assert made.exit_code == 0, made.output
+    asked = ["plan", "profile.json", "--global-batch", "8", "--ways"]
+    way = "tensor=2,pipeline=2,sequence_parallel=1,micro_batch=2,recompute=full"
+    told = CliRunner().invoke(app, [*asked, way])
+    assert told.exit_code == 0, told.output
+    plan = load("plan.json", Plan)
+    assert (plan.search.solver, len(plan.decision.stages), plan.decision.micro_batches) == ("ways", 2, (2,) * 4)
+    assert all(stage.recompute for stage in plan.decision.stages)
+    checked = CliRunner().invoke(app, ["check", "plan.json", "--profile", "profile.json"])
+    assert checked.exit_code == 0, checked.output
+    for given, why in (
+        ("tensor=8", "takes 8 devices"),
+        ("tensor=2,zero=2", "ZeRO-2"),
+        ("tensor=2,blocks=3", "part of a way"),
+        ("tensor=none", "tensor=none"),
+        (f"{way} --fix *=replicas:2", "--fix"),
+        (f"{way} --micro-batch 3", "--micro-batch is 3"),
+    ):
+        refused = CliRunner().invoke(app, [*asked, *given.split()])
+        assert refused.exit_code == 2, (given, refused.output)
+        assert why in refused.output

@@ -10,10 +10,11 @@ import pytest
 import typer
 
 from halopipe.cli.app import app
+from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.run_spec.job import Compared, Job, RankResult
 from halopipe.run_spec.options import FIELDS, RunOptions, ScriptOptions, flag_of, option_of
 from halopipe.run_spec.result import RunResult, Score, stage_medians
-from planner.ir.plan import Prediction
+from planner.ir.plan import Prediction, RankPrediction
 from planner.ir.schedule import Op
 from planner.ir.timeline import Span, Timeline
 from tests.planner.factories import chain_decision, chain_profile, plan_of
@@ -136,3 +137,26 @@ def test_a_run_over_another_transport_says_nothing_of_the_prediction(
     assert said.other_transport(used) == other
     measured = replace(result(9.0, 8.0, 1.0), transport=used).measured(said)
     assert (measured.error, measured.transport) == (None if other else 1.0, used)
+
+
+@pytest.mark.parametrize(
+    ("planned", "used", "apart"),
+    [
+        (("a", "a"), ("a", "a"), ("", "")),
+        (("a", "b"), ("a", "a"), ("b", "a")),
+        (("", ""), ("a", "a"), ("", "")),  # a plan file of before
+        (("a", "a"), ("", ""), ("", "")),
+        (("a", "b"), (), ("", "")),
+    ],
+)
+def test_a_run_on_another_kind_of_device_says_nothing_of_the_prediction(
+    planned: tuple[str, ...], used: tuple[str, ...], apart: tuple[str, str]
+) -> None:
+    ranks = tuple(RankPrediction(rank, 0.0, 0.0, 0.0, 0, 0, kind=kind) for rank, kind in enumerate(planned))
+    said = replace(prediction(0.5), ranks=ranks)
+    assert said.other_devices(used) == apart
+    measured = replace(result(9.0, 8.0, 1.0), kinds=used).measured(said)
+    assert (measured.error, measured.kinds) == (None if any(apart) else 1.0, used)
+    text = apart_text(said, "", used)
+    assert text == "" or text.startswith("predicted for b, run on a: this says nothing of how good the prediction is")
+    assert bool(text) == any(apart)

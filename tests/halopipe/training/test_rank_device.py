@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cuda_ops.device.host import DeviceDescription
+from halopipe.launch.parallelize import _Ranks
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from halopipe.training import rank_device
+from halopipe.training.rank import Terms, open_rank
 from halopipe.training.rank_device import Seat, device_of, number_here, require_devices, seat_of, seats_of
 from planner.ir.errors import MissingDeviceError, UsageError
-from planner.ir.plan import Decision, Stage
+from planner.ir.plan import Decision, RankPrediction, Stage
 from tests.halopipe.plans import mined
 
 
@@ -106,3 +109,72 @@ def test_a_plan_for_gpus_is_refused_before_any_process_starts(monkeypatch: pytes
     there = replace(plan, decision=replace(plan.decision, stages=stages))
     with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/gpu0"):
         run_plan(there, RunOptions(steps=1))
+
+
+BOARDS = ("n0/fpga0", "n1/tpu3", "n2/snn0", "n2/d0")
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_device_that_nothing_drives_is_refused_with_its_kind_what_is_here_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    here(monkeypatch, 0, "torch finds no NVIDIA GPU")
+    known = DeviceDescription("AMD EPYC 7763 64-Core Processor", 2, 2**30)
+    monkeypatch.setattr(rank_device, "device_description", lambda: known)
+    found = seats_of(decision(("n0/cpu0",), (name,)))
+    ranks = (predicted(0, "a core"), predicted(1, "VCU118"))
+    require_devices(found[:1], ranks)
+    with pytest.raises(MissingDeviceError, match=f"rank 1 is to run on {name}, a device of kind VCU118") as caught:
+        require_devices(found, ranks)
+    assert caught.value.details == (
+        f"the plan is for 1 of those: {name}",
+        "this host has 2 cores of AMD EPYC 7763 64-Core Processor and no GPUs",
+    )
+    words = " ".join(caught.value.remedies)
+    assert all(word in words for word in ("halopipe profile", "--what-if", "halopipe export", "--device cpu"))
+    with pytest.raises(MissingDeviceError):
+        device_of(found[1], ranks)
+    on_cores = seats_of(decision(("n0/cpu0",), (name,)), "cpu")
+    require_devices(on_cores, ranks)
+    assert device_of(on_cores[1], ranks) is None
+
+
+@pytest.mark.parametrize("names", [("n0/cpu0", "n0/cpu12"), ("", ""), ("n0/cpu", "n1/cpu")])
+def test_cores_are_there_and_so_is_a_device_without_a_name(names: tuple[str, ...]) -> None:
+    require_devices(seats_of(decision(names)))
+
+
+def test_a_plan_for_boards_is_refused_by_every_way_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halopipe.launch.spawn.host_store", lambda: pytest.fail("a process was about to be started"))
+    plan = mined()
+    stages = tuple(replace(stage, devices=(f"n0/fpga{rank}",)) for rank, stage in enumerate(plan.decision.stages))
+    there = replace(plan, decision=replace(plan.decision, stages=stages))
+    with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/fpga0"):
+        run_plan(there, RunOptions(steps=1))
+    with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/fpga0"):  # hp.parallelize
+        _Ranks(there, None, {"device": ""}, None, 60.0)
+    terms = Terms(there, lambda _: [])  # hp.execute, torchrun and mpiexec: each rank for itself
+    with pytest.raises(MissingDeviceError, match="rank 1 is to run on n0/fpga1"), open_rank(terms, 1, None, None):
+        pytest.fail("it was opened")
+
+
+@pytest.mark.parametrize(
+    ("processor", "planned", "kind"),
+    [
+        ("AMD EPYC 7763 64-Core Processor", "EPYC-7763-core", "EPYC-7763-core"),
+        ("AMD EPYC 7763 64-Core Processor", "EPYC-7763-core (memory at 20GB/s)", "AMD EPYC 7763 64-Core Processor"),
+        ("AMD EPYC 9654 96-Core Processor", "EPYC-7763-core", "AMD EPYC 9654 96-Core Processor"),
+        ("Intel Xeon", "Intel Xeon", "Intel Xeon"),
+        ("Intel Xeon", "Alveo-U280", "Intel Xeon"),
+        ("Intel Xeon", "", "Intel Xeon"),
+    ],
+)
+def test_a_rank_runs_on_the_kind_that_was_planned_or_on_what_the_host_calls_it(
+    monkeypatch: pytest.MonkeyPatch, processor: str, planned: str, kind: str
+) -> None:
+    monkeypatch.setattr(rank_device, "device_description", lambda: DeviceDescription(processor, 2, 2**30))
+    assert rank_device.kind_of(None, planned) == kind
+
+
+def predicted(rank: int, kind: str) -> RankPrediction:
+    return RankPrediction(rank, 0.0, 0.0, 0.0, 0, 0, kind=kind)

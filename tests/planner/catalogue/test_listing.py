@@ -70,7 +70,7 @@ def test_all_faults_of_a_file_are_named_at_once() -> None:
     assert caught.value.title == "x.yaml is not a valid catalogue file: 4 faults"
     assert caught.value.details == (
         "colour: unknown key",
-        "family: 'gnu' is none of cpu, fpga, gpu, ipu, tpu",
+        "family: 'gnu' is none of cpu, fpga, gpu, ipu, snn, tpu",
         "figures.memory.date: missing",
         "figures.memory.value: '16 giga' is no number of bytes; write 16GiB or 512MB",
     )

@@ -79,7 +79,7 @@ ALONE: dict[str, tuple[str, Placement]] = {
     "conv3 (aten.conv2d.default) has ways 0; it is 1 or more": ("conv3", Placement(0, CHANNEL, ways=0)),
     "has ways 2, which do not divide its 1 parts along channel": ("conv3", Placement(0, WIDTH, ways=2)),
     "has ways 3, which do not divide its 2 parts along channel": ("conv3", Placement(0, CHANNEL, ways=3)),
-    "norm1 (batch_norm) has ways 2, and is no linear layer or convolution of one group": (
+    "norm1 (batch_norm) has ways 2, and is no linear layer, embedding or convolution of one group": (
         "batch_norm1",
         Placement(0, CHANNEL, ways=2),
     ),

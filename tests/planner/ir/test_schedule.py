@@ -33,11 +33,17 @@ def test_an_action_is_read_as_it_was_written(action: Action) -> None:
 
 @pytest.mark.parametrize(
     ("text", "how"),
-    [("0F5@2", {"version": 2}), ("1SEND_B3>0!", {"blocking": True}), ("1RECV_F3<0!", {"blocking": True})],
+    [
+        ("0F5@2", {"version": 2}),
+        ("1SEND_B3>0!", {"blocking": True}),
+        ("1RECV_F3<0!", {"blocking": True}),
+        ("1SEND_F3>2~", {"streams": "~"}),
+        ("2RECV_B3<3~~", {"streams": "~~"}),
+    ],
 )
 def test_how_an_action_is_done_is_written_and_does_not_make_it_another(text: str, how: dict[str, object]) -> None:
     action = Action.parse(text)
-    plain = replace(action, version=0, blocking=False)
+    plain = replace(action, version=0, blocking=False, streams="")
     assert (str(replace(plain, **how)), action) == (text, plain)
     assert hash(action) == hash(plain)
     assert str(plain) != text

@@ -144,7 +144,7 @@ def test_weights_do_not_depend_on_the_number_of_samples() -> None:
 @pytest.mark.parametrize(
     ("graph", "ways", "why"),
     [
-        (conv(10, 12), 3, "3 ranks would share 10 channels, and 4 parts"),
+        (conv(10, 12), 3, "3 ranks would share 10 channels, and its parts are 4 along channel"),
         (conv(2, 12), 4, "4 ranks would share 2 channels"),
         (conv(10, 20, groups=2), 2, "of one group"),
         (conv(10, 1), 2, "2 ranks would share 10 channels"),

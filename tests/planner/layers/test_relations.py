@@ -244,6 +244,20 @@ CASES = {
         lambda x, p: x[0].view(4, 2, 3, 5, 2),
         attributes={"kept": (0, -1, -1, 2, 3)},
     ),
+    "heads": Case(
+        "reshape",
+        (((4, 3, 12), "sample time feature"),),
+        "sample time head dim3",
+        lambda x, p: x[0].view(4, 3, 4, 3),
+        attributes={"kept": (0, 1, -1, -1)},
+    ),
+    "heads joined and cut anew": Case(
+        "reshape",
+        (((4, 4, 3, 2), "sample head dim2 dim3"),),
+        "sample dim1 dim2",
+        lambda x, p: x[0].reshape(4, 6, 4),
+        attributes={"kept": (0, -1, -1)},
+    ),
     "expanded": Case(
         "reshape",
         (((4, 1, 5, 2), IMAGE),),
@@ -379,12 +393,15 @@ def test_classes_are_never_apart() -> None:
     ("name", "box", "read"),
     [
         ("channels last", ((1, 2), (3, 5), (0, 1), (1, 3)), ((1, 2), (1, 3), (3, 5), (0, 1))),
-        ("flattened space", ((1, 2), (1, 2), (3, 7)), ((1, 2), (1, 2), (0, 5), (0, 2))),
-        ("grouped channels", ((0, 4), (0, 1), (1, 3), (2, 4), (1, 2)), ((0, 4), (0, 6), (2, 4), (1, 2))),
+        ("flattened space", ((1, 2), (1, 2), (3, 7)), ((1, 2), (1, 2), (1, 4), (0, 2))),
+        ("grouped channels", ((0, 4), (0, 1), (1, 3), (2, 4), (1, 2)), ((0, 4), (1, 3), (2, 4), (1, 2))),
+        ("grouped channels", ((0, 4), (0, 2), (1, 3), (2, 4), (1, 2)), ((0, 4), (0, 6), (2, 4), (1, 2))),
         ("expanded", ((2, 4), (1, 2), (0, 3), (0, 2)), ((2, 4), (0, 1), (0, 3), (0, 2))),
     ],
 )
-def test_a_reshape_reads_the_same_place_along_dims_that_are_kept(name: str, box, read) -> None:
+def test_a_reshape_reads_the_same_place_along_dims_that_are_kept_and_the_run_of_regrouped_ones(
+    name: str, box, read
+) -> None:
     case = CASES[name]
     source = spec_of(torch.empty(case.inputs[0][0]), case.inputs[0][1])
     output = spec_of(case.run([torch.empty(source.shape)], []), case.dims)

@@ -9,12 +9,21 @@ from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 from planner.costs.cost_model import PriceBook
+from planner.ir.cluster import off_chip
 from planner.ir.graph import Graph, producer
 from planner.ir.problem import Problem
-from planner.ir.profile import Optimizer
+from planner.ir.profile import Measurement, Optimizer
 from planner.layers import throughout_sites
-from planner.schedules import default_names, traits
-from planner.solvers.candidates.candidate import Candidate, group_shares, parts_of, samples_of, site_shares, split_batch
+from planner.schedules import traits
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    group_shares,
+    parts_of,
+    samples_of,
+    schedule_names,
+    site_shares,
+    split_batch,
+)
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from tests.planner.factories import chain_profile
 
@@ -104,13 +113,44 @@ def heavy_problem(seed: int) -> Problem:
     return replace(problem, profile=replace(profile, graph=graph, cluster=cluster))
 
 
+def board_problem(seed: int) -> Problem:
+    """The same on boards: most stream, and some have a second memory for parameters, which are slower outside of it."""
+    problem, draw = random_problem(seed), random.Random(seed + 10_000)
+    profile, streams = problem.profile, draw.random() < 0.8
+    two = draw.random() < 0.7
+
+    def slower(times: float) -> dict[str, tuple[Measurement, ...]]:
+        names = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
+        return {
+            off_chip(kind): tuple(replace(m, **{name: times * getattr(m, name) for name in names}) for m in found)
+            for kind, found in profile.measurements.items()
+        }
+
+    more = slower(draw.choice([1.2, 3.0])) if two else {}
+    devices = tuple(
+        replace(device, streams=streams, on_chip_bytes=draw.choice([0, 600, 1500, 4000]) * two)
+        for device in profile.cluster.devices
+    )
+    schedules = draw.choice([(), ("fbp-as",), ("1f1b-as", "1f1b")])
+    parameters = {**profile.parameters, **{off_chip(kind): costs for kind, costs in profile.parameters.items() if two}}
+    overheads = profile.action_overhead_s
+    boards = replace(
+        profile,
+        cluster=replace(profile.cluster, devices=devices),
+        measurements={**profile.measurements, **more},
+        parameters=parameters,
+        action_overhead_s={**overheads, **{off_chip(kind): each for kind, each in overheads.items() if two}},
+    )
+    return replace(problem, profile=boards, schedules=schedules)
+
+
 def plans(problem: Problem) -> Iterator[Candidate]:
     """Every plan of the space."""
     graph, book = problem.profile.graph, PriceBook(problem.profile)
     batch, largest = problem.global_batch, SIZES[-1]
     along = throughout_sites(graph)
     others = [index for index, layer in enumerate(graph.layers) if layer.name not in along]
-    schedules = problem.schedules or default_names()
+    schedules = schedule_names(problem)
     for size in range(1, batch + 1):
         batches = split_batch(batch, size)
         for groups in _groups((), tuple(problem.ranks), problem):

@@ -135,3 +135,14 @@ def test_groups_that_talk_at_once_share_the_cards_of_their_host() -> None:
     whole = cluster.exchange("all_reduce", 1e9, 16, stride=1)
     assert whole.seconds == pytest.approx(2 * 15 / 16 * 1e9 / 8e9)  # one ring through both hosts
     assert cluster.send(1e9, 8, at_once=8).seconds == pytest.approx(1.0)
+
+
+def test_beyond_a_pair_that_nvlink_joins_the_slower_link_counts() -> None:
+    pairs, whole = named_cluster("a100-pairs"), named_cluster("a100-dgx")
+    size = 64 * 2**20
+    of_two, of_four = (pairs.exchange("all_reduce", size, members).seconds for members in (2, 4))
+    assert of_two < 2 * whole.exchange("all_reduce", size, 2).seconds
+    assert of_four > 4 * of_two
+    apart = pairs.exchange("all_reduce", size, 2, stride=2).seconds
+    assert apart == pytest.approx(of_four * (2 * 1 / 2) / (2 * 3 / 4))
+    assert pairs.send(size, stride=2).seconds > 4 * whole.send(size, stride=2).seconds

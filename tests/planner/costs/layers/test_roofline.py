@@ -37,7 +37,7 @@ def costs(profile: Profile, kind: str, layer: str, samples: int = 8) -> tuple[fl
 
 def test_work_is_the_relations_flops_and_the_bytes_of_all_tensors() -> None:
     # l2 is linear: 8 samples of 1024 features to 1024, with 2048 parameters
-    assert work_of(PROFILE.graph, PROFILE.graph.layers[2], 8) == Work(2 * 8 * 1024 * 1024, 8 * 4096 * 2 + 8192)
+    assert work_of(PROFILE.graph, PROFILE.graph.layers[2], 8) == Work(2 * 8 * 1024 * 1024, 8 * 4096 * 2 + 8192, 8192)
     assert work_of(PROFILE.graph, PROFILE.graph.layers[2], 2).flops == 2 * 2 * 1024 * 1024
 
 
@@ -62,6 +62,21 @@ def test_without_figures_of_the_device_measured_on_the_roof_is_the_time() -> Non
     forward, backward, inputs, weights = costs(found, "there", "l1")
     assert (weights > 0, backward) == (costs(PROFILE, "kind-1", "l1")[3] > 0, inputs + weights)
     assert forward > 0
+
+
+def test_a_board_with_two_memories_has_two_kinds_of_costs() -> None:
+    board = replace(THERE, on_chip_bytes=2**20, on_chip_bytes_per_s=1e6)
+    found = on_cluster(PROFILE, cluster(board))
+    assert set(found.measurements) == {"there", "there, weights off chip"}
+    fast = on_cluster(PROFILE, cluster(replace(board, on_chip_bytes_per_s=None)))
+    one = on_cluster(PROFILE, cluster())
+    work = work_of(PROFILE.graph, PROFILE.graph.layers[2], 1)
+    assert work.num_bytes == 2 * 4096 + 8192
+    assert costs(found, "there, weights off chip", "l2") == costs(one, "there", "l2")
+    assert costs(found, "there", "l2", 1)[0] == 8192 / 1e6  # read on chip, which is slow here
+    assert costs(fast, "there", "l1") == costs(one, "there", "l1")  # it has no parameters
+    assert fast.parameters["there"]["l2"].update_s == 0.0
+    assert fast.parameters["there, weights off chip"] == one.parameters["there"]
 
 
 def test_parameters_go_at_the_pace_of_the_memory() -> None:

@@ -20,6 +20,7 @@ from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import (
     best_by_exhaustion,
+    board_problem,
     branching_problem,
     heavy_problem,
     plans,
@@ -30,7 +31,9 @@ from tests.sampling import some
 
 
 @pytest.mark.parametrize(
-    "make", [random_problem, branching_problem, heavy_problem], ids=["chains", "branches", "heavy"]
+    "make",
+    [random_problem, branching_problem, heavy_problem, board_problem],
+    ids=["chains", "branches", "heavy", "boards"],
 )
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_the_plan_is_the_best_of_all_plans(first: int, make: Callable[[int], Problem]) -> None:

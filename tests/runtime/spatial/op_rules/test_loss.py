@@ -124,6 +124,31 @@ def test_the_same_in_every_layout(name: str, cuts: str) -> None:
     check(LAYERS[name](), layout, margin)
 
 
+@pytest.mark.parametrize("name", [name for name in PLACES if "probabilities" not in name and "logarithms" not in name])
+@pytest.mark.parametrize(
+    "cuts", ["channels", "more ranks than channels", "channels x height", "samples x channels", "channels x replicas"]
+)
+def test_classes_are_cut_and_their_logits_stay_where_they_are(name: str, cuts: str) -> None:
+    torch.manual_seed(0)
+    others = {
+        "samples x channels": {"sample": (0, 1, 3), "channel": (0, 2, 5)},
+        "channels x replicas": {"channel": (0, 2, 5), "replica": (0, 1, 2)},
+    }
+    layout = others[cuts] if cuts in others else CUTS[cuts][0]
+    one = PLACES[name]()
+    check(one, layout)
+    parts = run_on_threads(one, layout)
+    assert all(part.step.exchange(0).is_local for part in parts)
+    assert any(len(part.step.own[1]) < SHAPE[1] for part in parts)
+
+
+def test_a_part_of_the_classes_may_be_impossible() -> None:
+    one = of_classes("cross_entropy_loss")
+    one.arguments["self"][:, 3:] = -torch.inf
+    one.arguments["target"].clamp_(max=2)
+    check(one, {"channel": (0, 3, 5)})
+
+
 @pytest.mark.parametrize("cuts", [{"sample": (0, 1, 5)}, {"sample": (0, 5, 5)}, {"feature": (0, 1, 4)}])
 def test_other_losses_are_means_over_samples(cuts: Cuts) -> None:
     torch.manual_seed(0)

@@ -1,0 +1,105 @@
+"""Layers of a block under each of its tiles, and what a layer of a forward pass needs while it runs.
+
+To the prices of layers a tile is an option like a layout: a box of work for every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from planner.costs.shards.boxes import Boxes, as_boxes, volumes
+from planner.costs.shards.option import Option, Shards
+from planner.costs.shards.shapes import SizedLayer
+from planner.ir.box import Box, intersect, volume, whole
+from planner.ir.graph import BYTES_PER_ELEMENT
+from planner.layers import is_convolution
+from planner.layers.division import LayerDivision
+
+_OF_LOSS = 3
+"""Tensors of a prediction's size that elementwise losses and a logarithm of softmax make on their way."""
+
+_COPIES = ("adaptive_pool", "upsample")
+"""Kinds that take a copy of what they read where it is a part of a tensor; convolutions and pools do as well."""
+
+_BLOCK, _INDEX = 16, 8
+"""Channels of a block of oneDNN; bytes of a place that a max-pool notes."""
+
+
+def tile_shards(sized: SizedLayer, tiles: Sequence[LayerDivision]) -> Shards:
+    """The layer's boxes, one option a tile."""
+    work = _stacked([tile.done for tile in tiles])
+    samples = np.array([[tile.rows(member) for member in range(len(tile.done))] for tile in tiles], dtype=np.int64)
+    at = sized.samples_dim
+    of_samples = np.maximum(samples, 1) / max(1, sized.samples) if at is not None else np.ones(samples.shape)
+    owned = tuple(_stacked([tile.held(index) for tile in tiles]) for index in range(len(sized.layer.outputs)))
+    needed = tuple(_stacked([tile.needed[index] for tile in tiles]) for index in range(len(sized.inputs)))
+    weights = tuple(_stacked([tile.weights[index] for tile in tiles]) for index in range(len(sized.parameters)))
+    total = float(prod(sized.work.shape)) or 1.0
+    share = volumes(work) / (total * of_samples)
+    options = tuple(Option.of(tile.layout) for tile in tiles)
+    return Shards(sized, options, owned, owned, needed, weights, work, samples, share, ((),) * len(tiles))
+
+
+def box_bytes(box: Box, dtype: str) -> int:
+    """What a tensor that covers ``box`` takes."""
+    return volume(box) * BYTES_PER_ELEMENT[dtype]
+
+
+def transient_bytes(sized: SizedLayer, read: Sequence[Box], done: Box, there: Sequence[Box]) -> int:
+    """What a layer needs in a forward pass on a processor beside what it reads and makes.
+
+    Seen with torch's counting allocator: a convolution or pool copies what it reads where that is a part of a tensor.
+    oneDNN makes its output in blocks of 16 channels, and puts the input of more than
+    16 into such blocks; of float64, which it has not, torch spreads out every window.  A transposed convolution makes
+    its output three times, a max-pool numbers its outputs.
+
+    Args:
+        read: of each input; it may reach outside, where padding is.
+        done: of the work.
+        there: of each input, what the tensor covers that it is read from.
+    """
+    kind, layer = sized.layer.kind, sized.layer
+    pairs = [
+        (intersect(box, whole(spec.shape)), spec.dtype)
+        for box, spec in zip(read, sized.inputs, strict=True)
+        if volume(box)
+    ]
+    sizes = [0 if inside is None else box_bytes(inside, dtype) for inside, dtype in pairs]
+    if kind == "loss":
+        return _OF_LOSS * max(sizes, default=0)
+    if not sizes or not volume(done):
+        return 0
+    output = box_bytes(done, layer.outputs[0].dtype)
+    copied = sizes[0] if intersect(read[0], whole(sized.inputs[0].shape)) != there[0] else 0
+    if kind == "pool":
+        return copied + _INDEX * volume(done)
+    if not is_convolution(kind):
+        return copied if kind in _COPIES else 0
+    if kind == "transposed_conv":
+        return copied + 2 * output
+    kernel = prod(_integers(layer.attributes.get("kernel")))
+    channel = len(done) - len(_integers(layer.attributes.get("kernel"))) - 1
+    channels, filters = sized.inputs[0].shape[channel], len(done[channel])
+    if layer.outputs[0].dtype == "float64":
+        return copied + (kernel * channels * (output // filters) if kernel > 1 else 0)
+    if kernel == 1 and channels <= _BLOCK:
+        return copied
+    made = output // filters * _blocks(filters)
+    taken = sizes[0] // channels * _blocks(channels) if channels > _BLOCK else 0
+    return copied + max(made, taken + made - output)
+
+
+def _blocks(channels: int) -> int:
+    return -(-channels // _BLOCK) * _BLOCK
+
+
+def _integers(value: object) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else ()
+
+
+def _stacked(boxes: Sequence[Sequence[Box]]) -> Boxes:
+    """``[tiles, ranks, dims, 2]``."""
+    return np.array([as_boxes(row) for row in boxes])

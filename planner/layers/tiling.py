@@ -1,0 +1,108 @@
+"""Which layers may be run in tiles, and in blocks at all (:class:`planner.ir.plan.Block`); what is refused, and why.
+
+A tile knows what it reads.  A layer that needs more than an overlap of tiles is refused by name:
+
+    statistics of the micro-batch   a batch norm that keeps no running statistics
+    all of space                    softmax, attention, group and layer norms over a dim that is cut into tiles;
+                                    reshapes and others of which nobody says that places stay apart
+    the result of all tiles         what reads a sum over space (a global pool, a loss) inside the same block
+    the weight of all places        cross-entropy, whose mean counts the places that are not ignored
+
+Sums over space themselves may end a block: sums over tiles are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from math import prod
+
+from planner.ir.box import Box, Interval, volume, whole
+from planner.ir.errors import operator_of
+from planner.ir.graph import Graph, Layer, TensorSpec, producer
+from planner.ir.plan import Decision
+from planner.layers._kinds import has_halo, kind
+from planner.layers.division import Division
+from planner.layers.elementwise import ELEMENTS, PLACES
+
+_LEAVE_OUT = "end the block before it and begin another one behind, so that it runs on what all tiles made"
+
+
+def block_faults(graph: Graph, names: Collection[str], tiles: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """(layer, what is wrong and what helps) of a block of ``names`` in ``tiles``; nothing where it is exact."""
+    specs, inside = graph.values(), frozenset(names)
+    cut = [dim for dim, parts in tiles.items() if parts > 1]
+    read = {value for layer in graph.layers if layer.name in inside for value in layer.inputs}
+    summing = {layer.name for layer in graph.layers if kind(layer.kind).REDUCTION == "sum"}
+    for layer in graph.layers:
+        if layer.name in inside:
+            why = _fault(layer, specs, cut, prod(tiles.values()))
+            if not why and layer.name in summing and any(producer(value) == layer.name for value in read):
+                why = f"is read in its own block, and is a sum that is known when all tiles are done; {_LEAVE_OUT}"
+            if why:
+                yield layer.name, f"layer {layer.name} ({operator_of(layer)}) {why}"
+
+
+def overlap(graph: Graph, decision: Decision, stage: int) -> float:
+    """What the ranks of a stage compute more than once, as a share of its work (floating-point operations) done once.
+
+    Rows beyond a part (``Placement.margin``), and what tiles and ranks compute each for themselves in blocks.
+    """
+    values, samples = graph.values(), max(decision.micro_batches)
+    division = Division.of(graph, decision, stage, samples)
+    tiled = {name: block.tiles for block in division.blocks for name in block.layers}
+    once = done = 0.0
+    for name, layer in division.layers.items():
+        inputs = tuple(values[value].at(samples, graph.samples) for value in layer.layer.inputs)
+        flops = float(kind(layer.layer.kind).forward_flops(layer.layer, inputs))
+        own = sum(volume(box) for box, first in zip(layer.own, layer.is_first, strict=True) if first)
+        parts = [tile.layers[name] for tile in tiled[name]] if name in tiled else [layer]
+        made = sum(
+            volume(box) for part in parts for box, counts in zip(part.done, layer.is_first, strict=True) if counts
+        )
+        once, done = once + flops, done + flops * made / max(1, own)
+    return done / once - 1 if once else 0.0
+
+
+def is_global_along(layer: Layer, inputs: tuple[TensorSpec, ...], dim: str) -> bool:
+    """Whether each part of the layer's work along a dim reads all of an input along it."""
+    relation = kind(layer.kind)
+    work = relation.work(layer, inputs)
+    for index, spec in enumerate(inputs):
+        if dim not in spec.dims or spec.shape[spec.dims.index(dim)] < 2:
+            continue
+        at, extent = spec.dims.index(dim), spec.shape[spec.dims.index(dim)]
+        places = [work.dims.index(dim)] if work.dims.count(dim) == 1 else []
+        ends = {
+            relation.input_boxes(layer, inputs, box)[index][at]
+            for box in _ends_along(work, places[0] if places else None)
+        }
+        if ends == {Interval(0, extent)}:
+            return True
+    return False
+
+
+def _ends_along(work: TensorSpec, dim: int | None) -> list[Box]:
+    """The first and the last row of the work."""
+    box = whole(work.shape)
+    if dim is None:
+        return [box]
+    last = work.shape[dim] - 1
+    return [(*box[:dim], Interval(row, row + 1), *box[dim + 1 :]) for row in (0, last)]
+
+
+def _fault(layer: Layer, specs: Mapping[str, TensorSpec], cut: list[str], num_tiles: int) -> str:
+    inputs = tuple(specs[name] for name in layer.inputs)
+    if has_halo(layer.kind) or any(spec.has_sites for spec in (*inputs, *layer.outputs)):
+        return "is over sites, whose neighbours depend on the data; only dense layers are in blocks"
+    if kind(layer.kind).REDUCTION == "statistics" and not layer.buffer_bytes:
+        return f"takes statistics of the whole micro-batch: track_running_stats=True, or {_LEAVE_OUT}"
+    if num_tiles < 2:
+        return ""
+    terms = layer.attributes.get("terms")
+    if layer.kind == "loss" and terms != ELEMENTS:
+        why = "divides by what all places weigh" if terms == PLACES else "takes all of a sample at once"
+        return f"{why}, which no tile knows; {_LEAVE_OUT}"
+    for dim in cut:
+        if is_global_along(layer, inputs, dim):
+            return f"reads all of {dim}, of which a tile has a part; {_LEAVE_OUT}, or leave {dim} uncut"
+    return ""

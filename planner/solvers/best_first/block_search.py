@@ -1,0 +1,537 @@
+"""Forward plans in blocks: halos fused over several layers, and tiles, so that an image fits that is too large.
+
+A stage of all layers on a group of ranks, which cut every layer along one grid of space.  Its layers are parted into
+blocks (:class:`planner.ir.plan.Block`); what crosses from one to the next is held whole, what is inside is computed
+tile by tile from what the block fetched at its begin.  For each group and grid
+
+    T(j) = min over i < j and grids of tiles of  T(i) + c(i, j, tiles)        subject to  m(i, j, tiles) <= memory
+
+    c    tiles x (the layers' seconds x the share of their work that a tile in the middle does, overlap included)
+         + the exchange before the block, which on one layer alone hides behind what it computes
+    m    what earlier blocks handed on and is still read + what this one hands on + the most inside a tile
+
+by dynamic programming over block ends, which are before or behind a layer that reads more than one place: all else
+stays with the layer before.  Of the tiles of a block the fewest that fit are looked at, and the next finer ones, since
+overlap only grows.  The best parting is simulated exactly; where the simulator finds it too large (tiles at the edges
+are priced by the one in the middle), the search is repeated with less memory.  Nothing here is proven: the bound is all
+work over all ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from planner.costs.communication.resharding import exchange_s
+from planner.costs.layers.shards import part_of
+from planner.costs.shards.device_mesh import REPLICA, SPACE, layout_on
+from planner.costs.shards.option import Option
+from planner.costs.shards.tiles import box_bytes, transient_bytes
+from planner.ir.box import Box, intersect, volume, whole
+from planner.ir.constraints import Ways
+from planner.ir.errors import MissingMeasurementError
+from planner.ir.graph import BYTES_PER_ELEMENT, TensorSpec, producer, value_name
+from planner.ir.plan import Block
+from planner.ir.problem import SPATIAL_DIMS, Problem
+from planner.layers import kind, over_sites
+from planner.layers.division import BlockReader, Division, LayerDivision, made_box
+from planner.layers.tiling import block_faults
+from planner.schedules import traits
+from planner.solvers.best_first.bound import least_work_s
+from planner.solvers.best_first.search import Outcome
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    group_shares,
+    micro_batch_sizes,
+    micro_batches,
+    pools,
+    schedule_names,
+)
+from planner.solvers.candidates.choose import better
+from planner.solvers.candidates.constraints import Constraints
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.layouts.stage import NONE
+
+MOST_TILES = 4096
+"""Of one rank and block."""
+
+_ATTEMPTS = 5
+"""Searches with less and less memory, until the simulator agrees that a plan fits."""
+
+SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
+
+_STAY = ("pointwise", "batch_norm")
+"""Kinds that read the same place: no block begins at one of them."""
+
+Grid = dict[str, int]
+"""Parts by dim of space."""
+
+Stretch = tuple[int, int, Grid]
+"""First layer, the one behind the last, tiles."""
+
+
+def runs_in_blocks(problem: Problem) -> bool:
+    """Whether blocks may be used: in forward plans whose layers may be cut along space."""
+    if SPATIAL_DIMS not in problem.allow or over_sites(problem.profile.graph):
+        return False
+    return not any(traits(name).trains for name in schedule_names(problem))
+
+
+def with_blocks(evaluator: Evaluator, outcome: Outcome, time_limit_s: float) -> Outcome:
+    """``outcome`` of the search without blocks, continued; as it is where there can be none.
+
+    Args:
+        time_limit_s: for this part of the search.
+    """
+    problem = evaluator.problem
+    if not runs_in_blocks(problem):
+        return outcome
+    stops, best, num = time.monotonic() + time_limit_s, outcome.best, 0
+    bounds = [outcome.bound_s]
+    for size in micro_batch_sizes(problem, evaluator.book):
+        bounds.append(float(least_work_s(evaluator, size, NONE).sum()) / len(problem.ranks))
+        for ranks in _groups(problem):
+            for cuts in _rank_grids(problem, len(ranks)):
+                if time.monotonic() >= stops and best is not None:
+                    break
+                num += 1
+                found = _Parting(evaluator, ranks, cuts, size).best()
+                if found is not None:
+                    best = better(best, found)
+    if best is outcome.best:
+        return replace(outcome, bound_s=min(bounds), status=_status(outcome, best, min(bounds)))
+    by_num_stages = {**outcome.by_num_stages, 1: best} if best is not None else outcome.by_num_stages
+    return replace(
+        outcome,
+        best=best,
+        bound_s=min(bounds),
+        num_candidates=outcome.num_candidates + num,
+        by_num_stages=by_num_stages,
+        status=_status(outcome, best, min(bounds)),
+    )
+
+
+def _status(outcome: Outcome, best: Evaluation | None, bound_s: float) -> str:
+    """What was proven without blocks need not be so with them."""
+    if outcome.status != "proven" or best is None or bound_s >= best.step_s * (1 - 1e-9):
+        return outcome.status
+    return "within gap"
+
+
+def _groups(problem: Problem) -> list[tuple[int, ...]]:
+    """One rank of each pool, each pool, all ranks."""
+    found = [group for pool in pools(problem) for group in (pool.ranks[:1], pool.ranks)]
+    return list(dict.fromkeys((*found, problem.ranks)))
+
+
+def _rank_grids(problem: Problem, num_ranks: int) -> Iterator[Grid]:
+    """How many parts along each dim of space, as a product of all ranks."""
+    dims = _space_of(problem)
+
+    def parted(left: int, rest: Sequence[str]) -> Iterator[Grid]:
+        if len(rest) == 1:
+            yield {rest[0]: left}
+            return
+        for parts in range(left, 0, -1):
+            if left % parts == 0:
+                yield from ({rest[0]: parts} | other for other in parted(left // parts, rest[1:]))
+
+    yield from parted(num_ranks, dims) if dims else ()
+
+
+def _space_of(problem: Problem) -> list[str]:
+    found = {dim for layer in problem.profile.graph.layers for spec in layer.outputs for dim in spec.dims}
+    return [dim for dim in SPACE if dim in found]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A block from layer ``first`` on, in ``tiles``; what it takes and holds."""
+
+    first: int
+    tiles: Grid
+    seconds: float
+
+
+@dataclass(eq=False)
+class _Parting:
+    """The best blocks on one group of ranks, for one grid of them and one size of the micro-batch."""
+
+    evaluator: Evaluator
+    ranks: tuple[int, ...]
+    cuts: Grid
+    size: int
+    _tables: dict[tuple[int, int], _Stretch] = field(default_factory=dict)
+    _seconds: dict[tuple[int, tuple[int, ...]], float] = field(default_factory=dict)
+
+    def best(self) -> Evaluation | None:
+        """The best that fits, as the simulator says; None if there is none."""
+        problem = self.evaluator.problem
+        if any(option is None for option in self._options) or not self._is_allowed():
+            return None
+        limit = min(problem.memory_limit_bytes(rank) for rank in self.ranks)
+        free, found = float(limit), None
+        for _ in range(_ATTEMPTS):
+            parts = self._parts(free)
+            if parts is None:
+                return None
+            try:
+                found = self._evaluated(parts)
+            except MissingMeasurementError:
+                return None
+            if found is None or found.fits:
+                return found
+            over = max(found.memories[rank].peak_bytes - problem.memory_limit_bytes(rank) for rank in self.ranks)
+            values = max(found.memories[rank].activations + found.memories[rank].workspace for rank in self.ranks)
+            free = min(free * 0.98, max(values, 1) - over)
+            if free <= 0:
+                return None
+        return None
+
+    @cached_property
+    def _options(self) -> list[Option | None]:
+        prices = self.evaluator.layouts.prices(self.ranks, self.size)
+        grid, speeds = {**self.cuts, REPLICA: 1}, prices.speeds()
+        layouts = [layout_on(prices.sized(index), speeds, grid) for index in range(len(self._layers))]
+        return [None if layout is None else Option.of(layout) for layout in layouts]
+
+    @property
+    def _layers(self) -> tuple[object, ...]:
+        return self.evaluator.problem.profile.graph.layers
+
+    def _is_allowed(self) -> bool:
+        constraints = Constraints.of(self.evaluator.problem)
+        return all(
+            constraints.allows_layer(index, Ways.of(dict(option.cuts)))
+            for index, option in enumerate(self._options)
+            if option is not None
+        )
+
+    @cached_property
+    def _plain(self) -> Mapping[str, LayerDivision]:
+        graph = self.evaluator.problem.profile.graph
+        placed = {
+            layer.name: option.placement(0)
+            for layer, option in zip(graph.layers, self._options, strict=True)
+            if option is not None
+        }
+        return Division.placed(graph, placed, len(self.ranks), self.size).layers
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Where blocks may begin and end."""
+        layers = self.evaluator.problem.profile.graph.layers
+        found = {0, len(layers)}
+        for index, layer in enumerate(layers):
+            if layer.kind not in _STAY:
+                found.add(index)
+            if layer.name in self._faults[""] or any(layer.name in names for names in self._faults.values()):
+                found.update((index, index + 1))
+        return sorted(found)
+
+    @cached_property
+    def _faults(self) -> dict[str, set[str]]:
+        """By dim, layers that no tile along it may have; under "" those of no block at all."""
+        graph = self.evaluator.problem.profile.graph
+        names = [layer.name for layer in graph.layers]
+        found = {"": {name for name in names if any(block_faults(graph, [name], {}))}}
+        for dim in _space_of(self.evaluator.problem):
+            found[dim] = {name for name in names if any(block_faults(graph, [name], {dim: 2}))}
+        return found
+
+    def _parts(self, free: float) -> list[Stretch] | None:
+        """The blocks of least time within ``free`` bytes of values; None if nothing fits."""
+        ends = self._ends
+        least: dict[int, float] = {0: 0.0}
+        came: dict[int, _Part] = {}
+        for stop in ends[1:]:
+            for first in ends:
+                if first >= stop or first not in least:
+                    continue
+                part = self._stretch(first, stop).cheapest(free)
+                if part is None:
+                    continue
+                total = least[first] + part.seconds
+                if total < least.get(stop, float("inf")) * (1 - 1e-9):
+                    least[stop], came[stop] = total, part
+        if ends[-1] not in came:
+            return None
+        found, stop = [], ends[-1]
+        while stop:
+            part = came[stop]
+            found.append((part.first, stop, part.tiles))
+            stop = part.first
+        return found[::-1]
+
+    def part_s(self, index: int, extents: tuple[int, ...]) -> float:
+        """Seconds of a part of a layer: as measured, modelled, or its share of the whole."""
+        if (index, extents) not in self._seconds:
+            prices, kind_of = self.evaluator.layouts.prices(self.ranks, self.size), self.evaluator.book.kind
+            sized, device = prices.sized(index), kind_of(self.ranks[len(self.ranks) // 2])
+            table = prices.book.tables.at(device, self.size)
+            whole = [np.diff(getattr(table, name))[index] for name in SECONDS]
+            share = np.maximum(0.0, [*whole, 0.0, 0.0]) * (prod(extents) / max(1, prod(sized.work.shape)))
+            name, part, all_of_it = sized.layer.name, part_of(sized, extents), part_of(sized, sized.work.shape)
+            found = prices.parts.estimate(device, name, self.size, part, all_of_it, share)
+            self._seconds[index, extents] = float(found[0])
+        return self._seconds[index, extents]
+
+    def _stretch(self, first: int, stop: int) -> _Stretch:
+        if (first, stop) not in self._tables:
+            self._tables[first, stop] = _Stretch(self, first, stop)
+        return self._tables[first, stop]
+
+    def _evaluated(self, parts: list[Stretch]) -> Evaluation | None:
+        problem = self.evaluator.problem
+        names = [layer.name for layer in problem.profile.graph.layers]
+        chosen = [part for part in parts if self._stretch(*part[:2]).is_block(part[2])]
+        if (
+            not chosen
+        ):  # what blocks hold is known layer by layer, so that a plan may fit as blocks that did not without
+            chosen = [part for part in parts if self._stretch(*part[:2]).may_be_block]
+        blocks = tuple(
+            Block(tuple(names[first:stop]), {dim: count for dim, count in tiles.items() if count > 1})
+            for first, stop, tiles in chosen
+        )
+        if not blocks:
+            return None
+        for name in schedule_names(problem):
+            shares = group_shares(problem, self.evaluator.book, self.ranks, self.size)
+            plain = Candidate.chain((0, len(names)), (self.ranks,), (shares,), micro_batches(problem, self.size), name)
+            candidate = replace(plain, options=tuple(self._options), blocks=(blocks,))
+            if not self.evaluator.unmet(candidate):
+                return self.evaluator.evaluate(candidate)
+        return None
+
+
+class _Stretch:
+    """The layers from one end to another as a block: time and memory by grid of tiles."""
+
+    def __init__(self, parting: _Parting, first: int, stop: int) -> None:
+        self._parting, self._first, self._stop = parting, first, stop
+        problem = parting.evaluator.problem
+        graph = problem.profile.graph
+        self._names = [layer.name for layer in graph.layers[first:stop]]
+        self._reader = BlockReader(graph, self._names, parting._plain, parting.size)
+        self._member = len(parting.ranks) // 2
+        self._prices = parting.evaluator.layouts.prices(parting.ranks, parting.size)
+        inside = frozenset(self._names)
+        reduces = [each.layer.name for each in self._reader.layers if kind(each.layer.kind).REDUCTION == "sum"]
+        read = {producer(value) for each in self._reader.layers for value in each.layer.inputs}
+        self._is_open = read.isdisjoint(reduces) or len(self._names) == 1
+        self._is_alone = not parting._faults[""].isdisjoint(inside)
+        self._uncut = {dim for dim, names in parting._faults.items() if dim and not names.isdisjoint(inside)}
+        self._kept_bytes = self._kept()
+        self._known: dict[tuple[tuple[str, int], ...], tuple[float, float]] = {}
+
+    def cheapest(self, free: float) -> _Part | None:
+        """The fewest tiles that fit, or the next finer ones, whichever takes less time."""
+        if not self._is_open or (self._is_alone and len(self._names) > 1) or self._kept_bytes > free:
+            return None
+        whole_s, whole_bytes = self._cost(self._untiled)
+        if whole_bytes <= free:
+            return _Part(self._first, self._untiled, whole_s)
+        levels = self._levels
+        if not levels or self._kept_bytes + self._all_ends > free:
+            return None
+
+        def fitting(level: int) -> list[tuple[float, Grid]]:
+            costs = [(*self._cost(grid), grid) for grid in levels[level]]
+            return [(seconds, grid) for seconds, size, grid in costs if size <= free]
+
+        low, high = 0, len(levels)  # the first level that fits: what a tile holds shrinks as there are more of them
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fitting(middle) else (middle + 1, high)
+        found = [each for level in (low, low + 1) if level < len(levels) for each in fitting(level)]
+        if not found:
+            return None
+        seconds, grid = min(found, key=lambda each: each[0])
+        return _Part(self._first, grid, seconds)
+
+    @property
+    def may_be_block(self) -> bool:
+        """Whether its layers may be in a block."""
+        return self._is_open and not self._is_alone
+
+    def is_block(self, grid: Grid) -> bool:
+        """Whether something is computed twice, or in tiles: other layers run as they are, and hide their halos."""
+        if prod(grid.values()) > 1:
+            return True
+        if len(self._parting.ranks) == 1 or self._is_alone:
+            return False
+        return self._overlaps
+
+    @cached_property
+    def _overlaps(self) -> bool:
+        """Whether a rank computes rows of its neighbours."""
+        done, at = self._done, self._member
+        return any(done.get(each.layer.name, each.own[at]) != each.own[at] for each in self._reader.layers)
+
+    @cached_property
+    def _done(self) -> Mapping[str, Box]:
+        """What the rank does for all its tiles."""
+        return self._reader.done(self._member, {}, {})
+
+    @cached_property
+    def _untiled(self) -> Grid:
+        return dict.fromkeys(self._dims, 1)
+
+    @cached_property
+    def _dims(self) -> list[str]:
+        return [dim for dim in _space_of(self._parting.evaluator.problem) if dim not in self._uncut]
+
+    @cached_property
+    def _levels(self) -> list[list[Grid]]:
+        """Grids of 2, 4, 8, ... tiles: strips along the first dim, and what is nearest to squares."""
+        most = {dim: self._most(dim) for dim in self._dims}
+        found: list[list[Grid]] = []
+        count = 2
+        while not self._is_alone and count <= min(MOST_TILES, prod(most.values()) if most else 1):
+            grids = [grid for grid in _products(count, self._dims) if all(grid[dim] <= most[dim] for dim in grid)]
+            if not grids:
+                break
+            squarest = min(
+                grids, key=lambda grid: sum(most[dim] / grid[dim] for dim in grid) - grid[self._dims[0]] * 1e-9
+            )
+            strips = [grid for grid in grids if grid[self._dims[0]] == count]
+            found.append([squarest, *(grid for grid in strips if grid != squarest)])
+            count *= 2
+        return found
+
+    @cached_property
+    def _all_ends(self) -> int:
+        return sum(self._end_bytes(value) for value in self._reader.ends)
+
+    def _most(self, dim: str) -> int:
+        """The rows of the smallest end that has the dim."""
+        found = []
+        for value in self._reader.ends:
+            each = self._parting._plain[producer(value)]
+            spec = each.work if value in self._reader.summed else each.layer.outputs[0]
+            if dim in spec.dims:
+                found.append(len(each.own[self._member][spec.dims.index(dim)]))
+        return max(1, min(found, default=1))
+
+    def _cost(self, grid: Grid) -> tuple[float, float]:
+        """(seconds, bytes of values), of the rank and the tile in the middle."""
+        key = tuple(grid.items())
+        if key not in self._known:
+            at = {dim: parts // 2 for dim, parts in grid.items()}
+            done = self._reader.done(self._member, grid, at)
+            tiles = prod(grid.values())
+            compute_s = tiles * sum(self._seconds(each, done) for each in self._reader.layers)
+            moving_s, fetched = self._fetching
+            is_alone = len(self._names) == 1 or not self._overlaps
+            exchanged_s = max(0.0, moving_s - compute_s) if is_alone else moving_s
+            ends = self._all_ends if tiles > 1 else 0
+            held = self._kept_bytes + ends + fetched + self._inside(done)
+            self._known[key] = compute_s + exchanged_s, held
+        return self._known[key]
+
+    def _seconds(self, each: LayerDivision, done: Mapping[str, Box]) -> float:
+        box = done.get(each.layer.name)
+        if box is None:
+            return 0.0
+        return self._parting.part_s(self._index[each.layer.name], tuple(map(len, box)))
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {layer.name: number for number, layer in enumerate(self._prices.layers)}
+
+    @cached_property
+    def _fetching(self) -> tuple[float, int]:
+        """Seconds and bytes of what a rank gets of others."""
+        if len(self._parting.ranks) == 1:
+            return 0.0, 0
+        done, found, total = self._done, 0, 0
+        for each in self._reader.layers:
+            box = done.get(each.layer.name)
+            if box is None:
+                continue
+            read = kind(each.layer.kind).input_boxes(each.layer, each.inputs, box)
+            for value, spec, part in zip(each.layer.inputs, each.inputs, read, strict=True):
+                maker = self._parting._plain.get(producer(value))
+                if maker is None or value not in self._reader.outside:
+                    continue
+                own = maker.owned(int(value.partition(":")[2] or 0))[self._member]
+                shared = intersect(part, own)
+                size = BYTES_PER_ELEMENT[spec.dtype]
+                inside = intersect(part, whole(spec.shape))
+                missing = (volume(inside) if inside else 0) - (volume(shared) if shared else 0)
+                found, total = found + max(0, missing) * size, total + (volume(part) * size if missing > 0 else 0)
+        if not found:
+            return 0.0, 0
+        moving = np.zeros((len(self._parting.ranks),) * 2)
+        moving[self._member - 1, self._member] = moving[self._member, self._member - 1] = found
+        seconds = float(exchange_s(moving, self._parting.ranks, self._prices.book.network))
+        return seconds, found + total
+
+    def _kept(self) -> int:
+        """What earlier blocks handed on and is read from here on, or judged by."""
+        graph = self._parting.evaluator.problem.profile.graph
+        before = {layer.name for layer in graph.layers[: self._first]}
+        later = {value for layer in graph.layers[self._first :] for value in layer.inputs}
+        loss = producer(graph.loss)
+        judged = {v for layer in graph.layers if layer.kind == "loss" or layer.name == loss for v in layer.inputs}
+        made = [
+            value_name(layer.name, number)
+            for layer in graph.layers[: self._first]
+            for number in range(len(layer.outputs))
+        ]
+        return sum(self._end_bytes(value) for value in made if producer(value) in before and value in later | judged)
+
+    def _end_bytes(self, value: str) -> int:
+        name, _, output = value.partition(":")
+        each = self._parting._plain[name]
+        number = int(output or 0)
+        return box_bytes(each.owned(number)[self._member], each.layer.outputs[number].dtype)
+
+    def _whole(self, value: str, spec: TensorSpec) -> Box:
+        """All that the rank has of a value from outside of the block."""
+        maker = self._parting._plain.get(producer(value))
+        return whole(spec.shape) if maker is None else maker.owned(int(value.partition(":")[2] or 0))[self._member]
+
+    def _inside(self, done: Mapping[str, Box]) -> int:
+        """The most inside a tile."""
+        left: dict[str, int] = {}
+        for each in self._reader.layers:
+            for value in set(each.layer.inputs):
+                left[value] = left.get(value, 0) + 1
+        live: dict[str, int] = {}
+        boxes: dict[str, Box] = {}
+        most = 0
+        for each in self._reader.layers:
+            box = done.get(each.layer.name)
+            if box is not None:
+                read = kind(each.layer.kind).input_boxes(each.layer, each.inputs, box)
+                for number, spec in enumerate(each.layer.outputs):
+                    value = value_name(each.layer.name, number)
+                    boxes[value] = made_box(box, each.work, spec)
+                    live[value] = box_bytes(boxes[value], spec.dtype)
+                sized = self._prices.sized(self._index[each.layer.name])
+                there = [
+                    boxes.get(value) or self._whole(value, spec)
+                    for value, spec in zip(each.layer.inputs, each.inputs, strict=True)
+                ]
+                most = max(most, sum(live.values()) + transient_bytes(sized, read, box, there))
+            for value in set(each.layer.inputs):
+                left[value] -= 1
+            live = {v: size for v, size in live.items() if left.get(v, 0) > 0 or v in self._reader.ends}
+        return most
+
+
+def _products(count: int, dims: Sequence[str]) -> Iterator[Grid]:
+    """All ways to write ``count`` as a product of powers of two along ``dims``."""
+    if len(dims) == 1:
+        yield {dims[0]: count}
+        return
+    parts = count
+    while parts >= 1:
+        yield from ({dims[0]: parts} | rest for rest in _products(count // parts, dims[1:]))
+        parts //= 2

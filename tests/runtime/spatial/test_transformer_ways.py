@@ -1,0 +1,227 @@
+"""A transformer's ways, executed: tensor and sequence parallelism, heads, shared keys, vocabulary, chunks, replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from planner.check.structure import require_possible
+from planner.ir.box import volume
+from planner.ir.errors import UnsupportedModelError, UsageError
+from planner.ir.graph import Graph
+from planner.ir.plan import Decision, Stage
+from planner.ir.profile import ModelSource
+from planner.ir.schedule import Pipeline, StageGraph
+from planner.layers.boundary import Boundaries
+from planner.layers.contraction import contraction_of
+from planner.layers.division import Division
+from planner.passes import lower, validate
+from planner.schedules import schedule
+from planner.transformers import Recompute, Ways
+from planner.transformers.placement import groups_of, placements, schedule_of
+from profiler.capture.graph import capture
+from profiler.models.example import Example
+from profiler.source.source import load_model
+from runtime.checkpoint import Checkpoint, save
+from runtime.engine import Engine
+from tests.runtime.engines import Network, on_engines, trained, trained_on
+from tests.runtime.plans import Trained, assert_equal, batch_of, decide, model_of, train_serially
+from tests.runtime.training import sharded
+
+BATCH = 4
+NETWORKS: Mapping[str, tuple[str, tuple[int, ...], Mapping[str, object]]] = {
+    "gpt": ("gpt:gpt", (BATCH, 8), {"vocabulary": 33, "width": 16, "layers": 4, "heads": 4, "context": 8}),
+    "shared keys": (
+        "llama:llama",
+        (BATCH, 7),
+        {"vocabulary": 33, "width": 16, "hidden": 24, "layers": 2, "heads": 4, "kv_heads": 2, "context": 9},
+    ),
+    "tied": (
+        "llama:llama",
+        (BATCH, 7),
+        {"vocabulary": 33, "width": 16, "hidden": 24, "layers": 2, "heads": 2, "kv_heads": 2, "tied": "true"},
+    ),
+}
+WAYS = {
+    "tensor": Ways(tensor=2),
+    "tensor of four": Ways(tensor=4),
+    "sequence": Ways(tensor=2, sequence_parallel=True, micro_batch=2),
+    "sequence of four": Ways(tensor=4, sequence_parallel=True),
+    "sequence and replicas": Ways(tensor=2, data=2, sequence_parallel=True),
+    "stages": Ways(tensor=2, pipeline=2, sequence_parallel=True),
+    "interleaved": Ways(tensor=2, pipeline=2, interleave=2, sequence_parallel=True),
+    "interleaved alone": Ways(pipeline=2, interleave=2),
+    "all": Ways(tensor=2, pipeline=2, data=2, sequence_parallel=True, recompute=Recompute.FULL),
+    "ZeRO-1": Ways(data=2, pipeline=2, zero=1, recompute=Recompute.FULL),
+}
+CASES = [
+    *(("gpt", ways) for ways in WAYS),
+    *(("shared keys", ways) for ways in ("tensor", "sequence", "stages")),
+    ("tied", "sequence"),
+    ("tied", "tensor"),
+    ("tied", "stages"),
+    ("tied", "all"),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@cache
+def network(name: str) -> Network:
+    factory, shape, arguments = NETWORKS[name]
+    torch.manual_seed(1)
+    model = model_of(factory, shape, **arguments)
+    return model, capture(model)
+
+
+@cache
+def serial(name: str, micro_batches: tuple[int, ...]) -> Trained:
+    return train_serially(network(name)[0], micro_batches, 2)
+
+
+def decision_of(graph: Graph, ways: Ways) -> Decision:
+    groups, again = groups_of(ways), ways.recompute is Recompute.FULL
+    stages = tuple(Stage(ranks, tuple(f"n0/cpu{rank}" for rank in ranks), again) for ranks in groups)
+    batches = (ways.micro_batch * ways.data,) * ways.micro_batches(BATCH)
+    made = Decision(schedule_of(ways), batches, stages, placements(graph, ways), ())
+    boundaries = Boundaries.of_decision(graph, made)
+    edges = boundaries.edges()
+    positions = tuple(chunk % ways.pipeline for chunk in range(len(groups))) if ways.interleave > 1 else ()
+    dag = StageGraph(len(groups), len(batches), edges, boundaries.prepares())
+    order = schedule(made.schedule)(Pipeline(dag, positions))
+    program = lower(order, dag, groups, boundaries.routes(edges, batches), ways.devices)
+    validate(program)
+    found = replace(made, program=tuple(tuple(map(str, row)) for row in program.rows))
+    return sharded(found) if ways.zero else found
+
+
+@pytest.mark.parametrize(("name", "ways"), CASES)
+def test_a_way_trains_as_one_device(name: str, ways: str) -> None:
+    decision = decision_of(network(name)[1].graph, WAYS[ways])
+    require_possible(decision, network(name)[1].graph)
+    assert_equal(trained(network(name), decision, 2), serial(name, decision.micro_batches))
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_a_block_sends_two_all_reduces_worth_forward_in_their_two_halves(sequence_parallel: bool, tensor: int) -> None:
+    """Korthikanti et al. 2022, section 4.2.2: sequence parallelism moves no byte more than tensor parallelism."""
+    graph = network("gpt")[1].graph
+    decision = decision_of(graph, Ways(tensor=tensor, sequence_parallel=sequence_parallel))
+    division = Division.of(graph, decision, 0, 1)
+    sent: dict[str, int] = {}
+    for name, layer in division.layers.items():
+        moves = [move for index in range(len(layer.inputs)) for move in division.moves(name, index)]
+        if layer.ways > 1:
+            parameters = tuple(graph.parameters[each] for each in layer.layer.parameters)
+            shared = contraction_of(layer.layer, layer.inputs, parameters, layer.layout, layer.ways, layer.own)
+            moves += shared.transfers
+        sent[name] = sum(volume(move.box) for move in moves)
+    half = (tensor - 1) * 8 * 16  # of all ranks: what one half of an all-reduce of (time, width) moves
+    of_block = {name: sent[name] for name in sent if name.startswith("blocks.1.") and sent[name]}
+    assert sum(of_block.values()) == 4 * half, of_block
+    assert of_block["blocks.1.attention.out"] == of_block["blocks.1.contract"] == half
+
+
+def test_no_rank_has_the_whole_of_a_large_weight_or_of_the_logits() -> None:
+    graph = network("tied")[1].graph
+    decision = decision_of(graph, WAYS["sequence"])
+    division = Division.of(graph, decision, 0, 2)
+    for layer in division.layers.values():
+        for name, boxes in zip(layer.layer.parameters, layer.weights, strict=True):
+            whole = volume_of(graph.parameters[name].shape)
+            assert whole <= 16 or all(volume(box) < 0.6 * whole for box in boxes), name
+    (logits,) = (name for name in division.layers if name == "head")
+    assert all(len(box[-1]) in (16, 17) for box in division.owned(logits))
+    assert not division.moves("loss", 0)
+
+
+class Transposed(nn.Module):
+    """A linear map with its weight as [input, output]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight).relu()
+
+
+def transposed(*, input_shape: tuple[int, ...]) -> Example:
+    blocks = nn.ModuleDict({"blocks": nn.Sequential(Transposed(), Transposed())})
+    blocks.forward = blocks["blocks"].forward
+    return blocks, (torch.randn(input_shape), torch.randn(input_shape)), nn.functional.mse_loss
+
+
+def volume_of(shape: tuple[int, ...]) -> int:
+    found = 1
+    for extent in shape:
+        found *= extent
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ways", "why"),
+    [
+        (Ways(recompute=Recompute.SELECTIVE), "recompute selective"),
+        (Ways(data=2, zero=2), "ZeRO-2"),
+        (Ways(data=2, zero=3), "ZeRO-3"),
+        (Ways(tensor=2, data=2, zero=1), "beside tensor 2"),
+    ],
+)
+def test_what_no_plan_says_is_refused_by_name(ways: Ways, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        placements(network("gpt")[1].graph, ways)
+    assert why in caught.value.details[0]
+
+
+def test_a_tied_table_in_parts_that_differ_on_two_stages_is_refused_by_name() -> None:
+    decision = decision_of(network("tied")[1].graph, Ways(tensor=2, pipeline=2, sequence_parallel=True))
+    whole = replace(decision.layers["head"], cuts={"replica": (0, 1, 2)})
+    changed = replace(decision, layers={**decision.layers, "head": whole})
+    with pytest.raises(UnsupportedModelError, match=r"tokens\.weight"):
+        trained(network("tied"), changed, 1)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_tied_table_in_parts_is_clipped_saved_and_read_by_another_plan(back: bool, tmp_path: Path) -> None:
+    of = network("tied")
+    in_parts = decision_of(of[1].graph, Ways(tensor=2, pipeline=2, sequence_parallel=True))
+    plans = [in_parts, decide(of[1].graph, [], in_parts.micro_batches)]
+    first, second = reversed(plans) if back else plans
+    batches = [batch_of(of[0], BATCH, step) for step in range(3)]
+
+    def begin(engine: Engine) -> None:
+        engine.step(*batches[0])
+        end = engine._transport
+        save(tmp_path, 1, engine.state(), end.rank, end.world_size, lambda: end.barrier(20.0), {})
+
+    def go_on(engine: Engine) -> list[float | None]:
+        engine.load_state(Checkpoint.open(tmp_path))
+        return [engine.step(*batch).loss for batch in batches[1:]]
+
+    given = {"optimizer": adam, "clip_norm": 0.05}
+    on_engines(of, first, begin, **given)
+    found = trained_on(of, second, go_on, **given)
+    alone = trained(of, plans[1], 3, **given)
+    assert_equal(found, Trained(alone.losses[1:], alone.gradients, alone.state))
+
+
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def test_a_product_that_cannot_be_cut_is_refused_by_name() -> None:
+    torch.manual_seed(0)
+    model = load_model(ModelSource(f"{__name__}:transposed", {}, (4, 6), "float64"))
+    with pytest.raises(UsageError, match=r"blocks\.0 \(aten\.addmm\.default\) cannot be divided over 2 tensor"):
+        placements(capture(model).graph, Ways(tensor=2))
