@@ -65,7 +65,7 @@ class Parareal(nn.Module):
         for propagate in self.predict:
             starts.append(propagate(starts[-1]))
         ends = [propagate(start) for propagate, start in zip(self.fine, starts, strict=True)]
-        found = ends[0]  # of the first slice the start is known: it has no defect
+        found: Tensor = ends[0]  # of the first slice the start is known: it has no defect
         for (_, start), end, carry in zip(pairwise(starts), ends[1:], self.correct, strict=True):
             found = end + carry(found - start)
         return found
