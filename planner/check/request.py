@@ -11,7 +11,19 @@ from planner.ir.cluster import Cluster
 from planner.ir.constraints import FAMILIES, KIND, WHATS, Ways, broken
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
-from planner.ir.problem import ALWAYS, AUTO, CHANNEL_DIMS, LATENCY, NEVER, OBJECTIVES, RECOMPUTE, SHARD, Request, Rule
+from planner.ir.problem import (
+    ALWAYS,
+    AUTO,
+    CHANNEL_DIMS,
+    LATENCY,
+    NEVER,
+    OBJECTIVES,
+    RECOMPUTE,
+    SHARD,
+    SPATIAL_DIMS,
+    Request,
+    Rule,
+)
 from planner.ir.profile import Profile
 from planner.ir.schedule import FORWARD_PASS, Action
 
@@ -127,6 +139,9 @@ def _stage_faults(plan: Plan) -> Iterator[str]:
         gone = [device for device in stage.devices if request.speeds.get(device, 1.0) <= 0]
         if gone:
             yield f"{path}.devices: {gone[0]} is used, and gone by {_PATH}.speeds"
+        if stage.blocks and SPATIAL_DIMS not in request.allow:
+            allowed = ", ".join(request.allow) or "nothing"
+            yield f"{path}.blocks: stage {number} has {len(stage.blocks)} blocks of layers, allowed: {allowed}"
         wanted = {NEVER: False, ALWAYS: True}.get(request.recompute, stage.recompute)
         if stage.recompute != wanted and (trains or stage.recompute):
             does = "computes its activations again" if stage.recompute else "keeps its activations"
