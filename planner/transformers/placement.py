@@ -131,21 +131,21 @@ class _Tensor:
     ways: Ways
     stages: Mapping[str, int]
     _readers: dict[str, list[Layer]] = field(init=False)
+    _values: dict[str, TensorSpec] = field(init=False)
     inner: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._readers = {}
+        self._readers, self._values = {}, self.graph.values()
         for layer in self.graph.layers:
             for value in layer.inputs:
                 self._readers.setdefault(value, []).append(layer)
 
     def placements(self) -> Iterator[tuple[str, Placement]]:
         """Of each layer."""
-        values = self.graph.values()
         whole_matrices: list[Layer] = []
         for layer in self.graph.layers:
-            inputs = tuple(values[name] for name in layer.inputs)
+            inputs = tuple(self._values[name] for name in layer.inputs)
             parameters = tuple(self.graph.parameters[name] for name in layer.parameters)
             dim, shared = self._place(layer, inputs, contracted_dims(layer, inputs, parameters))
             work = kind(layer.kind).work(layer, inputs)
@@ -270,7 +270,7 @@ class _Tensor:
 
     def _note(self, layer: Layer, dim: int, known: dict[str, int]) -> None:
         """Outputs that have the dim by name are cut along it."""
-        name = kind(layer.kind).work(layer, tuple(self.graph.values()[each] for each in layer.inputs)).dims[dim]
+        name = kind(layer.kind).work(layer, tuple(self._values[each] for each in layer.inputs)).dims[dim]
         for number, spec in enumerate(layer.outputs):
             value = layer.name if not number else f"{layer.name}:{number}"
             if name in spec.dims and spec.shape[spec.dims.index(name)] >= self.ways.tensor:

@@ -25,12 +25,12 @@ from runtime.transport import Transport
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """Parameters that the same stages use.
+    """Parameters that the same stages use, or a part of them; every part has a tie of its own.
 
     Attributes:
         names: of the parameters, in the graph's order.
         stages: by growing number; at least two.
-        stage_ranks: the ranks of each of them.
+        stage_ranks: the ranks of each of them that have it.
     """
 
     names: tuple[str, ...]
@@ -127,7 +127,7 @@ def updates_of(
     rank, parts = transport.rank, parts or {}
     if sharded:
         _refuse_parts(stage, parts)
-    tie_of = {name: tie for tie in ties for name in tie.names if name in parameters}
+    tie_of = {name: tie for tie in ties if rank in tie.ranks for name in tie.names if name in parameters}
     own = {name: parameter for name, parameter in parameters.items() if name not in tie_of}
     reduction: GradientBuckets | ShardedParameters | None = None
     shards = None
@@ -144,7 +144,7 @@ def updates_of(
     }
     first = {name: parts[name].group[0] if name in parts else ranks[0] for name in trained}
     first |= {name: tie_of[name].ranks[0] for name in trained if name in tie_of}
-    held = {name: parts[name] for name in trained if name in parts and name not in tie_of}
+    held = {name: parts[name] for name in trained if name in parts}
     return Updates(
         frozenset(tie_of),
         reduction,

@@ -140,7 +140,7 @@ def load_state(stage: StageOptimizer, source: StateSource) -> None:
 def _speaks(stage: StageOptimizer, name: str, speaks_for: Collection[str]) -> bool:
     """Whether this rank writes what there is once of a parameter, however many ranks have a part of it."""
     held = stage.parts.get(name)
-    return name in speaks_for if held is None else held.speaks
+    return name in speaks_for and (held is None or held.speaks)  # of a tied one a single stage speaks
 
 
 def _entries(source: StateSource) -> dict[str, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,8 +28,10 @@ from planner.transformers.placement import groups_of, placements, schedule_of
 from profiler.capture.graph import capture
 from profiler.models.example import Example
 from profiler.source.source import load_model
-from tests.runtime.engines import Network, trained
-from tests.runtime.plans import Trained, assert_equal, model_of, train_serially
+from runtime.checkpoint import Checkpoint, save
+from runtime.engine import Engine
+from tests.runtime.engines import Network, on_engines, trained, trained_on
+from tests.runtime.plans import Trained, assert_equal, batch_of, decide, model_of, train_serially
 from tests.runtime.training import sharded
 
 BATCH = 4
@@ -62,6 +65,8 @@ CASES = [
     *(("shared keys", ways) for ways in ("tensor", "sequence", "stages")),
     ("tied", "sequence"),
     ("tied", "tensor"),
+    ("tied", "stages"),
+    ("tied", "all"),
 ]
 
 
@@ -179,10 +184,40 @@ def test_what_no_plan_says_is_refused_by_name(ways: Ways, why: str) -> None:
     assert why in caught.value.details[0]
 
 
-def test_a_tied_table_in_parts_on_two_stages_is_refused_by_name() -> None:
-    graph = network("tied")[1].graph
+def test_a_tied_table_in_parts_that_differ_on_two_stages_is_refused_by_name() -> None:
+    decision = decision_of(network("tied")[1].graph, Ways(tensor=2, pipeline=2, sequence_parallel=True))
+    whole = replace(decision.layers["head"], cuts={"replica": (0, 1, 2)})
+    changed = replace(decision, layers={**decision.layers, "head": whole})
     with pytest.raises(UnsupportedModelError, match=r"tokens\.weight"):
-        trained(network("tied"), decision_of(graph, Ways(tensor=2, pipeline=2, sequence_parallel=True)), 1)
+        trained(network("tied"), changed, 1)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_tied_table_in_parts_is_clipped_saved_and_read_by_another_plan(back: bool, tmp_path: Path) -> None:
+    of = network("tied")
+    in_parts = decision_of(of[1].graph, Ways(tensor=2, pipeline=2, sequence_parallel=True))
+    plans = [in_parts, decide(of[1].graph, [], in_parts.micro_batches)]
+    first, second = reversed(plans) if back else plans
+    batches = [batch_of(of[0], BATCH, step) for step in range(3)]
+
+    def begin(engine: Engine) -> None:
+        engine.step(*batches[0])
+        end = engine._transport
+        save(tmp_path, 1, engine.state(), end.rank, end.world_size, lambda: end.barrier(20.0), {})
+
+    def go_on(engine: Engine) -> list[float | None]:
+        engine.load_state(Checkpoint.open(tmp_path))
+        return [engine.step(*batch).loss for batch in batches[1:]]
+
+    given = {"optimizer": adam, "clip_norm": 0.05}
+    on_engines(of, first, begin, **given)
+    found = trained_on(of, second, go_on, **given)
+    alone = trained(of, plans[1], 3, **given)
+    assert_equal(found, Trained(alone.losses[1:], alone.gradients, alone.state))
+
+
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
 
 
 def test_a_product_that_cannot_be_cut_is_refused_by_name() -> None:
