@@ -3,7 +3,7 @@
 A small U-Net (:mod:`profiler.models.unet2d`) with running statistics of its own segments one image on two ranks under
 a cap on the memory of each, planned from a profile of a smaller image.  The job's loss is the mean squared error to
 what the module itself gives, strip by strip: strips overlap by the receptive field and share no code with the plan.
-Memory is counted in torch's allocator; image and reference are mapped from a file, and not in it, but predicted.
+Memory is counted in torch's allocator, and the image and the reference, which are mapped from a file, are added to it.
 """
 
 from __future__ import annotations

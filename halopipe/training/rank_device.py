@@ -121,7 +121,7 @@ def require_devices(seats: Sequence[Seat], ranks: Sequence[RankPrediction] = ())
             [f"the plan is for {len(strange)} of those: {names}", f"this host has {_here()}"],
             [
                 "halopipe profile MODEL, and plan from that: a plan for this host",
-                'halopipe explain PLAN --profile PROFILE --what-if "link all.speed=2": what it would take there',
+                'halopipe explain PLAN --profile PROFILE --what-if "link within-host.speed=2": how it would do there',
                 "halopipe export PLAN: its program and tables for another launcher",
                 "--device cpu: the same program on the processor, to see that it computes the right thing",
             ],

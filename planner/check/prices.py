@@ -139,7 +139,9 @@ class LaidOut:
 
     def standing_bytes(self, member: int) -> float:
         """What exchanges keep ready on a member."""
-        return sum(float(one.standing_bytes[0, 0, member]) for one in self._crossings.values())
+        apart = {layer.name for layer in self._apart}
+        pairs = self._crossings.items()
+        return sum(float(one.standing_bytes[0, 0, member]) for (_, reader), one in pairs if reader in apart)
 
     def levels(self, member: int) -> list[list[float]] | None:
         """How high memory rises in each layer; None if that was not measured."""

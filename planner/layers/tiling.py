@@ -22,7 +22,7 @@ from planner.ir.graph import Graph, Layer, TensorSpec, producer
 from planner.ir.plan import Decision
 from planner.layers._kinds import has_halo, kind
 from planner.layers.division import Division
-from planner.layers.elementwise import ELEMENTS
+from planner.layers.elementwise import ELEMENTS, PLACES
 
 _LEAVE_OUT = "end the block before it and begin another one behind, so that it runs on what all tiles made"
 
@@ -98,8 +98,10 @@ def _fault(layer: Layer, specs: Mapping[str, TensorSpec], cut: list[str], num_ti
         return f"takes statistics of the whole micro-batch: track_running_stats=True, or {_LEAVE_OUT}"
     if num_tiles < 2:
         return ""
-    if layer.kind == "loss" and layer.attributes.get("terms") != ELEMENTS:
-        return f"divides by what all places weigh, which no tile knows; {_LEAVE_OUT}"
+    terms = layer.attributes.get("terms")
+    if layer.kind == "loss" and terms != ELEMENTS:
+        why = "divides by what all places weigh" if terms == PLACES else "takes all of a sample at once"
+        return f"{why}, which no tile knows; {_LEAVE_OUT}"
     for dim in cut:
         if is_global_along(layer, inputs, dim):
             return f"reads all of {dim}, of which a tile has a part; {_LEAVE_OUT}, or leave {dim} uncut"

@@ -231,7 +231,7 @@ class SampledBatch:
         dtype = getattr(torch, self.prepared.graph.inputs[name].dtype)
         target = self._target(name)
         if target is not None:
-            return self.raw.part(target, microbatch, start, stop - start).to(dtype)
+            return self.raw.part(target, microbatch, 0, self.rows[microbatch])[start:stop].to(dtype)
         own = self.prepared.names[name]
         if own == _FEATURES:
             pieces = self._between(microbatch, start, stop)

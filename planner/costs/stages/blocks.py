@@ -111,12 +111,10 @@ def _peaks(prices: LayoutPrices, division: Division) -> Array:
             ends = _made_by(division.layers[name]) if block is None else block.ends
             sizes = {value: box_bytes(division.held(value)[member], _dtype(division, value)) for value in ends}
             fetched = 0 if block is None else _fetched_bytes(division, block, member)
-            inner = max(
-                _tile_peak(prices, index, names, ends, tile, division, member) for tile in _tiles(division, block)
-            )
-            own = (
-                sum(sizes.values()) if block is not None and len(block.tiles) > 1 else 0
-            )  # else what is made is handed on
+            tiles = _tiles(division, block)
+            inner = max(_tile_peak(prices, index, names, ends, tile, division, member) for tile in tiles)
+            is_tiled = block is not None and len(block.tiles) > 1  # otherwise what is made is what is handed on
+            own = sum(sizes.values()) if is_tiled else 0
             found[member] = max(found[member], sum(held.values()) + own + fetched + inner)
             held |= sizes
             done.update(names)
@@ -184,9 +182,8 @@ def _tile_peak(
             value: box_bytes(layer.held(number)[member], spec.dtype)
             for number, (value, spec) in enumerate(zip(_made_by(layer), layer.layer.outputs, strict=True))
         }
-        most = max(
-            most, sum(live.values()) + sum(made.values()) + transient_bytes(sized, read, layer.done[member], there)
-        )
+        needs = transient_bytes(sized, read, layer.done[member], there)
+        most = max(most, sum(live.values()) + sum(made.values()) + needs)
         live |= made
         for value in set(layer.layer.inputs):
             left[value] -= 1

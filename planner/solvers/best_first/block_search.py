@@ -28,6 +28,7 @@ from math import prod
 import numpy as np
 
 from planner.costs.communication.resharding import exchange_s
+from planner.costs.layers.shards import part_of
 from planner.costs.shards.device_mesh import REPLICA, SPACE, layout_on
 from planner.costs.shards.option import Option
 from planner.costs.shards.tiles import box_bytes, transient_bytes
@@ -61,6 +62,8 @@ MOST_TILES = 4096
 
 _ATTEMPTS = 5
 """Searches with less and less memory, until the simulator agrees that a plan fits."""
+
+SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
 
 _STAY = ("pointwise", "batch_norm")
 """Kinds that read the same place: no block begins at one of them."""
@@ -164,6 +167,7 @@ class _Parting:
     cuts: Grid
     size: int
     _tables: dict[tuple[int, int], _Stretch] = field(default_factory=dict)
+    _seconds: dict[tuple[int, tuple[int, ...]], float] = field(default_factory=dict)
 
     def best(self) -> Evaluation | None:
         """The best that fits, as the simulator says; None if there is none."""
@@ -264,6 +268,19 @@ class _Parting:
             stop = part.first
         return found[::-1]
 
+    def part_s(self, index: int, extents: tuple[int, ...]) -> float:
+        """Seconds of a part of a layer: as measured, modelled, or its share of the whole."""
+        if (index, extents) not in self._seconds:
+            prices, kind_of = self.evaluator.layouts.prices(self.ranks, self.size), self.evaluator.book.kind
+            sized, device = prices.sized(index), kind_of(self.ranks[len(self.ranks) // 2])
+            table = prices.book.tables.at(device, self.size)
+            whole = [np.diff(getattr(table, name))[index] for name in SECONDS]
+            share = np.maximum(0.0, [*whole, 0.0, 0.0]) * (prod(extents) / max(1, prod(sized.work.shape)))
+            name, part, all_of_it = sized.layer.name, part_of(sized, extents), part_of(sized, sized.work.shape)
+            found = prices.parts.estimate(device, name, self.size, part, all_of_it, share)
+            self._seconds[index, extents] = float(found[0])
+        return self._seconds[index, extents]
+
     def _stretch(self, first: int, stop: int) -> _Stretch:
         if (first, stop) not in self._tables:
             self._tables[first, stop] = _Stretch(self, first, stop)
@@ -272,10 +289,14 @@ class _Parting:
     def _evaluated(self, parts: list[Stretch]) -> Evaluation | None:
         problem = self.evaluator.problem
         names = [layer.name for layer in problem.profile.graph.layers]
+        chosen = [part for part in parts if self._stretch(*part[:2]).is_block(part[2])]
+        if (
+            not chosen
+        ):  # what blocks hold is known layer by layer, so that a plan may fit as blocks that did not without
+            chosen = [part for part in parts if self._stretch(*part[:2]).may_be_block]
         blocks = tuple(
             Block(tuple(names[first:stop]), {dim: count for dim, count in tiles.items() if count > 1})
-            for first, stop, tiles in parts
-            if self._stretch(first, stop).is_block(tiles)
+            for first, stop, tiles in chosen
         )
         if not blocks:
             return None
@@ -332,6 +353,11 @@ class _Stretch:
             return None
         seconds, grid = min(found, key=lambda each: each[0])
         return _Part(self._first, grid, seconds)
+
+    @property
+    def may_be_block(self) -> bool:
+        """Whether its layers may be in a block."""
+        return self._is_open and not self._is_alone
 
     def is_block(self, grid: Grid) -> bool:
         """Whether something is computed twice, or in tiles: other layers run as they are, and hide their halos."""
@@ -412,12 +438,7 @@ class _Stretch:
         box = done.get(each.layer.name)
         if box is None:
             return 0.0
-        index = self._index[each.layer.name]
-        table = self._prices.book.tables.at(
-            self._prices.book.kind(self._parting.ranks[self._member]), self._parting.size
-        )
-        whole = max(0.0, float(table.forward_s[index + 1] - table.forward_s[index]))
-        return whole * volume(box) / max(1, prod(each.work.shape))
+        return self._parting.part_s(self._index[each.layer.name], tuple(map(len, box)))
 
     @cached_property
     def _index(self) -> dict[str, int]:

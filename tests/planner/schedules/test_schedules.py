@@ -173,6 +173,53 @@ def test_chimera_has_the_published_bubbles_and_activations(depth: int) -> None:
     assert (min(kept), max(kept)) == (depth / 2 + 1, depth)
 
 
+CHIMERA = {  # D stages, N micro-batches, B over F: the step in F, by list scheduling of both directions
+    (4, 4, 1): 10,
+    (4, 8, 1): 18,
+    (4, 4, 2): 16,
+    (4, 8, 2): 29,
+    (6, 6, 1): 16,
+    (6, 12, 1): 28,
+    (6, 6, 2): 26,
+    (6, 12, 2): 47,
+    (8, 8, 1): 22,
+    (8, 16, 1): 38,
+    (8, 8, 2): 36,
+    (8, 16, 2): 65,
+}
+HANAYO = {(4, 1): 18, (4, 2): 15, (8, 1): 38, (8, 2): 31}  # p positions and micro-batches, waves, B = 2 F
+FLUSHES = {(4, 4): 7 / 4, (4, 8): 11 / 8, (4, 16): 19 / 16, (8, 8): 15 / 8, (8, 32): 39 / 32}  # p, m: 1F1B over 2BW
+
+
+@pytest.mark.parametrize(("depth", "count", "backward"), CHIMERA)
+def test_chimera_takes_what_an_independent_simulation_of_both_directions_takes(
+    depth: int, count: int, backward: int
+) -> None:
+    program = Simulated.of(lowered(chain("chimera", depth // 2, count // 2, 2), "chimera"))
+    found = program.run(uniform(1.0, backward / 2, backward / 2), 0.0).step
+    assert found == CHIMERA[depth, count, backward]
+    if backward == 1:
+        assert 1 - 2 * count / found == pytest.approx((depth - 2) / (2 * count + depth - 2))  # as published
+
+
+@pytest.mark.parametrize(("p", "waves"), HANAYO)
+def test_hanayo_takes_what_its_published_bubble_says(p: int, waves: int) -> None:
+    part = 1 / (2 * waves)
+    found = Simulated.of(lowered(chain("hanayo", p, p, 2 * waves), "hanayo")).run(uniform(part, part, part), 0.0).step
+    assert found == pytest.approx(HANAYO[p, waves])
+    assert 1 - 3 * p / found == pytest.approx((2 * p - 2) / (3 * p * waves + 2 * p - 2))
+
+
+@pytest.mark.parametrize(("p", "m"), FLUSHES)
+def test_two_versions_of_weights_save_the_flush(p: int, m: int) -> None:
+    def step(name: str, count: int) -> float:
+        return Simulated.of(lowered(chain(name, p, count), name)).run(uniform(1.0, 1.0, 1.0), 0.0).step
+
+    endless = step("pipedream-2bw", 5 * m) - step("pipedream-2bw", 4 * m)
+    assert endless == 3 * m
+    assert step("1f1b", m) / endless == FLUSHES[p, m]
+
+
 @pytest.mark.parametrize(("p", "m"), SIZES)
 @pytest.mark.parametrize("c", [0.25, 1.0])
 def test_transfers_add_what_the_closed_forms_say(p: int, m: int, c: float) -> None:

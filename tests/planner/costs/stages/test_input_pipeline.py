@@ -132,3 +132,33 @@ def test_only_cores_of_the_host_prepare_for_themselves() -> None:
     core = cluster((1.0,)).devices[0]
     gpu = replace(core, name="n0/gpu0")
     assert [has_host_beside(device) for device in (core, gpu)] == [False, True]
+
+
+def beside(seconds: float) -> Profile:
+    """What a thread of each rank makes, for so many seconds a sample."""
+    cost = PreparationCost("sample", tuple(prepared_inputs(GRAPH)), (), seconds * 4, 4, is_beside=True)
+    return replace(sparse_profile(GRAPH, (1.0,)), preparations={"kind-1": (cost,)})
+
+
+def test_what_a_thread_makes_a_step_ahead_is_waited_for_as_far_as_it_takes_longer_than_the_passes() -> None:
+    def step_s(seconds: float) -> float:
+        profile = beside(seconds)
+        decision = chain_decision(profile, micro_batches=(2, 2), schedule="gpipe")
+        reckoned(profile, decision)
+        return predict(profile, decision)[0].step_s
+
+    nothing_s = step_s(0.0)
+    profile = beside(0.0)
+    _, timeline = predict(profile, chain_decision(profile, micro_batches=(2, 2), schedule="gpipe"))
+    passes_s = sum(stop - start for op in (Op.FORWARD, Op.BACKWARD) for start, stop in spans(timeline, op)) / 2
+    assert step_s(0.4 * passes_s) == pytest.approx(nothing_s)  # of 2 samples: 0.8 of what a micro-batch computes
+    assert step_s(1.5 * passes_s) == pytest.approx(nothing_s + 2 * 2 * passes_s, rel=0.05)
+
+
+def test_a_thread_makes_what_its_own_ranks_samples_need() -> None:
+    found = Preparations(beside(1e-3))
+    kind = "kind-1"
+    assert found.is_beside(kind)
+    assert not Preparations(sparse_profile(GRAPH, preparation_s=1e-3)).is_beside(kind)
+    assert found.exposed_s(kind, ALL, 3, 1e-3) == pytest.approx(2e-3)
+    assert found.exposed_s(kind, ALL, 0, 0.0) == found.exposed_s(kind, ALL, 3, 1.0) == 0.0
