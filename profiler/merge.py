@@ -32,10 +32,10 @@ def merged(found: Iterable[Sequence[Measurement]]) -> tuple[Measurement, ...]:
 
     Bytes and back ends are those of the first; they do not depend on the process.
     """
-    alike: dict[tuple[str, int, tuple[int, ...]], list[Measurement]] = {}
+    alike: dict[tuple[str, int, tuple[int, ...], int], list[Measurement]] = {}
     for measured in found:
         for one in measured:
-            alike.setdefault((one.layer, one.samples, one.part), []).append(one)
+            alike.setdefault((one.layer, one.samples, one.part, one.before), []).append(one)
     return tuple(_as_one(each) for each in alike.values())
 
 

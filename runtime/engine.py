@@ -44,6 +44,7 @@ from runtime.pipeline.sample_weights import Weighing
 from runtime.pipeline.specialize import Binder, Binding
 from runtime.spatial.collectives import gathered, gathered_gradients, united
 from runtime.spatial.compiling.compiled import Compiler
+from runtime.spatial.slices import joined
 from runtime.stage.builder import Builder, MakeOptimizer, check_layers, ties_in
 from runtime.stage.captured import CapturedModel
 from runtime.stage.shapes import graph_at, varying_dims, without_data
@@ -160,6 +161,7 @@ class Engine:
         self._decision, self._transport = decision, transport
         self._activity = activity or Activity()
         boundaries = Boundaries.of_decision(model.graph, decision)
+        self._axes = boundaries.axes
         program = boundaries.program(decision)
         ties = ties_in(decision, model.graph)
         if ties or clip_norm or on_nan is OnNan.SKIP:
@@ -310,12 +312,26 @@ class Engine:
         return Evaluation(
             self._loss(binding),
             sum(batch.rows),
-            dict(executor.outputs),
+            self._whole_outputs(executor.outputs, batch.rows),
             batch,
             seconds,
             ran.spans,
             ran.peak_bytes,
         )
+
+    def _whole_outputs(
+        self, outputs: Mapping[int, Mapping[str, Piece]], rows: tuple[int, ...]
+    ) -> dict[int, Mapping[str, Piece]]:
+        """Outputs by micro-batch; of token slices those of all its slices together."""
+        slices, axes = self._decision.num_slices, self._axes
+        if axes is None:
+            return dict(outputs)
+        found: dict[int, Mapping[str, Piece]] = {}
+        for m in sorted({number // slices for number in outputs}):
+            parts = [outputs[m * slices + k] for k in range(slices)]
+            names = dict.fromkeys(name for part in parts for name in part)
+            found[m] = {name: joined(axes, name, [p[name] for p in parts if name in p], rows[m]) for name in names}
+        return found
 
     @property
     def preparing(self) -> SampledPreparing | None:

@@ -69,11 +69,19 @@ def plan(
         str,
         typer.Option(
             metavar="DIM,...",
-            help="Dims that layers may be cut along: sample, spatial, channel.",
+            help="Dims that may be cut: layers along sample, spatial, channel; sequences along time.",
             autocompletion=completion.families,
             rich_help_panel=_SPACE,
         ),
     ] = "sample",
+    token_slices: Annotated[
+        str,
+        typer.Option(
+            metavar="TOKENS+...",
+            help="Cut sequences into slices of these tokens, such as 256+192+64; --allow time finds some.",
+            rich_help_panel=_SPACE,
+        ),
+    ] = "",
     halo_depth: Annotated[
         int,
         typer.Option(
@@ -227,6 +235,7 @@ def plan(
             fix=fix or (),
             forbid=forbid or (),
             without=units.names_in(without),
+            token_slices=units.parse_sum(token_slices, "--token-slices") if token_slices else (),
             calibration=not no_calibration,
             confidence=confidence,
         )

@@ -102,7 +102,7 @@ def profile(
         str,
         typer.Option(
             metavar="DIM,...",
-            help="Dims that plans may cut layers along: sample, spatial, channel; parts are then measured too.",
+            help="Dims that plans may cut: sample, spatial, channel, time; parts are then measured too.",
             autocompletion=completion.families,
             rich_help_panel=_MEASURED,
         ),

@@ -128,6 +128,9 @@ def differences(a: Decision, b: Decision) -> tuple[str, ...]:
         found.append(f"schedule: {b.schedule} instead of {a.schedule}")
     if a.global_batch != b.global_batch:
         found.append(f"global batch: {b.global_batch} instead of {a.global_batch}")
+    if a.token_slices != b.token_slices:
+        here, there = (" + ".join(map(str, each.token_slices)) or "none" for each in (b, a))
+        found.append(f"token slices: {here} instead of {there}")
     if a.micro_batches != b.micro_batches:
         here, there = units.micro_batches(b.micro_batches), units.micro_batches(a.micro_batches)
         found.append(f"micro-batches: {here} instead of {there}")

@@ -2,6 +2,8 @@
 
 schedule= micro-batch= ranks= stages= dp= recompute= shard= allow= objective= memory= global-batch= gap= solver=
     what a plan must be, or is asked for; stages and dp are exact, memory is the most on any device
+token-slices=256+192+64
+    how sequences are to be cut
 PATTERN=stage:0, PATTERN=spatial:2, ...
     a side constraint, as of --fix
 without=n1/cpu0+n2/*, n0/cpu1.speed=0.5
@@ -27,11 +29,11 @@ from typing import Any
 
 from halopipe.planning import problem as problems
 from halopipe.planning.solve import DEFAULT_SOLVER, known_solver
-from halopipe.terminal.units import names_in, require_known
+from halopipe.terminal.units import names_in, parse_sum, require_known
 from planner.catalogue.reading import BYTES, BYTES_PER_S, SECONDS, parse_quantity
 from planner.ir.cluster import DATASHEET, Cluster, Collective, DeviceSpec, Link
 from planner.ir.errors import RankCountError, UnknownNameError, UsageError
-from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD, Problem, Rule
+from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD, TIME_DIMS, Problem, Rule
 from planner.ir.validation import MOST_DEVICES
 
 Points = tuple[tuple[int, float], ...]
@@ -279,6 +281,11 @@ def _micro_batch(problem: Problem, value: str) -> Problem:
     return replace(problem, micro_batch_sizes=(size,))
 
 
+def _token_slices(problem: Problem, value: str) -> Problem:
+    lengths, allow = parse_sum(value, "token-slices"), {*problem.allow, TIME_DIMS}
+    return replace(problem, token_slices=lengths, allow=tuple(name for name in problems.FAMILIES if name in allow))
+
+
 def _ranks(problem: Problem, value: str) -> Problem:
     wanted, there = _integer("ranks", value), len(problem.profile.cluster.devices)
     if wanted > there:
@@ -364,6 +371,7 @@ def _quantity(value: str, dimension: str) -> float:
 _CHANGES: Mapping[str, Callable[[Problem, str], Problem]] = {
     "schedule": _schedule,
     "micro-batch": _micro_batch,
+    "token-slices": _token_slices,
     "ranks": _ranks,
     "stages": _stages,
     "dp": _replicas,

@@ -114,8 +114,8 @@ def with_measurements(
     had = profile.measurements.get(kind, ())
     known = {(one.layer, one.samples) for one in had}
     fresh = tuple(one for one in whole if (one.layer, one.samples) not in known)
-    new = {(one.layer, one.samples, one.part): one for one in parts}
-    kept = [one for one in profile.parts.get(kind, ()) if (one.layer, one.samples, one.part) not in new]
+    new = {(one.layer, one.samples, one.part, one.before): one for one in parts}
+    kept = [one for one in profile.parts.get(kind, ()) if (one.layer, one.samples, one.part, one.before) not in new]
     of_kind = (*kept, *new.values())
     return replace(
         profile,

@@ -13,7 +13,7 @@ from planner.ir.cluster import Cluster
 from planner.ir.constraints import DEVICE, KIND, TOGETHER, YES, format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, RankCountError, UsageError
 from planner.ir.graph import SAMPLE, SHARED_STATE, Attribute
-from planner.ir.plan import Plan
+from planner.ir.plan import Decision, Plan
 from planner.ir.problem import (
     AUTO,
     CHANNEL_DIMS,
@@ -25,12 +25,13 @@ from planner.ir.problem import (
     SHARD,
     SPATIAL_DIMS,
     THROUGHPUT,
+    TIME_DIMS,
     Problem,
     Rule,
 )
 from planner.ir.profile import Profile
 
-FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS)
+FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS)
 
 
 MOST_BATCH = 2**24
@@ -55,6 +56,7 @@ class Asked(TypedDict, total=False):
     fix: Sequence[str | Rule]
     forbid: Sequence[str | Rule]
     without: Sequence[str]
+    token_slices: Sequence[int]
     calibration: bool
     confidence: float
 
@@ -78,6 +80,7 @@ def make_problem(
     fix: Sequence[str | Rule] = (),
     forbid: Sequence[str | Rule] = (),
     without: Sequence[str] = (),
+    token_slices: Sequence[int] = (),
     calibration: bool = True,
     confidence: float = DEFAULT_CONFIDENCE,
 ) -> Problem:
@@ -90,12 +93,14 @@ def make_problem(
         num_ranks, max_stages: 0: no limit.
         memory_bytes: most bytes a plan may use on any device; 0: the device's memory less a margin.
         objective: ``throughput``, ``memory`` or ``latency``.
-        allow: families of dims that layers may be cut along, of ``sample``, ``spatial``, ``channel``; empty: samples.
+        allow: families of dims that may be cut: layers along ``sample``, ``spatial``, ``channel``; sequences along
+            ``time``, into token slices that follow one another; empty: samples.
         recompute: ``never``, ``auto`` or ``always``.
         shard: whether ranks of a stage divide the optimiser's state: ``never``, ``auto`` (if nothing else fits) or
             ``always``.
         halo_depth: most rows of space by which a device may work beyond its part, so that the next layers need no halo.
         without: devices that are gone or not to be used, by name or pattern (``n1/*``).
+        token_slices: tokens of each slice that sequences are to be cut into, which allows time to be cut.
         fix, forbid: side constraints, such as ``enc.*=spatial:2``; see :mod:`planner.ir.constraints`.
         calibration: whether what runs of plans showed corrects the profile's costs.
         confidence: from 0 to below 1: of plans of which none is the faster with this probability, the simplest is
@@ -130,6 +135,11 @@ def make_problem(
             [],
             [f"--micro-batch {batch}", f"--global-batch {too_large[0]}"],
         )
+    if token_slices and objective != THROUGHPUT:
+        raise UsageError(f"--token-slices with --objective {objective}", ["slices are for training steps"])
+    if any(length < 1 for length in token_slices):
+        raise UsageError(f"--token-slices {'+'.join(map(str, token_slices))}", ["a slice has tokens: 1 or more"])
+    allowed = {*(allow or (SAMPLE_DIMS,)), TIME_DIMS} if token_slices else set(allow)
     problem = Problem(
         profile=_calibrated(profile) if calibration else profile.bare,
         global_batch=batch,
@@ -141,13 +151,14 @@ def make_problem(
         time_limit_s=time_limit_s,
         memory_bytes=memory_bytes,
         objective=objective,
-        allow=tuple(name for name in FAMILIES if name in allow) or (SAMPLE_DIMS,),
+        allow=tuple(name for name in FAMILIES if name in allowed) or (SAMPLE_DIMS,),
         recompute=recompute,
         shard=shard,
         halo_depth=halo_depth,
         fix=tuple(dict.fromkeys((*rules_of(fix, profile), *_of_shared_state(profile)))),
         forbid=rules_of(forbid, profile),
         confidence=confidence,
+        token_slices=tuple(token_slices),
     )
     return standing(problem, out) if out else problem
 
@@ -156,7 +167,6 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
     """The problem that ``plan`` answers; what a decision edited by hand makes use of is allowed as well."""
     profile = plan.inputs.as_seen(profile)
     decision, asked = plan.decision, Problem.of(profile, plan.decision.global_batch, plan.inputs.request)
-    dims = {dim for placement in decision.layers.values() for dim in placement.cuts}
     again = asked.recompute == NEVER and any(stage.recompute for stage in decision.stages)
     schedules = asked.schedules
     if decision.schedule in schedule_names() and decision.schedule not in (schedules or default_schedules()):
@@ -164,11 +174,19 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
     return replace(
         asked,
         schedules=schedules,
-        allow=FAMILIES if dims - {SAMPLE} else asked.allow,
+        allow=_allowed(decision, asked.allow),
         halo_depth=max([asked.halo_depth, *(placement.margin for placement in decision.layers.values())]),
         recompute=AUTO if again else asked.recompute,
         shard=AUTO if asked.shard == NEVER and any(stage.sharded for stage in decision.stages) else asked.shard,
     )
+
+
+def _allowed(decision: Decision, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """The families of dims that were asked for, and those that the decision cuts."""
+    dims = {dim for placement in decision.layers.values() for dim in placement.cuts}
+    found = {*asked, *((SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS) if dims - {SAMPLE} else ())}
+    found |= {TIME_DIMS} if decision.token_slices else set()
+    return tuple(name for name in FAMILIES if name in found)
 
 
 def standing(problem: Problem, speeds: Mapping[str, float]) -> Problem:

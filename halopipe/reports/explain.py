@@ -99,7 +99,8 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
     ranks = {rank for stage in decision.stages for rank in stage.ranks}
     return (
         f"{units.count(len(decision.stages), 'stage')} on {units.count(len(ranks), 'device')}, "
-        f"schedule {decision.schedule}, {units.micro_batches(decision.micro_batches)}\n"
+        f"schedule {decision.schedule}, {units.micro_batches(decision.micro_batches)}"
+        f"{units.token_slices(decision.token_slices)}\n"
         f"  model     {model_text(plan.inputs.model)}\n"
         f"  predicted {within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
         f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence}"

@@ -105,6 +105,23 @@ def micro_batches(sizes: tuple[int, ...]) -> str:
     return f"{len(sizes)} micro-batches: {' + '.join(map(str, sizes))}"
 
 
+def token_slices(lengths: tuple[int, ...]) -> str:
+    """``, each in 3 token slices: 5 + 4 + 3``; nothing where there are none."""
+    return f", each in {count(len(lengths), 'token slice')}: {' + '.join(map(str, lengths))}" if lengths else ""
+
+
+def parse_sum(text: str, what: str) -> tuple[int, ...]:
+    """The terms of ``256+192+64``.
+
+    Raises:
+        UsageError: they are no whole numbers.
+    """
+    parts = [part.strip() for part in text.split("+")]
+    if not all(part.isdecimal() for part in parts):
+        raise UsageError(f"{what} {text}", ["whole numbers with + between are needed"], [f"{what} 256+192+64"])
+    return tuple(map(int, parts))
+
+
 def parse_size(text: str) -> int:
     """Bytes of ``2GiB``, ``512MB`` or ``1048576``; GiB is 1024³, GB is 1000³.
 

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from planner import schedules
 from planner.check.structure import has_layouts, is_in_parts
 from planner.ir.errors import HalopipeError
-from planner.ir.plan import Decision
+from planner.ir.plan import Decision, Size, samples_in
 from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, StageGraph
 from planner.passes import lower, validate
@@ -24,8 +24,8 @@ _HALVES = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _BACKWARD = (Op.BACKWARD, *_HALVES)
 
 Rows = tuple[tuple[Action, ...], ...]
-Ends = dict[tuple[int, int, int, bool], tuple[set[int], set[int]]]
-"""Ranks that send and that receive, by (source, destination, samples of the micro-batch, forward)."""
+Ends = dict[tuple[int, int, Size, bool], tuple[set[int], set[int]]]
+"""Ranks that send and that receive, by (source, destination, size of the micro-batch, forward)."""
 
 
 def rows_of(decision: Decision) -> tuple[Rows, tuple[str, ...]]:
@@ -44,8 +44,9 @@ def rows_of(decision: Decision) -> tuple[Rows, tuple[str, ...]]:
             if not all(0 <= stage < len(decision.stages) for stage in stages):
                 count = f"the plan has {len(decision.stages)} stages"
                 faults.append(f"decision.program[{rank}][{index}]: {text} names stage {max(stages)}, {count}")
-            elif action.microbatch is not None and action.microbatch >= len(decision.micro_batches):
-                count = f"the plan has {len(decision.micro_batches)} micro-batches"
+            elif action.microbatch is not None and action.microbatch >= len(decision.sizes):
+                slices = f" of {decision.num_slices} token slices" if decision.token_slices else ""
+                count = f"the plan has {len(decision.micro_batches)} micro-batches{slices}"
                 faults.append(
                     f"decision.program[{rank}][{index}]: {text} is of micro-batch {action.microbatch}, {count}"
                 )
@@ -81,44 +82,42 @@ def stated_program(decision: Decision, rows: Rows) -> Program:
             downstream = action.op in (Op.SEND_FORWARD, Op.RECV_BACKWARD)
             src, dst = (action.stage, action.peer) if downstream else (action.peer, action.stage)
             routes[src, dst] = routes.get((src, dst), False) or not forward
-            key = (src, dst, decision.micro_batches[action.microbatch], forward)
+            key = (src, dst, decision.sizes[action.microbatch], forward)
             at_source, at_destination = ends.setdefault(key, (set(), set()))
             (at_source if downstream else at_destination).add(rank)
     edges = tuple(Edge(src, dst, (), gradient) for (src, dst), gradient in sorted(routes.items()))
     prepares = tuple(sorted({action.stage for row in rows for action in row if action.op is Op.PREPARE}))
     by_size = {
-        (edge.src, edge.dst, samples): _messages(decision, edge, samples, ends)
+        (edge.src, edge.dst, size): _messages(decision, edge, size, ends)
         for edge in edges
-        for samples in set(decision.micro_batches)
+        for size in set(decision.sizes)
     }
     messages: dict[Route, tuple[Message, ...]] = {
-        (edge.src, edge.dst, number): by_size[edge.src, edge.dst, samples]
+        (edge.src, edge.dst, number): by_size[edge.src, edge.dst, size]
         for edge in edges
-        for number, samples in enumerate(decision.micro_batches)
+        for number, size in enumerate(decision.sizes)
     }
-    stages = StageGraph(len(decision.stages), len(decision.micro_batches), edges, prepares)
+    stages = StageGraph(len(decision.stages), len(decision.sizes), edges, prepares, decision.num_slices)
     return Program(rows, stages, ranks, messages)
 
 
-def _messages(decision: Decision, edge: Edge, samples: int, ends: Ends) -> tuple[Message, ...]:
+def _messages(decision: Decision, edge: Edge, size: Size, ends: Ends) -> tuple[Message, ...]:
     part = (Part("", (), 1),)
-    ways = [_pairs(decision, edge, samples, ends.get((edge.src, edge.dst, samples, way))) for way in (True, False)]
+    ways = [_pairs(decision, edge, size, ends.get((edge.src, edge.dst, size, way))) for way in (True, False)]
     pairs = sorted(ways[0] | ways[1])
     return tuple(Message(*pair, part * (pair in ways[0]), part * (pair in ways[1])) for pair in pairs)
 
 
-def _pairs(
-    decision: Decision, edge: Edge, samples: int, ends: tuple[set[int], set[int]] | None
-) -> set[tuple[int, int]]:
+def _pairs(decision: Decision, edge: Edge, size: Size, ends: tuple[set[int], set[int]] | None) -> set[tuple[int, int]]:
     """Who exchanges with whom, of the ranks that exchange at all in some micro-batch of this size."""
     sources, destinations = ends if ends is not None else (set(), set())
     pairs = {(a, b) for a in sources for b in destinations if a != b}
     plain = not any(has_layouts(decision, stage) or is_in_parts(decision, stage) for stage in (edge.src, edge.dst))
     if plain:
-        first, second = _spans(decision, edge.src, samples), _spans(decision, edge.dst, samples)
+        first, second = (_spans(decision, stage, samples_in(size)) for stage in (edge.src, edge.dst))
         near = {(a, b) for a, b in pairs if max(first[a][0], second[b][0]) < min(first[a][1], second[b][1])}
         covered = {a for a, _ in near} == sources and {b for _, b in near} == destinations
-        if covered or decision.micro_batches.count(samples) == 1:
+        if covered or decision.sizes.count(size) == 1:
             return near
     return pairs
 
@@ -219,4 +218,5 @@ def _kept(program: Program, most: bool) -> tuple[int, ...]:
         for action in row:
             held += (action.op is Op.FORWARD) - (action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT))
             highest[stage] = max(highest[stage], held)
-    return tuple(highest if most else first)
+    longer = program.stages.slices - 1  # by so much is a warm-up longer where there are token slices
+    return tuple(max(1, count - longer) for count in (highest if most else first))

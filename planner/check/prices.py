@@ -16,6 +16,7 @@ from planner.check.blocks import BlockAccount, tile_seconds
 from planner.costs.communication.resharding import Crossing, crossing, exposed, scattered_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
+from planner.costs.layers.token_slices import SliceTable
 from planner.costs.shards.option import Option, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, pending_s, reduction_rate, sums_of
 from planner.costs.shards.shapes import SizedLayer
@@ -136,6 +137,10 @@ class LaidOut:
     def made_bytes(self, member: int) -> list[float]:
         """Parameters of each layer that a member uses."""
         return [float(self._sums[layer.name].held_bytes[0, member]) for layer in self.layers]
+
+    def always_bytes(self) -> float:
+        """What a stage keeps although it computes its activations again: nothing."""
+        return 0.0
 
     def standing_bytes(self, member: int) -> float:
         """What exchanges keep ready on a member."""
@@ -308,3 +313,91 @@ class LaidOut:
         own = float(sums[index + 1] - sums[index])
         held = self._sums[layer.name].held_bytes[0]
         return max(s * float(size) / own for s, size in zip(seconds, held, strict=True)) if own else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Sliced:
+    """A stage of one rank, for one token slice of micro-batches of ``samples``; the same questions as of a ``LaidOut``.
+
+    Attributes:
+        layers: of the stage, in the graph's order.
+        table: what each layer costs for that slice.
+    """
+
+    prices: LayerPrices
+    layers: Sequence[Layer]
+    table: SliceTable
+    kind: str
+    samples: int
+    recompute: bool
+
+    def action_s(self, what: str, accumulates: bool) -> float:
+        """Seconds of a forward or backward (one of ``SECONDS``)."""
+        total = sum(self._of(layer, what) for layer in self.layers)
+        if what in ("backward_s", "backward_input_s") and self.recompute:
+            total += sum(self._of(layer, "forward_s") for layer in self.layers)
+        if accumulates:
+            total += sum(self.prices.accumulate_s(layer, self.kind, shared=False) for layer in self.layers)
+        return total
+
+    def exchanged_s(self, what: str) -> float:
+        """Slices are on one rank."""
+        return 0.0
+
+    def update_s(self) -> float:
+        """Seconds of the update."""
+        return sum(self.prices.update_s(layer, self.kind) for layer in self.layers)
+
+    def reduction_s(self) -> float:
+        """One rank sums with nobody."""
+        return 0.0
+
+    def parameter_bytes(self, member: int) -> float:
+        """Bytes of the parameters of the stage."""
+        return sum(self.made_bytes(member))
+
+    def saved_bytes(self, member: int) -> list[float]:
+        """What each layer saves for the backward, and what it keeps of other slices' tokens and for other slices."""
+        return [self._of(layer, "saved_bytes") + self._received(layer) for layer in self.layers]
+
+    def made_bytes(self, member: int) -> list[float]:
+        """Parameters of each layer, those that an earlier one uses too left out."""
+        sums = self.prices.book.tables.graph.parameter_bytes
+        places = [self.prices.index[layer.name] for layer in self.layers]
+        return [float(sums[at + 1] - sums[at]) for at in places]
+
+    def always_bytes(self) -> float:
+        """What later slices read is kept, although activations are computed again."""
+        return sum(self._received(layer) for layer in self.layers)
+
+    def standing_bytes(self, member: int) -> float:
+        """No exchange stands ready."""
+        return 0.0
+
+    def levels(self, member: int) -> list[list[float]] | None:
+        """How high memory rises in each layer; None if that was not measured."""
+        found, book = [], self.prices.book
+        for layer in self.layers:
+            at = self.prices.index[layer.name]
+            share = float(self.table.share[at])
+            whole = float(book.tables.at(self.kind, self.samples).workspace_bytes[at])
+            needs = self._of(layer, "workspace_bytes") - share * whole
+            one = book.levels.of_part(self.kind, at, self.samples, share, self._received(layer), needs)
+            if one is None:
+                return None
+            found.append(one.tolist())
+        return found
+
+    def unrecorded_bytes(self, member: int) -> int:
+        """Slices have no blocks."""
+        return 0
+
+    def workspace_bytes(self, member: int) -> float:
+        """What the hungriest layer needs while it runs."""
+        return max(self._of(layer, "workspace_bytes") for layer in self.layers)
+
+    def _of(self, layer: Layer, what: str) -> float:
+        return float(self.table.costs[QUANTITIES.index(what), self.prices.index[layer.name]])
+
+    def _received(self, layer: Layer) -> float:
+        return float(self.table.received[self.prices.index[layer.name]])

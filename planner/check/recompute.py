@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from planner.check.events import Spans, Step
 from planner.check.memory import Account, Holding
-from planner.check.prices import LaidOut, LayerPrices
+from planner.check.prices import LaidOut, LayerPrices, Sliced
 from planner.check.structure import has_layouts, samples_of
 from planner.costs.communication.links import shares_memory
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of
 from planner.costs.stages.gradient_overlap import exposed_s
-from planner.ir.plan import Decision
+from planner.ir.plan import Decision, Size, TokenSlice, samples_in
 from planner.ir.profile import Profile
 from planner.ir.program import Program
 from planner.ir.schedule import COMPUTE, RECEIVE, SEND, Action, Op
@@ -105,7 +105,8 @@ class _Plain:
         of_stage = [set(decision.layers_of(stage)) for stage in range(len(decision.stages))]
         self.layers = [[layer for layer in self.graph.layers if layer.name in names] for names in of_stage]
         self.indices = [[self.prices.index[layer.name] for layer in layers] for layers in self.layers]
-        self.has_layouts = [has_layouts(decision, stage) for stage in range(len(decision.stages))]
+        sliced, self.sizes = bool(decision.token_slices), decision.sizes
+        self.has_layouts = [sliced or has_layouts(decision, stage) for stage in range(len(decision.stages))]
         self.throughout = throughout_sites(self.graph)
         self.users: dict[str, set[int]] = {}  # by parameter, the stages that use it
         for stage, layers in enumerate(self.layers):
@@ -114,9 +115,10 @@ class _Plain:
                     self.users.setdefault(name, set()).add(stage)
         self.adding = {(rank, index) for rank, row in enumerate(program.rows) for index in adding_to_gradients(row)}
         self._laid_out: dict[tuple[int, int], LaidOut] = {}
+        self._slices: dict[tuple[int, TokenSlice], Sliced] = {}
         self._reductions: dict[int, float] = {}
         self._on_chip: dict[int, int] = {}
-        self._holdings: dict[tuple[int, int, int], Holding] = {}
+        self._holdings: dict[tuple[int, int, Size], Holding] = {}
         self._exchanged: dict[tuple[int, Op, int], float] = {}
         self._computed: dict[tuple[int, int, Op, int, bool], float] = {}
 
@@ -126,7 +128,7 @@ class _Plain:
         if action.op in RECEIVE:
             return self.book.tables.overhead_s(kind)
         if action.op is Op.PREPARE:
-            samples, preparations = self.decision.micro_batches[action.microbatch or 0], self.book.preparations
+            samples, preparations = samples_in(self.sizes[action.microbatch or 0]), self.book.preparations
             if not preparations.is_beside(kind):
                 return preparations.seconds(kind, self.indices[stage], samples, shared=len(group) > 1)
             own = self.decision.layout_of(stage).samples(samples)[group.index(rank)] if len(group) > 1 else samples
@@ -141,8 +143,8 @@ class _Plain:
             return 0.0
         accumulates = (rank, index) in self.adding
         if self.has_layouts[stage]:
-            samples = self.decision.micro_batches[action.microbatch or 0]
-            return self._of_size(stage, samples).action_s(_SECONDS[action.op], accumulates)
+            size = self.sizes[action.microbatch or 0]
+            return self._of_size(stage, size).action_s(_SECONDS[action.op], accumulates)
         exchanged_s = self.exchanged_s(action)
         members = group if exchanged_s > 0 else (rank,)
         return exchanged_s + max(self._compute_s(m, action, accumulates) for m in members)
@@ -169,9 +171,10 @@ class _Plain:
 
     def exchanged_s(self, action: Action) -> float:
         """The part of a computation in which the ranks of its stage exchange something."""
-        stage, samples = action.stage, self.decision.micro_batches[action.microbatch or 0]
+        stage, size = action.stage, self.sizes[action.microbatch or 0]
         if self.has_layouts[stage]:
-            return self._of_size(stage, samples).exchanged_s(_SECONDS[action.op])
+            return self._of_size(stage, size).exchanged_s(_SECONDS[action.op])
+        samples = samples_in(size)
         key = (stage, action.op, samples)
         if key not in self._exchanged:
             found = 0.0
@@ -193,13 +196,13 @@ class _Plain:
 
     def holding(self, rank: int, stage: int, microbatch: int) -> Holding:
         """The stage on ``rank``, for the account of its memory; stages of like micro-batches are one object."""
-        key = (rank, stage, self.decision.micro_batches[microbatch])
+        key = (rank, stage, self.sizes[microbatch])
         if key not in self._holdings:
             self._holdings[key] = self._held(rank, stage, microbatch)
         return self._holdings[key]
 
     def _compute_s(self, rank: int, action: Action, accumulates: bool) -> float:
-        key = (rank, action.stage, action.op, self.decision.micro_batches[action.microbatch or 0], accumulates)
+        key = (rank, action.stage, action.op, samples_in(self.sizes[action.microbatch or 0]), accumulates)
         if key not in self._computed:
             kind, shared = self._kind(rank), len(self.program.ranks[action.stage]) > 1
             costs = self.prices.columns(kind, self._samples(rank, action.stage, action.microbatch or 0), shared)
@@ -221,7 +224,7 @@ class _Plain:
     def _find_reduction_s(self, stage: int) -> float:
         group = self.program.ranks[stage]
         if self.has_layouts[stage]:
-            return self._of_size(stage, max(self.decision.micro_batches)).reduction_s()
+            return self._of_size(stage, self.sizes[0]).reduction_s()
         if self._is_sharded(stage) or len(group) < 2:
             return self.sum_s(group, self._stage_bytes(stage)) / 2
         last = len(self.decision.micro_batches) - 1
@@ -247,7 +250,7 @@ class _Plain:
 
     def _update_s(self, stage: int, rank: int) -> float:
         if self.has_layouts[stage]:
-            return self._of_size(stage, max(self.decision.micro_batches)).update_s()
+            return self._of_size(stage, self.sizes[0]).update_s()
         group, kind = self.program.ranks[stage], self._kind(rank)
         update_s, ties_s = sum(self.prices.update_s(layer, kind) for layer in self.layers[stage]), 0.0
         sizes: dict[frozenset[int], int] = {}
@@ -272,8 +275,10 @@ class _Plain:
         alone = [name for name, stages in self.users.items() if stages == {stage}]
         return sum(self.graph.parameters[name].num_bytes for name in alone)
 
-    def _of_size(self, stage: int, samples: int) -> LaidOut:
-        """The stage, whose layers have layouts of their own, for micro-batches of ``samples``."""
+    def _of_size(self, stage: int, samples: Size) -> LaidOut | Sliced:
+        """The stage, whose layers have layouts of their own, for micro-batches of ``samples``; or a token slice."""
+        if isinstance(samples, TokenSlice):
+            return self._of_slice(stage, samples)
         if (stage, samples) not in self._laid_out:
             placements = {layer.name: self.decision.layers[layer.name] for layer in self.layers[stage]}
             group = self.decision.stages[stage]
@@ -289,15 +294,23 @@ class _Plain:
             )
         return self._laid_out[stage, samples]
 
+    def _of_slice(self, stage: int, size: TokenSlice) -> Sliced:
+        if (stage, size) not in self._slices:
+            kind, again = self.book.kind(self.program.ranks[stage][0]), self.decision.stages[stage].recompute
+            table = self.book.slices.table(kind, size)
+            self._slices[stage, size] = Sliced(self.prices, self.layers[stage], table, kind, size.samples, again)
+        return self._slices[stage, size]
+
     def _samples(self, rank: int, stage: int, microbatch: int) -> float:
         throughout = self.throughout.issuperset(layer.name for layer in self.layers[stage])
-        return samples_of(self.decision, stage, self.decision.micro_batches[microbatch], throughout)[
+        return samples_of(self.decision, stage, samples_in(self.sizes[microbatch]), throughout)[
             self.program.ranks[stage].index(rank)
         ]
 
     def _held(self, rank: int, stage: int, microbatch: int) -> Holding:
         layers, indices, kind = self.layers[stage], self.indices[stage], self._kind(rank)
-        recompute, size = self.decision.stages[stage].recompute, self.decision.micro_batches[microbatch]
+        recompute, size = self.decision.stages[stage].recompute, self.sizes[microbatch]
+        rows = samples_in(size)
         if self.has_layouts[stage]:
             laid_out, member = self._of_size(stage, size), self.program.ranks[stage].index(rank)
             blocks = self.decision.stages[stage].blocks
@@ -306,18 +319,18 @@ class _Plain:
             else:
                 kept, of_layers = laid_out.saved_bytes(member), None if recompute else laid_out.levels(member)
             is_shared = shares_memory(self.book.profile.cluster, self.program.ranks[stage])
-            sizes = set() if is_shared else set(self.decision.micro_batches)
+            sizes = set[Size]() if is_shared else set(self.sizes)
             deferring = self.book.tables.deferring(kind)
             return Holding(
                 layers=layers,
-                saved=[0.0] if recompute else kept if of_layers is not None else [sum(kept)],
+                saved=[laid_out.always_bytes()] if recompute else kept if of_layers is not None else [sum(kept)],
                 levels=of_layers,
                 defers=() if of_layers is None else [bool(deferring[at]) for at in indices],
                 workspace=laid_out.unrecorded_bytes(member) if blocks else laid_out.workspace_bytes(member),
                 left=sum(kept),
-                again=sum(kept) if recompute else 0.0,
-                prepared=self.book.preparations.num_bytes(indices, size, len(self.program.ranks[stage])),
-                samples=size,
+                again=sum(kept) - laid_out.always_bytes() if recompute else 0.0,
+                prepared=self.book.preparations.num_bytes(indices, rows, len(self.program.ranks[stage])),
+                samples=rows,
                 standing=sum(self._of_size(stage, each).standing_bytes(member) for each in sizes),
                 made=() if of_layers is None else laid_out.made_bytes(member),
                 parameter_bytes=round(laid_out.parameter_bytes(member)),

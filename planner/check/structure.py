@@ -12,7 +12,7 @@ from planner import schedules
 from planner.costs.shards.device_mesh import AXES, REPLICA, SPACE
 from planner.costs.shards.shapes import SizedLayer
 from planner.ir.box import volume, whole
-from planner.ir.errors import CorruptFileError, operator_of, remedies
+from planner.ir.errors import CorruptFileError, UnsupportedModelError, operator_of, remedies
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.plan import Decision, Placement
 from planner.ir.profile import Profile
@@ -26,6 +26,7 @@ from planner.layers import (
 )
 from planner.layers.contraction import contracted_dims, num_channels
 from planner.layers.tiling import block_faults
+from planner.layers.token_slices import require_sliceable
 
 
 def has_layouts(decision: Decision, stage: int) -> bool:
@@ -56,6 +57,7 @@ def structure_faults(decision: Decision) -> Iterator[str]:
     for number in range(len(decision.stages)):
         yield from _layout_faults(decision, number)
         yield from _block_form_faults(decision, number)
+    yield from _slice_faults(decision)
 
 
 def _block_form_faults(decision: Decision, number: int) -> Iterator[str]:
@@ -80,6 +82,28 @@ def _block_form_faults(decision: Decision, number: int) -> Iterator[str]:
             if others or placed.ways != 1 or placed.margin:
                 what = f"cut along {others[0]}" if others else "given ways or a margin"
                 yield f"{path}: layer {name} of a block is {what}; it can be cut along samples and space alone"
+
+
+def _slice_faults(decision: Decision) -> Iterator[str]:
+    """Token slices: each has tokens, and their stages one rank each."""
+    slices = decision.token_slices
+    if not slices:
+        return
+    if min(slices) < 1:
+        yield f"decision.token_slices: slices of {list(slices)} tokens are not all positive"
+    for number, stage in enumerate(decision.stages):
+        if len(stage.ranks) > 1:
+            text = f"stage {number} is on {len(stage.ranks)} ranks, and sequences are cut into {len(slices)} slices"
+            yield f"decision.token_slices: {text}: each stage is then on one rank"
+
+
+def token_faults(decision: Decision, graph: Graph) -> Iterator[str]:
+    """Layers that cannot be run in the token slices of a decision, or slices that are no sequence of the graph's."""
+    if decision.token_slices:
+        try:
+            require_sliceable(graph, decision.token_slices)
+        except UnsupportedModelError as error:
+            yield f"decision.token_slices: {'; '.join((error.title, *error.details))}"
 
 
 def _rank_faults(decision: Decision) -> Iterator[str]:
@@ -238,6 +262,8 @@ def require_possible(decision: Decision, graph: Graph) -> None:
         CorruptFileError: layers cannot be divided, or run in blocks, as the decision says.
     """
     require_whole_batches(decision, graph)
+    if decision.token_slices:
+        require_sliceable(graph, decision.token_slices)
     faults = [fault for stage in range(len(decision.stages)) for fault in _block_form_faults(decision, stage)]
     faults += layer_faults(decision, graph)
     if faults:

@@ -17,6 +17,7 @@ from planner.check.structure import (
     named_layer_faults,
     part_faults,
     structure_faults,
+    token_faults,
 )
 from planner.costs.communication.links import transport_of
 from planner.costs.cost_model import PriceBook
@@ -55,6 +56,7 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
         found_by_name = named_layer_faults(decision, profile.graph)
         misplaced = [f"decision.layers.{name}: {fault}" for name, fault in found_by_name]
         misplaced += part_faults(decision, profile.graph)
+        misplaced += token_faults(decision, profile.graph)
     faults += misplaced
     if not is_sound or misplaced:
         return tuple(faults)  # a program can only be judged on stages that make sense
@@ -122,7 +124,7 @@ def _prediction_faults(plan: Plan, book: PriceBook, found: Reckoning) -> Iterato
 def _memory_faults(plan: Plan, found: Reckoning) -> Iterator[str]:
     # Between sizes measured, of parts of a layer or of a sample there are fractions of bytes, which are rounded for
     # each micro-batch that is held.
-    rounded = 2 * len(plan.decision.micro_batches) + 2
+    rounded = 2 * len(plan.decision.sizes) + 2
     for rank, (said, peak) in enumerate(zip(plan.prediction.ranks, found.peak_bytes, strict=False)):
         path = f"prediction.ranks[{rank}].peak_bytes"
         if abs(said.peak_bytes - peak) > rounded:
@@ -161,7 +163,7 @@ def _alternative_faults(plan: Plan, book: PriceBook, program: Program) -> Iterat
 def _reckoned_alternative_faults(
     plan: Plan, other: Alternative, found: Reckoning, path: str, decision: Decision
 ) -> Iterator[str]:
-    rounded = 2 * len(decision.micro_batches) + 2
+    rounded = 2 * len(decision.sizes) + 2
     limits = [rank.memory_limit_bytes for rank in plan.prediction.ranks]
     if other.step_s is not None and not close(other.step_s, found.step_s):
         yield f"{path}.step_s: {other.name} takes {other.step_s} s, recomputed {found.step_s} s"

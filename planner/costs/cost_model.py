@@ -11,6 +11,7 @@ from planner.costs.communication.collectives import norm_s
 from planner.costs.communication.halo import site_exchanges_s
 from planner.costs.communication.links import Network
 from planner.costs.layers.cost_table import Array, CostTables, Run, SizeTable, layers_of, running
+from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets
 from planner.costs.stages.input_pipeline import Preparations
@@ -39,6 +40,7 @@ class PriceBook:
     network: Network = field(init=False)
     preparations: Preparations = field(init=False)
     has_sites: bool = field(init=False)
+    _slices: list[SlicePrices] = field(init=False, default_factory=list, repr=False)
     _exchanges: dict[tuple[object, int, bool], tuple[Array, Array]] = field(
         init=False, default_factory=dict, repr=False
     )
@@ -67,6 +69,17 @@ class PriceBook:
         """As :meth:`kind`, with the parameters in the larger of two memories; the same where there is but one."""
         found = off_chip(self.kind(rank))
         return found if found in self.profile.measurements else self.kind(rank)
+
+    @property
+    def slices(self) -> SlicePrices:
+        """Prices of token slices.
+
+        Raises:
+            UnsupportedModelError: the profile's network cannot be run in token slices.
+        """
+        if not self._slices:
+            self._slices.append(SlicePrices(self.tables, lambda kind: self.added(kind, shared=False)))
+        return self._slices[0]
 
     def buckets(self, runs: tuple[Run, ...], apart: frozenset[str]) -> tuple[Bucket, ...]:
         """In which the gradients of a stage's layers are summed, parameters ``apart`` left out."""

@@ -19,10 +19,10 @@ from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import placements
 from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, paired_steps
 from planner.ir.cluster import Evidence
-from planner.ir.plan import Decision, Prediction, RankPrediction
+from planner.ir.plan import Decision, Prediction, RankPrediction, Size
 from planner.ir.profile import Profile
 from planner.ir.program import Program
-from planner.ir.schedule import COMPUTE, Pipeline, StageGraph
+from planner.ir.schedule import COMPUTE, Pipeline
 from planner.ir.timeline import Timeline
 from planner.layers.boundary import Boundaries
 from planner.passes import lower, validate
@@ -124,10 +124,10 @@ def unflushed_step_s(book: PriceBook, decision: Decision) -> float:
     """
 
     def seconds(times: int) -> float:
-        micro_batches = decision.micro_batches * times
+        micro_batches: tuple[Size, ...] = decision.sizes * times
         boundaries = Boundaries.of_decision(book.profile.graph, decision)
         edges = boundaries.edges()
-        stages = StageGraph(len(decision.stages), len(micro_batches), edges, boundaries.prepares())
+        stages = boundaries.stages(edges, micro_batches)
         order = schedule(decision.schedule)(Pipeline(stages))
         program = lower(order, stages, boundaries.ranks, boundaries.routes(edges, micro_batches), len(decision.program))
         compiled = compile_program(program, micro_batches)
@@ -141,8 +141,8 @@ def _compiled(book: PriceBook, decision: Decision) -> tuple[Program, StageCosts,
     """The decision's program, priced; and the bytes of its transfers."""
     program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
     validate(program)
-    costs = StageCosts(book, placements(book, decision), decision.micro_batches, program.trains)
-    compiled = compile_program(program, decision.micro_batches)
+    costs = StageCosts(book, placements(book, decision), decision.sizes, program.trains)
+    compiled = compile_program(program, decision.sizes)
     return program, costs, compiled, transfer_bytes(program, compiled)
 
 

@@ -47,6 +47,7 @@ from planner.costs.simulator.program import (
 )
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.timeline import Trace
+from planner.ir.plan import samples_in
 from planner.ir.profile import ONE_DEVICE, PIPELINE, SHARING, STEP_RANGE, CostClass, Measurement, Profile
 from planner.ir.schedule import COMPUTE
 
@@ -281,7 +282,7 @@ def _noise_once(
 ) -> Noise:
     """The same for all actions of a stage on one kind of device at as many samples."""
     slot = compiled.actions[number]
-    placed, rows = costs.stages[slot.action.stage], costs.micro_batches[slot.action.microbatch or 0]
+    placed, rows = costs.stages[slot.action.stage], samples_in(costs.micro_batches[slot.action.microbatch or 0])
     samples = placed.samples[rows][placed.ranks.index(slot.rank)] if placed.samples else float(rows)
     key = (slot.action.stage, costs.kind(slot.rank), samples)
     if key not in known:
@@ -293,7 +294,7 @@ def _noise(measurements: _Measured, costs: StageCosts, compiled: CompiledProgram
     """From the measurements, nearest in size, of the layers of the action's stage."""
     slot = compiled.actions[number]
     placed = costs.stages[slot.action.stage]
-    rows = costs.micro_batches[slot.action.microbatch or 0]
+    rows = samples_in(costs.micro_batches[slot.action.microbatch or 0])
     member = placed.ranks.index(slot.rank)
     samples = placed.samples[rows][member] if placed.samples else float(rows)
     kind, layers = costs.kind(slot.rank), layers_of(placed.runs)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from math import prod
+from typing import NamedTuple
 
 from planner.ir.cluster import DATASHEET, GLOO, IN_PROCESS, NCCL
 from planner.ir.layout import Layout
@@ -101,6 +103,31 @@ class Placement:
         return Layout(self.cuts)
 
 
+class TokenSlice(NamedTuple):
+    """What goes through a stage at once where sequences are cut: tokens ``start`` to ``stop`` of so many samples."""
+
+    samples: int
+    start: int
+    stop: int
+
+
+Size = int | TokenSlice
+"""What decides about the cost of a pass: the samples of a micro-batch, or which slice of how many."""
+
+
+def samples_in(size: Size) -> int:
+    """Samples of a micro-batch, or of those that a slice is of."""
+    return size.samples if isinstance(size, TokenSlice) else size
+
+
+def sizes_of(micro_batches: tuple[int, ...], token_slices: tuple[int, ...]) -> tuple[Size, ...]:
+    """What the program's micro-batches are: those of a plan, or one after another all slices of each."""
+    if not token_slices:
+        return micro_batches
+    parts = tuple(pairwise(accumulate(token_slices, initial=0)))
+    return tuple(TokenSlice(samples, start, stop) for samples in micro_batches for start, stop in parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Everything that drives a run; may be edited by hand.
@@ -110,7 +137,9 @@ class Decision:
         micro_batches: samples of each micro-batch, in order; their sum is the global batch.
         stages: in topological order.
         layers: by name, in the graph's order.
-        program: actions by rank, as text.
+        program: actions by rank, as text; of token slices what they number are the slices of all micro-batches.
+        token_slices: tokens of each slice that every micro-batch's sequences are cut into (TeraPipe, Li et al. 2021);
+            empty: they are not.
     """
 
     schedule: str
@@ -118,6 +147,17 @@ class Decision:
     stages: tuple[Stage, ...]
     layers: Mapping[str, Placement]
     program: tuple[tuple[str, ...], ...]
+    token_slices: tuple[int, ...] = field(default=(), metadata={"added": "0.1"})
+
+    @property
+    def num_slices(self) -> int:
+        """Slices of each micro-batch; 1 where sequences are not cut."""
+        return max(1, len(self.token_slices))
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """Of each of the program's micro-batches."""
+        return sizes_of(self.micro_batches, self.token_slices)
 
     @property
     def num_ranks(self) -> int:

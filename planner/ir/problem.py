@@ -10,8 +10,10 @@ from planner.ir.profile import Profile
 THROUGHPUT, MEMORY, LATENCY = OBJECTIVES = ("throughput", "memory", "latency")
 """Shortest training step; least memory on the fullest rank; shortest forward pass (inference) of one micro-batch."""
 
-SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS = "sample", "spatial", "channel"
-"""Families of dims that a layer may be cut along: samples; height, width and depth; channels and filters."""
+SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS = "sample", "spatial", "channel", "time"
+"""Families of dims that may be cut: samples; height, width and depth; channels and filters; tokens, in their order.
+
+Layers are cut along the first three, over ranks; along time sequences are, into slices that follow one another."""
 
 NEVER, AUTO, ALWAYS = RECOMPUTE = ("never", "auto", "always")
 """Whether a stage drops its activations after the forward and computes them again before the backward."""
@@ -58,6 +60,7 @@ class Request:
     forbid: tuple[Rule, ...] = ()
     confidence: float = field(default=0.0, metadata={"added": "0.1"})
     speeds: Mapping[str, float] = field(default_factory=dict, metadata={"added": "0.1"})
+    token_slices: tuple[int, ...] = field(default=(), metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ class Problem:
             probability (``planner.costs.ties``); 0: the plan that the model says is the fastest.
         speeds: how ``profile`` differs from what was measured (``Profile.standing``): devices that are gone, or at
             another speed.
+        token_slices: tokens of each slice that sequences are to be cut into; empty: where time may be cut, what is
+            fastest.
     """
 
     profile: Profile
@@ -105,6 +110,7 @@ class Problem:
     forbid: tuple[Rule, ...] = ()
     confidence: float = 0.0
     speeds: Mapping[str, float] = field(default_factory=dict)
+    token_slices: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, profile: Profile, global_batch: int, request: Request) -> Problem:

@@ -86,6 +86,7 @@ class Measurement:
         spread: interquartile range of forward + backward over its median.
         key: the back end chosen (convolutions); costs are interpolated inside one key only.
         part: of a part: the extents of its work, in the order of the work's dims without the samples; empty for whole.
+        before: of a token slice: tokens before it, of which it reads what the layer reads of earlier ones.
         raw_s: forward + backward of every run kept, in the order of the passes, process after process: the same
             position is the same pass for all layers of a size.  Rounded to 4 significant digits.
         levels: how high memory rises; None if only ``workspace_bytes`` is known.
@@ -112,6 +113,7 @@ class Measurement:
     alike: str = field(default="", metadata={"added": "0.1"})
     low: float = field(default=0.0, metadata={"added": "0.1"})
     high: float = field(default=0.0, metadata={"added": "0.1"})
+    before: int = field(default=0, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +121,13 @@ class PartShape:
     """A part of a layer that a rank may do; the same for all of ``layers``, whose shapes and operators are alike.
 
     Attributes:
-        samples, part: as of :class:`Measurement`.
+        samples, part, before: as of :class:`Measurement`.
     """
 
     layers: tuple[str, ...]
     samples: int
     part: tuple[int, ...]
+    before: int = 0
 
 
 @dataclass(frozen=True, slots=True)

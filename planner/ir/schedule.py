@@ -12,6 +12,13 @@ action for that, ``1PREP3``, one micro-batch ahead of its forward.  On a device 
 
     0PREP0 0PREP1 0F0 0SEND_F0>1 0PREP2 0F1 0SEND_F1>1 0F2 0SEND_F2>1 ...
 
+Where a plan cuts sequences into token slices (TeraPipe), what is numbered are the slices: of K slices each, those of
+micro-batch m are m K to m K + K - 1.  Forwards follow one another, as a slice reads what those before it made;
+backwards come from the last slice to the first, which gets the gradients of all that read it (two slices of two):
+
+    0F0 0F1 0F2 0F3 0B1 0B0 0B3 0B2
+    1F0 1F1 1F2 1F3 1B1 1B0 1B3 1B2
+
 Three things are written only where a schedule needs them.  ``1SEND_F3>2!`` holds its rank while the message travels
 (no overlap with compute).  ``1SEND_F3>2~`` streams between devices that can do that (FPGAs): the message leaves while
 stage 1 still computes it, and stage 2 computes as it comes, so that both last at least as long as it; ``~~`` where a
@@ -137,13 +144,16 @@ class StageGraph:
     """The stages of a pipeline as a DAG, and how many micro-batches pass through it.
 
     Attributes:
+        num_microbatches: of token slices all slices of all micro-batches.
         prepares: the stages whose hosts prepare inputs of each micro-batch.
+        slices: into how many token slices every micro-batch is cut.
     """
 
     num_stages: int
     num_microbatches: int
     edges: tuple[Edge, ...]
     prepares: tuple[int, ...] = ()
+    slices: int = 1
 
     @classmethod
     def chain(cls, num_stages: int, num_microbatches: int) -> StageGraph:
@@ -257,7 +267,8 @@ def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action],
     ``SEND`` alternatives of a receive are meant on every rank that sends a piece of it.
 
     The rule is the same for every micro-batch: those of micro-batch m are those of micro-batch 0 with m in its place,
-    and a reduction or update asks the same of each micro-batch that it counts.
+    and a reduction or update asks the same of each micro-batch that it counts.  Of token slices it is the same for
+    slice k of every micro-batch.
     """
     s, m = action.stage, action.microbatch
     match action.op:
@@ -265,6 +276,7 @@ def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action],
             prepared = [frozenset({Action(s, Op.PREPARE, m)})] if s in stages.prepares else []
             return (
                 *prepared,
+                *([frozenset({Action(s, Op.FORWARD, m - 1)})] if m is not None and m % stages.slices else []),
                 *(
                     frozenset({Action(s, Op.RECV_FORWARD, m, edge.src), Action(edge.src, Op.FORWARD, m)})
                     for edge in stages.into(s)
@@ -275,6 +287,7 @@ def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action],
         case Op.BACKWARD | Op.BACKWARD_INPUT:
             return (
                 frozenset({Action(s, Op.FORWARD, m)}),
+                *([_backward(s, m + 1)] if m is not None and (m + 1) % stages.slices else []),
                 *(
                     frozenset({Action(s, Op.RECV_BACKWARD, m, edge.dst), *_backward(edge.dst, m)})
                     for edge in stages.out_of(s)

@@ -263,7 +263,7 @@ def _spec(path: str, spec: TensorSpec, samples: int) -> Iterator[Fault]:
 
 
 def _measured(path: str, measured: Sequence[Measurement], names: Mapping[str, Layer]) -> Iterator[Fault]:
-    keys = ((each.layer, each.samples, each.part) for each in measured)
+    keys = ((each.layer, each.samples, each.part, each.before) for each in measured)
     yield from _twice(path, "the measurement of (layer, samples, part)", keys)
     for index, each in enumerate(measured):
         yield from _known(f"{path}[{index}].layer", "layer", each.layer, names)
@@ -439,6 +439,10 @@ def _decision(decision: Decision) -> Iterator[Fault]:
             yield f"{path}.{what}", f"{count} are more than {most}"
     for index, size in enumerate(decision.micro_batches):
         yield from _at_least(f"{path}.micro_batches[{index}]", size, 1, MOST_SAMPLES)
+    for index, length in enumerate(decision.token_slices):
+        yield from _at_least(f"{path}.token_slices[{index}]", length, 1, MOST_EXTENT)
+    if len(decision.token_slices) * len(decision.micro_batches) > MOST_MICRO_BATCHES:
+        yield f"{path}.token_slices", f"{len(decision.sizes)} slices of all micro-batches, {MOST_MICRO_BATCHES} at most"
     if not decision.program:
         yield f"{path}.program", "there is no rank"
     used: set[int] = set()
@@ -475,7 +479,7 @@ def _placement(path: str, placement: Placement, decision: Decision) -> Iterator[
 
 
 def _program(decision: Decision) -> Iterator[Fault]:
-    most = {"stage": len(decision.stages), "microbatch": len(decision.micro_batches), "peer": len(decision.stages)}
+    most = {"stage": len(decision.stages), "microbatch": len(decision.sizes), "peer": len(decision.stages)}
     for rank, row in enumerate(decision.program):
         for index, text in enumerate(row):
             path = f"decision.program[{rank}][{index}]"

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.ir.box import Box, Interval, hull, intersect, transfers, volume, whole
+from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer, value_name
 from planner.ir.layout import Layout
-from planner.ir.plan import Block, Decision, Placement
+from planner.ir.plan import Block, Decision, Placement, Size, TokenSlice
 from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import Edge, StageGraph
 from planner.layers import kind, prepared_inputs
 from planner.layers.division import Division, layer_division, read_by
+from planner.layers.token_slices import TokenAxes, require_sliceable
 
 _DETACH, _ADD, _BROADCAST = "aten.detach.default", "aten.add.Tensor", "aten.broadcast_tensors.default"
 
@@ -71,6 +73,8 @@ class Boundaries:
         placed: placement by layer, where that says more than a layout.
         silent: values without a gradient that comes back, see :func:`without_gradient`.
         blocks: by stage, layers that are run in blocks.
+        slices: into how many token slices micro-batches are cut.
+        axes: where tokens lie, if they are.
     """
 
     graph: Graph
@@ -84,6 +88,8 @@ class Boundaries:
     silent: frozenset[str] = frozenset()
     blocks: Mapping[int, tuple[Block, ...]] = field(default_factory=dict)
     _divisions: dict[tuple[int, int], Division] = field(default_factory=dict, repr=False, compare=False)
+    slices: int = 1
+    axes: TokenAxes | None = None
 
     @classmethod
     def of(
@@ -117,7 +123,11 @@ class Boundaries:
 
     @classmethod
     def of_decision(cls, graph: Graph, decision: Decision) -> Boundaries:
-        """The boundaries of a plan."""
+        """The boundaries of a plan.
+
+        Raises:
+            UnsupportedModelError: it has token slices, and the graph cannot be run in such.
+        """
         stages = range(len(decision.stages))
         stage_of = {name: placement.stage for name, placement in decision.layers.items()}
         layouts = [decision.layout_of(stage) for stage in stages]
@@ -125,7 +135,7 @@ class Boundaries:
             name: placed.layout for name, placed in decision.layers.items() if placed.layout != layouts[placed.stage]
         }
         placed = {name: each for name, each in decision.layers.items() if each.ways > 1 or each.margin}
-        return cls.of(
+        found = cls.of(
             graph,
             stage_of,
             layouts,
@@ -134,6 +144,24 @@ class Boundaries:
             placed,
             {number: stage.blocks for number, stage in enumerate(decision.stages)},
         )
+        return found.sliced(decision.token_slices)
+
+    def sliced(self, token_slices: tuple[int, ...]) -> Boundaries:
+        """The same with micro-batches cut into token slices; as they are where there are none.
+
+        Raises:
+            UnsupportedModelError: the graph cannot be run in such slices, or a stage is on several ranks.
+        """
+        if not token_slices:
+            return self
+        shared = [stage for stage, ranks in enumerate(self.ranks) if len(ranks) > 1]
+        if shared:
+            raise UnsupportedModelError(
+                f"stage {shared[0]} is on several ranks, and in a plan with token slices each stage is on one",
+                [f"{len(self.ranks[shared[0]])} ranks; slices of {', '.join(map(str, token_slices))} tokens"],
+                ["one rank a stage", "no token slices"],
+            )
+        return replace(self, slices=len(token_slices), axes=require_sliceable(self.graph, token_slices))
 
     def layout(self, layer: str) -> Layout:
         """How the layer is divided over the ranks of its stage."""
@@ -205,9 +233,12 @@ class Boundaries:
         nothing = tuple(Interval(0, 0) for _ in spec.shape)
         return {rank: hull or nothing for rank, hull in zip(self.ranks[stage], hulls, strict=True)}
 
-    def messages(self, edge: Edge, samples: int) -> tuple[Message, ...]:
-        """What crosses ``edge`` for a micro-batch of ``samples``, hand-overs inside a rank included."""
+    def messages(self, edge: Edge, size: Size) -> tuple[Message, ...]:
+        """What crosses ``edge`` for a micro-batch or slice of a ``size``, hand-overs inside a rank included."""
+        if isinstance(size, TokenSlice):
+            return self._slice_messages(edge, size)
         parts: dict[tuple[int, int], list[Part]] = {}
+        samples = size
         for value in edge.values:
             spec = self._spec(value, samples)
             for move in transfers(self.owned(value, samples), self.needed(value, edge.dst, samples)):
@@ -218,6 +249,18 @@ class Boundaries:
             for (src, dst), found in sorted(parts.items())
         )
 
+    def _slice_messages(self, edge: Edge, size: TokenSlice) -> tuple[Message, ...]:
+        """Between stages of one rank: of each value the tokens of the slice, whole where it has none."""
+        if self.axes is None:
+            raise ValueError("boundaries of whole sequences were asked for a token slice")
+        parts = []
+        for value in edge.values:
+            spec = self._spec(value, size.samples)
+            box = self.axes.box(value, spec, size.samples, size.start, size.stop)
+            parts.append(Part(value, box, volume(box) * BYTES_PER_ELEMENT[spec.dtype]))
+        (src,), (dst,) = self.ranks[edge.src], self.ranks[edge.dst]
+        return (Message(src, dst, tuple(parts), tuple(part for part in parts if self._is_answered(part.value))),)
+
     def program(self, decision: Decision) -> Program:
         """The decision's action lists, bound to the messages they move.
 
@@ -225,20 +268,20 @@ class Boundaries:
             ValueError: an entry of the program is not an action.
         """
         edges = self.edges()
-        stages = StageGraph(len(self.ranks), len(decision.micro_batches), edges, self.prepares())
-        return Program(decision.rows(), stages, self.ranks, self.routes(edges, decision.micro_batches))
+        stages = self.stages(edges, decision.sizes)
+        return Program(decision.rows(), stages, self.ranks, self.routes(edges, decision.sizes))
 
-    def routes(self, edges: tuple[Edge, ...], micro_batches: tuple[int, ...]) -> dict[Route, tuple[Message, ...]]:
-        """The messages of every edge and micro-batch."""
-        by_size = {
-            (edge.src, edge.dst, samples): self.messages(edge, samples)
-            for edge in edges
-            for samples in set(micro_batches)
-        }
+    def stages(self, edges: tuple[Edge, ...], sizes: tuple[Size, ...]) -> StageGraph:
+        """The stages as a DAG, through which micro-batches or slices of these sizes pass."""
+        return StageGraph(len(self.ranks), len(sizes), edges, self.prepares(), self.slices)
+
+    def routes(self, edges: tuple[Edge, ...], sizes: tuple[Size, ...]) -> dict[Route, tuple[Message, ...]]:
+        """The messages of every edge and micro-batch or slice."""
+        by_size = {(edge.src, edge.dst, size): self.messages(edge, size) for edge in edges for size in set(sizes)}
         return {
-            (edge.src, edge.dst, index): by_size[edge.src, edge.dst, samples]
+            (edge.src, edge.dst, index): by_size[edge.src, edge.dst, size]
             for edge in edges
-            for index, samples in enumerate(micro_batches)
+            for index, size in enumerate(sizes)
         }
 
     def _division(self, stage: int, samples: int) -> Division:

@@ -67,22 +67,25 @@ class Embedding(Kind, name="embedding"):
 class Attention(Kind, name="attention"):
     """Scaled dot-product attention: ``q [sample, head, time, feature]``, ``k`` and ``v`` alike, perhaps a mask.
 
-    Every query reads all keys and values of its sample and head (a causal mask makes some of them worthless, not
-    unread).  Of keys with fewer heads, equal groups of neighbouring heads of queries share one each (Ainslie et al.
-    2023, "GQA").
+    Every query reads all keys and values of its sample and head; where attribute ``causal`` says that query t sees keys
+    up to t alone, those up to the last query's.  (What another mask makes worthless is read.)  Of keys with fewer
+    heads, equal groups of neighbouring heads of queries share one each (Ainslie et al. 2023, "GQA").
     """
 
     @staticmethod
     @empty_work_reads_nothing
     def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
-        """Queries of the same times, keys and values of all times; a mask is broadcast to (query, key)."""
+        """Queries of the same times, keys and values of all (or all earlier) times; a mask is broadcast to them."""
         output = layer.outputs[0]
         query, key, value, *rest = inputs
         *sample_and_head, time, feature = work_box
+        seen = _all(key, -2)
+        if layer.attributes.get("causal"):
+            seen = Interval(0, min(time.stop, seen.stop))
         return (
             (*sample_and_head, time, _all(query, -1)),
-            (*_batch(output, work_box, key), _all(key, -2), _all(key, -1)),
-            (*_batch(output, work_box, value), _all(value, -2), feature),
+            (*_batch(output, work_box, key), seen, _all(key, -1)),
+            (*_batch(output, work_box, value), seen, feature),
             *(_mask(output, work_box, spec) for spec in rest),
         )
 

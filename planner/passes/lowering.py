@@ -4,7 +4,7 @@ The actions of a program as integers, so that rules are looked up once for all m
 
 A *kind* is (stage, op, peer); the number of an action is ``kind * span + micro-batch``, with a place of its own for
 actions of the whole step.  ``dependencies`` asks the same for every micro-batch, so it is asked once a kind, at
-micro-batch 0, and its answer shifted.
+micro-batch 0 (of token slices: at those of micro-batch 0), and its answer shifted.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Numbering:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.span = program.stages.num_microbatches + 1
+        self.span, self.slices = program.stages.num_microbatches + 1, program.stages.slices
         self.kinds: list[Kind] = []
         self.strangers: set[int] = set()
         self._kind_of: dict[object, int] = {}
-        self._needs: dict[int, tuple[Alternatives, ...]] = {}
+        self._needs: dict[int, tuple[tuple[Alternatives, ...], ...]] = {}
         self._moves: dict[int, list[Peers]] = {}
         self._peers: dict[tuple[int, str], Peers] = {}
         self.rows = [self._numbers(row) for row in program.rows]
@@ -107,15 +107,16 @@ class Numbering:
             last = self.span - 1
             rule = dependencies(Action(stage, op, None if m == last else m), self.program.stages)
             return (tuple(map(self.number, group)) for group in rule)
-        return (tuple(first + m for first in group) for group in self.first_needs(kind))
+        which = m % self.slices
+        return (tuple(first + m - which for first in group) for group in self.first_needs(kind)[which])
 
-    def first_needs(self, kind: int) -> tuple[Alternatives, ...]:
-        """``dependencies`` of the kind at micro-batch 0."""
+    def first_needs(self, kind: int) -> tuple[tuple[Alternatives, ...], ...]:
+        """``dependencies`` of the kind at micro-batch 0, by token slice: one where there are none."""
         found = self._needs.get(kind)
         if found is None:
             stage, op, peer = self.kinds[kind]
-            rule = dependencies(Action(stage, op, 0, peer), self.program.stages)
-            found = self._needs[kind] = tuple(tuple(map(self.number, group)) for group in rule)
+            rules = (dependencies(Action(stage, op, m, peer), self.program.stages) for m in range(self.slices))
+            found = self._needs[kind] = tuple(tuple(tuple(map(self.number, group)) for group in rule) for rule in rules)
         return found
 
     def unmet(self, missing: bool) -> Unmet | None:
@@ -123,7 +124,7 @@ class Numbering:
 
         A receive needs sends on other ranks; these too are looked for if ``missing``.
         """
-        span, strangers = self.span, self.strangers
+        span, slices, strangers = self.span, self.slices, self.strangers
         rules = [self._rule(kind) for kind in range(len(self.kinds))]
         for rank, (row, place) in enumerate(zip(self.rows, self.places, strict=True)):
             for index, number in enumerate(row):
@@ -138,8 +139,11 @@ class Numbering:
                         return Unmet(rank, index, (), late=False)
                     continue
                 if not groups:
-                    groups, shift = tuple(self.needs(number)), 0
-                for group in groups:
+                    needed, shift = tuple(self.needs(number)), 0
+                else:
+                    which = shift % slices
+                    needed, shift = groups[which], shift - which
+                for group in needed:
                     is_there = not missing
                     for first in group:
                         at = place.get(first + shift)
@@ -151,8 +155,8 @@ class Numbering:
                         return Unmet(rank, index, tuple(self.action(first + shift) for first in group), late=False)
         return None
 
-    def _rule(self, kind: int) -> tuple[Alternatives, ...] | None:
-        """What the kind needs at micro-batch 0; None for a receive, nothing if every action is to be asked."""
+    def _rule(self, kind: int) -> tuple[tuple[Alternatives, ...], ...] | None:
+        """What the kind needs at micro-batch 0, by token slice; None for a receive, nothing if each action is asked."""
         op = self.kinds[kind][1]
         if op in RECEIVE:
             return None

@@ -14,11 +14,12 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 
-from planner.ir.errors import UnknownNameError
-from planner.ir.schedule import Pipeline, Traits
+from planner.ir.errors import UnknownNameError, UsageError
+from planner.ir.schedule import Pipeline, Schedule, Traits
 from planner.schedules._registry import ENTRIES, Entry, Order
+from planner.schedules._rows import in_slices
 
-__all__ = ["Order", "Traits", "default_names", "names", "positions", "schedule", "staleness", "traits"]
+__all__ = ["Order", "Traits", "can_slice", "default_names", "names", "positions", "schedule", "staleness", "traits"]
 
 
 @functools.cache
@@ -36,10 +37,34 @@ def default_names() -> tuple[str, ...]:
 def schedule(name: str) -> Order:
     """The function that orders a pipeline by the schedule ``name``.
 
+    Where micro-batches are cut into token slices, it raises :class:`UsageError` if the schedule cannot order those.
+
     Raises:
         UnknownNameError: there is none.
     """
-    return _entry(name).order
+    entry = _entry(name)
+
+    @functools.wraps(entry.order)
+    def order(pipeline: Pipeline) -> Schedule:
+        if pipeline.stages.slices == 1:
+            return entry.order(pipeline)
+        if not can_slice(name):
+            text = "a slice's backward comes after those of the slices behind it, which changes what the schedule is"
+            raise UsageError(f"{name} cannot order token slices", [text], ["--schedule gpipe", "--schedule 1f1b"])
+        return in_slices(entry.order, pipeline)
+
+    return order
+
+
+def can_slice(name: str) -> bool:
+    """Whether the schedule ``name`` can order token slices: synchronous, one stage a position, not made from times.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    known = traits(name)
+    is_plain = known.synchronous and not known.timed and not known.bidirectional
+    return is_plain and (known.stages_per_position == 1 or not known.trains)
 
 
 def traits(name: str) -> Traits:

@@ -64,6 +64,11 @@ def nothing(node: fx.Node, arguments: Arguments) -> Attributes | None:
     return {}
 
 
+def attention(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """Whether query t sees keys up to t alone."""
+    return {"causal": True} if arguments.get("is_causal") is True else {}
+
+
 def added(node: fx.Node, arguments: Arguments) -> Attributes | None:
     """How many times the second term counts, unless it is once."""
     return {} if arguments["alpha"] == 1 else {"alpha": float(arguments["alpha"])}
@@ -426,7 +431,7 @@ _RULES: Mapping[str, tuple[str, Rule]] = {
     "segment_max": ("segment", nothing),
     "segment_grid": ("segment", nothing),
     "segment_expand": ("segment_expand", nothing),
-    "scaled_dot_product_attention": ("attention", nothing),
+    "scaled_dot_product_attention": ("attention", attention),
     "embedding": ("embedding", embedding),
     "lstm": ("lstm", recurrence),
     "gru": ("lstm", recurrence),

@@ -115,7 +115,7 @@ class Pieces:
 
 
 def part_box(work: TensorSpec, samples: int, shape: PartShape) -> Box:
-    """The part of the work: in the middle along dims of space, at the start along others."""
+    """The part of the work: in the middle along dims of space, behind ``before`` tokens, at the start along others."""
     extents = iter(shape.part)
     box = []
     for dim, extent in zip(work.dims, work.shape, strict=True):
@@ -123,7 +123,7 @@ def part_box(work: TensorSpec, samples: int, shape: PartShape) -> Box:
             box.append(Interval(0, shape.samples * max(1, extent // samples)))
             continue
         wanted = next(extents)
-        start = (extent - wanted) // 2 if dim in _SPACE else 0
+        start = (extent - wanted) // 2 if dim in _SPACE else shape.before if wanted < extent else 0
         box.append(Interval(start, start + wanted))
     return tuple(box)
 

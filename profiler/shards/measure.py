@@ -119,6 +119,7 @@ def _measured(
                 spread=times[name].spread,
                 key=keys[name],
                 part=shape.part,
+                before=shape.before,
                 raw_s=times[name].raw_s,
             )
 
@@ -142,10 +143,10 @@ def next_parts(
         tried: so far; those of them that can be run alone are in ``measured``.
         shares: of the step, by layer.
     """
-    known = {(one.layer, one.samples, one.part): one for one in measured}
-    lines: dict[tuple[tuple[str, ...], tuple[int, ...]], list[PartShape]] = {}
+    known = {(one.layer, one.samples, one.part, one.before): one for one in measured}
+    lines: dict[tuple[tuple[str, ...], tuple[int, ...], int], list[PartShape]] = {}
     for shape in shapes:
-        lines.setdefault((shape.layers, shape.part), []).append(shape)
+        lines.setdefault((shape.layers, shape.part, shape.before), []).append(shape)
     wanted: set[PartShape] = set()
     for line in lines.values():
         line.sort(key=lambda shape: shape.samples)
@@ -158,12 +159,12 @@ def next_parts(
 def _inside(
     line: Line,
     tried: Collection[PartShape],
-    known: Mapping[tuple[str, int, tuple[int, ...]], Measurement],
+    known: Mapping[tuple[str, int, tuple[int, ...], int], Measurement],
     limits: Limits,
     read: Read,
 ) -> Iterator[PartShape]:
     """Parts between the ends of ``line``, which were tried."""
-    found = {shape: known.get((shape.layers[0], shape.samples, shape.part)) for shape in line if shape in tried}
+    found = {s: known.get((s.layers[0], s.samples, s.part, s.before)) for s in line if s in tried}
 
     def halve(stretch: Line) -> Iterator[PartShape]:
         low, high = stretch[0].samples, stretch[-1].samples

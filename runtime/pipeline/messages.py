@@ -105,7 +105,9 @@ class Plumbing:
     Args:
         boundaries: by micro-batch, of the graph in the shapes that the micro-batch has.
         rows: samples of each micro-batch; those without any move nothing.
-        divisions: of the stages that this rank divides with others along any dims, by stage and micro-batch.
+        divisions: of the stages that this rank divides with others along any dims, or runs slice by slice, by stage and
+            micro-batch.
+        slices: into how many token slices micro-batches are cut; what is called a micro-batch here is one of these.
 
     Attributes:
         forward_out, forward_in: activations that leave and that come.
@@ -122,8 +124,9 @@ class Plumbing:
         rows: tuple[int, ...],
         rank: int,
         divisions: Mapping[tuple[int, int], Division] | None = None,
+        slices: int = 1,
     ) -> None:
-        self._boundaries, self._rows, self._rank = boundaries, rows, rank
+        self._boundaries, self._rows, self._rank, self._slices = boundaries, rows, rank, slices
         self._divisions = divisions or {}
         self._values = {id(graph): graph.values() for graph in (each.graph for each in boundaries)}
         self._held: dict[tuple[str, int, int, int], Box] = {}
@@ -148,7 +151,7 @@ class Plumbing:
         samples, boundaries = self._rows[microbatch], self._boundaries[microbatch]
         division = self._divisions.get((stage, microbatch))
         if division is not None:
-            return division.held(value)[boundaries.ranks[stage].index(self._rank)]
+            return division.held(value)[self._position(stage, microbatch)]
         key = (value, stage, samples, id(boundaries))
         box = self._held.get(key)
         if box is None:
@@ -162,9 +165,14 @@ class Plumbing:
         division = self._divisions.get((stage, microbatch))
         if division is None:
             return True
-        held = division.held(value)
-        position = self._boundaries[microbatch].ranks[stage].index(self._rank)
+        held, position = division.held(value), self._position(stage, microbatch)
         return held.index(held[position]) == position
+
+    def _position(self, stage: int, microbatch: int) -> int:
+        """This rank's among those of a stage, or the slice's among those of its micro-batch."""
+        if self._slices > 1:
+            return microbatch % self._slices
+        return self._boundaries[microbatch].ranks[stage].index(self._rank)
 
     def dtype(self, value: str) -> torch.dtype:
         """The dtype of ``value``."""

@@ -64,8 +64,9 @@ class Weighing:
 
     def _note(self, stage: int, one: Weighed, resident: Resident, batch: Batch, counts: Tensor | None) -> None:
         """The factors of a layer, of which ``counts`` is what each micro-batch adds to the whole batch's number."""
-        for m, share in enumerate(resident.shares):
-            if batch.rows[m]:
+        for share in resident.shares:
+            m = share.portion.of
+            if batch.rows[m] and not share.portion.token_slice:
                 together = self._together(m)
                 samples = sum(batch.rows[together.start : together.stop])
                 count = None if counts is None else counts[together.start : together.stop].sum(0)
@@ -96,6 +97,6 @@ class Weighing:
     def _own(self, stage: int, resident: Resident, microbatch: int, rows: int) -> tuple[int, int]:
         """The first sample that this rank counts, and how many; where layers are divided, one rank counts for all."""
         if not divides(self._decision, stage, self._graph):
-            portion = resident.shares[microbatch].portion
+            portion = resident.shares[microbatch * self._decision.num_slices].portion
             return portion.start, portion.num_samples
         return 0, rows if self._decision.stages[stage].ranks.index(self._rank) == 0 else 0

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph
-from planner.ir.plan import Decision
+from planner.ir.plan import Decision, Size, samples_in, sizes_of
 from planner.ir.program import Message, Program, Route
 from planner.ir.schedule import PER_STEP, Action, Edge
 from planner.layers.boundary import Boundaries
@@ -46,7 +46,7 @@ class Binding:
     """The plan for one combination of sizes, on one rank.
 
     Attributes:
-        rows: samples of each micro-batch.
+        rows: samples of each micro-batch; of token slices, too, those of whole micro-batches.
         program: with the messages of these sizes; actions of micro-batches without rows are left out.
         plumbing: this rank's messages.
         residents: the stages of this rank, with their shares.
@@ -89,7 +89,7 @@ class Binder:
         self._divided = frozenset(
             stage
             for stage, each in enumerate(decision.stages)
-            if rank in each.ranks and divides(decision, stage, model.graph)
+            if rank in each.ranks and (decision.token_slices or divides(decision, stage, model.graph))
         )
         self._at: dict[object, Boundaries] = {}
         self._divisions: dict[object, Division] = {}
@@ -124,22 +124,27 @@ class Binder:
         return found
 
     def _bound(self, residents: Mapping[int, Resident], batch: Batch) -> Binding:
-        rows = batch.rows
-        boundaries = [
+        rows, slices = batch.rows, self._decision.num_slices
+        of_whole = [
             self._boundaries_of(batch.shapes(m)) if count and self._sizes else self._boundaries
             for m, count in enumerate(rows)
         ]
-        program = self._program(rows, boundaries)
+        boundaries = [each for each in of_whole for _ in range(slices)]
+        sizes = sizes_of(rows, self._decision.token_slices)
+        program = self._program(sizes, boundaries)
         divisions = {
-            (stage, m): self._division(boundaries[m], stage, count, self._sizes_of(tuple(self._sizes), batch.shapes(m)))
+            (stage, m * slices + k): self._division(
+                of_whole[m], stage, count, self._sizes_of(tuple(self._sizes), batch.shapes(m))
+            )
             for stage in self._divided
             for m, count in enumerate(rows)
             if count
+            for k in range(slices)
         }
         return Binding(
             rows,
             program,
-            Plumbing(boundaries, program, rows, self._rank, divisions),
+            Plumbing(boundaries, program, tuple(map(samples_in, sizes)), self._rank, divisions, slices),
             {
                 stage: self._divided_shares(stage, resident, batch, divisions)
                 if stage in self._divided
@@ -192,26 +197,32 @@ class Binder:
                 self._divisions.pop(next(iter(self._divisions)))
             named = dict(zip(self._sizes, sizes, strict=False))
             number = self._numbers.setdefault((stage, rows, sizes), _number(stage, self._numbers))
-            found = self._divisions[key] = Division.of(boundaries.graph, self._decision, stage, rows, named, number)
+            if boundaries.axes is not None:
+                division: Division = boundaries.axes.division(self._decision, stage, rows, named)
+            else:
+                division = Division.of(boundaries.graph, self._decision, stage, rows, named, number)
+            found = self._divisions[key] = division
         return found
 
     def _rows_in(self, division: Division, stage: int) -> set[int]:
         """Numbers of samples that this rank runs layers of the stage with."""
+        if self._decision.token_slices:
+            return {division.samples}
         position = self._position(stage)
         return {layer.rows(position) for layer in division.layers.values()}
 
-    def _program(self, rows: tuple[int, ...], boundaries: Sequence[Boundaries]) -> Program:
-        by_size: dict[tuple[Edge, int, int], tuple[Message, ...]] = {}
+    def _program(self, sizes: tuple[Size, ...], boundaries: Sequence[Boundaries]) -> Program:
+        by_size: dict[tuple[Edge, Size, int], tuple[Message, ...]] = {}
         messages: dict[Route, tuple[Message, ...]] = {}
         for edge in self._planned.stages.edges:
-            for m, count in enumerate(rows):
-                key = (edge, count, id(boundaries[m]))
+            for m, size in enumerate(sizes):
+                key = (edge, size, id(boundaries[m]))
                 if key not in by_size:
-                    by_size[key] = boundaries[m].messages(edge, count) if count else ()
+                    by_size[key] = boundaries[m].messages(edge, size) if samples_in(size) else ()
                 messages[edge.src, edge.dst, m] = by_size[key]
 
         def runs(action: Action) -> bool:
-            return action.op in PER_STEP or action.microbatch is None or rows[action.microbatch] > 0
+            return action.op in PER_STEP or action.microbatch is None or samples_in(sizes[action.microbatch]) > 0
 
         actions = tuple(tuple(action for action in row if runs(action)) for row in self._planned.rows)
         return replace(self._planned, rows=actions, messages=messages)
@@ -269,16 +280,19 @@ class Binder:
     def _divided_shares(
         self, stage: int, resident: Resident, batch: Batch, divisions: Mapping[tuple[int, int], Division]
     ) -> Resident:
-        """Every rank runs the whole micro-batch, as far as its layers' parts go."""
-        position = self._position(stage)
+        """Every rank, or token slice, runs the whole micro-batch, as far as its layers' parts go."""
+        slices = self._decision.num_slices
         weights = list(self._weights(batch.rows))
         names = [name for name in resident.program.inputs if name in self._graph.inputs]
         shares: list[Share] = []
         feeds: list[dict[str, Feed]] = []
-        for m, rows in enumerate(batch.rows):
-            division = divisions.get((stage, m))
+        for number in range(len(batch.rows) * slices):
+            m, k = divmod(number, slices)
+            rows, division = batch.rows[m], divisions.get((stage, number))
             sizes = self._sizes_of(resident.program.sizes, batch.shapes(m)) if rows else ()
-            shares.append(Share(MicrobatchSlice(m, rows, 0, rows, sizes, division), rows * weights[m]))
+            portion = MicrobatchSlice(number, rows, 0, rows, sizes, division, token_slice=k, whole=m)
+            position = k if slices > 1 else self._position(stage)
+            shares.append(Share(portion, rows * weights[m]))
             feeds.append(self._factors(stage, resident, m))
             if division is None:
                 continue

@@ -38,6 +38,9 @@ class SharedSites:
         """What is run next."""
         self._now = cast("SiteShare | None", portion.sites)
 
+    def begin(self, microbatch: int) -> None:
+        """A backward needs to be told nothing."""
+
     def rule(self, node: fx.Node) -> Callable[..., Any] | None:
         """See :data:`runtime.stage.cut.Rule`."""
         found = self._forms.get(node.target)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from planner.ir.box import Box, Interval
+from planner.ir.box import Box
 from planner.ir.graph import SAMPLE, Layer, producer
 from planner.ir.plan import Placement
 from planner.layers.division import Division
@@ -32,6 +32,7 @@ from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.op_rules import form
+from runtime.spatial.slices import SlicePeers
 from runtime.spatial.step import Call, Step, evaluate, group_of
 from runtime.stage.captured import CapturedModel, main_nodes
 from runtime.stage.cut import NUM_SAMPLES, Rule
@@ -88,16 +89,11 @@ def place_of(step: Step, is_main: bool = True) -> Place:
         return Place(start, count, total)
     if step.layer.kind == "pointwise":
         return Place(start, count, total, step.done, shape)
-    keys = _num_keys(step)
-    weights: Box = (*step.done[:-1], Interval(0, keys))
-    return Place(start, count, total, weights, (*shape[:-1], keys))
-
-
-def _num_keys(step: Step) -> int:
     index = step.input_of("key")
     if not isinstance(index, int):
         raise TypeError(f"the keys of {step.layer.name} are no value")
-    return step.division.inputs[index].shape[-2]
+    weights: Box = (*step.done[:-1], step.exchange(index).wanted[-2])
+    return Place(start, count, total, weights, (*shape[:-1], step.division.inputs[index].shape[-2]))
 
 
 def _parts(points: tuple[int, ...]) -> int:
@@ -116,7 +112,7 @@ class DividedStage:
 
     Args:
         layers: of the stage, by name.
-        wire: to the other ranks of the stage.
+        wire: to the other ranks of the stage, or between token slices.
 
     Attributes:
         wire: counts what was sent.
@@ -133,10 +129,12 @@ class DividedStage:
         self._loss = producer(model.graph.loss)
         self._read = frozenset(producer(value) for layer in model.graph.layers for value in layer.inputs)
         self._places = _places(self._layers)
-        self._now: dict[tuple[str, bool], Step] = {}
+        self._now: dict[tuple[str, bool, int], Step] = {}
         self._calls: dict[str, Call] = {}
-        self._kept: dict[int, tuple[Division, dict[tuple[str, bool], Step]]] = {}
+        self._kept: dict[int, tuple[Division, dict[tuple[str, bool, int], Step]]] = {}
         self._division: Division | None = None
+        self._position, self._slices = wire.position, wire if isinstance(wire, SlicePeers) else None
+        self._portions: dict[int, MicrobatchSlice] = {}
 
     @property
     def division(self) -> Division | None:
@@ -148,6 +146,10 @@ class DividedStage:
         division = portion.division
         if division is None:
             raise ValueError("a divided stage is run with a division")
+        if self._slices is not None:
+            self._slices.at(portion.of, portion.token_slice)
+            self._portions[portion.microbatch] = portion
+        self._position = self.wire.position
         self.enter(division)
 
     def enter(self, division: Division) -> None:
@@ -162,13 +164,24 @@ class DividedStage:
             found = self._kept[id(division)] = (division, {})
         self._now = found[1]
 
+    def begin(self, microbatch: int) -> None:
+        """The backward of a micro-batch or slice."""
+        if self._slices is not None:
+            portion = self._portions[microbatch]
+            self._slices.at(portion.of, portion.token_slice)
+
     def finish(self) -> None:
         """A backward is over."""
         self.later.run()
+        if self._slices is not None and not self._slices.position:
+            self._slices.forget(self._slices.microbatch)
 
     def reset(self) -> None:
         """What is under way came to nothing."""
         self.later.clear()
+        if self._slices is not None:
+            self._slices.clear()
+            self._portions.clear()
 
     def rule(self, inner: Rule, *, training: bool = True) -> Rule:
         """The rule that puts forms in place of operators; ``inner`` says what those are (draws, evaluation)."""
@@ -190,9 +203,9 @@ class DividedStage:
 
     def step(self, layer: str, training: bool) -> Step:
         """The layer at the sizes that are being run."""
-        found = self._now.get((layer, training))
+        found = self._now.get((layer, training, self._position))
         if found is None:
-            found = self._now[layer, training] = self._made(layer, training)
+            found = self._now[layer, training, self._position] = self._made(layer, training)
         return found
 
     def _made(self, layer: str, training: bool) -> Step:

@@ -27,6 +27,7 @@ from runtime.spatial.decompose import DividedStage, DrawnPlaces
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.parameters import Parts, boxes_in, groups_of_parameters, parts_of, sliced
+from runtime.spatial.slices import SlicePeers
 from runtime.spatial.step import groups_in
 from runtime.stage.batch_norm import normalising_layers
 from runtime.stage.captured import CapturedModel, attribute
@@ -138,6 +139,10 @@ class Builder:
             UnsupportedModelError: the plan asks for something that this model or runtime cannot do.
         """
         refuse_drifting_buffers(self._model, self._decision)
+        if self._decision.token_slices and self._compiler is not None:
+            raise UnsupportedModelError(
+                "stages with token slices are not compiled", [], ["run without --compile", "plan without --allow time"]
+            )
         require_whole_batches(self._decision, self._model.graph)
         rank, stages = self._transport.rank, self._decision.stages
         return {index: self._resident(index) for index, stage in enumerate(stages) if rank in stage.ranks}
@@ -157,7 +162,8 @@ class Builder:
         ranks = tuple(sorted(decision.stages[stage].ranks))
         add = partial(transport.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
         divided, manner, sites = self._divided(stage), self._manner(stage), self._sites(stage)
-        parts = {} if divided is None else parts_of(self._model, decision, stage, transport.rank)
+        is_shared = divided is not None and not decision.token_slices
+        parts = parts_of(self._model, decision, stage, transport.rank) if is_shared else {}
         functions = self._functions(stage, ranks, parts, manner, divided, sites)
         function = functions.training
         received = tuple(name for name in function.inputs if name not in graph.inputs and not is_factor(name))
@@ -210,7 +216,7 @@ class Builder:
             add,
             len(ranks),
             ranks.index(self._transport.rank),
-            self._draws.rule(self._draw, len(ranks), self._places(divided)),
+            self._draws.rule(self._draw, max(len(ranks), self._decision.num_slices), self._places(divided)),
             halves=bool(manner.split) and self._compiler is None,
             divided=divided,
             sites=sites,
@@ -227,12 +233,18 @@ class Builder:
         if divided is None:
             return None
         step = partial(divided.step, training=True)
-        return DrawnPlaces(step, self._model.graph.by_name(), self._decision.layers)
+        layers, placements = self._model.graph.by_name(), self._decision.layers
+        if self._boundaries.axes is not None:
+            placements = {name: self._boundaries.axes.placement(name, self._decision.token_slices) for name in layers}
+        return DrawnPlaces(step, layers, placements)
 
     def _attribute(self, name: str) -> Tensor:
         return cast(Tensor, attribute(self._model.graph_module, name))
 
     def _divided(self, stage: int) -> DividedStage | None:
+        if self._decision.token_slices:
+            peers = SlicePeers(self._decision.num_slices)
+            return DividedStage(self._model, self._decision.layers_of(stage), peers, DeferredGradients())
         if not divides(self._decision, stage, self._model.graph):
             return None
         refuse_partial_gradients(stage, self._model, self._decision)

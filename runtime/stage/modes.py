@@ -83,6 +83,8 @@ class MicrobatchSlice:
             the rank goes on with after a reduction over sites.
         division: of a stage whose layers are divided along any dims, for this micro-batch, of which ``num_samples`` are
             then all rows; None where the stage's ranks just share out samples.
+        token_slice: which slice of the micro-batch, where sequences are cut.
+        whole: the micro-batch that the slice is of; ``microbatch`` then numbers all slices of a step.
     """
 
     microbatch: int
@@ -92,6 +94,13 @@ class MicrobatchSlice:
     sizes: tuple[int, ...] = ()
     division: Division | None = None
     sites: SiteShare | SampledShare | None = None
+    token_slice: int = 0
+    whole: int | None = None
+
+    @property
+    def of(self) -> int:
+        """The micro-batch that this is a part of."""
+        return self.microbatch if self.whole is None else self.whole
 
 
 def in_evaluation(node: fx.Node) -> Callable[..., Any] | None:

@@ -86,6 +86,10 @@ class LeftGradients(WeightGradients):
 class Divided(Told, Protocol):
     """How layers are divided along any dims."""
 
+    def begin(self, microbatch: int) -> None:
+        """The backward of a micro-batch, or of a token slice, is next."""
+        ...
+
     def finish(self) -> None:
         """A backward for the input is over."""
         ...
@@ -255,6 +259,8 @@ class StageProgram:
         recorded, held.recorded = held.recorded, None
         given = {**gradients, **held.seeds}
         seeds = {name: given[name] for name in recorded.edges if name in given}
+        if self._divided is not None:
+            self._divided.begin(microbatch)
         if seeds:
             run_backward([recorded.edges[name] for name in seeds], list(seeds.values()))
         if self._divided is not None:

@@ -15,7 +15,7 @@ from planner.ir.graph import Graph, Layer
 from planner.ir.layout import Layout, cut_points
 from planner.ir.plan import Decision, Placement, Stage
 from planner.ir.profile import ModelSource
-from planner.ir.schedule import Action, Op, Pipeline, Schedule, StageGraph
+from planner.ir.schedule import Action, Op, Pipeline, Schedule
 from planner.layers.boundary import Boundaries
 from planner.passes import lower, validate
 from planner.schedules import schedule as schedule_named
@@ -41,6 +41,7 @@ def decide(
     shares: Sequence[tuple[int, ...]] | None = None,
     schedule: str | Callable[[Pipeline], Schedule] = "1f1b",
     place: Callable[[Layer, int], Placement] | None = None,
+    token_slices: tuple[int, ...] = (),
 ) -> Decision:
     """The lowered decision that cuts ``graph`` at ``cuts``.
 
@@ -48,6 +49,7 @@ def decide(
         cuts: as shares of the layers (0.5 is in the middle), or the name of the first layer of a stage.
         ranks: of each stage; stage ``s`` on rank ``s`` if not given.  shares: samples of each rank, by stage.
         place: how a layer of a stage is divided, instead.
+        token_slices: tokens of each slice.
     """
     names = [layer.name for layer in graph.layers]
     places = [names.index(cut) if isinstance(cut, str) else round(cut * len(names)) for cut in cuts]
@@ -68,11 +70,12 @@ def decide(
             for s in [stage_of[layer.name]]
         },
         program=(),
+        token_slices=token_slices,
     )
     boundaries = Boundaries.of_decision(graph, made)
     edges = boundaries.edges()
-    stages = StageGraph(len(groups), len(micro_batches), edges, boundaries.prepares())
-    program = lower(order(Pipeline(stages)), stages, groups, boundaries.routes(edges, micro_batches), num_ranks)
+    stages = boundaries.stages(edges, made.sizes)
+    program = lower(order(Pipeline(stages)), stages, groups, boundaries.routes(edges, made.sizes), num_ranks)
     validate(program)
     return replace(made, program=tuple(tuple(str(action) for action in row) for row in program.rows))
 

@@ -117,7 +117,7 @@ class Families:
             m
             for measured in (self.profile.measurements, self.profile.parts)
             for m in measured.get(self.device_kind, ())
-            if m.layer in index and m.samples > 0
+            if m.layer in index and m.samples > 0 and not m.before
         ]
         by_size = {samples: self.features.whole(samples) for samples in {m.samples for m in found}}
         points = [self._point(m, index[m.layer], by_size[m.samples]) for m in found]

@@ -40,8 +40,10 @@ from planner.costs.shards.shapes import SizedLayer
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, Layer, TensorSpec
+from planner.ir.problem import TIME_DIMS
 from planner.ir.profile import Measurement, PartShape, Profile
 from planner.layers import check_samples_apart
+from planner.layers.token_slices import TokenAxes
 
 
 def part_shapes(graph: Graph, sizes: Sequence[int], allow: Collection[str], num_ranks: int) -> tuple[PartShape, ...]:
@@ -52,15 +54,21 @@ def part_shapes(graph: Graph, sizes: Sequence[int], allow: Collection[str], num_
     Args:
         sizes: micro-batches.
         allow: families of dims that may be cut (``Problem.allow``).
+
+    Raises:
+        UnsupportedModelError: time may be cut, and the graph cannot be run in token slices.
     """
     values, mixing = graph.values(), frozenset(check_samples_apart(graph))
     axes = axes_of(graph, allow)
+    tokens = TokenAxes.of(graph) if TIME_DIMS in allow else None
     found: dict[PartShape, None] = {}
-    for layers in _alike(graph, values, mixing):
+    for layers in alike_layers(graph, values, mixing):
         names = tuple(layer.name for layer in layers)
         for size in sizes:
             sized = SizedLayer.of(graph, layers[0], values, size, names[0] in mixing)
             found.update((PartShape(names, samples, part), None) for samples, part in _parts(sized, axes, num_ranks))
+            if tokens is not None:
+                found.update((PartShape(names, size, part, before), None) for part, before in _slices(sized, tokens))
     order = {layer.name: index for index, layer in enumerate(graph.layers)}
     return tuple(sorted(found, key=lambda shape: (shape.samples, order[shape.layers[0]])))
 
@@ -77,7 +85,23 @@ def group_sizes(num_ranks: int) -> tuple[int, ...]:
     return tuple(size for size in range(2, num_ranks + 1) if num_ranks % size == 0 or size in powers)
 
 
-def _alike(graph: Graph, values: Mapping[str, TensorSpec], mixing: frozenset[str]) -> list[list[Layer]]:
+def _slices(sized: SizedLayer, axes: TokenAxes) -> Iterator[tuple[tuple[int, ...], int]]:
+    """(extents, tokens before) of slices between which others are read: a half, a quarter, an eighth of a sequence.
+
+    Behind others only where a layer reads what those before it made; at least four, for as many numbers are fitted.
+    """
+    name, work = sized.layer.name, axes.works.get(sized.layer.name)
+    if work is None or work.is_merged or work.dim == sized.samples_dim:
+        return
+    lengths = [axes.num_tokens // parts for parts in (2, 4, 8) if axes.num_tokens // parts]
+    for length in dict.fromkeys(lengths):
+        extents = [length if dim == work.dim else extent for dim, extent in enumerate(sized.work.shape)]
+        rest = axes.num_tokens - length
+        behind = {rest, rest // 3} if name in axes.reads_earlier else set[int]()
+        yield from ((part_of(sized, extents), before) for before in sorted({0, *behind}))
+
+
+def alike_layers(graph: Graph, values: Mapping[str, TensorSpec], mixing: frozenset[str]) -> list[list[Layer]]:
     """Layers that compute the same: of equal shapes and attributes, and with gradients for the same inputs."""
     found: dict[object, list[Layer]] = {}
     for layer in graph.layers:
@@ -130,6 +154,7 @@ class MeasuredParts:
     profile: Profile
     families: Callable[[str], Families] | None = None
     _parts: dict[tuple[str, str], list[Measurement]] = field(init=False, default_factory=dict, repr=False)
+    _behind: dict[tuple[str, str], list[Measurement]] = field(init=False, default_factory=dict, repr=False)
     _whole: dict[tuple[str, str, int], Measurement] = field(init=False, default_factory=dict, repr=False)
     _known: dict[tuple[str, str, int, Part], tuple[LayerCost, ...]] = field(
         init=False, default_factory=dict, repr=False
@@ -141,7 +166,7 @@ class MeasuredParts:
         self._index = {layer.name: number for number, layer in enumerate(self.profile.graph.layers)}
         for kind, measured in self.profile.parts.items():
             for one in sorted(measured, key=lambda each: each.samples):
-                self._parts.setdefault((kind, one.layer), []).append(one)
+                (self._behind if one.before else self._parts).setdefault((kind, one.layer), []).append(one)
         for kind, measured in self.profile.measurements.items():
             whole = ((one.layer, one) for one in measured if (kind, one.layer) in self._parts)
             self._whole.update(((kind, layer, one.samples), one) for layer, one in whole)
@@ -208,6 +233,12 @@ class MeasuredParts:
         for seconds in self._by_family(kind, layer, {asked: share[:4]}, whole, over_sites=False).values():
             found[:4] = seconds
         return found
+
+    def behind(self, kind: str, layer: str, samples: int) -> tuple[Measurement, ...]:
+        """Parts of ``layer`` that were measured behind others, at the number of samples nearest in proportion."""
+        known = self._behind.get((kind, layer), ())
+        near = min(known, key=lambda one: abs(log(max(1, one.samples) / max(1, samples))), default=None)
+        return () if near is None else tuple(one for one in known if one.samples == near.samples)
 
     def _is_modelled(self, kind: str, layer: str, samples: int, part: Part, whole: Part, over_sites: bool) -> bool:
         """Whether a family is asked: of parts, but those of sites, without measurements of their own to go by."""

@@ -36,8 +36,12 @@ from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
 from planner.costs.stages.stage_cost import StageCost
 from planner.ir.cluster import SHARED_MEMORY
+from planner.ir.plan import Size, samples_in
 from planner.ir.program import Part, Program, receive_window
 from planner.ir.schedule import Op
+
+_Part = tuple[int, int, Size]
+"""(rank, stage, what micro-batches of one cost are)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ def activation_of(
         return Activation(found, found.saved, sent_bytes)
     rank = placed.ranks[member]
     table, kind, on_chip = costs.table(stage, member, microbatch), costs.kind(rank), costs.on_chip_bytes(rank) > 0
-    samples = placed.samples[costs.micro_batches[microbatch]][member]
+    samples = placed.samples[samples_in(costs.micro_batches[microbatch])][member]
     known = costs.book.levels.known
     senders = tuple(sorted(run for number in came for run in costs.stages[number].runs))
     made_bytes = 0 if on_chip else placed.parameter_bytes
@@ -260,8 +264,8 @@ def activations(
             that is small itself, all.
     """
     small = small or [size if size < ALONE_BYTES else 0 for size in transfer_bytes]
-    alone, seeds, cluster = Counter[tuple[int, int, int]](), Counter[tuple[int, int, int]](), costs.book.profile.cluster
-    came: dict[tuple[int, int, int], Counter[int]] = {}
+    alone, seeds, cluster = Counter[_Part](), Counter[_Part](), costs.book.profile.cluster
+    came: dict[_Part, Counter[int]] = {}
     for slot, transfer in enumerate(compiled.transfers):
         src, dst, microbatch = transfer.route
         size = costs.micro_batches[microbatch]
@@ -273,7 +277,7 @@ def activations(
         elif not is_block:
             alone[transfer.src, src, size] += transfer_bytes[slot] - small[slot]
     found = []
-    unsaved: dict[tuple[int, int, int], float] = {}
+    unsaved: dict[_Part, float] = {}
     for each in compiled.activations:
         key = (each.rank, each.stage, costs.micro_batches[each.microbatch])
         member = costs.stages[each.stage].ranks.index(each.rank)

@@ -141,7 +141,7 @@ def _batch_bytes(costs: StageCosts) -> int:
     """Of the inputs and targets of a step that are not prepared."""
     graph = costs.book.profile.graph
     prepared = costs.book.preparations.inputs
-    whole = sum(costs.micro_batches) / graph.samples
+    whole = costs.num_samples / graph.samples
     return round(
         sum(
             spec.num_bytes * (whole if spec.has_samples else 1)

@@ -35,6 +35,7 @@ from planner.costs.simulator.program import CompiledProgram, TransferSlot
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import has_host_beside
 from planner.ir.cluster import Cluster
+from planner.ir.plan import Size
 from planner.ir.program import Program
 from planner.ir.schedule import IN_PAIRS, Op
 
@@ -122,7 +123,7 @@ def streamed(
     """
     can = [device.streams for device in costs.book.profile.cluster.devices]
     flows = [can[slot.src] and can[slot.dst] for slot in compiled.transfers]
-    channels: dict[tuple[int, int, Op, int], dict[tuple[int, int], float]] = {}
+    channels: dict[tuple[int, int, Op, Size], dict[tuple[int, int], float]] = {}
     for slot, seconds, is_streamed in zip(compiled.transfers, transfer_s, flows, strict=True):
         first, last, microbatch = slot.route
         op, maker, reader = (Op.FORWARD, first, last) if slot.forward else (Op.BACKWARD, last, first)

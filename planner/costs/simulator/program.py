@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from planner.costs.stages.stage_sums import adds_gradients
 from planner.ir.errors import IllegalProgramError
+from planner.ir.plan import Size
 from planner.ir.program import Part, Program, Route
 from planner.ir.schedule import COMPUTE, MESSAGE, SEND, Action, Op, format_grid
 from planner.passes.lowering import Numbering
@@ -101,8 +102,11 @@ class CompiledProgram:
     streams: str = ""
 
 
-def compile_program(program: Program, micro_batches: Sequence[int]) -> CompiledProgram:
+def compile_program(program: Program, micro_batches: Sequence[Size]) -> CompiledProgram:
     """``program`` as integers.
+
+    Args:
+        micro_batches: samples of each, or which token slice it is: actions of equal ones cost the same.
 
     Raises:
         IllegalProgramError: an action requires one that is missing, or that comes later on its own rank.  (That all
@@ -164,7 +168,7 @@ class _Numbered(Generic[T]):
 class _Numbers:
     """Numbers for whatever the rows name, given out as they are met; lives while one program is compiled."""
 
-    def __init__(self, numbering: Numbering, micro_batches: tuple[int, ...]) -> None:
+    def __init__(self, numbering: Numbering, micro_batches: tuple[Size, ...]) -> None:
         self.numbering = numbering
         self.micro_batches = micro_batches
         self.actions: _Numbered[ActionSlot] = _Numbered()
@@ -229,5 +233,5 @@ class _Numbers:
             travels = self._transfer_of[alike] = slot, self.channels.number((src, dst), (src, dst))
         return self.messages.number((first, last, microbatch, forward, src, dst), travels)
 
-    def _size(self, microbatch: int | None) -> int:
+    def _size(self, microbatch: int | None) -> Size:
         return 0 if microbatch is None else self.micro_batches[microbatch]

@@ -26,6 +26,7 @@ from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.placement import StagePlacement, placements
 from planner.costs.stages.stage_sums import exchange_s
 from planner.ir.cluster import Evidence
+from planner.ir.plan import Size, TokenSlice, samples_in
 from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
 
 __all__ = ["PriceBook", "StageCosts", "StagePlacement", "placements"]
@@ -36,15 +37,16 @@ class StageCosts:
     """Prices of the actions of one plan.
 
     Attributes:
+        micro_batches: samples of each of the program's, or which token slice it is.
         trains: whether there are gradients and an optimiser's state beside the parameters.
     """
 
     book: PriceBook
     stages: tuple[StagePlacement, ...]
-    micro_batches: tuple[int, ...]
+    micro_batches: tuple[Size, ...]
     trains: bool = True
-    _local: dict[tuple[int, int, Op, int, bool], float] = field(init=False, default_factory=dict, repr=False)
-    _exchanged: dict[tuple[int, Op, int], float] = field(init=False, default_factory=dict, repr=False)
+    _local: dict[tuple[int, int, Op, Size, bool], float] = field(init=False, default_factory=dict, repr=False)
+    _exchanged: dict[tuple[int, Op, Size], float] = field(init=False, default_factory=dict, repr=False)
     _reductions: dict[int, float] = field(init=False, default_factory=dict, repr=False)
     _kinds: dict[int, str] = field(init=False, default_factory=dict, repr=False)
 
@@ -108,7 +110,7 @@ class StageCosts:
         return round((self.parameter_bytes(rank) - divided) * per_byte)
 
     def _prepare_s(self, rank: int, number: int, microbatch: int) -> float:
-        stage, samples, kind = self.stages[number], self.micro_batches[microbatch], self.book.kind(rank)
+        stage, samples, kind = self.stages[number], samples_in(self.micro_batches[microbatch]), self.book.kind(rank)
         preparations, layers = self.book.preparations, layers_of(stage.runs)
         if not preparations.is_beside(kind):
             return preparations.seconds(kind, layers, samples, shared=len(stage.ranks) > 1)
@@ -131,13 +133,14 @@ class StageCosts:
             return self.book.network.all_reduce_s(stage.ranks, stage.own_bytes)
         found = self._reductions.get(number)
         if found is None:
-            samples = stage.samples[self.micro_batches[-1]]
+            last = samples_in(self.micro_batches[-1])
+            samples = stage.samples[last]
             backward_s = [
                 self.book.at(self.kind(rank), own, True).backward_s
                 for rank, own in zip(stage.ranks, samples, strict=True)
             ]
             slowest_s = max(backward_s, key=lambda sums: span(sums, stage.runs))
-            exchanges_s = self.book.exchanges_s(stage.ranks, self.micro_batches[-1])[1]
+            exchanges_s = self.book.exchanges_s(stage.ranks, last)[1]
             hides = self.book.network.in_background(stage.ranks)
             found = self._reductions[number] = exposed_s(
                 self.book.buckets(stage.runs, stage.tied),
@@ -149,14 +152,21 @@ class StageCosts:
 
     def prepared_bytes(self, stage: int, member: int, microbatch: int) -> int:
         """What the stage's rank number ``member`` holds of prepared inputs (kernel maps) of a micro-batch."""
-        placed, rows = self.stages[stage], self.micro_batches[microbatch]
+        placed, rows = self.stages[stage], samples_in(self.micro_batches[microbatch])
         samples = placed.samples[rows][member] if placed.samples else rows
         return self.book.preparations.num_bytes(layers_of(placed.runs), samples, len(placed.ranks))
 
     def found_bytes(self) -> int:
         """What every rank holds of the sites of a step."""
         shared = any(len(stage.ranks) > 1 for stage in self.stages)
-        return sum(self.book.preparations.found_bytes(rows, shared=shared) for rows in self.micro_batches)
+        found = self.book.preparations.found_bytes
+        return sum(found(samples_in(size), shared=shared) for size in self.micro_batches)
+
+    @property
+    def num_samples(self) -> int:
+        """Of a step."""
+        firsts = (size for size in self.micro_batches if not isinstance(size, TokenSlice) or not size.start)
+        return sum(map(samples_in, firsts))
 
     def parameter_bytes(self, rank: int) -> int:
         """What the rank holds of parameters."""
@@ -165,7 +175,7 @@ class StageCosts:
     def table(self, stage: int, member: int, microbatch: int) -> SizeTable:
         """Costs of all layers on the stage's rank number ``member`` at its share of the micro-batch."""
         placed = self.stages[stage]
-        samples = placed.samples[self.micro_batches[microbatch]][member]
+        samples = placed.samples[samples_in(self.micro_batches[microbatch])][member]
         return self.book.tables.at(self.kind(placed.ranks[member]), samples)
 
     def evidence(self) -> Evidence:
@@ -204,7 +214,7 @@ class StageCosts:
         key = (id(placed), op, self.micro_batches[microbatch])
         found = self._exchanged.get(key)
         if found is None:
-            sums = self.book.exchanges_s(placed.ranks, self.micro_batches[microbatch], placed.recompute)
+            sums = self.book.exchanges_s(placed.ranks, samples_in(self.micro_batches[microbatch]), placed.recompute)
             found = exchange_s(op, *(span(way, placed.runs) for way in sums))
             self._exchanged[key] = found
         return found
@@ -214,7 +224,7 @@ class StageCosts:
         found = self._local.get(key)
         if found is None:
             placed = self.stages[stage]
-            samples = placed.samples[self.micro_batches[microbatch]][member]
+            samples = placed.samples[samples_in(self.micro_batches[microbatch])][member]
             kind, shared = self.kind(placed.ranks[member]), len(placed.ranks) > 1
             found = self.book.sums(kind, samples, shared, placed.recompute).action_s(op, placed.runs, accumulates)
             self._local[key] = found

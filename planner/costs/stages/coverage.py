@@ -13,7 +13,7 @@ from planner.costs.stages.input_pipeline import has_host_beside
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.placement import StagePlacement, placements
 from planner.ir.cluster import MEASURED, PIECES
-from planner.ir.plan import Decision
+from planner.ir.plan import Decision, TokenSlice
 from planner.ir.profile import PartShape
 
 _Whole = tuple[str, int]
@@ -100,6 +100,8 @@ def _uses(
             if number and number == int(number):
                 yield from ((book.kind(rank), layers[index].name, int(number), ()) for index in layers_of(stage.runs))
     for rows in stage.laid_out:
+        if isinstance(rows, TokenSlice):  # read between what was measured of a few (``costs.layers.token_slices``)
+            continue
         prices = LayoutPrices(book, stage.ranks, rows)
         for index in layers_of(stage.runs):
             name = layers[index].name

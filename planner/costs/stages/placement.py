@@ -12,9 +12,10 @@ from planner.costs.shards.option import Option
 from planner.costs.stages.blocks import stage_cost_in_blocks
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
+from planner.costs.stages.token_slices import slice_costs
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout
-from planner.ir.plan import Block, Decision
+from planner.ir.plan import Block, Decision, Size, TokenSlice
 from planner.ir.problem import SAMPLE_DIMS
 from planner.ir.schedule import FORWARD_PASS
 from planner.layers import throughout_sites
@@ -34,6 +35,10 @@ class Tie:
     held_below: frozenset[int]
 
 
+def _size_first(item: tuple[Size, object]) -> tuple[int, ...]:
+    return item[0] if isinstance(item[0], tuple) else (item[0],)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StagePlacement:
     """A stage as the prices see it.
@@ -47,7 +52,8 @@ class StagePlacement:
         sharded: whether its ranks divide the optimiser's state among them.
         ties: its parameters that other stages use too.
         tied: names of these.
-        laid_out: its price by samples of the micro-batch, if its layers have layouts of their own; else empty.
+        laid_out: its price by samples of the micro-batch, if its layers have layouts of their own, or by token slice;
+            else empty.
     """
 
     runs: tuple[Run, ...]
@@ -58,7 +64,7 @@ class StagePlacement:
     sharded: bool = False
     ties: tuple[Tie, ...] = ()
     tied: frozenset[str] = frozenset()
-    laid_out: Mapping[int, StageCost] = field(default_factory=dict)
+    laid_out: Mapping[Size, StageCost] = field(default_factory=dict)
 
     @property
     def own_bytes(self) -> int:
@@ -73,7 +79,7 @@ class StagePlacement:
     @property
     def once(self) -> StageCost | None:
         """The price of a full micro-batch, which holds what is done once a step; None if cut along samples alone."""
-        return self.laid_out[max(self.laid_out)] if self.laid_out else None
+        return max(self.laid_out.items(), key=_size_first)[1] if self.laid_out else None
 
 
 def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...]:
@@ -84,6 +90,8 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
     """
     graph = book.profile.graph
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
+    if decision.token_slices:
+        return _sliced(book, decision, index)
     evaluates = not any(action.op not in FORWARD_PASS for row in decision.rows() for action in row)
     sizes, users = set(decision.micro_batches), _users(graph, decision)
     layouts = LayoutBook(book, evaluates=evaluates)
@@ -108,6 +116,23 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
                 {} if plain else layouts.costs(group.ranks, options, sizes, group.blocks),
             )
         )
+    return tuple(found)
+
+
+def _sliced(book: PriceBook, decision: Decision, index: Mapping[str, int]) -> tuple[StagePlacement, ...]:
+    """The stages of a plan with token slices, each on one rank."""
+    graph = book.profile.graph
+    users = _users(graph, decision)
+    ties, tied = _ties(graph, decision, users), frozenset(name for name, stages in users.items() if len(stages) > 1)
+    found = []
+    for stage, group in enumerate(decision.stages):
+        names = decision.layers_of(stage)
+        layers, kind = sorted(index[name] for name in names), book.kind(group.ranks[0])
+        sizes = [size for size in dict.fromkeys(decision.sizes) if isinstance(size, TokenSlice)]
+        costs = slice_costs(book, kind, layers, sizes, group.recompute)
+        parameters = graph.parameter_bytes(frozenset(names))
+        runs, again = runs_of(layers), group.recompute
+        found.append(StagePlacement(runs, group.ranks, {}, parameters, again, False, ties[stage], tied, costs))
     return tuple(found)
 
 
@@ -187,13 +212,13 @@ class LayoutBook:
         options: Mapping[int, Option],
         sizes: Collection[int],
         blocks: tuple[Block, ...] = (),
-    ) -> dict[int, StageCost]:
+    ) -> dict[Size, StageCost]:
         """The price of a stage whose layers (by index) have layouts of their own, by samples of the micro-batch.
 
         Args:
             blocks: of them, those that are run in blocks.
         """
-        found = {}
+        found: dict[Size, StageCost] = {}
         chosen = tuple(sorted(options.items()))
         for rows in sorted(sizes):
             key = (ranks, rows, chosen, tuple((block.layers, tuple(block.tiles.items())) for block in blocks))

@@ -333,6 +333,8 @@ def _least_of_parts(evaluator: Evaluator, size: int, backward: str, kind: str) -
     index = {layer.name: k for k, layer in enumerate(profile.graph.layers)}
     measured: dict[tuple[str, tuple[int, ...]], set[int]] = {}
     for one in profile.parts.get(kind, ()):
+        if one.before:
+            continue
         measured.setdefault((one.layer, one.part), {1, size}).add(one.samples)
     for (name, part), sizes in measured.items():
         sized = prices.sized(index[name])

@@ -38,6 +38,8 @@ Of plans that the model cannot tell apart the simplest is taken, if that is aske
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
 and in forward plans over blocks of layers and tiles                                         ``block_search``
 
+Where sequences may be cut into token slices, plans with such are tried at last    ``planner.solvers.token_slices``
+
 Objectives: ``throughput`` as above; ``latency`` the same with forward passes alone; ``memory`` the least limit under
 which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``infeasible``
 
@@ -67,6 +69,7 @@ from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ti
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import binding
 from planner.solvers.progress import Progress
+from planner.solvers.token_slices import require_slices, slices_time, with_token_slices
 
 METHOD = "best-first search under a suffix DP's bound, every candidate simulated"
 
@@ -79,15 +82,18 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: nothing fits; the error says what lacks least and what would fit.
         MissingMeasurementError: the profile says nothing about any size that may be used.
+        UnsupportedModelError: time may be cut, and the network cannot be run in token slices.
     """
     words: tuple[str, ...] = ()
     limited = problem
     if problem.objective == MEMORY:
         limited, words = least_memory(problem)
-    ends_s = time.monotonic() + limited.time_limit_s
-    if beyond_samples(limited):
+    ends_s, book = time.monotonic() + limited.time_limit_s, PriceBook(problem.profile)
+    if slices_time(problem):
+        require_slices(problem, book)
+    if beyond_samples(limited) or slices_time(limited):
         limited = replace(limited, time_limit_s=limited.time_limit_s / 2)
-    evaluator = Evaluator(limited, PriceBook(problem.profile))
+    evaluator = Evaluator(limited, book)
     start = Start(evaluator)
     queue = Queue(evaluator, progress, hints=functools.partial(published, evaluator))
     outcome = queue.run(start.items)
@@ -127,7 +133,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     )
     fastest = outcome.best if tie is not None else None
     others = alternatives(evaluator, taken, start.choices, outcome.by_num_stages, fastest)
-    return plan_of(problem, decision, seen.prediction, search, others)
+    plan = plan_of(problem, decision, seen.prediction, search, others)
+    return with_token_slices(evaluator, plan) if slices_time(problem) else plan
 
 
 def _nothing_found(evaluator: Evaluator, outcome: Outcome) -> Exception:

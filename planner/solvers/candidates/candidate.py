@@ -26,10 +26,21 @@ from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout, cut_points
-from planner.ir.plan import Alternative, Block, Decision, Placement, Plan, PlanInputs, Prediction, Search, Stage
+from planner.ir.plan import (
+    Alternative,
+    Block,
+    Decision,
+    Placement,
+    Plan,
+    PlanInputs,
+    Prediction,
+    Search,
+    Stage,
+    sizes_of,
+)
 from planner.ir.problem import LATENCY, Problem
 from planner.ir.program import Program
-from planner.ir.schedule import Pipeline, StageGraph
+from planner.ir.schedule import Pipeline
 from planner.layers import batch_wide_layers, check_samples_apart
 from planner.layers.boundary import Boundaries
 from planner.passes import lower
@@ -254,6 +265,7 @@ class Candidate:
         options: by layer: how it is divided where its stage is not cut along samples alone, else None; empty: nowhere.
         prepares_ahead: whether hosts prepare inputs one micro-batch ahead (``passes.lower``).
         blocks: by stage, layers that are run in blocks; empty: nowhere.
+        token_slices: tokens of each slice that sequences are cut into; empty: they are not.
     """
 
     stage_of: tuple[int, ...]
@@ -266,6 +278,7 @@ class Candidate:
     options: tuple[Option | None, ...] = ()
     prepares_ahead: bool = True
     blocks: tuple[tuple[Block, ...], ...] = ()
+    token_slices: tuple[int, ...] = ()
 
     @classmethod
     def chain(
@@ -347,10 +360,9 @@ def boundaries_of(graph: Graph, candidate: Candidate) -> Boundaries:
 
 def program_of(graph: Graph, candidate: Candidate) -> Program:
     """The candidate's program, validated by whoever predicts it."""
-    boundaries = boundaries_of(graph, candidate)
-    edges = boundaries.edges()
-    stages = StageGraph(candidate.num_stages, len(candidate.micro_batches), edges, boundaries.prepares())
-    routes = boundaries.routes(edges, candidate.micro_batches)
+    boundaries = boundaries_of(graph, candidate).sliced(candidate.token_slices)
+    edges, sizes = boundaries.edges(), sizes_of(candidate.micro_batches, candidate.token_slices)
+    stages, routes = boundaries.stages(edges, sizes), boundaries.routes(edges, sizes)
     num_ranks = 1 + max(rank for group in candidate.groups for rank in group)
     order = schedule_named(candidate.schedule)(Pipeline(stages, candidate.positions, candidate.windows))
     return lower(order, stages, candidate.groups, routes, num_ranks, ahead=candidate.prepares_ahead)
@@ -376,6 +388,7 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
         ),
         layers={layer.name: candidate.placement_of(index) for index, layer in enumerate(profile.graph.layers)},
         program=tuple(tuple(str(action) for action in row) for row in program.rows),
+        token_slices=candidate.token_slices,
     )
 
 

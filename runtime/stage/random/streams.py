@@ -149,7 +149,7 @@ class Draw:
 
     def at(self, portion: MicrobatchSlice) -> None:
         """What is run next."""
-        self.microbatch, self.total = portion.microbatch, portion.total
+        self.microbatch, self.total = portion.of, portion.total
         self.start, self.count = portion.start, portion.num_samples
 
     def key(self, name: str, index: int = 0, first: int = 0) -> int:

@@ -16,7 +16,10 @@ _INPUT = re.compile(r"(?i)\b(backward_)?input(_s)?\b")
 _WEIGHT = re.compile(r"(?i)\b(backward_)?weight(_s)?\b")
 
 
-_SEARCHES = "planner.solvers.ilp.solver planner.solvers.ilp.spans planner.solvers.best_first.layout_bound"
+_SEARCHES = (
+    "planner.solvers.ilp.solver planner.solvers.ilp.spans planner.solvers.best_first.layout_bound "
+    "planner.solvers.token_slices"
+)
 _READERS = f"planner.check.recompute {_SEARCHES}"
 
 

@@ -1,0 +1,200 @@
+"""What layers cost slice by slice, where sequences are cut into token slices.
+
+    a layer that reads its own tokens    t(l): as its parts were measured, or the model of its family says, else its
+                                         share of the whole (``costs.layers.shards``)
+    one that reads earlier ones too      t(l, c) = t(l) + a0 + a1 l + a2 c + a3 l c  for c > 0 tokens before the slice
+    rows of samples and tokens           their share of the whole
+    what every slice does                the whole
+
+The coefficients are least squares over what was measured behind other tokens, none below 0 (Li et al., "TeraPipe", ICML
+2021, section 3.3, "cost model", fit the same form).  Without such measurements a slice takes as many times t(l) as it
+reads pairs of a query and a key: 1 + 2 c / l.  Kept for the backward, and counted as received: what a slice reads of
+the tokens before it, and its own that later ones read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.costs.layers.cost_table import Array, CostTables
+from planner.costs.layers.interpolation import values_of
+from planner.costs.layers.shards import alike_layers, part_of
+from planner.costs.shards.shapes import SizedLayer
+from planner.ir.box import volume
+from planner.ir.graph import BYTES_PER_ELEMENT, Layer
+from planner.ir.plan import TokenSlice
+from planner.layers import check_samples_apart
+from planner.layers.token_slices import SlicedDivision, TokenAxes
+
+SAVED, WORKSPACE = 4, 5
+"""Places in the costs of a layer, behind the seconds of F, B, I and W."""
+
+_COEFFICIENTS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SliceTable:
+    """All layers of a graph for one slice on one kind of device.
+
+    Attributes:
+        costs: ``[6, layers]``: forward, backward, backward for inputs and for weights in seconds, saved and workspace
+            bytes.
+        received: by layer, bytes of other tokens that it reads, and of its own that others do.
+        share: by layer, of its whole work.
+    """
+
+    costs: Array
+    received: Array
+    share: Array
+
+
+@dataclass(slots=True, eq=False)
+class SlicePrices:
+    """Prices of token slices, each looked up once.
+
+    Attributes:
+        tables: of whole layers and parts.
+        added: by kind of device, what corrections multiply F, B, I and W of stages of one rank by.
+
+    Raises:
+        UnsupportedModelError: the network cannot be run in token slices.
+    """
+
+    tables: CostTables
+    added: Callable[[str], Array]
+    axes: TokenAxes = field(init=False)
+    _classes: list[list[Layer]] = field(init=False, repr=False)
+    _index: dict[str, int] = field(init=False, repr=False)
+    _tables: dict[tuple[str, TokenSlice], SliceTable] = field(init=False, default_factory=dict, repr=False)
+    _own: dict[tuple[str, str, int, int], Array] = field(init=False, default_factory=dict, repr=False)
+    _fits: dict[tuple[str, str, int], Array | None] = field(init=False, default_factory=dict, repr=False)
+    _whole: dict[tuple[str, int], Array] = field(init=False, default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        graph = self.tables.profile.graph
+        self.axes = TokenAxes.of(graph)
+        self._classes = alike_layers(graph, graph.values(), frozenset(check_samples_apart(graph)))
+        self._index = {layer.name: number for number, layer in enumerate(graph.layers)}
+
+    def table(self, kind: str, size: TokenSlice) -> SliceTable:
+        """All layers on a device of ``kind``.
+
+        Raises:
+            MissingMeasurementError: the profile says nothing about so many samples.
+        """
+        found = self._tables.get((kind, size))
+        if found is None:
+            found = self._tables[kind, size] = self._made(kind, size)
+        return found
+
+    def _made(self, kind: str, size: TokenSlice) -> SliceTable:
+        tokens, length = self.axes.num_tokens, size.stop - size.start
+        whole = self._column(kind, size.samples)
+        costs, share, received = whole.copy(), np.ones(whole.shape[1]), np.zeros(whole.shape[1])
+        slices = tuple(part for part in (size.start, length, tokens - size.stop) if part)
+        position = 1 if size.start else 0
+        for layers in self._classes:
+            first = layers[0]
+            if first.name not in self.axes.works:
+                continue
+            members = [self._index[layer.name] for layer in layers]
+            share[members] = length / tokens
+            ratio = self._ratio(kind, first, size, whole[:, members[0]])
+            costs[:, members] = whole[:, members] * ratio[:, None]
+            if first.name in self.axes.reads_earlier:
+                division = self.axes.divided([first.name], slices, size.samples)
+                read, others = _read_bytes(division, first.name, position)
+                received[members] = read
+                costs[WORKSPACE, members] += others  # gradients of earlier tokens, which are added up
+        costs[:SAVED] *= self.added(kind)[:, None]
+        return SliceTable(costs, received, share)
+
+    def _ratio(self, kind: str, layer: Layer, size: TokenSlice, whole: Array) -> Array:
+        """``[6]``: what a slice of a layer costs over what ``whole`` says of all tokens."""
+        length, before = size.stop - size.start, size.start
+        own = self._of_first(kind, layer, size.samples, length, whole)
+        if before and layer.name in self.axes.reads_earlier:
+            fit = self._fit(kind, layer, size.samples)
+            own = own.copy()
+            if fit is None:
+                own[:SAVED] *= 1 + 2 * before / length
+            else:
+                own[:SAVED] += fit @ np.array([1.0, length, before, length * before])
+        found: Array = np.divide(own, whole, out=np.full_like(own, length / self.axes.num_tokens), where=whole > 0)
+        return found
+
+    def _of_first(self, kind: str, layer: Layer, samples: int, length: int, whole: Array) -> Array:
+        """``[6]``: of the first ``length`` tokens, of a layer whose whole costs are given."""
+        key = (kind, layer.name, samples, length)
+        found = self._own.get(key)
+        if found is None:
+            work, share = self.axes.works[layer.name], whole * (length / self.axes.num_tokens)
+            found = share
+            if not work.is_merged:
+                graph = self.tables.profile.graph
+                sized = SizedLayer.of(graph, layer, graph.values(), samples, mixes_samples=False)
+                extents = [length if dim == work.dim else extent for dim, extent in enumerate(sized.work.shape)]
+                part, of_all = part_of(sized, extents), part_of(sized, sized.work.shape)
+                found = self.tables.parts.estimate(kind, layer.name, samples, part, of_all, share)
+            self._own[key] = found
+        return found
+
+    def _fit(self, kind: str, layer: Layer, samples: int) -> Array | None:
+        """``[4, 4]``: a0 to a3 of F, B, I and W; None where too few slices were measured behind other tokens."""
+        key = (kind, layer.name, samples)
+        if key not in self._fits:
+            points = self.tables.parts.behind(kind, layer.name, samples)
+            work = self.axes.works[layer.name]
+            spec = layer.outputs[0]
+            at = work.dim - (spec.dims.index("sample") < work.dim if "sample" in spec.dims else 0)
+            rows, rises = [], []
+            for one in points:
+                length = one.part[at]
+                own = self._of_first(
+                    kind, layer, one.samples, length, self._column(kind, one.samples)[:, self._index[layer.name]]
+                )
+                rows.append([1.0, length, one.before, length * one.before])
+                rises.append((np.array(values_of(one)[:4]) - own[:4]) * (samples / one.samples))
+            self._fits[key] = _least_squares(np.array(rows), np.array(rises)) if len(rows) >= _COEFFICIENTS else None
+        return self._fits[key]
+
+    def _column(self, kind: str, samples: int) -> Array:
+        """``[6, layers]`` of whole sequences."""
+        found = self._whole.get((kind, samples))
+        if found is None:
+            table = self.tables.at(kind, samples)
+            sums = (table.forward_s, table.backward_s, table.backward_input_s, table.backward_weight_s)
+            rows = [np.diff(running) for running in (*sums, table.saved_bytes)]
+            found = self._whole[kind, samples] = np.maximum(np.array([*rows, table.workspace_bytes]), 0.0)
+        return found
+
+
+def _read_bytes(division: SlicedDivision, name: str, position: int) -> tuple[float, float]:
+    """Bytes that a slice keeps of what its layer reads of several slices, and those of other slices among them."""
+    layer, graph = division.layers[name], division.axes.graph
+    kept = others = 0.0
+    specs = graph.values()
+    for index, value in enumerate(layer.layer.inputs):
+        moves = division.moves(name, index)
+        if moves:
+            each = BYTES_PER_ELEMENT[specs[value].dtype]
+            kept += each * volume(division.wanted(name, index)[position])
+            others += each * sum(volume(move.box) for move in moves if move.dst == position)
+    return kept, others
+
+
+def _least_squares(rows: Array, rises: Array) -> Array:
+    """``[quantities, coefficients]``, none below 0: those that would be are left out, the most negative first."""
+    found = np.zeros((rises.shape[1], rows.shape[1]))
+    for quantity in range(rises.shape[1]):
+        left = list(range(rows.shape[1]))
+        while left:
+            fit, *_ = np.linalg.lstsq(rows[:, left], rises[:, quantity], rcond=None)
+            if (fit >= 0).all():
+                found[quantity, left] = fit
+                break
+            left.pop(int(np.argmin(fit * rows[:, left].max(axis=0))))
+    return found
