@@ -47,6 +47,7 @@ ROWS: Mapping[str, Row] = {
     "inputs.model.elementwise": _SOURCE,
     "inputs.model.digest": _SOURCE,
     "inputs.model.local_losses": _SOURCE,
+    "inputs.model.sizes": _SOURCE,
     "inputs.optimizer.name": _SOURCE,
     "inputs.optimizer.arguments": _SOURCE,
     "inputs.optimizer.state_bytes_per_parameter_byte": _SOURCE,
@@ -86,6 +87,10 @@ ROWS: Mapping[str, Row] = {
     "decision.stages[].ranks": Row(PARTLY, "program, one stage or position a rank", WHOLLY, "and whose device it is"),
     "decision.stages[].devices": Row(PARTLY, "one device a rank, one rank a device", WHOLLY, "as in the cluster"),
     "decision.stages[].recompute": Row(PARTLY, "as asked for", WHOLLY, "step and memory"),
+    "decision.stages[].blocks[].layers": Row(
+        PARTLY, "stretches of the stage, of forward plans", WHOLLY, "what is exact in a block; step and memory"
+    ),
+    "decision.stages[].blocks[].tiles": Row(PARTLY, "along space", WHOLLY, "what is exact in tiles; step and memory"),
     "decision.stages[].sharded": Row(PARTLY, "as asked for, where it can be", WHOLLY, "step and memory"),
     "decision.layers.*.stage": Row(PARTLY, "a stage that there is, none without layers", WHOLLY, "and step, memory"),
     "decision.layers.*.cuts": _PLACED,

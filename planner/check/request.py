@@ -20,6 +20,7 @@ from planner.ir.problem import (
     OBJECTIVES,
     RECOMPUTE,
     SHARD,
+    SPATIAL_DIMS,
     TIME_DIMS,
     Request,
     Rule,
@@ -146,6 +147,9 @@ def _stage_faults(plan: Plan) -> Iterator[str]:
         gone = [device for device in stage.devices if request.speeds.get(device, 1.0) <= 0]
         if gone:
             yield f"{path}.devices: {gone[0]} is used, and gone by {_PATH}.speeds"
+        if stage.blocks and SPATIAL_DIMS not in request.allow:
+            allowed = ", ".join(request.allow) or "nothing"
+            yield f"{path}.blocks: stage {number} has {len(stage.blocks)} blocks of layers, allowed: {allowed}"
         wanted = {NEVER: False, ALWAYS: True}.get(request.recompute, stage.recompute)
         if stage.recompute != wanted and (trains or stage.recompute):
             does = "computes its activations again" if stage.recompute else "keeps its activations"
