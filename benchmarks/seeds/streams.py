@@ -90,7 +90,8 @@ def _loaded(serving: Serving, plan: Plan, count: int) -> Iterator[Row]:
         alone_s += [found.latency_s] if number >= _WARM else []
     yield _beside("streams, latency of a request alone (timed): measured over predicted", median(alone_s) / said.step_s)
     before = _resident_bytes(serving)
-    answers, ended_s = list[Tensor](), list[float]()
+    answers: list[Tensor] = []
+    ended_s: list[float] = []
     for output in serving.map(requests[number % 8] for number in range(_WARM + count)):
         ended_s.append(time.perf_counter())
         answers += [output] if len(answers) < 8 else []
