@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.seeds import parareal
+from benchmarks.seeds import parareal, terapipe
 from benchmarks.seeds.branches import Network, best_plan
 from benchmarks.seeds.primitives import adjoints
 from benchmarks.seeds.schedules import predicted
+from planner.solvers.token_slices import best_slices
 
 
 def test_predicted_gains_are_the_closed_forms() -> None:
@@ -29,6 +30,15 @@ def test_slices_side_by_side_gain_what_the_closed_form_says() -> None:
     assert [row.name for row in rows if not row.holds] == []
     assert all(row.value > 1.1 for row in rows)
     assert parareal.planned(2).value > 1.2
+
+
+def test_token_slices_gain_most_on_the_largest_model_as_published() -> None:
+    largest = terapipe.SETTINGS[-1]
+    slices, formula_s = best_slices(terapipe.slice_times(largest).both, largest.stages, largest.samples)
+    whole_s, step_s = (terapipe.step_s(largest, each) for each in ((terapipe.TOKENS,), slices))
+    assert sum(slices) == terapipe.TOKENS
+    assert step_s >= 0.999 * formula_s  # messages come on top
+    assert whole_s / step_s > largest.published
 
 
 def test_the_adjoints_of_random_exchanges_are_exact() -> None:
