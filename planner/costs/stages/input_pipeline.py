@@ -96,7 +96,8 @@ class Preparations:
         """Bytes of what is made of a micro-batch for layers, which read ``samples`` samples of it.
 
         Features are copied in the order of the sites.  Of a map whose sites several ranks share, each has its part, and
-        apart what joins its own sites where it borrows others.
+        apart what joins its own sites where it borrows others.  What a thread makes a step ahead is there twice: this
+        step's and the next one's.
 
         Args:
             parts: ranks that share out the sites.
@@ -108,6 +109,8 @@ class Preparations:
         copied = sum(
             input_bytes(graph, name, samples) for name in read - self._prepared if graph.inputs[name].has_sites
         )
+        if any(map(self.is_beside, self.profile.preparations)):
+            return 2 * (copied + sum(input_bytes(graph, name, samples) for name in self.read(layers)))
         twice = 2 if parts > 1 and self._borrows(parts, samples * parts) else 1
         return copied + twice * sum(input_bytes(graph, name, samples) for name in self.read(layers))
 

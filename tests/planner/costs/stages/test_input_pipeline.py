@@ -161,4 +161,6 @@ def test_a_thread_makes_what_its_own_ranks_samples_need() -> None:
     assert found.is_beside(kind)
     assert not Preparations(sparse_profile(GRAPH, preparation_s=1e-3)).is_beside(kind)
     assert found.exposed_s(kind, ALL, 3, 1e-3) == pytest.approx(2e-3)
+    alone = Preparations(sparse_profile(GRAPH, preparation_s=1e-3))
+    assert found.num_bytes(ALL, 4, 2) == found.num_bytes(ALL, 4) == 2 * alone.num_bytes(ALL, 4)  # the next step's, too
     assert found.exposed_s(kind, ALL, 0, 0.0) == found.exposed_s(kind, ALL, 3, 1.0) == 0.0
