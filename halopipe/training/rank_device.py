@@ -8,8 +8,8 @@ Plans are also made for machines that are not here, of the catalogue or of a clu
     anything else          nothing: it is refused (FPGAs, IPUs, TPUs, ...: no backend of ours drives them)
     any, --device cpu      a core of this host     none: the program is the plan's, the seconds are the host's
 
-:func:`require_devices` says so for every way to start a plan: ``halopipe run``, ``hp.run``, ``hp.parallelize``,
-``hp.execute``, torchrun and mpiexec.
+:func:`require_devices` says so for every way to start a plan: ``halopipe run`` and ``serve``, ``hp.run``,
+``hp.parallelize``, ``hp.execute``, torchrun and mpiexec.
 
 From that follow the cores of its process, the device of its tensors and the transport: NCCL where every rank has a GPU
 of its own, MPI in a job that mpiexec started, else memory that ranks of a host share, and gloo between hosts (tensors

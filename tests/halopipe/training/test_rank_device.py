@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cuda_ops.device.host import DeviceDescription
-from halopipe.launch.parallelize import _Ranks
+from halopipe.launch.parallelize import Ranks
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from halopipe.training import rank_device
@@ -151,8 +151,8 @@ def test_a_plan_for_boards_is_refused_by_every_way_to_start_it(monkeypatch: pyte
     there = replace(plan, decision=replace(plan.decision, stages=stages))
     with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/fpga0"):
         run_plan(there, RunOptions(steps=1))
-    with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/fpga0"):  # hp.parallelize
-        _Ranks(there, None, {"device": ""}, None, 60.0)
+    with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/fpga0"):  # hp.parallelize, halopipe serve
+        Ranks(there, None, {"device": ""}, None, 60.0, answers=False)
     terms = Terms(there, lambda _: [])  # hp.execute, torchrun and mpiexec: each rank for itself
     with pytest.raises(MissingDeviceError, match="rank 1 is to run on n0/fpga1"), open_rank(terms, 1, None, None):
         pytest.fail("it was opened")
