@@ -11,6 +11,8 @@
     hp.save(plan, "plan.json")                              # and hp.load
     engine = hp.execute(plan, model, loss_fn, optimizer)    # under torchrun; engine.step(batch) -> loss
     run = hp.parallelize(model, example, loss_fn=loss_fn)   # or all of it at once, from any script or notebook
+    with hp.serve(plan) as serving:                         # or requests without an end, answered in order
+        serving.submit(x).result().output
 
 ``hp.primitives`` are exchanges with exact adjoints, for modules of one's own.  Names are imported when they are first
 used, so that ``import halopipe`` costs next to nothing.
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         receptive_field,
         report,
         save,
+        serve,
         what_if,
         why_not,
     )
@@ -65,6 +68,7 @@ __all__ = [
     "receptive_field",
     "report",
     "save",
+    "serve",
     "what_if",
     "why_not",
 ]

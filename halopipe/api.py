@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from halopipe.planning.shadow_prices import Prices
     from halopipe.planning.what_if import Answer
     from halopipe.run_spec.options import ScriptOptions
+    from halopipe.serving.serving import Serving
     from halopipe.training.session import Execution
     from planner.ir.graph import Graph
     from planner.ir.problem import Problem
@@ -55,6 +56,7 @@ __all__ = [
     "receptive_field",
     "report",
     "save",
+    "serve",
     "what_if",
     "why_not",
 ]
@@ -458,6 +460,55 @@ def parallelize(
     given = None if plan is None else _plan(plan)
     known = measured if given is None else _profile_of(given, profile)
     return launching.parallelize(module, example, loss_fn, optimizer, given, known, make_plan, options, job)
+
+
+def serve(
+    plan: PlanOrPath,
+    module: Any = None,
+    *,
+    mode: str = "module",
+    learn: bool = False,
+    room: int = 0,
+    checkpoint: str | Path = "",
+    step: int | None = None,
+    optimizer: Any = None,
+    check_first_answer: bool = True,
+    **options: Unpack[ScriptOptions],
+) -> Serving:
+    """Answers an endless stream of requests by a plan, on the devices of this host; see :class:`Serving`.
+
+    Each stage works on a request of its own at the same time, and keeps state of its own: buffers that layers write.
+
+    Args:
+        module: whose weights the ranks begin with; None: those that the plan's factory makes.
+        mode: ``module``: batch norm and dropout as the module was planned, part by part; ``eval``: evaluation mode.
+        learn: whether each stage updates its weights after each request, by a loss of its own
+            (``halopipe profile --local-loss``).  **This changes the optimisation.**
+        room: requests that may be on their way before the next waits; 0: twice the stages, and two.
+        checkpoint: a folder of checkpoints whose weights are served; ``step``: which one, the newest if None.
+        optimizer: for ``learn``; text or a function of parameters; None: the plan's.
+        check_first_answer: whether the model's example is answered first, and compared with one device.
+        options: as of :func:`execute`.
+
+    Raises:
+        UsageError: the plan does not learn by local losses alone, or this process is a rank of a job.
+        UnsupportedModelError: the module's output cannot be had of the captured graph.
+        NumericsError: the first answer is not one device's.
+    """
+    from halopipe.serving import serving
+
+    return serving.open_serving(
+        _plan(plan),
+        module,
+        optimizer=optimizer,
+        options=options,
+        checkpoint=checkpoint,
+        step=step,
+        mode=mode,
+        learn=learn,
+        room=room,
+        check=check_first_answer,
+    )
 
 
 def _on_all(profile: Profile, best: Plan, num_ranks: int) -> Plan:

@@ -42,6 +42,7 @@ from runtime.pipeline.messages import Piece
 from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
 from runtime.pipeline.sample_weights import Weighing
 from runtime.pipeline.specialize import Binder, Binding
+from runtime.pipeline.stream import Setting, Stream, answers_of, reads_of, require_local, statistics_of
 from runtime.spatial.collectives import gathered, gathered_gradients, united
 from runtime.spatial.compiling.compiled import Compiler
 from runtime.spatial.slices import joined
@@ -129,6 +130,7 @@ class Engine:
         device: where this rank computes; what its stages use is moved there, in place.  None: where the model is.
         meter: counts the memory of the stages' device (:func:`runtime.memory.meter_of`).
         others: what the other ranks do, as one line; asked when something failed.
+        answers: whether the stages give what the module's output is made of, as :meth:`stream` needs.
 
     Raises:
         CorruptFileError: the decision's layers are not the graph's.
@@ -156,6 +158,7 @@ class Engine:
         activity: Activity | None = None,
         meter: MemoryMeter | None = None,
         others: Callable[[], str] = str,
+        answers: bool = False,
     ) -> None:
         check_layers(decision, model.graph)
         self._decision, self._transport = decision, transport
@@ -169,7 +172,8 @@ class Engine:
         self._versioned, self._trains = is_versioned(program), program.trains
         self._refuse_what_versions_forbid(accumulate)
         made_for = (decision, model, boundaries, program.stages, transport, optimizer, deadline_s)
-        builder = Builder(*made_for, seed=seed, compiler=compiler, device=device)
+        self._answers = answers_of(model) if answers else ()
+        builder = Builder(*made_for, seed=seed, compiler=compiler, device=device, answers=self._answers)
         self._residents, self.layers_by_micro_batch = builder.residents(), builder.layers_by_micro_batch
         for resident in self._residents.values():
             if scheduler is not None and resident.optimizer is not None:
@@ -201,6 +205,8 @@ class Engine:
         self._loss_stage = decision.layers[producer(model.graph.loss)].stage
         self._judged = model.judged
         self._state = named_state(self._residents, model, module)
+        self._statistics = statistics_of(module, model, self._residents) if answers else frozenset()
+        self._read = reads_of(decision, model, self._residents) if answers else ()
         self._parts = named_parts(self._residents, self._state)
         self._speaks = speakers(model, decision)
         self._unread = unread_state(model, module, self._speaks)
@@ -318,6 +324,34 @@ class Engine:
             ran.spans,
             ran.peak_bytes,
         )
+
+    def stream(self, *, learns: bool = False, training: bool = True) -> Stream:
+        """An endless stream of batches, of which several may be on their way through the stages.
+
+        Args:
+            learns: whether each stage updates its weights after each batch, by losses of its own.
+            training: whether stages run in the mode that the module was captured in, else in evaluation mode.
+
+        Raises:
+            UsageError: the engine was not made for answers, or a plan does not learn by local losses alone.
+        """
+        if not self._answers:
+            raise UsageError("this engine gives no answers", ["it was made to train"], ["Engine(..., answers=True)"])
+        if self._decision.num_slices > 1:
+            raise UsageError("a stream is not cut into token slices", ["the plan is"], ["plan without --allow time"])
+        if learns:
+            require_local(self._around.context.program, self._finishing, self._versioned)
+        setting = Setting(
+            learns,
+            training,
+            self._answers,
+            self._statistics,
+            self._read,
+            self._inputs,
+            self._decision.micro_batches,
+            0 if self._binder.takes_any else self._inputs.captured,
+        )
+        return Stream(setting, self._around, self._stream_binding, self._begin_in_stream, self._next_turn)
 
     def _whole_outputs(
         self, outputs: Mapping[int, Mapping[str, Piece]], rows: tuple[int, ...]
@@ -476,6 +510,20 @@ class Engine:
         start = time.perf_counter()
         ran = executor.run()
         return ran, time.perf_counter() - start
+
+    def _next_turn(self) -> int:
+        self._turn += 1
+        return self._turn
+
+    def _stream_binding(self, batch: Batch, learns: bool) -> Binding:
+        binding = self._binder.bind(self._residents, batch)
+        return binding if learns else _forward_only(binding)
+
+    def _begin_in_stream(self, batch: Batch, binding: Binding, learns: bool) -> None:
+        self._weighing.begin(batch, binding.residents)
+        if learns:
+            self._finishing.begin(binding.residents)
+            self._step += 1
 
     def _run_again(self, ran: Ran) -> None:
         """The same step on the same batch, which another may have been bound after."""

@@ -43,7 +43,9 @@ GIVEN = (  # prices of layers and links
     "planner.costs.cost_model planner.costs.layers planner.costs.communication planner.costs.shards "
     "planner.costs.stages.gradient_overlap planner.costs.stages.input_pipeline"
 )
-DEPENDENCIES = "bokeh cloudpickle jinja2 laspy lazrs matplotlib nbformat numpy pandas pydantic rich sklearn torch typer"
+DEPENDENCIES = (
+    "bokeh cloudpickle jinja2 laspy lazrs matplotlib nbformat numpy pandas pydantic rich sklearn torch typer uvicorn"
+)
 # The architecture's table. The longest name here that a module's own begins with is its floor.
 FLOORS = {
     "planner.ir": floor(),

@@ -10,9 +10,20 @@ unless its row says so.
 from __future__ import annotations
 
 from benchmarks.report import Row
-from benchmarks.seeds import boards, branches, fields, graphs, parareal, primitives, schedules, terapipe, transformers
+from benchmarks.seeds import (
+    boards,
+    branches,
+    fields,
+    graphs,
+    parareal,
+    primitives,
+    schedules,
+    streams,
+    terapipe,
+    transformers,
+)
 
-SYSTEMS = (schedules, branches, parareal, terapipe, fields, graphs, boards, transformers, primitives)
+SYSTEMS = (schedules, branches, parareal, terapipe, streams, fields, graphs, boards, transformers, primitives)
 """In the order of the table."""
 
 

@@ -32,6 +32,7 @@ from halopipe.cli import (
     report,
     run,
     schema,
+    serve,
     ways,
 )
 from halopipe.cli.options import with_words
@@ -102,6 +103,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "compare": compare.compare,
     "check": check.check,
     "run": run.run,
+    "serve": serve.serve,
     "report": report.report,
     "draw": draw.draw,
     "notebook": notebook.notebook,

@@ -166,6 +166,18 @@ def _on_nan() -> Iterable[str]:
     return ON_NAN
 
 
+def _serving_modes() -> Iterable[str]:
+    from halopipe.run_spec.options import SERVING_MODES
+
+    return SERVING_MODES
+
+
+def _stdin_formats() -> Iterable[str]:
+    from halopipe.run_spec.options import STDIN_FORMATS
+
+    return STDIN_FORMATS
+
+
 def _readers() -> Iterable[str]:
     from halopipe.run_spec.options import DATA_FROM
 
@@ -183,6 +195,7 @@ solvers, schedules, objectives = named(_solvers), named(_schedules), named(_obje
 choices, families = named(_choices), several(_families)
 optimizers, devices, formats = named(_optimizers), named(_catalogue), named(_formats)
 dtypes = named(lambda: DTYPES)
+serving_modes, stdin_formats = named(_serving_modes), named(_stdin_formats)
 plans, profiles, timelines = files("plan"), files("profile"), files("timeline")
 jobs = files("plan", suffixes=(".yaml", ".yml"))
 clusters = files(suffixes=(".yaml", ".yml"))

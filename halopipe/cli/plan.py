@@ -43,10 +43,19 @@ def plan(
         str,
         typer.Option(
             metavar="NAME",
-            help="What to make small: throughput (the step), memory or latency.",
+            help="throughput (the step; a stream's rate with --schedule forward), memory or latency.",
             autocompletion=completion.objectives,
         ),
     ] = "throughput",
+    rate: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            callback=a_number,
+            metavar="SAMPLES/S",
+            help="Forward plans: what a stream must sustain, at the least latency; 0: any.",
+        ),
+    ] = 0.0,
     recompute: Annotated[
         str,
         typer.Option(
@@ -228,6 +237,7 @@ def plan(
             gap=gap,
             time_limit_s=time_limit,
             objective=objective,
+            rate_per_s=rate,
             allow=units.names_in(allow),
             recompute=recompute,
             shard=shard,

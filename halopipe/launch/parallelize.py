@@ -67,6 +67,7 @@ class Parallel:
         plan: that is run.
         profile: that it was made from; None where only a plan was given.
         num_steps: training steps done.
+        ranks: that do it.
 
     All calls raise what a rank failed by, of its own type; a batch that does not fit leaves the run as it was.
     """
@@ -81,12 +82,14 @@ class Parallel:
         options: ScriptOptions | None = None,
         *,
         has_state: bool = False,
+        answers: bool = False,
     ) -> None:
         """Starts the ranks, and returns when all of them are ready.
 
         Args:
             module, loss_fn: of the script, which get the trained weights; None: those that the plan's factory makes.
             has_state: whether the weights of ``module`` are others than those that the plan's model is loaded with.
+            answers: whether the ranks are to answer a stream (:mod:`halopipe.serving.serving`).
         """
         self.plan, self.profile, self.num_steps = plan, profile, 0
         self._module, self._loss_fn, self._state_of = module, loss_fn, -1
@@ -110,10 +113,10 @@ class Parallel:
             optimizer = self._followed.described()
             given.pop("scheduler", None)  # it stays here
         state = None if module is None or not has_state else _state_of(module, loss_fn)
-        self._ranks = _Ranks(plan, optimizer, cast("ScriptOptions", given), state, terms.deadline_s)
-        self._end = weakref.finalize(self, self._ranks.end)
+        self.ranks = Ranks(plan, optimizer, cast("ScriptOptions", given), state, terms.deadline_s, answers)
+        self._end = weakref.finalize(self, self.ranks.end)
         try:
-            self._ranks.answers()
+            self.ranks.answers()
         except BaseException:
             self._end()
             raise
@@ -127,7 +130,7 @@ class Parallel:
     def step(self, batch: Any) -> float:
         """One training step; returns the loss.  See :meth:`halopipe.training.session.Execution.step`."""
         settings = None if self._followed is None else self._followed.settings
-        answer = self._ranks.call("step", batch=batch, settings=settings)
+        answer = self.ranks.call("step", batch=batch, settings=settings)
         self.num_steps = answer["num_steps"]
         if self._followed is not None and answer["is_updated"]:
             self._followed.updated()
@@ -135,7 +138,7 @@ class Parallel:
 
     def evaluate(self, *batches: Any, metric: str | Callable[[], Any] = "", outputs: Sequence[str] = ()) -> Score:
         """The mean loss over ``batches``, and what else :meth:`halopipe.training.session.Execution.evaluate` finds."""
-        return Score(**self._ranks.call("evaluate", batches=batches, metric=metric, outputs=tuple(outputs))["score"])
+        return Score(**self.ranks.call("evaluate", batches=batches, metric=metric, outputs=tuple(outputs))["score"])
 
     def state_dict(self) -> dict[str, Any]:
         """That of the whole module, trained as it is by now."""
@@ -149,21 +152,21 @@ class Parallel:
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what :meth:`optimizer_state_dict` gave; an optimiser object of the script gets its settings."""
-        self.num_steps = self._ranks.call("load_optimizer_state_dict", state=dict(state))["num_steps"]
+        self.num_steps = self.ranks.call("load_optimizer_state_dict", state=dict(state))["num_steps"]
         if self._followed is not None:
-            self._followed.settings = torch.load(self._ranks.folder / STATE, weights_only=False)
+            self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
 
     def _written(self, what: str, **told: Any) -> dict[str, Any]:
         """What rank 0 writes to a file."""
-        path = self._ranks.folder / STATE
-        self._ranks.call(what, path=str(path), **told)
+        path = self.ranks.folder / STATE
+        self.ranks.call(what, path=str(path), **told)
         found: dict[str, Any] = torch.load(path, weights_only=False)
         path.unlink()
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from these parameters and buffers; optimiser and steps stay."""
-        self._ranks.call("load_state_dict", state=dict(state))
+        self.ranks.call("load_state_dict", state=dict(state))
         self._state_of = -1
 
     @property
@@ -171,7 +174,7 @@ class Parallel:
         """The script's own module, with the weights as they are trained by now."""
         if self._module is None:
             self._module = load_model(self.plan.inputs.model).module
-        if self._state_of != self.num_steps and self._ranks.is_alive:
+        if self._state_of != self.num_steps and self.ranks.is_alive:
             state = self.state_dict()
             self._module.load_state_dict({name: value for name, value in state.items() if not name.startswith(LOSS)})
             if isinstance(self._loss_fn, nn.Module):
@@ -186,27 +189,27 @@ class Parallel:
         The state of a schedule object is the script's own: ``scheduler.state_dict()``.
         """
         settings = None if self._followed is None else self._followed.settings
-        self._ranks.call("save", folder=str(Path(folder).absolute()), keep=keep, settings=settings)
+        self.ranks.call("save", folder=str(Path(folder).absolute()), keep=keep, settings=settings)
 
     def load(self, folder: str | Path, *, step: int | str | None = None) -> int:
         """Go on from a checkpoint; see :meth:`halopipe.training.session.Execution.load`."""
-        answer = self._ranks.call("load", folder=str(Path(folder).absolute()), step=step)
+        answer = self.ranks.call("load", folder=str(Path(folder).absolute()), step=step)
         self.num_steps, self._state_of = answer["num_steps"], -1
         if self._followed is not None:
-            self._followed.settings = torch.load(self._ranks.folder / STATE, weights_only=False)
+            self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
         return self.num_steps
 
     def close(self) -> None:
         """Puts the trained weights into the script's module and ends the ranks; they are gone afterwards."""
         try:
-            if self._ranks.is_alive and self._module is not None:
+            if self.ranks.is_alive and self._module is not None:
                 _ = self.module
-            self._ranks.close()
+            self.ranks.close()
         finally:
             self._end()
 
 
-class _Ranks:
+class Ranks:
     """The ranks as the script sees them: a folder, a store, and a thread that watches their processes.
 
     Attributes:
@@ -214,7 +217,13 @@ class _Ranks:
     """
 
     def __init__(
-        self, plan: Plan, optimizer: Any, options: ScriptOptions, state: Mapping[str, Any] | None, deadline_s: float
+        self,
+        plan: Plan,
+        optimizer: Any,
+        options: ScriptOptions,
+        state: Mapping[str, Any] | None,
+        deadline_s: float,
+        answers: bool,
     ) -> None:
         self._num_ranks, self._number = plan.decision.num_ranks, 0
         self._failure: HalopipeError | None = None
@@ -227,11 +236,11 @@ class _Ranks:
         self.folder = self._stack.enter_context(job_folder())
         self._store, port = host_store()
         self._link = join_store(LOOPBACK, port)
-        write(self.folder / SCRIPT, Script(plan, optimizer, options, port, state is not None))
+        write(self.folder / SCRIPT, Script(plan, optimizer, options, port, state is not None, answers))
         if state is not None:
             write(self.folder / STATE, state)
         names = {seat.rank: str(seat.rank) for seat in seats}
-        workers = workers_of(self.folder, names, afresh=on_gpus(seats), call=SERVE)
+        self._workers = workers = workers_of(self.folder, names, afresh=on_gpus(seats), call=SERVE)
         decision = plan.decision
         waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
 
@@ -255,6 +264,16 @@ class _Ranks:
         """Whether the ranks can be called."""
         return self._thread.is_alive() and self._failure is None
 
+    @property
+    def processes(self) -> Mapping[int, int]:
+        """The number of each rank's process."""
+        return self._workers.numbers
+
+    def wait_for_failure(self) -> HalopipeError:
+        """What the ranks ended by, which are known to be ending."""
+        self._thread.join(SETUP_S)
+        return self._failure or UsageError("this run is over", ["its ranks have ended"])
+
     def call(self, what: str, **told: Any) -> dict[str, Any]:
         """Has all ranks do something, and returns what rank 0 says of it.
 
@@ -262,6 +281,27 @@ class _Ranks:
             UsageError: the run is over; or the ranks refuse what they were told, and wait for the next call.
             HalopipeError: what a rank failed by.
         """
+        self.begin(what, **told)
+        return self.end_of_call()
+
+    @property
+    def have_answered(self) -> bool:
+        """Whether the call that was begun is over, or will never be."""
+        return self._link.check(self._keys) or not self._thread.is_alive()
+
+    @property
+    def _keys(self) -> list[str]:
+        return [f"answer/{self._number}/{rank}" for rank in range(self._num_ranks)]
+
+    def end_of_call(self) -> dict[str, Any]:
+        """What rank 0 says of the call that was begun; raises as :meth:`call`."""
+        answer = self.answers()
+        (self.folder / f"call-{self._number}.pt").unlink()
+        self._link.delete_key(f"call/{self._number}")
+        return answer
+
+    def begin(self, what: str, **told: Any) -> None:
+        """Has all ranks do something, and does not wait for it; raises as :meth:`call`."""
         if not self.is_alive:
             why = [self._failure.title] if self._failure is not None else ["it was closed"]
             raise UsageError("this run is over", why, ["hp.parallelize(...) again, and run.load(folder)"])
@@ -269,15 +309,11 @@ class _Ranks:
         path = self.folder / f"call-{self._number}.pt"
         write(path, told)
         self._link.set(f"call/{self._number}", what)
-        answer = self.answers()
-        path.unlink()
-        self._link.delete_key(f"call/{self._number}")
-        return answer
 
     def answers(self) -> dict[str, Any]:
         """Waits for all ranks' answers to the last call; the first call is to be ready."""
-        keys = [f"answer/{self._number}/{rank}" for rank in range(self._num_ranks)]
-        until(lambda: self._link.check(keys) or not self._thread.is_alive(), _BUSY_S)
+        keys = self._keys
+        until(lambda: self.have_answered, _BUSY_S)
         if not self._link.check(keys):
             raise self._failure or UsageError("this run is over", ["its ranks have ended"])
         answers = [json.loads(self._link.get(key)) for key in keys]

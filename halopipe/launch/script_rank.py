@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from torch import nn
 from cuda_ops._torch import PrefixStore
 from halopipe.launch.execute import joined, terms_of_script
 from halopipe.run_spec.options import ScriptOptions
+from halopipe.serving.rank_loop import serve_stream
 from halopipe.training.checkpoint_folders import load_weights
 from halopipe.training.session import Execution
 from planner.ir.errors import UsageError
@@ -48,6 +49,7 @@ class Script:
         options: as of ``hp.execute``.
         port: of the script's store.
         has_state: whether the ranks begin with other weights than the model is loaded with.
+        answers: whether they are to answer a stream.
     """
 
     plan: Plan
@@ -55,6 +57,7 @@ class Script:
     options: ScriptOptions
     port: int
     has_state: bool
+    answers: bool = False
 
 
 def serve(folder: Path, rank: int) -> None:
@@ -71,6 +74,7 @@ def serve(folder: Path, rank: int) -> None:
         function = getattr(model.loss_fn, "function", model.loss_fn)
         optimizer = optimizer.made(named_parameters(model.module, function))
     terms, device, check = terms_of_script(script.plan, optimizer, script.options)
+    terms = replace(terms, answers=script.answers)
     with joined(terms, rank, store, board, [model].pop, device, check=check, local_rank=rank) as execution:
         number = 0
         answer: dict[str, Any] = {}
@@ -113,6 +117,8 @@ def _done(execution: Execution, what: str, told: Mapping[str, Any], state: Path)
         case "load_optimizer_state_dict":
             execution.load_optimizer_state_dict(told["state"])
             _write_settings(execution, state)
+        case "stream":
+            serve_stream(execution, told)
         case "save":
             execution.save(told["folder"], keep=told["keep"])
         case "load":

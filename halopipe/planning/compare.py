@@ -89,7 +89,13 @@ class Comparison:
         header = ["plan", "step", "samples/s", "slower", "bubble", "peak memory", "stages", "schedule", "status"]
         measured = any(row.measured_step_s is not None for row in rows)
         cells = [_cells(row, measured, is_tie=row.plan in self.ties) for row in rows]
-        return header[:2] + ["measured"] * measured + header[2:], cells
+        named = header[:2] + ["measured"] * measured + header[2:]
+        if any(row.sustained_per_s for row in rows):  # streams of forward passes
+            at = named.index("samples/s") + 1
+            named.insert(at, "sustained")
+            for row, line in zip(rows, cells, strict=True):
+                line.insert(at, units.rate(row.sustained_per_s) if row.sustained_per_s else "–")
+        return named, cells
 
     def render(self) -> str:
         """The table, then the differences from the first plan."""

@@ -1,6 +1,6 @@
 """Changes to a problem as people write them: ``stages=4,schedule=gpipe``, ``n1/gpu0.memory=32GiB``, ``devices=8``.
 
-schedule= micro-batch= ranks= stages= dp= recompute= shard= allow= objective= memory= global-batch= gap= solver=
+schedule= micro-batch= ranks= stages= dp= recompute= shard= allow= objective= rate= memory= global-batch= gap= solver=
     what a plan must be, or is asked for; stages and dp are exact, memory is the most on any device
 token-slices=256+192+64
     how sequences are to be cut
@@ -379,6 +379,7 @@ _CHANGES: Mapping[str, Callable[[Problem, str], Problem]] = {
     "shard": _shard,
     "allow": _allow,
     "objective": _objective,
+    "rate": lambda problem, value: replace(problem, rate_per_s=_number("rate", value)),
     "memory": lambda problem, value: replace(problem, memory_bytes=int(_quantity(value, BYTES))),
     "global-batch": _global_batch,
     "gap": lambda problem, value: replace(problem, gap=_number("gap", value)),

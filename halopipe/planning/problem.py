@@ -49,6 +49,7 @@ class Asked(TypedDict, total=False):
     gap: float
     time_limit_s: float
     objective: str
+    rate_per_s: float
     allow: Sequence[str]
     recompute: str
     shard: str
@@ -73,6 +74,7 @@ def make_problem(
     gap: float = 0.0,
     time_limit_s: float = 60.0,
     objective: str = THROUGHPUT,
+    rate_per_s: float = 0.0,
     allow: Sequence[str] = (),
     recompute: str = NEVER,
     shard: str = NEVER,
@@ -92,7 +94,8 @@ def make_problem(
         schedules: names; empty: those that the runtime executes as they are priced.
         num_ranks, max_stages: 0: no limit.
         memory_bytes: most bytes a plan may use on any device; 0: the device's memory less a margin.
-        objective: ``throughput``, ``memory`` or ``latency``.
+        objective: ``throughput``, ``memory`` or ``latency``; of forward passes alone, throughput is that of a stream.
+        rate_per_s: samples a second that a stream of forward passes must sustain, at the least latency; 0: any.
         allow: families of dims that may be cut: layers along ``sample``, ``spatial``, ``channel``; sequences along
             ``time``, into token slices that follow one another; empty: samples.
         recompute: ``never``, ``auto`` or ``always``.
@@ -119,6 +122,12 @@ def make_problem(
         )
     require_known("schedule", schedules, schedule_names())
     require_known("objective", [objective], OBJECTIVES)
+    if rate_per_s and objective == THROUGHPUT and any(_trains(name) for name in schedules):
+        raise UsageError(
+            "a rate is that of a stream of forward passes, and a schedule that trains may be used",
+            [f"--schedule {', '.join(schedules)}"],
+            ["--schedule forward", "--objective latency"],
+        )
     require_known("family of dims", allow, FAMILIES)
     require_known("way to recompute", [recompute], RECOMPUTE)
     require_known("way to shard", [shard], SHARD)
@@ -143,7 +152,7 @@ def make_problem(
     problem = Problem(
         profile=_calibrated(profile) if calibration else profile.bare,
         global_batch=batch,
-        schedules=tuple(schedules),
+        schedules=tuple(schedules) or (("forward",) if rate_per_s and objective == THROUGHPUT else ()),
         micro_batch_sizes=tuple(micro_batch),
         max_stages=max_stages,
         num_ranks=num_ranks,
@@ -151,6 +160,7 @@ def make_problem(
         time_limit_s=time_limit_s,
         memory_bytes=memory_bytes,
         objective=objective,
+        rate_per_s=rate_per_s,
         allow=tuple(name for name in FAMILIES if name in allowed) or (SAMPLE_DIMS,),
         recompute=recompute,
         shard=shard,
@@ -279,6 +289,12 @@ def schedule_names() -> tuple[str, ...]:
     from planner import schedules
 
     return tuple(schedules.names())
+
+
+def _trains(schedule: str) -> bool:
+    from planner import schedules
+
+    return schedules.traits(schedule).trains
 
 
 def default_schedules() -> tuple[str, ...]:

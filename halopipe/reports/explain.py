@@ -105,6 +105,7 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         f"  predicted {within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
         f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence}"
         + (f", messages over {prediction.transport})" if prediction.transport else ")")
+        + _stream_line(prediction)
         + optimisation_line(plan)
         + _machines_line(plan)
         + _weights_line(plan, prediction)
@@ -181,6 +182,15 @@ def evidence_text(prediction: Prediction) -> str:
 def within(prediction: Prediction) -> str:
     """The step, with the deciles of what it may come to: ``1.23 s (1.20-1.27)``."""
     return units.seconds_within(prediction.step_s, prediction.p10_s, prediction.p90_s)
+
+
+def _stream_line(prediction: Prediction) -> str:
+    """What an endless stream of batches comes to, of forward passes alone."""
+    if not prediction.sustained_per_s:
+        return ""
+    low, high = (units.rate(rate) for rate in (prediction.sustained_p10_per_s, prediction.sustained_p90_per_s))
+    within = f" ({low} to {high})" if prediction.sustained_p10_per_s else ""
+    return f"\n  stream    {units.rate(prediction.sustained_per_s)} samples/s sustained{within}; a step is the latency"
 
 
 def _tie_line(plan: Plan) -> str:

@@ -70,6 +70,7 @@ class Terms:
     """What all ranks of a job do alike.
 
     Attributes:
+        answers: whether ranks give what the module's output is made of (:meth:`runtime.engine.Engine.stream`).
         said: the same as text, where a rank may have been told otherwise than rank 0; compared by name.
     """
 
@@ -84,6 +85,7 @@ class Terms:
     transport: str = ""
     said: Mapping[str, str] = field(default_factory=dict)
     on_nan: OnNan = OnNan.STOP
+    answers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +273,7 @@ class Rank:
             meter=place.meter,
             activity=place.activity,
             others=place.others,
+            answers=terms.answers,
         )
         return Opened(engine, consumer, place.meet)
 

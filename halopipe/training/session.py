@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import runtime.pipeline.microbatches
 from cuda_ops.sampling.sampler import SampledGraph
 from cuda_ops.sparse.nn.tensor import SparseTensor
-from halopipe.data.feeds import COMPARING, Agreement, agreement_of
+from halopipe.data.feeds import COMPARING, Agreement, Consumer, agreement_of
 from halopipe.data.sources import Form, Item, Pair, bound, tensors_of
 from halopipe.run_spec.options import RESUME
 from halopipe.run_spec.result import Score
@@ -42,6 +42,7 @@ from runtime.monitor.failure import write_error
 from runtime.numerics.compare import Difference, NumericsReport, report
 from runtime.optim.optimizer import Followed, MakeOptimizer
 from runtime.pipeline.messages import CPU
+from runtime.pipeline.stream import Stream
 
 _log = logging.getLogger(__name__)
 
@@ -246,6 +247,16 @@ class Execution:
         """
         found = (self._bound(batch, self._evaluated) for batch in batches)
         return evaluate(self._engine, self._consumer, found, metric, outputs)
+
+    def stream(self, *, learns: bool = False, training: bool = True) -> Stream:
+        """This rank's part of an endless stream; see :meth:`runtime.engine.Engine.stream`."""
+        self._watched = None  # what was kept of the first step is not what goes on
+        return self._engine.stream(learns=learns, training=training)
+
+    @property
+    def consumer(self) -> Consumer:
+        """What this rank is fed."""
+        return self._consumer
 
     def save(self, folder: str | Path, *, keep: int = 0) -> None:
         """Save a checkpoint, ``folder/step-N``, for whatever plan of the model; all ranks call this, and share a disk.

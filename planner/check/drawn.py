@@ -21,6 +21,9 @@ class Drawn:
     evidence: str
     p10_s: float
     p90_s: float
+    sustained_per_s: float
+    sustained_p10_per_s: float
+    sustained_p90_per_s: float
 
 
 def drawn(plan: Plan, book: PriceBook) -> Drawn:
@@ -32,4 +35,5 @@ def drawn(plan: Plan, book: PriceBook) -> Drawn:
     request, said = plan.inputs.request, plan.prediction
     num_draws = DRAWS if said.p10_s or said.p90_s else 0
     found = forecast(book, plan.decision, request.memory_margin, request.memory_bytes, num_draws).prediction
-    return Drawn(found.evidence, found.p10_s, found.p90_s)
+    rates = found.sustained_per_s, found.sustained_p10_per_s, found.sustained_p90_per_s
+    return Drawn(found.evidence, found.p10_s, found.p90_s, *rates)

@@ -20,6 +20,7 @@ from planner.ir.problem import (
     OBJECTIVES,
     RECOMPUTE,
     SHARD,
+    SPATIAL_DIMS,
     TIME_DIMS,
     Request,
     Rule,
@@ -71,6 +72,8 @@ def _form_faults(request: Request) -> Iterator[str]:
         yield f"{_PATH}.memory_margin: {request.memory_margin} is not a share of 0 to 1"
     if not 0 <= request.confidence < 1:
         yield f"{_PATH}.confidence: {request.confidence} is not a probability of 0 or more, below 1"
+    if not request.rate_per_s >= 0:
+        yield f"{_PATH}.rate_per_s: {request.rate_per_s} is below 0"
     for name in ("max_stages", "num_ranks", "memory_bytes", "gap", "halo_depth"):
         if getattr(request, name) < 0:
             yield f"{_PATH}.{name}: {getattr(request, name)} is below 0"
@@ -81,7 +84,7 @@ def _form_faults(request: Request) -> Iterator[str]:
 def _schedule_faults(plan: Plan, trains: bool) -> Iterator[str]:
     request, name = plan.inputs.request, plan.decision.schedule
     by_name = name in request.schedules and _is_forward(name) and not trains
-    if (request.objective == LATENCY) == trains and not by_name:
+    if (request.objective == LATENCY or request.rate_per_s > 0) == trains and not by_name:
         words = ("forward passes alone", "training")
         yield f"{_PATH}.objective: asked for {request.objective}, the program is {words[trains]}"
         return
@@ -144,6 +147,9 @@ def _stage_faults(plan: Plan) -> Iterator[str]:
         gone = [device for device in stage.devices if request.speeds.get(device, 1.0) <= 0]
         if gone:
             yield f"{path}.devices: {gone[0]} is used, and gone by {_PATH}.speeds"
+        if stage.blocks and SPATIAL_DIMS not in request.allow:
+            allowed = ", ".join(request.allow) or "nothing"
+            yield f"{path}.blocks: stage {number} has {len(stage.blocks)} blocks of layers, allowed: {allowed}"
         wanted = {NEVER: False, ALWAYS: True}.get(request.recompute, stage.recompute)
         if stage.recompute != wanted and (trains or stage.recompute):
             does = "computes its activations again" if stage.recompute else "keeps its activations"

@@ -9,7 +9,8 @@ from dataclasses import fields
 
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS, MEASURED
 from planner.ir.plan import Alternative, Plan, Prediction, Tie
-from planner.ir.problem import MEMORY
+from planner.ir.problem import MEMORY, THROUGHPUT
+from planner.ir.schedule import FORWARD_PASS
 
 TOLERANCE = 1e-9
 STATUSES = ("proven", "within gap", "time limit", "stopped", "heuristic")
@@ -18,6 +19,8 @@ EVIDENCES = (MEASURED, INTERPOLATED, FAMILY, KERNELS, DATASHEET)
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{16}")
 _BOTTLENECK = re.compile(r"of the step rank (\d+) \((.*)\) computes (?:stage (\d+)|no stage)")
 _FULL = re.compile(r"memory: rank (\d+) holds (\d+)% of what it may")
+_TOO_SLOW = re.compile(r"sustains ([0-9.e+-]+) samples/s, asked: ([0-9.e+-]+)")
+_MOST_RATE = re.compile(r"rate: no plan sustains more than ([0-9.e+-]+) samples/s")
 _NEEDS = re.compile(r"needs ([\d.]+ \w+) on rank (\d+), limit ([\d.]+ \w+)")
 _SLOWER = re.compile(r"(\d+\.\d)% (slower|faster)(?:, a tie)?(?:: .+)?")
 _SHARE = re.compile(r"(\d+)% (.+)")
@@ -99,6 +102,17 @@ def _prediction_faults(plan: Plan) -> Iterator[str]:
         yield f"prediction.evidence: {said.evidence!r} is none of {', '.join(EVIDENCES)}"
     if (said.p10_s > 0) != (said.p90_s > 0) or said.p10_s > said.p90_s:
         yield f"prediction.p10_s: one step in ten is below {said.p10_s} s, one above {said.p90_s} s"
+    slowest, fastest = said.sustained_p10_per_s, said.sustained_p90_per_s
+    if (slowest > 0) != (fastest > 0) or slowest > fastest:
+        yield f"prediction.sustained_p10_per_s: one stream in ten is below {slowest} samples/s, one above {fastest}"
+    if said.sustained_per_s and said.sustained_per_s * said.step_s < batch * (1 - TOLERANCE):
+        text = f"a stream takes longer for a batch of {batch} at {said.sustained_per_s} samples/s than {said.step_s} s"
+        yield f"prediction.sustained_per_s: {text}"
+    if said.sustained_per_s and any(action.op not in FORWARD_PASS for row in plan.decision.rows() for action in row):
+        yield "prediction.sustained_per_s: the program trains, a stream of forward passes is none of it"
+    wanted = plan.inputs.request.rate_per_s
+    if said.sustained_per_s < wanted * (1 - TOLERANCE):
+        yield f"inputs.request.rate_per_s: asked for {wanted} samples/s, {said.sustained_per_s} are sustained"
     used = [rank for rank, row in zip(said.ranks, plan.decision.program, strict=False) if row]
     lost_s = sum(rank.bubble_s + rank.idle_s for rank in used)
     bubble = lost_s / (said.step_s * len(used)) if used else 0.0
@@ -248,8 +262,19 @@ def _memory_line_faults(plan: Plan, line: str, path: str) -> Iterator[str]:
         full = found.peak_bytes / max(1, found.memory_limit_bytes) if found is not None else 0.0
         if not _rounds_to(full, percent) or full < _NEARLY_FULL:
             yield f"{path}: rank {rank} holds {percent}% of what it may; of its bytes it is {full:.2%}"
+    elif line.startswith("rate: no "):
+        yield from _rate_faults(plan, line, path)
     elif plan.inputs.request.objective != MEMORY or not line.startswith("memory: no "):
         yield f"{path}: nothing is known by the words {line!r}"
+
+
+def _rate_faults(plan: Plan, line: str, path: str) -> Iterator[str]:
+    """Of the highest rate of a stream: the plan's own is not above it."""
+    said, found = plan.prediction.sustained_per_s, _MOST_RATE.fullmatch(line)
+    if not said or plan.inputs.request.objective != THROUGHPUT:
+        yield f"{path}: nothing is known by the words {line!r}"
+    elif found is not None and float(found[1]) < said * (1 - 1e-4):
+        yield f"{path}: {line!r}, and the plan sustains {said}"
 
 
 def _devices(plan: Plan, stage: int) -> Sequence[tuple[int, str]]:
@@ -267,6 +292,11 @@ def _alternative_faults(plan: Plan, other: Alternative, path: str) -> Iterator[s
     needs, slower = _NEEDS.fullmatch(other.why_not), _SLOWER.fullmatch(other.why_not)
     if other.peak_bytes is not None and other.peak_bytes < 0:
         yield f"{path}.peak_bytes: {other.peak_bytes} is below 0"
+    slow = _TOO_SLOW.fullmatch(other.why_not)
+    if other.step_s is None and slow is not None:
+        if not (plan.prediction.sustained_per_s and float(slow[1]) < float(slow[2])):
+            yield f"{path}.why_not: {other.name}: {other.why_not!r} is no reason"
+        return
     if other.step_s is None:
         if needs is None:
             yield f"{path}.step_s: {other.name} has none, and {other.why_not!r} does not say what it lacks"

@@ -115,6 +115,9 @@ def _prediction_faults(plan: Plan, book: PriceBook, found: Reckoning) -> Iterato
     for name in ("p10_s", "p90_s"):
         if not close(getattr(said, name), getattr(simulated, name), 2e-6):  # they are rounded to six digits
             yield f"prediction.{name}: {getattr(said, name)} s, drawn again {getattr(simulated, name)} s"
+    for name in ("sustained_per_s", "sustained_p10_per_s", "sustained_p90_per_s"):
+        if not close(getattr(said, name), getattr(simulated, name), 4e-6):
+            yield f"prediction.{name}: {getattr(said, name)} samples/s, simulated again {getattr(simulated, name)}"
     if found.step_s > 0:
         reduction, messages = found.longest_sum_s / found.step_s, found.most_messages_s / found.step_s
         known = set(binding_faults(plan))

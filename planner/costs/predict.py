@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.costs.communication.links import transport_of
 from planner.costs.cost_model import PriceBook
@@ -17,7 +17,7 @@ from planner.costs.simulator.prices import Prices, prices_of, transfer_bytes
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import placements
-from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, paired_steps
+from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, deciles_over_many, paired_steps
 from planner.ir.cluster import Evidence
 from planner.ir.plan import Decision, Prediction, RankPrediction, Size
 from planner.ir.profile import Profile
@@ -96,7 +96,19 @@ def forecast(
     rate = decision.global_batch / step_s if step_s > 0 else 0.0
     within = deciles(compiled, costs, prices, trace, num_draws) if num_draws else Deciles(0.0, 0.0, 0.0)
     transport = transport_of(book.profile.cluster, [rank for rank, row in enumerate(compiled.rows) if row])
-    prediction = Prediction(step_s, rate, bubble, ranks, evidence, within.p10_s, within.p90_s, transport)
+    stream = Sustained() if program.trains else sustained(book, decision, num_draws)
+    batch = decision.global_batch
+    prediction = Prediction(
+        step_s,
+        rate,
+        bubble,
+        ranks,
+        evidence,
+        within.p10_s,
+        within.p90_s,
+        transport,
+        *(batch / period_s if period_s > 0 else 0.0 for period_s in (stream.period_s, stream.p90_s, stream.p10_s)),
+    )
     return Forecast(prediction, seen, memories)
 
 
@@ -115,6 +127,66 @@ def paired_forecast(book: PriceBook, decision: Decision, num_draws: int) -> tupl
     )
     draws = paired_steps(compiled, costs, prices, run(compiled, prices), num_draws)
     return draws, len(compiled.messages) + sum(count > 1 for count in compiled.reductions) + inside
+
+
+@dataclass(frozen=True, slots=True)
+class Sustained:
+    """What each further batch of an endless stream takes; 0 where nothing is said.
+
+    Attributes:
+        period_s: without noise.
+        p10_s, p90_s: one stream in ten is faster than the first, one slower than the second.
+    """
+
+    period_s: float = 0.0
+    p10_s: float = 0.0
+    p90_s: float = 0.0
+
+
+FURTHER = 4
+"""Batches of a stream whose time is taken, behind those that fill the pipeline."""
+
+
+def filling(num_stages: int) -> int:
+    """Batches of a stream until its period is the same from batch to batch."""
+    return num_stages + 2
+
+
+def sustained(book: PriceBook, decision: Decision, num_draws: int = 0) -> Sustained:
+    """Of forward passes that follow one another without a flush, as ranks run their rows again and again.
+
+    The period is what the busiest rank or wire needs for a batch, or a little more where ranks wait for one another.
+
+    Args:
+        num_draws: of the period under noise; 0: its deciles are not wanted.
+    """
+    found = []
+    for times in (filling(len(decision.stages)), filling(len(decision.stages)) + FURTHER):
+        sizes: tuple[Size, ...] = decision.sizes * times
+        boundaries = Boundaries.of_decision(book.profile.graph, decision)
+        edges, count = boundaries.edges(), len(decision.sizes)
+        stages = boundaries.stages(edges, sizes)
+        rows = tuple(
+            tuple(
+                action if action.microbatch is None else replace(action, microbatch=action.microbatch + turn * count)
+                for turn in range(times)
+                for action in row
+            )
+            for row in decision.rows()
+        )
+        program = Program(rows, stages, boundaries.ranks, boundaries.routes(edges, sizes))
+        compiled = compile_program(program, sizes)
+        costs = StageCosts(book, placements(book, decision), sizes, False)
+        prices = prices_of(compiled, costs, transfer_bytes(program, compiled))
+        trace = run(compiled, prices)
+        draws = paired_steps(compiled, costs, prices, trace, num_draws) if num_draws else None
+        found.append((trace.step_s, draws, costs))
+    (first_s, first, _), (last_s, last, costs) = found
+    period_s = (last_s - first_s) / FURTHER
+    if first is None or last is None:
+        return Sustained(period_s)
+    within = deciles_over_many((last - first) / FURTHER, costs)
+    return Sustained(period_s, within.p10_s, within.p90_s)
 
 
 def unflushed_step_s(book: PriceBook, decision: Decision) -> float:

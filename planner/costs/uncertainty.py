@@ -150,6 +150,13 @@ def paired_steps(compiled: CompiledProgram, costs: StageCosts, prices: Prices, t
     return replayed(compiled, prices, trace, _factors(compiled, costs, prices, noises, num_draws, drawn), num_draws)
 
 
+def deciles_over_many(draws: Draws, costs: StageCosts) -> Deciles:
+    """Of what :func:`paired_steps` drew, or of a difference of such, with what the model leaves out."""
+    drawn = draws * _of_model(costs, len(draws))
+    low, middle, high = (_rounded(float(np.quantile(drawn, at))) for at in (0.1, 0.5, 0.9))
+    return Deciles(low, middle, high)
+
+
 def keyed(key: str) -> np.random.Generator:
     """Random numbers that depend on the key alone."""
     return np.random.default_rng((_SEED, crc32(key.encode())))

@@ -29,6 +29,7 @@ class PlanRow:
         measured_step_s, error: None until a run has measured; error is measured / predicted - 1.
         p10_s, p90_s: deciles of what the step may come to; 0 if not known.
         transport: that the prediction is of; empty if the profile does not say.
+        sustained_per_s: samples a second of a stream, of forward passes alone; else 0.
     """
 
     plan: str
@@ -49,6 +50,7 @@ class PlanRow:
     p10_s: float
     p90_s: float
     transport: str
+    sustained_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,7 @@ def _plan_row(name: str, plan: Plan, best_per_s: float) -> PlanRow:
         p10_s=prediction.p10_s,
         p90_s=prediction.p90_s,
         transport=prediction.transport,
+        sustained_per_s=prediction.sustained_per_s,
     )
 
 

@@ -8,7 +8,8 @@
     │   ├── RankCountError           H205
     │   ├── UnknownNameError         H206
     │   ├── MissingDeviceError       H207
-    │   └── DifferentDataError       H208
+    │   ├── DifferentDataError       H208
+    │   └── BusyError                H209
     ├── InputFileError               H300    3   a file is missing, corrupt or stale
     │   ├── MissingFileError         H301
     │   ├── CorruptFileError         H302
@@ -142,6 +143,13 @@ class DifferentDataError(UsageError):
 
     code = "H208"
     usual = ("--data-from first: one rank reads for all",)
+
+
+class BusyError(UsageError):
+    """A stream has no room for another request."""
+
+    code = "H209"
+    usual = ("ask again later", "more room, at the price of latency: --room N")
 
 
 class InputFileError(HalopipeError):

@@ -223,6 +223,9 @@ class Prediction:
         p10_s, p90_s: one step in ten is shorter than the first, one longer than the second, as far as the profile says
             how costs vary (``planner.costs.uncertainty``); 0 if not known.
         transport: that the links between its ranks were measured with; empty if the profile does not say.
+        sustained_per_s: samples a second of an endless stream of batches, of forward passes alone; a step is the
+            latency of one of them then.  0 for programs that train.
+        sustained_p10_per_s, sustained_p90_per_s: one stream in ten is slower than the first, one faster than the last.
     """
 
     step_s: float
@@ -233,6 +236,9 @@ class Prediction:
     p10_s: float = field(default=0.0, metadata={"added": "0.1"})
     p90_s: float = field(default=0.0, metadata={"added": "0.1"})
     transport: str = field(default="", metadata={"added": "0.1"})
+    sustained_per_s: float = field(default=0.0, metadata={"added": "0.1"})
+    sustained_p10_per_s: float = field(default=0.0, metadata={"added": "0.1"})
+    sustained_p90_per_s: float = field(default=0.0, metadata={"added": "0.1"})
 
     def other_transport(self, used: str) -> str:
         """The transport that the links were measured with, if a run over ``used`` says nothing of them; else empty.

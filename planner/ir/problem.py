@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, fields
 from planner.ir.profile import Profile
 
 THROUGHPUT, MEMORY, LATENCY = OBJECTIVES = ("throughput", "memory", "latency")
-"""Shortest training step; least memory on the fullest rank; shortest forward pass (inference) of one micro-batch."""
+"""Shortest training step, or of schedules of forward passes alone the most samples a second of a stream without an end;
+least memory on the fullest rank; shortest forward pass (inference) of one batch."""
 
 SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS = "sample", "spatial", "channel", "time"
 """Families of dims that may be cut: samples; height, width and depth; channels and filters; tokens, in their order.
@@ -60,6 +61,7 @@ class Request:
     forbid: tuple[Rule, ...] = ()
     confidence: float = field(default=0.0, metadata={"added": "0.1"})
     speeds: Mapping[str, float] = field(default_factory=dict, metadata={"added": "0.1"})
+    rate_per_s: float = field(default=0.0, metadata={"added": "0.1"})
     token_slices: tuple[int, ...] = field(default=(), metadata={"added": "0.1"})
 
 
@@ -87,6 +89,7 @@ class Problem:
             probability (``planner.costs.ties``); 0: the plan that the model says is the fastest.
         speeds: how ``profile`` differs from what was measured (``Profile.standing``): devices that are gone, or at
             another speed.
+        rate_per_s: samples a second that a stream of forward passes must sustain; 0: any.
         token_slices: tokens of each slice that sequences are to be cut into; empty: where time may be cut, what is
             fastest.
     """
@@ -110,6 +113,7 @@ class Problem:
     forbid: tuple[Rule, ...] = ()
     confidence: float = 0.0
     speeds: Mapping[str, float] = field(default_factory=dict)
+    rate_per_s: float = 0.0
     token_slices: tuple[int, ...] = ()
 
     @classmethod

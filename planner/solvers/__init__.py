@@ -16,7 +16,7 @@ from types import ModuleType
 
 from planner.ir.errors import InfeasibleError, UnknownNameError, UsageError
 from planner.ir.plan import Plan
-from planner.ir.problem import ALWAYS, AUTO, NEVER, Problem
+from planner.ir.problem import ALWAYS, AUTO, MEMORY, NEVER, Problem
 from planner.solvers.progress import Progress, SearchProgress
 
 __all__ = ["Progress", "SearchProgress", "Solver", "baselines", "current_name", "names", "solver"]
@@ -67,11 +67,15 @@ def solver(name: str) -> Solver:
     name = current_name(name)
     if name not in _SOLVERS:
         raise UnknownNameError(f"no solver {name!r}", [f"known: {', '.join(names())}"])
-    return functools.partial(_settled, _module(name).solve)
+    return functools.partial(_settled, _module(name).solve, name)
 
 
-def _settled(solve: Solver, problem: Problem, progress: Progress | None = None) -> Plan:
+def _settled(solve: Solver, name: str, problem: Problem, progress: Progress | None = None) -> Plan:
     _check_request(problem)
+    if problem.rate_per_s and name != "best-first":
+        raise UsageError(
+            f"{name} knows no rate of a stream", [f"--rate {problem.rate_per_s:g}"], ["use --solver best-first"]
+        )
     if problem.shard != AUTO:
         return solve(problem, progress)
     ends_s = time.monotonic() + problem.time_limit_s
@@ -101,6 +105,10 @@ def _check_request(problem: Problem) -> None:
         )
     if math.isnan(problem.time_limit_s) or problem.time_limit_s < 0:
         raise UsageError(f"a time limit of {problem.time_limit_s:g} s", (), ["give a number of seconds, 0 or more"])
+    if not (math.isfinite(problem.rate_per_s) and problem.rate_per_s >= 0):
+        raise UsageError(f"a rate of {problem.rate_per_s:g} samples/s", ["0 stands for any"], ["--rate 100"])
+    if problem.rate_per_s and problem.objective == MEMORY:
+        raise UsageError("a rate goes with latency or throughput", ["asked for: memory"], ["--objective latency"])
     counts = {
         "stages": problem.max_stages,
         "devices": problem.num_ranks,

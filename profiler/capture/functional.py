@@ -201,8 +201,9 @@ def _copy_for_readers(graph: fx.Graph, node: fx.Node, written: Collection[fx.Nod
     Views of the buffer that are ``written`` themselves stay views of it.  Between two writes of the same buffer,
     ``again`` among them, readers share a copy.
     """
-    readers = [user for user in node.users if user not in written and not (is_write(user) and user.args[0] is node)]
-    if not readers or any(user.op == "output" for user in readers):
+    others = [user for user in node.users if user not in written and user.op != "output"]
+    readers = [user for user in others if not (is_write(user) and user.args[0] is node)]
+    if not readers:
         return
     made: fx.Node | None = None
     for reader in sorted(readers):

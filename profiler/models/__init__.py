@@ -22,6 +22,7 @@ and have its default dtype. A shape that a network cannot take raises `ValueErro
 | `profiler.models.gnmt:gnmt` | Wu et al. 2016 | sample, time (source and target) | 193.8 M |
 | `profiler.models.gpt:gpt` | Radford et al. 2019 | sample, time | 163.0 M |
 | `profiler.models.parareal:parareal` | Lee, Park and Lee 2022 | sample, channel, height, width | 0.2 M |
+| `profiler.models.unet2d:unet2d` | after Ronneberger et al. 2015 | sample, channel, height, width (both vary) | 35 k |
 | `profiler.models.unet3d:unet3d` | Cicek et al. 2016 | sample, channel, depth, height, width | 19.1 M |
 | `profiler.models.cosmoflow:cosmoflow` | after Mathuriya et al. 2018 | sample, channel, depth, height, width | 5.2 M |
 | `profiler.models.mesh_tangling:mesh_tangling_1k` | Dryden et al. 2019 | sample, channel, height, width | 34.4 M |
@@ -55,6 +56,7 @@ __all__ = [
     "sparse_backbones",
     "sparse_resnet",
     "sparse_vgg",
+    "unet2d",
     "unet3d",
     "vgg",
 ]

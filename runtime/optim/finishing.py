@@ -85,6 +85,11 @@ class Finishing:
         return self._phases[0].is_last
 
     @property
+    def joins_ranks(self) -> bool:
+        """Whether ranks of several stages do anything together before an update."""
+        return bool(self._tied or self._clip_norm) or self._on_nan is OnNan.SKIP
+
+    @property
     def is_agreed(self) -> bool:
         """Whether :meth:`run` tells all ranks before the first update if something in the step is not finite."""
         clips = self._on_nan is OnNan.STOP and bool(self._clip_norm) and self.is_last

@@ -32,6 +32,7 @@ from runtime.pipeline.messages import CPU, Piece, add_up, assemble
 from runtime.pipeline.microbatches import Ahead, Batch
 from runtime.pipeline.p2p import BACKWARD, FORWARD, Post
 from runtime.pipeline.specialize import Binding
+from runtime.stage.local_stage import Resident
 from runtime.transport import Transport
 
 GRID_WIDTH = 4
@@ -40,6 +41,10 @@ GRID_WIDTH = 4
 NOTHING, SAVE, STOP, BAD = range(4)
 """What a rank asks of all when a step begins: nothing, a checkpoint behind this step, an end before it, or to look at
 the step before, which has NaN or infinity on that rank."""
+
+
+Passes = Callable[[Resident, int, Mapping[str, Tensor]], dict[str, Tensor]]
+"""Runs a stage forward on the values of a micro-batch."""
 
 
 class StopBeforeStepError(Exception):
@@ -213,16 +218,19 @@ class Executor:
 
     Args:
         evaluates: forward passes in evaluation mode.
+        passes: how a stage is run forward where it is not evaluated; None: as in training.
 
     Attributes:
         kept: names of values of which ``outputs`` keeps what this rank makes; changed between runs.
-        outputs: of the last evaluation, by micro-batch and value.
+        outputs: of the last run, by micro-batch and value.
     """
 
-    def __init__(self, binding: Binding, around: StepEnvironment, *, evaluates: bool = False) -> None:
+    def __init__(
+        self, binding: Binding, around: StepEnvironment, *, evaluates: bool = False, passes: Passes | None = None
+    ) -> None:
         self._program, self._residents, self._plumbing = binding.program, binding.residents, binding.plumbing
         self._around, self._rank = around, around.transport.rank
-        self._evaluates = evaluates
+        self._evaluates, self._passes = evaluates, passes
         self.kept: tuple[str, ...] = ()
         row = binding.program.rows[self._rank]
         self._post = Post(
@@ -258,14 +266,8 @@ class Executor:
             StopBeforeStepError: a rank has asked for it.
         """
         activity, asking = self._around.activity, self._around.asking
-        activity.begin(START)
-        activity.step, activity.deadline_s = step, self._around.deadline_s
-        self._step, self._batch = step, batch
-        self._ahead.forget()
-        self.outputs.clear()
-        for resident in self._residents.values():
-            resident.program.reset(step) if self._evaluates else resident.reset(step)
-        self._post.begin(turn)
+        self.enter(step, batch)
+        self.announce(turn)
         try:
             asking.agreed = self._around.transport.barrier(self._around.deadline_s, asking.word)
         except HalopipeError as error:
@@ -274,8 +276,26 @@ class Executor:
             activity.begin(BETWEEN)
             raise StopBeforeStepError
 
-    def run(self) -> RowTrace:
+    def announce(self, turn: int) -> None:
+        """Announce the first receives of the next run; those of the last one have come."""
+        self._post.begin(turn)
+
+    def enter(self, step: int, batch: Batch) -> None:
+        """Forget the last step; what is run next is ``step``, on ``batch``."""
+        activity = self._around.activity
+        activity.begin(START)
+        activity.step, activity.deadline_s = step, self._around.deadline_s
+        self._step, self._batch = step, batch
+        self._ahead.forget()
+        self.outputs.clear()
+        for resident in self._residents.values():
+            resident.program.reset(step) if self._evaluates else resident.reset(step)
+
+    def run(self, *, flushes: bool = True) -> RowTrace:
         """Execute the row.
+
+        Args:
+            flushes: whether to wait at its end until all that was sent has been taken.
 
         Raises:
             StageFailedError: a stage raised; DeadlineError, TransportError: a message failed.  The text says where.
@@ -300,7 +320,8 @@ class Executor:
             self._around.finish()
         activity.begin(END)
         try:
-            self._post.flush()
+            if flushes:
+                self._post.flush()
             ends_s = clock.seconds()
         except Exception as error:
             known = error if isinstance(error, HalopipeError) else _stage_failed(error)
@@ -328,10 +349,12 @@ class Executor:
             values[value] = assemble(pieces.get(value, ()), box, plumbing.dtype(value), self._around.device)
         if self._evaluates:
             outputs = resident.evaluate(microbatch, values)
-            if kept := self._judged(stage, microbatch, outputs):
-                self.outputs.setdefault(microbatch, {}).update(kept)
+        elif self._passes is not None:
+            outputs = self._passes(resident, microbatch, values)
         else:
             outputs = resident.forward(microbatch, values, action.version)
+        if self.kept and (kept := self._judged(stage, microbatch, outputs)):
+            self.outputs.setdefault(microbatch, {}).update(kept)
         for edge in self._program.stages.out_of(stage):
             self._post.hand_out(FORWARD, (stage, edge.dst, microbatch), outputs)
 

@@ -96,6 +96,11 @@ class Binder:
         self._numbers: dict[tuple[int, int, tuple[int, ...]], int | None] = {}
         self._found: dict[object, Binding] = {}
 
+    @property
+    def takes_any(self) -> bool:
+        """Whether a micro-batch may have any number of samples, not that of the capture alone."""
+        return self._is_free
+
     def require_possible(self, residents: Mapping[int, Resident]) -> None:
         """Raises :class:`UnsupportedModelError` unless the model can be run with the samples that are planned."""
         for stage in residents:

@@ -96,6 +96,7 @@ class Builder:
         compiler: backend of torch.compile for the stages' training functions, whose ranks then exchange by collectives;
             None: they are not compiled.
         device: to which what the stages use is moved, in place; None: it stays where it is.
+        answers: values that are wanted of the stages that make them, whoever reads them.
     """
 
     def __init__(
@@ -111,7 +112,9 @@ class Builder:
         seed: int = 0,
         compiler: Compiler | None = None,
         device: torch.device | None = None,
+        answers: Iterable[str] = (),
     ) -> None:
+        self._answers = tuple(answers)
         if device is not None:
             model = replace(model, graph_module=on_device(model.graph_module, device))
         self._decision, self._model, self._boundaries, self._stages = decision, model, boundaries, stages
@@ -152,6 +155,7 @@ class Builder:
         outputs = dict.fromkeys(value for edge in self._stages.out_of(stage) for value in edge.values)
         if producer(graph.loss) in layers:
             outputs[graph.loss] = None
+        outputs |= dict.fromkeys(value for value in self._answers if producer(value) in layers)
         watched = (value for value in self._model.watched if producer(value) in layers)
         whole = {name: self._attribute(name) for name in parts}
         own, weighed = sliced(whole, parts), weighed_in(self._model, layers)
@@ -172,7 +176,8 @@ class Builder:
         is_spoken_for = divided is not None and transport.rank != ranks[0]  # where layers are divided, sums are whole
         terms = dict.fromkeys(loss_terms(graph), 0.0 if is_spoken_for else 1.0)
         values, parameters, silent = graph.values(), function.parameters, without_gradient(graph)
-        answered = {name for name in function.outputs if values[name].is_float} - silent - {graph.loss}
+        crossing = {value for edge in self._stages.out_of(stage) for value in edge.values}
+        answered = {name for name in crossing if values[name].is_float} - silent - {graph.loss}
         updates = updates_of(
             stage,
             parameters,

@@ -114,6 +114,12 @@ class Resident:
         """Run the stage forward in evaluation mode on this rank's share."""
         return self.program.evaluate(self.shares[microbatch].portion, values)
 
+    def answer(
+        self, microbatch: int, values: Mapping[str, torch.Tensor], *, training: bool, frozen: frozenset[str]
+    ) -> dict[str, torch.Tensor]:
+        """Run the stage forward on this rank's share of a stream; see :meth:`StageProgram.answer`."""
+        return self.program.answer(self.shares[microbatch].portion, values, training=training, frozen=frozen)
+
     def expect_last(self) -> None:
         """Call before the last action of the stage that adds to its gradients.
 

@@ -21,7 +21,7 @@ optimiser keeps for it.  ("Weight stashing", Narayanan et al. 2019, "PipeDream",
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -176,7 +176,7 @@ class StageProgram:
         parameters = function.parameters
         self._state = tuple(function.attributes.values())
         self._trained = tuple(index for index, name in enumerate(function.attributes) if name in parameters)
-        self._written = tuple(index for index, name in enumerate(function.attributes) if name in function.mutated)
+        self._written = frozenset(index for index, name in enumerate(function.attributes) if name in function.mutated)
         self.weights = Weights(tuple(parameters.values()), manner.version_uses, added)
         self._held: dict[int, _Held] = {}
         self._seeds: dict[float, Tensor] = {}
@@ -289,6 +289,21 @@ class StageProgram:
         call = Call(portion, call.values, self._unwritten(call.state))
         return self._handed_out(portion.microbatch, self._calls.run_without_gradients(call, training=False))
 
+    def answer(
+        self, portion: MicrobatchSlice, values: Mapping[str, Tensor], *, training: bool, frozen: frozenset[str]
+    ) -> dict[str, Tensor]:
+        """As :meth:`forward`, without gradients: nothing is kept, but buffers are written, which are state of a stream.
+
+        Args:
+            training: whether it is run in the mode that the module was captured in, else in evaluation mode.
+            frozen: names of buffers that evaluation mode leaves as they are: running statistics.
+        """
+        call = self._call(portion, values)
+        if not training:
+            places = (place for place, name in enumerate(self._function.attributes) if name in frozen)
+            call = Call(portion, call.values, _copied(call.state, self._written & frozenset(places)))
+        return self._handed_out(portion.microbatch, self._calls.run_without_gradients(call, training))
+
     def before_update(self) -> None:
         """Call before the optimiser changes the parameters."""
         self.weights.before_update()
@@ -340,11 +355,14 @@ class StageProgram:
 
     def _unwritten(self, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """``state``, but with copies of what the function writes."""
-        if not self._written:
-            return state
-        return tuple(
-            tensor.detach().clone() if place in self._written else tensor for place, tensor in enumerate(state)
-        )
+        return _copied(state, self._written)
+
+
+def _copied(state: tuple[Tensor, ...], places: Collection[int]) -> tuple[Tensor, ...]:
+    """``state``, but with copies of what stands at ``places``."""
+    if not places:
+        return state
+    return tuple(tensor.detach().clone() if place in places else tensor for place, tensor in enumerate(state))
 
 
 def _compact(gradient: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from planner.solvers.best_first.graph_cuts import Cuts, Flags, Numbers
 from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.candidates.candidate import Pool, group_shares, parts_of, samples_of, site_shares, usable
 
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
@@ -176,10 +178,22 @@ class Prices:
         allowed = self.freedom.allowed(self.cuts, ranks, recompute)
         if by_parts:
             allowed = self.throughout if allowed is None else self.throughout & allowed
+        if self.problem.rate_per_s:
+            in_time = self._in_time(self._prices[alike])
+            allowed = in_time if allowed is None else in_time & allowed
         known = orders_known(self.pools, counts)
         samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
         version = (recompute, by_parts)
         return Group(counts, ranks, orders, known, shares, samples, version, self._prices[alike], self, allowed)
+
+    def _in_time(self, prices: StageBound) -> Flags:
+        """By first and last cut, whether a stage's work leaves room for the samples a second that are asked for."""
+        count = len(self.cuts.members)
+        first, last = np.arange(count)[:, None], np.arange(count)[None, :]
+        period_s = sum(self.micro_batches) / self.problem.rate_per_s
+        work = prices.stage(first, last, len(self.micro_batches)).work
+        found: Flags = work <= period_s * (1 + _ROUNDING)
+        return found
 
     def _samples_of(self, shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
         """Of each member: whole samples, or its part of the sites."""

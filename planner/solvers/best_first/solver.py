@@ -40,7 +40,8 @@ and in forward plans over blocks of layers and tiles                            
 
 Where sequences may be cut into token slices, plans with such are tried at last    ``planner.solvers.token_slices``
 
-Objectives: ``throughput`` as above; ``latency`` the same with forward passes alone; ``memory`` the least limit under
+Objectives: ``throughput`` as above, of forward passes alone the rate of a stream (``sustained_rate``); ``latency`` the
+same with forward passes alone, at a rate if one is asked for; ``memory`` the least limit under
 which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``infeasible``
 
 Not in the space: windows other than those of ``leaf_bound.windows_to_try``, several stages on a position
@@ -57,12 +58,13 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan, Search
-from planner.ir.problem import MEMORY, Problem
+from planner.ir.problem import MEMORY, THROUGHPUT, Problem
 from planner.solvers.best_first.block_search import with_blocks
 from planner.solvers.best_first.incumbents import published
 from planner.solvers.best_first.infeasible import least_memory, no_plan_fits
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
 from planner.solvers.best_first.search import Outcome, Queue
+from planner.solvers.best_first.sustained_rate import highest_rate, is_stream
 from planner.solvers.best_first.warm_start import Start
 from planner.solvers.candidates.candidate import decision_of, plan_of
 from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ties
@@ -88,6 +90,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     limited = problem
     if problem.objective == MEMORY:
         limited, words = least_memory(problem)
+    elif is_stream(problem):
+        limited, words = highest_rate(problem)
     ends_s, book = time.monotonic() + limited.time_limit_s, PriceBook(problem.profile)
     if slices_time(problem):
         require_slices(problem, book)
@@ -139,6 +143,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
 
 def _nothing_found(evaluator: Evaluator, outcome: Outcome) -> Exception:
     if outcome.status != "time limit":
+        if evaluator.problem.rate_per_s:
+            highest_rate(replace(evaluator.problem, objective=THROUGHPUT))  # raises, if it is the rate
         return no_plan_fits(evaluator)
     return InfeasibleError(
         "no plan found in time",

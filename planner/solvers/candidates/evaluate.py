@@ -14,6 +14,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of, span
 from planner.costs.memory.activations import framed_bytes
 from planner.costs.memory.peak import RankMemory, rank_memories
+from planner.costs.predict import FURTHER, filling
 from planner.costs.simulator.events import least_s, run
 from planner.costs.simulator.prices import Prices, prices_of, resources
 from planner.costs.simulator.program import CompiledProgram, compile_program
@@ -69,17 +70,19 @@ class Evaluation:
         step_s: infinity if it does not fit; no more than a lower bound where that alone was asked for.
         memories: by rank; ranks that are not used hold nothing.
         excess_rank: the rank that is furthest over its limit, None if all fit.
+        too_slow_per_s: samples a second that a stream of it sustains, where that is less than was asked for; else 0.
     """
 
     candidate: Candidate
     step_s: float
     memories: tuple[RankMemory, ...]
     excess_rank: int | None
+    too_slow_per_s: float = 0.0
 
     @property
     def fits(self) -> bool:
-        """Whether every rank stays within its limit."""
-        return self.excess_rank is None
+        """Whether every rank stays within its limit, and a stream is as fast as was asked for."""
+        return self.excess_rank is None and not self.too_slow_per_s
 
     @property
     def peak_bytes(self) -> int:
@@ -174,7 +177,26 @@ class Evaluator:
             step_s = self._step_s(compiled, prices_of(compiled, costs, sizes, wires), known_s)
         if len(self._shapes) > num_shapes and _num_actions(candidate) >= _MANY_ACTIONS:
             self._action_s = max(self._action_s, (time.monotonic() - started) / _num_actions(candidate))
+        if self.problem.rate_per_s and excess is None and step_s <= known_s:
+            found_per_s = self.sustained_per_s(candidate)
+            if found_per_s < self.problem.rate_per_s * (1 - _ROUNDING):
+                return Evaluation(candidate, float("inf"), memories, None, found_per_s)
         return Evaluation(candidate, step_s, memories, excess)
+
+    def sustained_per_s(self, candidate: Candidate) -> float:
+        """Samples a second of a stream of forward passes, as ``predict`` would find them."""
+
+        def seconds(times: int) -> float:
+            longer = replace(candidate, micro_batches=candidate.micro_batches * times)
+            costs = StageCosts(self.book, self._placed(longer), longer.micro_batches, False)
+            edges = self._edges(longer)
+            compiled, wires = self._shape(longer, edges)
+            sizes, _ = _transfer_bytes(compiled, edges, longer.micro_batches)
+            return run(compiled, prices_of(compiled, costs, sizes, wires)).step_s
+
+        first = filling(candidate.num_stages)
+        period_s = (seconds(first + FURTHER) - seconds(first)) / FURTHER
+        return sum(candidate.micro_batches) / period_s if period_s > 0 else float("inf")
 
     def _step_s(self, compiled: CompiledProgram, prices: Prices, known_s: float) -> float:
         if prices.traffic is not None and known_s < float("inf"):

@@ -70,7 +70,11 @@ def slower(name: str, step_s: float, peak_bytes: int, best_s: float, why: str, *
 
 
 def too_large(name: str, problem: Problem, found: Evaluation) -> Alternative:
-    """Another plan that does not fit."""
+    """Another plan that does not fit, or is too slow."""
+    if found.too_slow_per_s:
+        return Alternative(
+            name, None, None, f"sustains {found.too_slow_per_s:.4g} samples/s, asked: {problem.rate_per_s:.6g}"
+        )
     rank = found.excess_rank or 0
     return Alternative(name, None, found.memories[rank].peak_bytes, needs(problem, found))
 

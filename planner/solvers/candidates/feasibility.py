@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from planner.ir.constraints import FAMILIES, Ways, broken
 from planner.ir.plan import Decision, Stage
-from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
+from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.solvers.candidates.candidate import Candidate, schedule_names, virtual_schedule_names
 from planner.solvers.candidates.constraints import Constraints
 
@@ -75,6 +75,8 @@ def _cuts(problem: Problem, candidate: Candidate) -> str:
     shared = [stage for stage, group in enumerate(candidate.groups) if len(group) > 1 and stage not in laid_out]
     if shared and SAMPLE_DIMS not in problem.allow:
         return f"stage {shared[0]} is cut along samples, asked: {', '.join(problem.allow)}"
+    if any(candidate.blocks) and SPATIAL_DIMS not in problem.allow:
+        return f"layers are run in blocks, asked: {', '.join(problem.allow)}"
     forbidden = [dim for family in FAMILIES if family not in problem.allow for dim in FAMILIES[family]]
     for option in candidate.options:
         cut = [dim for dim, points in option.cuts if dim in forbidden and len(points) > 2] if option else []

@@ -144,6 +144,7 @@ def _of_classes(step: Step, found: dict[str, Any], counts: bool) -> Tensor:
         step.division.work.shape[_CLASS],
         counts,
         rows_among(step, members),
+        getattr(torch, step.layer.outputs[0].dtype),  # autocast makes it larger than the logits
     )
 
 
@@ -171,6 +172,7 @@ class _ClassParallel(torch.autograd.Function):
         num_classes: int,
         counts: bool,
         tell: Tell,
+        result: torch.dtype,
     ) -> Tensor:
         dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
         x = logits.movedim(_CLASS, -1).to(dtype)
@@ -197,7 +199,7 @@ class _ClassParallel(torch.autograd.Function):
         )
         ctx.dtype = logits.dtype
         total = torch.where(counted, loss, 0.0).sum() if counts else loss.new_zeros(())
-        return total.to(logits.dtype)
+        return total.to(result)
 
     @staticmethod
     @once_differentiable
@@ -206,7 +208,7 @@ class _ClassParallel(torch.autograd.Function):
         found = softly.unsqueeze(-1) * (x - lse.unsqueeze(-1)).exp() - smooth.unsqueeze(-1) * of_part
         found.scatter_add_(-1, local, -at_target.unsqueeze(-1))
         found *= gradient.to(found.dtype)
-        return found.movedim(-1, _CLASS).to(ctx.dtype), *(None,) * 8
+        return found.movedim(-1, _CLASS).to(ctx.dtype), *(None,) * 9
 
 
 def _own_part(step: Step, index: int, x: Tensor) -> Tensor:

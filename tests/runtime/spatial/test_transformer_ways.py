@@ -111,6 +111,19 @@ def test_a_way_trains_as_one_device(name: str, ways: str) -> None:
     assert_equal(trained(network(name), decision, 2), serial(name, decision.micro_batches))
 
 
+def test_under_autocast_gradients_of_micro_batches_are_summed_in_float32() -> None:
+    factory, shape, arguments = NETWORKS["shared keys"]
+    given = {name: str(value) for name, value in arguments.items()}
+    model = load_model(ModelSource(f"profiler.models.{factory}", given, shape, "float32", autocast="bfloat16"))
+    of = model, capture(model)
+    decision = decision_of(of[1].graph, WAYS["sequence and replicas"])
+    found, expected = trained(of, decision, 1), train_serially(model, decision.micro_batches, 1)
+    assert {gradient.dtype for gradient in found.gradients.values()} == {torch.float32}
+    assert found.losses == pytest.approx(expected.losses, rel=1e-3)
+    for name, gradient in expected.gradients.items():
+        assert float((found.gradients[name] - gradient).norm()) < 0.02 * float(gradient.norm()), name
+
+
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("tensor", [2, 4])
 def test_a_block_sends_two_all_reduces_worth_forward_in_their_two_halves(sequence_parallel: bool, tensor: int) -> None:

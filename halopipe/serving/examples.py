@@ -1,0 +1,204 @@
+"""The form of a model's requests and outputs; its example, whose answer is compared with one device.
+
+One device is the user's own module, called as its user would call it, with the weights that the ranks begin with: in
+the parts that micro-batches are, one after another, where a plan has several.  Nothing is left of it in the ranks: what
+it writes to buffers is put back (:meth:`runtime.pipeline.stream.Stream.offer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halopipe.launch.parallelize import Parallel
+from planner.ir.errors import FactoryError, NumericsError, UsageError
+from profiler.capture.user_module import evaluating, untouched
+from profiler.source.model import LoadedModel, fed_example
+from profiler.source.structure import BatchStructure, Nest, leaves
+from runtime.checkpoint.training_state import LOSS
+from runtime.numerics.compare import tolerance_of
+from runtime.pipeline.microbatches import InputSpecs, filled
+
+_SEEDS = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the tensors of a module's output make up what the module returns.
+
+    Attributes:
+        nest: None where it holds something else than tensors and constants: a tensor, or a tuple of them, then.
+    """
+
+    nest: Nest | None
+
+    @classmethod
+    def of(cls, output: Any) -> Form:
+        """That of ``output``."""
+        try:
+            return cls(Nest.of(output, "the module's output")[0])
+        except FactoryError:
+            return cls(None)
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        """An output of these tensors."""
+        if self.nest is not None:
+            return self.nest.filled(tensors)
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The model's example as a request, and what one device answers.
+
+    Attributes:
+        inputs: its tensors, without targets.
+        answers: by micro-batch, the tensors of the module's output.
+        dtype: that the model computes in.
+        draws: whether the module answers otherwise when it is asked again.
+    """
+
+    inputs: tuple[Tensor, ...]
+    answers: tuple[tuple[Tensor, ...], ...]
+    form: Form
+    dtype: str
+    draws: bool
+
+    @classmethod
+    def of(
+        cls, model: LoadedModel, specs: InputSpecs, planned: tuple[int, ...], fixed: int, dtype: str, *, evaluated: bool
+    ) -> Example:
+        """What ``model`` answers on its example.
+
+        Args:
+            specs: what the plan's ranks take.
+            planned: samples of each micro-batch.
+            fixed: samples that each of them must have; 0: any number.
+            dtype: of the plan; of autocast, where it has one.
+            evaluated: whether the module is in evaluation mode.
+        """
+        rows = fixed or min(model.samples, sum(planned))
+        tensors = fed_example(model, rows)
+        inputs = tensors[: len(model.inputs)]
+        shares = [count for count in filled(rows, planned) if count]
+        names = tuple(specs.specs)
+        found = []
+        for seed in _SEEDS:
+            with torch.no_grad(), untouched(model.module):
+                torch.manual_seed(seed)
+                found.append([_answer(model, part, evaluated) for part in _parts(specs, names, inputs, shares)])
+        answers = tuple(tuple(_tensors(output)) for output in found[0])
+        others = tuple(tuple(_tensors(output)) for output in found[1])
+        pairs = zip(answers, others, strict=True)
+        draws = not all(torch.equal(a, b) for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
+        return cls(inputs, answers, Form.of(found[0][0]), dtype, draws)
+
+    def compare(self, ask: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> str:
+        """What is said of the ranks' answer, which ``ask`` gets.
+
+        Raises:
+            NumericsError: it is not one device's.
+        """
+        found = ask(self.inputs)
+        if self.draws:
+            return "the first answer is not compared with one device: the module draws random numbers"
+        limits = tolerance_of(self.dtype)
+        limit = limits.loss if self.dtype == "float64" else limits.loss_ceiling
+        worst = 0.0
+        for number, tensor in enumerate(found):
+            parts = [answer[number] for answer in self.answers]
+            whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+            error = _error(tensor, whole)
+            worst = max(worst, error)
+            if not error <= limit:
+                raise NumericsError(
+                    "the first answer is not what one device answers",
+                    [
+                        f"tensor {number} of the module's output: relative error {error:.1e}, accepted {limit:.0e}",
+                        f"norms: {_norm(tensor):.9g} here, {_norm(whole):.9g} on one device",
+                    ],
+                    ["report it, with the plan and the model", "--no-check-first-answer, to answer all the same"],
+                )
+        return f"the first answer is one device's (relative error {worst:.1e}, accepted {limit:.0e})"
+
+
+def as_trained(run: Parallel, model: LoadedModel) -> LoadedModel:
+    """``model`` with the weights and buffers that the ranks have now."""
+    state = run.state_dict()
+    model.module.load_state_dict({name: value for name, value in state.items() if not name.startswith(LOSS)})
+    function = getattr(model.loss_fn, "function", model.loss_fn)
+    if isinstance(function, nn.Module):
+        own = {name.removeprefix(LOSS): value for name, value in state.items() if name.startswith(LOSS)}
+        function.load_state_dict(own, strict=False)
+    return model
+
+
+def request(structure: BatchStructure, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
+    """Inputs and targets of tensors by the names that the graph has for them; None in place of targets not given.
+
+    Raises:
+        UsageError: a name is not known, or an input is missing.
+    """
+    names = structure.names
+    num_inputs = len(structure.inputs.paths)
+    unknown = [name for name in tensors if name not in names]
+    missing = [name for name in names[:num_inputs] if name not in tensors]
+    if unknown or missing:
+        raise UsageError(
+            f"the request has {', '.join(tensors) or 'nothing'}",
+            [
+                *([f"not known: {', '.join(unknown)}"] if unknown else []),
+                *([f"missing: {', '.join(missing)}"] if missing else []),
+            ],
+            [
+                f"inputs: {', '.join(names[:num_inputs])}",
+                *([f"targets: {', '.join(names[num_inputs:])}"] if names[num_inputs:] else []),
+            ],
+        )
+    inputs = structure.inputs.filled([tensors[name] for name in names[:num_inputs]])
+    aims = [tensors[name] for name in names[num_inputs:] if name in tensors]
+    if structure.targets is None or not aims or len(aims) < len(names) - num_inputs:
+        return inputs, None
+    return inputs, structure.targets.filled(aims)
+
+
+def _answer(model: LoadedModel, inputs: Sequence[Tensor], evaluated: bool) -> Any:
+    if not evaluated:
+        with model.precision():
+            return model.call.output(model.module, inputs)
+    with evaluating(model.module), model.precision():
+        return model.call.output(model.module, inputs)
+
+
+def _parts(
+    specs: InputSpecs, names: Sequence[str], inputs: Sequence[Tensor], shares: Sequence[int]
+) -> list[tuple[Tensor, ...]]:
+    """The inputs of each micro-batch."""
+    found, start = [], 0
+    for count in shares:
+        found.append(
+            tuple(specs.narrow(tensor, name, start, count) for name, tensor in zip(names, inputs, strict=False))
+        )
+        start += count
+    return found
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [each for each in leaves(output) if isinstance(each, Tensor)]
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    if found.shape != expected.shape:
+        return float("inf")
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(found, expected) else float("inf")
+    distance, norm = _norm(found.double() - expected.double()), _norm(expected)
+    return distance / norm if norm else distance
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.double()))

@@ -1,0 +1,191 @@
+"""A rank of a stream: it works on one request after another, until it is told that there are no more.
+
+    script                                            each rank
+    connection: REQUEST, the tensors that it reads --> announces messages, works, updates
+                                                  <-- ANSWER, its parts of the module's output
+    connection: END                               --> finishes what is there, and waits for the next call
+
+A connection is a socket in the job's own folder, which nobody else may open.  A frame is a header of JSON and the bytes
+of tensors behind it.  Of inputs that a rank does not read it is told the shape alone; targets that nobody gave are
+zeros.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halopipe.training.session import Execution
+from planner.ir.box import Box, Interval
+from planner.ir.errors import TransportError
+from planner.ir.graph import TensorSpec, producer
+from runtime.pipeline.messages import Piece
+from runtime.pipeline.microbatches import InputSpecs
+from runtime.pipeline.stream import Answered, Stream
+
+READY, REQUEST, ANSWER, END = "ready", "request", "answer", "end"
+HERE, ZEROS, SHAPE = "here", "zeros", "shape"
+"""Of a tensor of a request: its numbers are in the frame; they are zeros; it is not read by this rank."""
+
+FOREVER_S = 1e9
+_LENGTH = struct.Struct("<I")
+
+
+def encoded(header: Mapping[str, Any], tensors: Sequence[Tensor] = ()) -> bytes:
+    """A frame."""
+    plain = [tensor.detach().to("cpu").contiguous() for tensor in tensors]
+    told = [[list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for tensor in plain]
+    text = json.dumps({**header, "tensors": told}).encode()
+    numbers: list[Any] = [tensor.flatten().view(torch.uint8).numpy() for tensor in plain if tensor.numel()]
+    return b"".join([_LENGTH.pack(len(text)), text, *(memoryview(each) for each in numbers)])
+
+
+def decoded(frame: bytes) -> tuple[dict[str, Any], list[Tensor]]:
+    """The header and the tensors of a frame."""
+    (length,) = _LENGTH.unpack_from(frame)
+    place = _LENGTH.size + length
+    header: dict[str, Any] = json.loads(frame[_LENGTH.size : place])
+    found, whole = [], bytearray(frame)
+    for shape, name in header.pop("tensors"):
+        dtype: torch.dtype = getattr(torch, name)
+        count = math.prod(shape)
+        # A copy of its own: tensors of a frame need not be aligned to their elements.
+        flat = torch.frombuffer(whole, dtype=torch.uint8, count=count * dtype.itemsize, offset=place) if count else None
+        place += count * dtype.itemsize
+        found.append(torch.empty(shape, dtype=dtype) if flat is None else flat.clone().view(dtype).reshape(shape))
+    return header, found
+
+
+def described(inputs: InputSpecs) -> dict[str, Any]:
+    """What a model takes, as JSON."""
+    return {
+        "specs": {name: [list(spec.dims), list(spec.shape), spec.dtype] for name, spec in inputs.specs.items()},
+        "captured": inputs.captured,
+        "free": sorted(map(list, inputs.free)),
+    }
+
+
+def inputs_of(told: Mapping[str, Any]) -> InputSpecs:
+    """What :func:`described` told."""
+    specs = {name: TensorSpec(tuple(dims), tuple(shape), dtype) for name, (dims, shape, dtype) in told["specs"].items()}
+    return InputSpecs(specs, told["captured"], frozenset((name, dim) for name, dim in told["free"]))
+
+
+def serve_stream(execution: Execution, told: Mapping[str, Any]) -> int:
+    """Works on what comes over the script's socket until it ends; the number of requests.
+
+    Args:
+        told: the socket's ``path``, whether stages ``learn``, and whether they run as in ``training``.
+
+    Raises:
+        UsageError: the plan does not learn by local losses alone; nothing was begun.
+    """
+    stream = execution.stream(learns=told["learns"], training=told["training"])
+    with _joined(told["path"]) as link:
+        answers = _Answers(execution, stream)
+        link.send_bytes(encoded({"what": READY, "rank": execution.rank, **answers.told}))
+        return _loop(execution, stream, answers, link)
+
+
+def _joined(path: str) -> Connection:
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    end.connect(path)
+    return Connection(end.detach())
+
+
+def _loop(execution: Execution, stream: Stream, answers: _Answers, link: Connection) -> int:
+    count, is_over = 0, False
+    while True:
+        while not is_over and stream.has_room and (not stream.num_offered or link.poll(0)):
+            if not stream.num_offered:
+                execution.activity.deadline_s = FOREVER_S
+                execution.activity.begin("waiting for a request")
+            try:
+                header, tensors = decoded(link.recv_bytes())
+            except (EOFError, ConnectionError) as error:
+                raise TransportError("the script has left the stream", [str(error)]) from error
+            is_over = header["what"] == END
+            if not is_over:
+                stream.offer(stream.batch(_filled(header["inputs"], tensors)), probes=header["probes"])
+                count += not header["probes"]
+        if not stream.num_offered:
+            stream.settle()
+            return count
+        frame = answers.frame(stream.run())
+        if frame:
+            link.send_bytes(frame)
+
+
+def _filled(inputs: Sequence[Sequence[Any]], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors of a request, in the order of the graph's inputs."""
+    given = iter(tensors)
+    found = []
+    for how, shape, name in inputs:
+        dtype: torch.dtype = getattr(torch, name)
+        if how == HERE:
+            found.append(next(given))
+        else:
+            found.append(torch.zeros(shape, dtype=dtype, device="cpu" if how == ZEROS else "meta"))
+    return found
+
+
+class _Answers:
+    """What this rank tells of each request.
+
+    Attributes:
+        told: of itself, when it is ready.
+    """
+
+    def __init__(self, execution: Execution, stream: Stream) -> None:
+        consumer, setting = execution.consumer, stream.setting
+        graph, decision, rank = consumer.graph, consumer.decision, execution.rank
+        values = graph.values()
+        stages = [decision.layers[producer(value)].stage for value in setting.answers]
+        has_loss = rank in decision.stages[decision.layers[producer(graph.loss)].stage].ranks
+        self._speaks = any(rank in decision.stages[stage].ranks for stage in stages) or (setting.learns and has_loss)
+        specs = [values[value] for value in setting.answers]
+        self.told: dict[str, Any] = {
+            "answers": self._speaks,
+            "reads": list(setting.reads),
+            "inputs": described(setting.inputs),
+            "planned": list(setting.planned),
+            "fixed": setting.fixed,
+            "values": [
+                [value, list(spec.dims), spec.dtype] for value, spec in zip(setting.answers, specs, strict=True)
+            ],
+        }
+
+    def frame(self, found: Answered) -> bytes:
+        """Empty where nobody waits for this rank's word."""
+        if not self._speaks:
+            return b""
+        pieces, tensors = [], []
+        for m, outputs in found.outputs.items():
+            for value, (box, tensor) in outputs.items():
+                pieces.append([m, value, [[each.start, each.stop] for each in box]])
+                tensors.append(tensor)
+        header = {
+            "what": ANSWER,
+            "rows": list(found.rows),
+            "losses": found.losses,
+            "busy_s": sum(span.stop_s - span.start_s for span in found.spans),
+            "pieces": pieces,
+        }
+        return encoded(header, tensors)
+
+
+def pieces_of(header: Mapping[str, Any], tensors: Sequence[Tensor]) -> dict[tuple[int, str], list[Piece]]:
+    """What an answer holds, by micro-batch and value."""
+    found: dict[tuple[int, str], list[Piece]] = {}
+    for (m, value, place), tensor in zip(header["pieces"], tensors, strict=True):
+        box: Box = tuple(Interval(start, stop) for start, stop in place)
+        found.setdefault((m, value), []).append((box, tensor))
+    return found

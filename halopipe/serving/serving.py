@@ -1,0 +1,542 @@
+"""A plan that answers, as a script sees it: requests in, answers in order, never more on the way than there is room.
+
+    with hp.serve("plan.json") as serving:
+        future = serving.submit(x)               waits while ``room`` requests are on their way: back-pressure
+        print(future.result().output)            the module's output, in its own form
+        for output in serving.map(loader): ...   one after another, in order
+
+Ranks are processes of this host (:mod:`halopipe.launch.parallelize`).  Each has a connection of its own: it is sent
+what its stages read of a request, and sends back what they make of the module's output
+(:mod:`halopipe.serving.rank_loop`). A request has up to the plan's global batch of samples, which fill its
+micro-batches in order.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from cuda_ops._torch import BatchNormBase, DropoutBase
+from halopipe.launch.job_environment import job_rank
+from halopipe.launch.parallelize import Parallel
+from halopipe.run_spec.options import SERVING_MODES, ScriptOptions
+from halopipe.serving import examples
+from halopipe.serving.rank_loop import END, HERE, READY, REQUEST, SHAPE, ZEROS, decoded, encoded, inputs_of, pieces_of
+from halopipe.terminal.units import require_known
+from planner.ir.box import hull
+from planner.ir.errors import BusyError, HalopipeError, UsageError
+from planner.ir.graph import SAMPLE
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+from profiler import load_model
+from profiler.source.model import LoadedModel
+from runtime.pipeline.messages import Piece, assemble
+from runtime.pipeline.microbatches import InputSpecs, filled
+
+MODULE, EVALUATION = SERVING_MODES
+_LOOK_S = 0.05
+_MOST_LATENCIES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a request.
+
+    Attributes:
+        output: of the module, in its own form, for the samples of the request.
+        loss: that the stages learnt by, a mean over samples; None where nothing is learnt.
+        latency_s: since the request was taken; what waits for room is not taken yet.
+    """
+
+    output: Any
+    loss: float | None
+    latency_s: float
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was asked so far.
+
+    Attributes:
+        requests, samples: that were answered.
+        refused: for which there was no room.
+        latencies_s: of the last answers.
+        first_s, last_s: when the first request was taken and the last answered, by ``time.perf_counter``.
+    """
+
+    requests: int = 0
+    samples: int = 0
+    refused: int = 0
+    latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_LATENCIES))
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+    @property
+    def samples_per_s(self) -> float:
+        """Answered, from the first request to the last answer; 0 where there is none."""
+        return self.samples / (self.last_s - self.first_s) if self.last_s > self.first_s else 0.0
+
+    def latency_s(self, share: float) -> float:
+        """The latency that so large a share of the last answers kept within; 0 where there is none."""
+        kept = sorted(self.latencies_s)
+        return kept[min(len(kept) - 1, int(share * len(kept)))] if kept else 0.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    future: Future[Answer]
+    rows: int
+    began_s: float
+    is_probe: bool
+    missing: set[int]
+    pieces: dict[tuple[int, str], list[Piece]] = field(default_factory=dict)
+    losses: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What ranks said of themselves when they were ready.
+
+    Attributes:
+        speakers: ranks that answer.
+        reads: by rank, graph inputs of which it needs the numbers.
+        values: of the module's output: the value, its dims and dtype.
+        fixed: samples that a micro-batch must have; 0: any number.
+    """
+
+    inputs: InputSpecs
+    planned: tuple[int, ...]
+    fixed: int
+    values: tuple[tuple[str, tuple[str, ...], str], ...]
+    speakers: frozenset[int]
+    reads: Mapping[int, frozenset[str]]
+
+
+class Serving:
+    """A plan that answers requests; use as a context, or call ``close`` at the end.
+
+    Args:
+        run: the ranks, opened with ``answers``.
+        model: that the plan was made for, in this process: gives the form of batches and outputs.
+        mode: one of ``SERVING_MODES``.
+        learn: whether each stage updates its weights after each request, by a loss of its own; requests have targets.
+        room: requests that may be on their way; 0: twice the stages, and two.
+        check: whether the first answer, of the model's example, is compared with one device before a request is taken.
+
+    Attributes:
+        counts: what was asked so far.
+        checked: what the comparison found, in words; empty where it was not asked for.
+        learns: whether stages update their weights.
+
+    Raises:
+        UsageError: the plan does not learn by local losses alone.
+        UnsupportedModelError: the module's output cannot be had of the captured graph.
+        NumericsError: the first answer is not one device's.
+    """
+
+    def __init__(
+        self,
+        run: Parallel,
+        model: LoadedModel,
+        *,
+        mode: str = MODULE,
+        learn: bool = False,
+        room: int = 0,
+        check: bool = True,
+    ) -> None:
+        require_known("mode", [mode], SERVING_MODES)
+        if learn and mode != MODULE:
+            raise UsageError(
+                "stages learn in the mode of the module", [f"mode {mode!r} was asked for"], ["--mode module"]
+            )
+        self.run, self.counts, self.checked = run, Counts(), ""
+        self._structure, self.learns = model.batch, learn
+        parts = (part for part in model.module.modules() if isinstance(part, (BatchNormBase, DropoutBase)))
+        self._is_training = mode == MODULE and any(part.training for part in parts)
+        self.room = room or 2 * len(run.plan.decision.stages) + 2
+        self._slots = threading.BoundedSemaphore(self.room)
+        self._lock, self._waiting = threading.Lock(), dict[int, _Waiting]()
+        self._number, self._is_over = 0, False
+        self._failure: HalopipeError | None = None
+        self._output: examples.Form | None = None
+        if check:
+            model = examples.as_trained(run, model)
+        path = run.ranks.folder / "stream"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            door.bind(str(path))
+            door.listen(run.plan.decision.num_ranks)
+            run.ranks.begin("stream", path=str(path), learns=learn, training=mode == MODULE)
+            self._links, self._told = self._opened(door)
+        Path(path).unlink()
+        self._thread = threading.Thread(target=self._listen, name="answers", daemon=True)
+        self._thread.start()
+        try:
+            source, told = run.plan.inputs.model, self._told
+            dtype = source.autocast or source.dtype
+            of_example = (model, told.inputs, told.planned, told.fixed, dtype)
+            example = examples.Example.of(*of_example, evaluated=mode != MODULE)
+            self._output = example.form
+            if check:
+                self.checked = example.compare(self._probe)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def __enter__(self) -> Serving:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+            self.run.ranks.end()
+
+    def submit(
+        self, inputs: Any, targets: Any = None, *, block: bool = True, timeout_s: float | None = None
+    ) -> Future[Answer]:
+        """Takes a request, of up to the plan's global batch of samples; its answer comes in the order of requests.
+
+        Args:
+            inputs: as the module's example has them; floats are cast to the model's dtype.
+            targets: likewise; needed where stages learn, else only where the user wants them judged by nobody.
+            block: whether to wait while there is no room.
+            timeout_s: how long; None: for ever.
+
+        Raises:
+            BusyError: there is no room.
+            UsageError: the request is not what the model takes.
+            HalopipeError: what a rank has failed by.
+        """
+        tensors = self._tensors(inputs, targets)
+        if not self._slots.acquire(blocking=block, timeout=timeout_s if block else None):
+            self.counts.refused += 1
+            raise BusyError(
+                f"{self.room} requests are on their way, and there is room for no more",
+                [f"answered so far: {self.counts.requests}, {self.counts.samples_per_s:.3g} samples a second"],
+                ["ask again later", "more room: --room N, at the price of latency"],
+            )
+        try:
+            return self._send(tensors, has_targets=targets is not None, is_probe=False)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def map(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The outputs for ``batches``, in order; the next batch is asked for when there is room for it.
+
+        Where stages learn, each batch is ``(inputs, targets)``.
+        """
+        on_the_way: deque[Future[Answer]] = deque()
+        for batch in batches:
+            inputs, targets = batch if self.learns else (batch, None)
+            while len(on_the_way) >= self.room:
+                yield on_the_way.popleft().result().output
+            on_the_way.append(self.submit(inputs, targets))
+        while on_the_way:
+            yield on_the_way.popleft().result().output
+
+    def close(self) -> None:
+        """Answers what was taken, and ends the ranks; what they learnt is put into the script's module, if it gave one.
+
+        Raises:
+            HalopipeError: what a rank has failed by.
+        """
+        try:
+            self.finish()
+        finally:
+            self.run.close()
+
+    def finish(self) -> None:
+        """Answers what was taken, then ends the stream; the ranks stay, for :attr:`run` to be saved or looked at.
+
+        Raises:
+            HalopipeError: what a rank has failed by.
+        """
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._failure is None:
+            with self._lock:
+                self._tell_all([encoded({"what": END})] * len(self._links))
+            self._thread_joined()
+        if self._failure is not None:
+            raise self._failure
+        self.run.num_steps = self.run.ranks.end_of_call()["num_steps"]
+
+    @property
+    def is_training(self) -> bool:
+        """Whether parts of the module are in training mode that behave otherwise in it: norms and dropouts."""
+        return self._is_training
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no request is taken any more."""
+        return self._is_over or self._failure is not None
+
+    @property
+    def failure(self) -> HalopipeError | None:
+        """What a rank has failed by."""
+        return self._failure
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests on their way."""
+        return len(self._waiting)
+
+    def request(self, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
+        """Inputs and targets of tensors by name; see :func:`halopipe.serving.examples.request`."""
+        return examples.request(self._structure, tensors)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Of the tensors of a request, targets behind inputs."""
+        return self._structure.names
+
+    def _tensors(self, inputs: Any, targets: Any) -> list[Tensor | None]:
+        """The tensors of a request, checked, in the order of the graph's inputs; None for targets not given."""
+        structure = self._structure
+        if targets is None and self.learns and structure.has_targets:
+            raise UsageError("stages that learn need targets", ["the request has none"], ["submit(inputs, targets)"])
+        if targets is None:
+            given, aims = replace(structure, targets=None).apart(inputs, "the request")
+        else:
+            given, aims = structure.apart((inputs, targets), "the request")
+        specs = self._told.inputs
+        names = list(specs.specs)
+        tensors = [_cast(tensor, name, specs) for name, tensor in zip(names, (*given, *aims), strict=False)]
+        missing = [
+            torch.empty(_shape(specs, name, _rows(specs, names, tensors)), device="meta")
+            for name in names[len(tensors) :]
+        ]
+        rows = specs.rows([*tensors, *missing])
+        shares = filled(rows, self._told.planned)
+        if self._told.fixed and any(count not in (0, self._told.fixed) for count in shares):
+            raise UsageError(
+                f"a request has {rows} samples, the model was captured for {self._told.fixed} a micro-batch only",
+                [f"the plan's micro-batches: {', '.join(map(str, self._told.planned))}"],
+                [f"requests of a multiple of {self._told.fixed} samples"],
+            )
+        return [*tensors, *[None] * len(missing)]
+
+    def _send(self, tensors: Sequence[Tensor | None], *, has_targets: bool, is_probe: bool) -> Future[Answer]:
+        specs = self._told.inputs
+        names = list(specs.specs)
+        rows = _rows(specs, names, [each for each in tensors if each is not None])
+        frames = []
+        for rank in range(len(self._links)):
+            header: dict[str, Any] = {"what": REQUEST, "probes": is_probe, "inputs": []}
+            here = []
+            for name, tensor in zip(names, tensors, strict=True):
+                is_read = name in self._told.reads[rank]
+                shape = tensor.shape if tensor is not None else _shape(specs, name, rows)
+                how = SHAPE if not is_read else ZEROS if tensor is None else HERE
+                header["inputs"].append([how, list(shape), specs.specs[name].dtype])
+                if how == HERE and tensor is not None:
+                    here.append(tensor)
+            frames.append(encoded(header, here))
+        future: Future[Answer] = Future()
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if self._is_over:
+                raise UsageError("the stream is over", ["it was closed"], ["hp.serve(...) again"])
+            began_s = time.perf_counter()
+            if not is_probe:
+                self.counts.first_s = self.counts.first_s or began_s
+            self._waiting[self._number] = _Waiting(future, rows, began_s, is_probe, set(self._told.speakers))
+            self._number += 1
+            self._tell_all(frames)
+        return future
+
+    def _tell_all(self, frames: Sequence[bytes]) -> None:
+        for link, frame in zip(self._links, frames, strict=True):
+            try:
+                link.send_bytes(frame)
+            except (OSError, ValueError):  # the rank is gone; whoever listens says why
+                return
+
+    def _probe(self, batch: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors of the output for a batch that leaves no trace."""
+        given = [*batch, *[None] * (len(self._told.inputs.specs) - len(batch))]
+        found: list[Tensor] = self._send(given, has_targets=False, is_probe=True).result().output
+        return found
+
+    def _opened(self, door: socket.socket) -> tuple[list[Connection], _Told]:
+        """A connection to each rank, in order, and what they say of themselves."""
+        door.settimeout(_LOOK_S)
+        links: dict[int, Connection] = {}
+        told: dict[int, dict[str, Any]] = {}
+        while len(links) < self.run.plan.decision.num_ranks:
+            try:
+                link = Connection(door.accept()[0].detach())
+                header, _ = decoded(link.recv_bytes())
+            except TimeoutError:
+                if self.run.ranks.have_answered:  # they refuse, or are gone
+                    self.run.ranks.end_of_call()
+                continue
+            except EOFError:
+                raise self.run.ranks.wait_for_failure() from None
+            if header["what"] == READY:
+                links[header["rank"]], told[header["rank"]] = link, header
+        first = told[0]
+        return [links[rank] for rank in sorted(links)], _Told(
+            inputs_of(first["inputs"]),
+            tuple(first["planned"]),
+            first["fixed"],
+            tuple((value, tuple(dims), dtype) for value, dims, dtype in first["values"]),
+            frozenset(rank for rank, each in told.items() if each["answers"]),
+            {rank: frozenset(each["reads"]) for rank, each in told.items()},
+        )
+
+    def _listen(self) -> None:
+        """Puts answers together, until the ranks leave."""
+        ranks = {id(link): rank for rank, link in enumerate(self._links)}
+        open_links, next_of = list(self._links), dict.fromkeys(ranks.values(), 0)
+        while open_links:
+            for link in cast("list[Connection]", wait(open_links)):
+                rank = ranks[id(link)]
+                try:
+                    header, tensors = decoded(link.recv_bytes())
+                except (EOFError, OSError):
+                    open_links.remove(link)
+                    continue
+                number, next_of[rank] = next_of[rank], next_of[rank] + 1
+                self._take(number, rank, header, tensors)
+        if self._waiting or not self._is_over:
+            self._failure = self.run.ranks.wait_for_failure()
+            with self._lock:
+                left, self._waiting = list(self._waiting.values()), {}
+            for one in left:
+                one.future.set_exception(self._failure)
+                self._release(one)
+
+    def _take(self, number: int, rank: int, header: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        one = self._waiting[number]
+        for key, pieces in pieces_of(header, tensors).items():
+            one.pieces.setdefault(key, []).extend(pieces)
+        one.losses += header["losses"]
+        one.missing.discard(rank)
+        if one.missing:
+            return
+        del self._waiting[number]
+        now_s = time.perf_counter()
+        latency_s = now_s - one.began_s
+        try:
+            flat = [self._whole(one, len(header["rows"]), *value) for value in self._told.values]
+            output = flat if self._output is None or one.is_probe else self._output.filled(flat)
+            answer = Answer(output, one.losses / one.rows if self.learns else None, latency_s)
+        except Exception as error:  # noqa: BLE001  # whoever waits must hear of it
+            one.future.set_exception(error)
+            self._release(one)
+            return
+        if not one.is_probe:
+            self.counts.requests += 1
+            self.counts.samples += one.rows
+            self.counts.latencies_s.append(latency_s)
+            self.counts.last_s = now_s
+        self._release(one)
+        one.future.set_result(answer)
+
+    def _release(self, one: _Waiting) -> None:
+        if not one.is_probe:
+            self._slots.release()
+
+    def _whole(self, one: _Waiting, num_microbatches: int, value: str, dims: tuple[str, ...], dtype: str) -> Tensor:
+        """A tensor of the output, of the parts that ranks have of each micro-batch."""
+        found = []
+        for m in range(num_microbatches):
+            pieces = one.pieces.get((m, value))
+            if pieces:
+                box = pieces[0][0]
+                for part, _ in pieces:
+                    box = hull(box, part)
+                found.append(assemble(pieces, box, getattr(torch, dtype)))
+        return found[0] if len(found) == 1 else torch.cat(found, dims.index(SAMPLE) if SAMPLE in dims else 0)
+
+    def _thread_joined(self) -> None:
+        """Waits for the answers that are on their way, however long ranks take: their own deadlines watch them."""
+        while self._thread.is_alive():
+            self._thread.join(1.0)
+
+    def _abandon(self) -> None:
+        self._is_over = True
+        for link in self._links:
+            link.close()
+
+
+def _rows(specs: InputSpecs, names: Sequence[str], tensors: Sequence[Tensor]) -> int:
+    """Samples of a request, by the first of its tensors that has some."""
+    for name, tensor in zip(names, tensors, strict=False):
+        spec = specs.specs[name]
+        if spec.has_samples and tensor.ndim == len(spec.shape):
+            dim = spec.dims.index(SAMPLE)
+            return tensor.shape[dim] * specs.captured // spec.shape[dim]
+    return specs.captured
+
+
+def _shape(specs: InputSpecs, name: str, rows: int) -> tuple[int, ...]:
+    return specs.shape(name, specs.specs[name].shape, rows)
+
+
+def _cast(tensor: Tensor, name: str, specs: InputSpecs) -> Tensor:
+    """In the dtype that the model takes; floats are not cut down to integers.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    wanted: torch.dtype = getattr(torch, specs.specs[name].dtype)
+    if tensor.dtype == wanted:
+        return tensor
+    if (tensor.dtype.is_floating_point and not wanted.is_floating_point) or torch.bool in (wanted, tensor.dtype):
+        raise UsageError(f"{name} is {tensor.dtype}, the model takes {wanted}", [], [f"give it as {wanted}"])
+    return tensor.to(wanted)
+
+
+def open_serving(
+    plan: Plan,
+    module: nn.Module | None = None,
+    *,
+    profile: Profile | None = None,
+    optimizer: Any = None,
+    options: ScriptOptions | None = None,
+    checkpoint: str | Path = "",
+    step: int | None = None,
+    **setting: Any,
+) -> Serving:
+    """The ranks of a plan, ready to answer.
+
+    Args:
+        module: whose weights they begin with; None: those that the plan's factory makes.
+        checkpoint: a folder of checkpoints that they go on from instead; ``step``: which one, the newest if None.
+        setting: of :class:`Serving`.
+
+    Raises:
+        UsageError: this process is a rank of a job; or the stream cannot be had.
+    """
+    if job_rank() is not None:
+        raise UsageError(
+            "a plan is served from one process, which starts the ranks on its host",
+            ["this process was started as a rank of a job"],
+            ["halopipe serve, without torchrun"],
+        )
+    given = cast("ScriptOptions", {**(options or {}), "check_first_step": False})
+    run = Parallel(module, plan, profile, None, optimizer, given, has_state=module is not None, answers=True)
+    try:
+        if checkpoint:
+            run.load(checkpoint, step=step)
+        return Serving(run, load_model(plan.inputs.model, given.get("seed", 0)), **setting)
+    except BaseException:
+        run.ranks.end()
+        raise

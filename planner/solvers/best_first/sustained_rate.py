@@ -1,0 +1,104 @@
+"""Streams of forward passes: the most samples a second that a plan sustains, and the plan of least latency at a rate.
+
+Given       forward passes alone, as in :mod:`planner.solvers.best_first.solver`; a batch enters every T seconds
+Choose      the pipeline                                                                            as there
+Minimise    the latency of a batch that meets no other: the step                                    ``LATENCY``
+Subject to  sum of the forwards of a stage <= T on each of its ranks           ``priced_groups.Prices._in_time``
+            the period of the simulated stream <= T             ``candidates.evaluate.Evaluator.sustained_per_s``
+
+The first constraint is what prunes prefixes; the second, which counts messages and waiting as well, decides.  The
+highest rate is found by bisection on T, as the least memory is (``infeasible``): a rate is refused once a search has
+proved that no plan keeps it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from planner.costs.cost_model import PriceBook
+from planner.ir.errors import InfeasibleError
+from planner.ir.problem import LATENCY, THROUGHPUT, Problem
+from planner.schedules import traits
+from planner.solvers.best_first.search import Queue
+from planner.solvers.best_first.warm_start import Start
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+
+_PRECISION = 1e-3
+_SHARE_OF_TIME = 0.5  # the rest is for the plan of least latency at that rate
+_FASTER = 1.5  # what is tried next, as long as no rate was refused
+
+
+def is_stream(problem: Problem) -> bool:
+    """Whether throughput is asked for of forward passes alone: that of a stream without an end."""
+    forward = problem.schedules and not any(traits(name).trains for name in problem.schedules)
+    return problem.objective == THROUGHPUT and bool(forward)
+
+
+def highest_rate(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
+    """The problem of the plan of least latency at the highest rate that was found, and in words how sure that is.
+
+    Returns the problem without a rate, and no words, if no plan was found: the search that follows says why.
+
+    Raises:
+        InfeasibleError: the rate that was asked for is above it.
+    """
+    asked = replace(problem, objective=LATENCY, rate_per_s=0.0)
+    ends_s = time.monotonic() + _SHARE_OF_TIME * problem.time_limit_s
+    best_per_s, refused_per_s = 0.0, float("inf")
+    found, _ = _sustaining(asked, 0.0, problem.time_limit_s)
+    if found is None:
+        return asked, ()
+    best_per_s = found
+    while refused_per_s > best_per_s * (1 + _PRECISION) and time.monotonic() < ends_s:
+        wanted = best_per_s * _FASTER if refused_per_s == float("inf") else (best_per_s + refused_per_s) / 2
+        found, is_certain = _sustaining(asked, wanted, ends_s - time.monotonic())
+        if found is not None:
+            best_per_s = found
+        elif is_certain:
+            refused_per_s = wanted
+        else:
+            break
+    sure = (
+        f"no plan sustains more than {refused_per_s:.5g} samples/s"
+        if refused_per_s < float("inf")
+        else "no bound was found in time"
+    )
+    if problem.rate_per_s > best_per_s:
+        raise too_fast(problem, best_per_s, sure)
+    left = replace(
+        asked, rate_per_s=best_per_s * (1 - _PRECISION**2), time_limit_s=problem.time_limit_s * (1 - _SHARE_OF_TIME)
+    )
+    return left, (f"rate: {sure}",)
+
+
+def too_fast(problem: Problem, best_per_s: float, sure: str = "") -> InfeasibleError:
+    """The error for a rate that no plan keeps.
+
+    Args:
+        best_per_s: what can be sustained.
+        sure: how sure that is.
+    """
+    devices = len(problem.ranks)
+    return InfeasibleError(
+        f"no plan sustains {problem.rate_per_s:g} samples/s",
+        [
+            f"{best_per_s:.6g} samples/s can be sustained on {devices} device{'s' * (devices > 1)}",
+            *([sure] if sure else []),
+        ],
+        [
+            f"--rate {best_per_s * 0.99:.3g}",
+            f"larger requests, which cost less a sample: --global-batch {2 * problem.global_batch}",
+            "more devices, or --allow sample,spatial",
+        ],
+    )
+
+
+def _sustaining(problem: Problem, rate_per_s: float, time_limit_s: float) -> tuple[float | None, bool]:
+    """What a plan sustains that keeps the rate, the first that comes; and whether there is certainly none."""
+    limited = replace(problem, rate_per_s=rate_per_s, time_limit_s=max(0.0, time_limit_s))
+    evaluator = Evaluator(limited, PriceBook(problem.profile))
+    outcome = Queue(evaluator, None, any_fit=True).run(Start(evaluator).items)
+    best: Evaluation | None = outcome.best
+    found = None if best is None else evaluator.sustained_per_s(best.candidate)
+    return found, best is None and outcome.status == "proven"

@@ -1,0 +1,285 @@
+"""Batches without an end, of which each stage has its own at the same time: a pipeline over time.
+
+    rank 0   0F0 0F0 0F0 0F0 ...         batch 0, 1, 2, 3: no flush and no barrier between them
+    rank 1       1F0 1F0 1F0 ...         a stage waits for its input, and for nothing else
+
+The rows are those of the plan's program, once for each batch.  A rank announces the receives of a batch while it works
+on the one before, so that messages travel meanwhile.  What was sent is waited for every few batches: a rank is never
+more than that ahead of its readers, whatever is offered (:data:`LEAD`).
+
+Stages keep state of their own from batch to batch: the buffers that their layers write.  Where a stream *learns*, each
+stage has a loss of its own and updates its weights as soon as it is done with a batch: the weights that a stage applies
+to batch k are those after its updates for the batches before, all of them and no other.  As no gradient crosses between
+stages, that is what one device does which updates all stages after each batch, whatever the speed of the stages.
+(Meloni et al., "PARTIME: scalable and parallel processing over time with deep neural networks", 2022, where stages
+process the frames of a stream one after another and update by what is local to them.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from cuda_ops._torch import BatchNormBase
+from planner.ir.errors import NotFiniteError, UnsupportedModelError, UsageError
+from planner.ir.plan import Decision
+from planner.ir.program import Program
+from planner.ir.timeline import Span
+from runtime.optim.finishing import Finishing
+from runtime.pipeline.executor import Executor, StepEnvironment
+from runtime.pipeline.messages import Piece
+from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
+from runtime.pipeline.sample_weights import inputs_counted
+from runtime.pipeline.specialize import Binding
+from runtime.stage.captured import CapturedModel, attribute
+from runtime.stage.local_stage import Resident
+
+DEPTH = 2
+"""Batches that a rank has announced and not run: one that it works on and one whose messages travel meanwhile."""
+
+LEAD = 2
+"""Batches whose messages may wait for their readers; together with those announced no more than a transport tells
+apart (:func:`runtime.transport.frame.tag`)."""
+
+_MOST_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a stream does, and what a rank reads and gives.
+
+    Attributes:
+        learns: whether stages update their weights after each batch.
+        training: whether stages run in the mode that the module was captured in, else in evaluation mode.
+        answers: the values of the module's output, in its order.
+        frozen: buffers that evaluation mode does not write.
+        reads: graph inputs of which this rank needs the numbers; of others the shapes are enough.
+        inputs: what the model takes.
+        planned: samples of each micro-batch of a full batch.
+        fixed: samples that each micro-batch must have; 0: any number.
+    """
+
+    learns: bool
+    training: bool
+    answers: tuple[str, ...]
+    frozen: frozenset[str]
+    reads: tuple[str, ...]
+    inputs: InputSpecs
+    planned: tuple[int, ...]
+    fixed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a rank gives for a batch.
+
+    Attributes:
+        number: of the batch in the stream, from 0.
+        rows: samples of each micro-batch.
+        outputs: by micro-batch and value, where this rank's part lies in the micro-batch, and the tensor.
+        losses: the sum over samples of the losses that this rank's stages made; 0 where they make none.
+        spans: when each action ran, in seconds from the beginning of the first.
+    """
+
+    number: int
+    rows: tuple[int, ...]
+    outputs: Mapping[int, Mapping[str, Piece]]
+    losses: float
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    number: int
+    batch: Batch
+    binding: Binding
+    executor: Executor
+    probes: bool
+
+
+class Stream:
+    """One rank's part of a stream; all ranks are offered the same batches in the same order.
+
+    Args:
+        bind: the plan for the sizes of a batch, with its backwards or without.
+        begin: called before a batch is run, with whether it is learnt from.
+        next_turn: numbers the runs of programs, alike on all ranks.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        around: StepEnvironment,
+        bind: Callable[[Batch, bool], Binding],
+        begin: Callable[[Batch, Binding, bool], None],
+        next_turn: Callable[[], int],
+    ) -> None:
+        self.setting, self._around = setting, around
+        self._bind, self._begin, self._next_turn = bind, begin, next_turn
+        self._passes = partial(Resident.answer, training=setting.training, frozen=setting.frozen)
+        self._executors: dict[tuple[Binding, int, bool], Executor] = {}
+        self._offered: deque[_Offered] = deque()
+        self._number = self._unflushed = 0
+
+    @property
+    def num_offered(self) -> int:
+        """Batches that wait for :meth:`run`."""
+        return len(self._offered)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another batch may be offered."""
+        return len(self._offered) < DEPTH
+
+    def batch(self, tensors: Sequence[Tensor]) -> WholeBatch:
+        """A batch of all inputs of the graph, in their order; those that this rank does not read may be on ``meta``.
+
+        Raises:
+            UsageError: they are not what the model takes.
+        """
+        return WholeBatch(self.setting.inputs, tensors, self.setting.planned)
+
+    def offer(self, batch: Batch, *, probes: bool = False) -> None:
+        """Announce the messages of the next batch.
+
+        Args:
+            probes: whether the batch leaves no trace: buffers are as before, and nothing is learnt of it.
+        """
+        learns = self.setting.learns and not probes
+        binding = self._bind(batch, learns)
+        executor = self._executor(binding, learns)
+        executor.announce(self._next_turn())
+        self._offered.append(_Offered(self._number, batch, binding, executor, probes))
+        self._number += 1
+
+    def run(self) -> Answered:
+        """Works on the batch that was offered first.
+
+        Raises:
+            StageFailedError, DeadlineError, TransportError: as a step of the engine.
+            NotFiniteError: a loss or gradient of a stage that learns is NaN or infinite; it made no update of it.
+        """
+        one = self._offered.popleft()
+        residents = one.binding.residents
+        learns = self.setting.learns and not one.probes
+        kept = _buffers(residents) if one.probes else {}
+        one.executor.enter(one.number, one.batch)
+        self._begin(one.batch, one.binding, learns)
+        self._unflushed += 1
+        flushes = self._unflushed >= LEAD
+        ran = one.executor.run(flushes=flushes)
+        self._unflushed = 0 if flushes else self._unflushed
+        outputs = {m: _apart(found, residents) for m, found in one.executor.outputs.items()}
+        with torch.no_grad():
+            for tensor, value in kept.values():
+                tensor.copy_(value)
+        if learns:
+            self._require_finite(one, residents)
+        losses = sum(resident.loss() for resident in residents.values())
+        return Answered(one.number, one.batch.rows, outputs, losses, ran.spans)
+
+    def settle(self) -> None:
+        """Waits until all that was sent has been taken; nothing may be offered."""
+        self._around.transport.flush(self._around.deadline_s)
+        self._unflushed = 0
+
+    def _require_finite(self, one: _Offered, residents: Mapping[int, Resident]) -> None:
+        for stage, resident in residents.items():
+            if resident.phase.is_spoilt:
+                raise NotFiniteError(
+                    f"stage {stage} cannot learn from batch {one.number} of the stream",
+                    ["its loss or a gradient is NaN or infinite; no update was made of it"],
+                    ["a smaller learning rate", "look at the data of that batch"],
+                )
+
+    def _executor(self, binding: Binding, learns: bool) -> Executor:
+        """One that no batch is on its way in: those of like batches take turns."""
+        key = (binding, self._number % DEPTH, learns)
+        if key not in self._executors:
+            if len(self._executors) >= _MOST_KEPT:
+                self._executors.pop(next(iter(self._executors)))
+            passes = None if learns else self._passes
+            self._executors[key] = Executor(binding, self._around, passes=passes)
+            self._executors[key].kept = self.setting.answers
+        return self._executors[key]
+
+
+def answers_of(model: CapturedModel) -> tuple[str, ...]:
+    """The values of the module's output.
+
+    Raises:
+        UnsupportedModelError: the captured graph does not make all of them.
+    """
+    if model.prepared is not None:
+        raise UnsupportedModelError(
+            "streams are of dense tensors",
+            ["this network takes point clouds, whose sites are found for whole batches"],
+            ["halopipe run with --eval-data"],
+        )
+    missing = [name for name, value in model.outputs.items() if not value or value in model.graph.inputs]
+    if missing or not model.outputs:
+        raise UnsupportedModelError(
+            "the module's output cannot be had of the captured graph",
+            [f"{missing[0]}, of its {len(model.outputs)} tensors, is not made on the way to the loss"]
+            if missing
+            else ["its output holds no tensor"],
+            ["leave out of the output what the loss does not depend on, or let the loss read it"],
+        )
+    return tuple(model.outputs.values())
+
+
+def reads_of(decision: Decision, model: CapturedModel, residents: Mapping[int, Resident]) -> tuple[str, ...]:
+    """The graph's inputs of which a rank with these stages needs the numbers."""
+    counted = inputs_counted(model, decision)
+    read = {name for resident in residents.values() for name in resident.program.inputs}
+    read |= {name for stage in residents for name in counted.get(stage, ())}
+    return tuple(name for name in model.graph.inputs if name in read)
+
+
+def statistics_of(module: nn.Module, model: CapturedModel, residents: Mapping[int, Resident]) -> frozenset[str]:
+    """The buffers of batch normalisation, which evaluation mode leaves as they are."""
+    own = {id(each) for part in module.modules() if isinstance(part, BatchNormBase) for each in part.buffers()}
+    names = (name for resident in residents.values() for name in resident.buffers)
+    return frozenset(name for name in names if id(attribute(model.graph_module, name)) in own)
+
+
+def require_local(program: Program, finishing: Finishing, is_versioned: bool) -> None:
+    """Raises :class:`UsageError` unless each stage can update its weights without hearing of another."""
+    crossing = [f"{edge.src} to {edge.dst}" for edge in program.stages.edges if edge.gradient]
+    faults = []
+    if not program.trains:
+        faults.append("the plan has forward passes alone")
+    if crossing:
+        faults.append(f"gradients cross between stages: {', '.join(crossing)}")
+    if is_versioned:
+        faults.append("its schedule keeps several versions of the weights")
+    if finishing.joins_ranks:
+        faults.append("parameters that several stages share, or clipping, need all ranks before an update")
+    if faults:
+        raise UsageError(
+            "this plan cannot learn over a stream, where each stage updates by a loss of its own",
+            faults,
+            ["halopipe profile --local-loss stage, or --local-loss N, and plan that", "serve without learning"],
+        )
+
+
+def _buffers(residents: Mapping[int, Resident]) -> dict[int, tuple[Tensor, Tensor]]:
+    """What stages may write, with copies of its values."""
+    found = (tensor for resident in residents.values() for tensor in resident.buffers.values())
+    return {id(tensor): (tensor, tensor.detach().clone()) for tensor in found}
+
+
+def _apart(found: Mapping[str, Piece], residents: Mapping[int, Resident]) -> dict[str, Piece]:
+    """``found``, with copies of what lies in a buffer, which the next batch may write."""
+    held = {
+        tensor.untyped_storage().data_ptr() for resident in residents.values() for tensor in resident.buffers.values()
+    }
+    return {
+        name: (box, tensor.clone() if tensor.untyped_storage().data_ptr() in held else tensor)
+        for name, (box, tensor) in found.items()
+    }

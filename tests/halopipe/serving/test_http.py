@@ -1,0 +1,158 @@
+"""The port: what is answered with which status, limits of bodies, no pickles, and no more than there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from halopipe.serving import http
+from halopipe.serving.feeds import Draining
+from planner.ir.errors import UsageError, WorkerDiedError
+from tests.halopipe.serving.stand_in import StandIn
+
+JSON = {"content-type": "application/json"}
+ARRAY = {"content-type": "application/x-npy"}
+ROWS = np.arange(6.0).reshape(2, 3)
+REQUEST = json.dumps({"inputs": ROWS.tolist()}).encode()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2, dtype=torch.float64)
+
+
+def npy(array: np.ndarray, **options: bool) -> bytes:
+    found = io.BytesIO()
+    np.save(found, array, **options)
+    return found.getvalue()
+
+
+async def asked(
+    application: http.Application,
+    path: str = "/infer",
+    method: str = "POST",
+    headers: dict[str, str] | None = None,
+    body: Sequence[bytes] = (REQUEST,),
+    *,
+    stalls: bool = False,
+) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and content; a body comes in parts, and never ends if it ``stalls``."""
+    parts, sent = list(body), list[dict[str, Any]]()
+
+    async def receive() -> dict[str, Any]:
+        if not parts and stalls:
+            await asyncio.sleep(60)
+        part = parts.pop(0) if parts else b""
+        return {"type": "http.request", "body": part, "more_body": bool(parts) or stalls}
+
+    async def send(message: Any) -> None:
+        sent.append(dict(message))
+
+    found = [(name.encode(), value.encode()) for name, value in (JSON if headers is None else headers).items()]
+    await application({"type": "http", "path": path, "method": method, "headers": found}, receive, send)
+    told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], told, sent[1]["body"]
+
+
+def one(serving: StandIn, *, most_bytes: int = 10_000, body_s: float = 20.0, **request: Any) -> tuple[int, Any, bytes]:
+    application = http.Application(serving, most_bytes, Draining(), body_s)  # type: ignore[arg-type]
+    return asyncio.run(asked(application, **request))
+
+
+def test_json_and_arrays_are_answered_likewise() -> None:
+    serving = StandIn(network())
+    expected = serving.module(torch.from_numpy(ROWS)).detach().numpy()
+    status, headers, content = one(serving, body=(REQUEST[:10], REQUEST[10:]))
+    assert (status, headers["content-type"]) == (200, "application/json")
+    assert json.loads(content) == {"output": expected.tolist()}
+    status, headers, content = one(serving, headers=ARRAY, body=(npy(ROWS),))
+    assert (status, headers["content-type"]) == (200, "application/x-npy")
+    np.testing.assert_array_equal(np.load(io.BytesIO(content), allow_pickle=False), expected)
+
+
+@pytest.mark.parametrize(
+    ("status", "request_"),
+    [
+        (404, {"path": "/other"}),
+        (405, {"method": "GET"}),
+        (405, {"path": "/health"}),
+        (415, {"headers": {}}),
+        (415, {"headers": {"content-type": "text/plain"}}),
+        (415, {"headers": {"content-type": "application/x-pickle"}, "body": (pickle.dumps([1]),)}),
+        (413, {"headers": {**JSON, "content-length": "10001"}, "body": ()}),
+        (413, {"body": (b" " * 9000, b" " * 9000)}),
+        (400, {"body": (b"{",)}),
+        (400, {"body": (b"[" * 5000,)}),
+        (400, {"body": (b'{"inputs": [[Infinity, 1, 2]]}',)}),
+        (400, {"headers": ARRAY, "body": (b"no array",)}),
+        (400, {"headers": ARRAY, "body": (npy(np.array([{}], dtype=object), allow_pickle=True),)}),
+        (422, {"body": (b'{"other": [[1, 2, 3]]}',)}),
+        (422, {"body": (b'{"inputs": [1, 2, 3]}',)}),
+    ],
+)
+def test_what_is_no_request_is_refused(status: int, request_: dict[str, Any]) -> None:
+    serving = StandIn(network())
+    found, _, content = one(serving, **request_)
+    assert found == status
+    assert json.loads(content)["error"]
+    assert serving.counts.requests == 0
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    assert one(StandIn(network()), body_s=0.01, body=(b"{",), stalls=True)[0] == 408
+
+
+def test_what_finds_no_room_is_told_when_to_come_again() -> None:
+    serving = StandIn(network(), room=2, held=True)
+    application = http.Application(serving, 10_000, Draining())  # type: ignore[arg-type]
+
+    async def crowd() -> list[tuple[int, dict[str, str], bytes]]:
+        tasks = [asyncio.create_task(asked(application)) for _ in range(6)]
+        while sum(task.done() for task in tasks) < 4:
+            await asyncio.sleep(0.001)
+        serving.go.set()
+        return list(await asyncio.gather(*tasks))
+
+    found = asyncio.run(crowd())
+    assert sorted(status for status, _, _ in found) == [200] * 2 + [503] * 4
+    assert all(int(headers["retry-after"]) >= 1 for status, headers, _ in found if status == 503)
+    assert serving.most_waiting == 2
+
+
+def test_a_lost_rank_is_told_and_health_says_so() -> None:
+    serving = StandIn(network(), held=True)
+    assert one(serving, path="/health", method="GET")[0] == 200
+    serving.fail(WorkerDiedError("rank 1 died"))
+    assert one(serving)[0] == one(serving, path="/health", method="GET")[0] == 503
+    assert one(serving, path="/metrics", method="GET")[0] == 200
+
+
+def test_answers_that_json_has_not_are_no_answers() -> None:
+    class Infinite(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / 0
+
+    status, _, content = one(StandIn(Infinite()))
+    assert status == 500
+    assert "NaN or infinity" in json.loads(content)["error"]
+    assert one(StandIn(Infinite()), headers=ARRAY, body=(npy(ROWS),))[0] == 200
+
+
+def test_nobody_else_is_listened_to_unless_it_is_asked_for() -> None:
+    with http.opened("0") as door:
+        assert door.getsockname()[0] == "127.0.0.1"
+        door.listen()
+        with pytest.raises(UsageError, match="nobody can listen"):
+            http.opened(str(door.getsockname()[1]))
+    for text in ("", "x", "localhost:", "99999", "-1"):
+        with pytest.raises(UsageError, match="is no address"):
+            http.opened(text)
