@@ -189,7 +189,7 @@ def measured() -> Iterator[Row]:
         for _ in range(3):
             for plan in plans:
                 told = halopipe(folder, "run", plan, "--steps", "12", "--no-learn", "--no-check-first-step", "--json")
-                steps[plan].append(json.loads(told)["step_s"])
+                steps[plan].append(json.loads(told)["measured"]["step_s"])
         sliced = json.loads((folder / "sliced.json").read_text())
         whole = json.loads((folder / "whole.json").read_text())
         predicted_gain = whole["prediction"]["step_s"] / sliced["prediction"]["step_s"]
