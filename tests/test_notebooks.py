@@ -75,7 +75,8 @@ def test_a_notebook_is_committed_with_its_outputs_and_no_machine_of_ours(path: P
 
 def test_the_notebooks_are_those_that_documents_name() -> None:
     expected = [
-        f"{number:02}_{name}.ipynb" for number, name in enumerate((*NAMES, "model_accuracy", "plan_a_gpu_cluster"), 1)
+        f"{number:02}_{name}.ipynb"
+        for number, name in enumerate((*NAMES, "model_accuracy", "plan_a_gpu_cluster", "more_ways_to_split"), 1)
     ]
     assert [path.name for path in NOTEBOOKS] == expected
 
