@@ -21,6 +21,7 @@ and have its default dtype. A shape that a network cannot take raises `ValueErro
 | `profiler.models.vgg:vgg16` | Simonyan and Zisserman 2015 | sample, channel, height, width | 138.4 M |
 | `profiler.models.gnmt:gnmt` | Wu et al. 2016 | sample, time (source and target) | 193.8 M |
 | `profiler.models.gpt:gpt` | Radford et al. 2019 | sample, time | 163.0 M |
+| `profiler.models.llama:llama` | after Touvron et al. 2023 | sample, time | 56.4 M |
 | `profiler.models.parareal:parareal` | Lee, Park and Lee 2022 | sample, channel, height, width | 0.2 M |
 | `profiler.models.unet2d:unet2d` | after Ronneberger et al. 2015 | sample, channel, height, width (both vary) | 35 k |
 | `profiler.models.unet3d:unet3d` | Cicek et al. 2016 | sample, channel, depth, height, width | 19.1 M |
@@ -35,7 +36,7 @@ and have its default dtype. A shape that a network cannot take raises `ValueErro
 | `profiler.models.sparse_backbones:sparse_resnet21d` | as in torchsparse, from above | sample, site, channel | 5.2 M |
 
 The last five take sparse tensors: their example is a `SparseTensor` of generated surfaces, and `input_shape` says how
-many sites each sample has.
+many sites each sample has.  Networks of sampled graphs, `profiler.models.graphs:sage` and `gat`, take seeds.
 
 All of them pass `torch.export.export(..., strict=False)` in training mode with a dynamic sample dim.
 """
@@ -49,6 +50,7 @@ __all__ = [
     "cosmoflow",
     "gnmt",
     "gpt",
+    "llama",
     "mesh_tangling",
     "minkunet",
     "parareal",

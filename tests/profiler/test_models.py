@@ -17,7 +17,9 @@ from profiler.models.cosmoflow import cosmoflow
 from profiler.models.example import Example, Tensors
 from profiler.models.gnmt import AdditiveAttention, gnmt
 from profiler.models.gpt import gpt
+from profiler.models.llama import llama
 from profiler.models.mesh_tangling import mesh_tangling_1k, mesh_tangling_2k, mesh_tangling_128
+from profiler.models.parareal import parareal
 from profiler.models.resnet import resnet18, resnet50
 from profiler.models.unet2d import unet2d
 from profiler.models.unet3d import unet3d
@@ -32,6 +34,8 @@ TINY: dict[Factory, tuple[tuple[int, ...], dict[str, Any]]] = {
     vgg16: ((3, 32, 32), {"num_classes": 5, "width": 4, "hidden": 8}),
     gnmt: ((6,), {"vocabulary": 17, "width": 8, "layers": 3}),
     gpt: ((6,), {"vocabulary": 17, "width": 8, "layers": 2, "heads": 2, "context": 9}),
+    llama: ((6,), {"vocabulary": 17, "width": 8, "hidden": 12, "layers": 2, "heads": 2, "kv_heads": 1, "context": 9}),
+    parareal: ((3, 8, 8), {"slices": 2, "steps": 2, "width": 4, "num_classes": 5}),
     unet2d: ((1, 8, 8), {"width": 2}),
     unet3d: ((3, 8, 8, 8), {"num_classes": 3, "width": 2, "depth": 2}),
     cosmoflow: ((2, 8, 8, 8), {"levels": 2, "width": 2, "dropout": 0.0}),
@@ -46,6 +50,8 @@ OUTPUT_OF_A_SAMPLE = {
     vgg16: (5,),
     gnmt: (6, 17),
     gpt: (6, 17),
+    llama: (6, 17),
+    parareal: (5,),
     unet2d: (1, 8, 8),
     unet3d: (3, 8, 8, 8),
     cosmoflow: (4,),
