@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.devices.ranks import on_ranks
@@ -99,8 +100,8 @@ def saving(case: Case, transport: Transport, folder: Path, rounds: int) -> Round
         side.step()
     options = RunOptions(checkpoint=str(folder), checkpoint_every=AUTO_INTERVAL, mtbf_s=MTBF_S, keep=1)
     decision, graph = side.decision, side.graph
-    ended = EndRequest(options.grace_s)
-    kept = Checkpoints(options, side.engine, graph, transport, 0, decision, None, Activity(), ended)
+    ended, meet = EndRequest(options.grace_s), partial(transport.barrier, 60.0)
+    kept = Checkpoints(options, side.engine, graph, transport, meet, 0, decision, None, Activity(), ended)
     taken: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * (rounds + 1)):
         saves = bool(number % 2)

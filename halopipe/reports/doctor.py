@@ -36,12 +36,14 @@ OK, ODD, MISSING = "ok", "odd", "missing"
 EXTRAS: Mapping[str, Mapping[str, str]] = {
     "demo": {"scikit-learn": "sklearn"},
     "docs": {"mkdocs-material": "material", "mkdocstrings": "mkdocstrings"},
+    "graphs": {"torch_geometric": "torch_geometric"},
     "mpi": {"mpi4py": "mpi4py", "mpich": "mpi4py"},
     "networks": {"timm": "timm", "torchvision": "torchvision", "transformers": "transformers"},
     "notebooks": {"ipykernel": "ipykernel", "nbclient": "nbclient", "nbformat": "nbformat"},
     "ray": {"ray": "ray"},
     "report": {"bokeh": "bokeh", "jinja2": "jinja2"},
     "scans": {"laspy": "laspy", "lazrs": "lazrs"},
+    "serve": {"uvicorn": "uvicorn"},
     "tensorboard": {"tensorboard": "tensorboard"},
 }
 """Extras of the installation: their packages, and what these are called when imported.

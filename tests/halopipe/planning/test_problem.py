@@ -88,7 +88,7 @@ def test_the_freedom_that_a_plan_uses_is_granted() -> None:
     again = replace(decision, stages=tuple(replace(stage, recompute=True) for stage in decision.stages))
     layers = {name: replace(placement, cuts={"height": (0, 1, 2)}) for name, placement in decision.layers.items()}
     free: Problem = problems.problem_of(replace(PLAN, decision=replace(again, layers=layers)), PROFILE)
-    assert (free.recompute, free.allow) == (AUTO, problems.FAMILIES)
+    assert (free.recompute, free.allow) == (AUTO, ("sample", "spatial", "channel"))
     odd = next(name for name in problems.schedule_names() if name not in problems.default_schedules())
     assert odd in problems.problem_of(replace(PLAN, decision=replace(decision, schedule=odd)), PROFILE).schedules
 

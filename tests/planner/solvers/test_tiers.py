@@ -74,7 +74,7 @@ def two_racks() -> Problem:
     profile = chain_profile(6, 8, forward_s=(1e-3, 2e-3, 1e-3, 3e-3, 1e-3, 1e-3), parameter_bytes=2**18, latency_s=1e-5)
     where = [f"{rack}/{host}/i" for rack in "ab" for host in "xy" for _ in range(2)]
     cluster = nested(profile.cluster, where, (1e10, 1e9, 1e8, 1e7), 1e-5)
-    return Problem(replace(profile, cluster=cluster), 8)
+    return Problem(replace(profile, cluster=cluster), 8, time_limit_s=4.0)  # more would not do for span-ilp
 
 
 @pytest.mark.parametrize("name", names())

@@ -78,7 +78,7 @@ class Divided:
         decision = SimpleNamespace(
             layers={name: Placement(0, late if at >= is_late else UNEVEN) for at, name in enumerate(names)},
             layers_of=lambda stage: names,
-            stages=[SimpleNamespace(ranks=(0, 1))],
+            stages=[SimpleNamespace(ranks=(0, 1), blocks=())],
         )
         self.stage = DividedStage(captured, names, wire, DeferredGradients())
         cut = StageCut(captured, frozenset(names), (self.graph.loss,))
