@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -176,19 +177,10 @@ class _Work:
             lone=lone,
             journal=self._journal,
         )
-        if not self._job.is_compared:
-            with metrics, self._rank.limited(options.memory_limit_bytes):
-                result = loop.run()
-            opened.meet()
-            return result
-        first = FirstStep(
-            self._rank.terms,
-            place,
-            lambda: read_when_written(self._job.reference_path),
-            options.check_numerics,
-            self._explain,
-        )
-        loop.compare = lambda losses: first.compare(opened, losses)
+        if self._job.is_compared:
+            read = partial(read_when_written, self._job.reference_path)
+            first = FirstStep(self._rank.terms, place, read, options.check_numerics, self._explain)
+            loop.compare = partial(first.compare, opened)
         with metrics, self._rank.limited(options.memory_limit_bytes):
             result = loop.run()
         opened.meet()
