@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from halopipe.terminal import tables, units
-from halopipe.training.checkpointing import PLAN, SEED, Saved
+from halopipe.training.checkpointing import PLAN, SEED
+from halopipe.training.resuming import Saved
 from planner.ir.errors import CorruptFileError, InputFileError, MissingFileError, UsageError
 from planner.ir.files import replaced
 from planner.ir.plan import Plan

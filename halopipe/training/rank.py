@@ -34,8 +34,7 @@ from planner.ir.plan import Plan
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
-from profiler.capture.graph import Captured
-from profiler.measure.devices import capture_for
+from profiler.capture.graph import Captured, capture_for
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine, device_of
 from runtime.memory import limit_memory, out_of_memory

@@ -21,10 +21,11 @@ from halopipe.data.sources import Form, Item, Pair, bound, tensors_of
 from halopipe.run_spec.options import RESUME
 from halopipe.run_spec.result import Score
 from halopipe.terminal.units import require_known
-from halopipe.training.checkpointing import newest_sound, open_saved, other_micro_batches, save_now
+from halopipe.training.checkpointing import save_now
 from halopipe.training.evaluate import MakeMetrics, evaluate, loss_rank
 from halopipe.training.first_step import FirstStep, parting
 from halopipe.training.rank import Opened, Place, Prepared, Terms
+from halopipe.training.resuming import newest_sound, open_saved
 from halopipe.training.single_device import Reference, reference_of, why_not_compared
 from planner.ir.codec import plain
 from planner.ir.errors import CorruptFileError, HalopipeError, UnsupportedModelError, UsageError
@@ -313,7 +314,7 @@ class Execution:
                 [f"execute(..., seed={saved.seed(self._seed)})"],
             )
         self._engine.load_state(saved.checkpoint)
-        if self.rank == 0 and (word := other_micro_batches(saved, self._engine, self.plan.decision)):
+        if self.rank == 0 and (word := saved.other_micro_batches(self._engine, self.plan.decision)):
             _log.warning("%s", word)
         self._watched = None  # what was kept of the first step is not what goes on
         return self._engine.num_steps

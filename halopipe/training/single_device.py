@@ -37,8 +37,7 @@ from halopipe.training.rank import Terms
 from planner.ir.codec import plain
 from planner.ir.errors import UnsupportedModelError
 from planner.passes.versions import updates_within
-from profiler.capture.graph import Captured
-from profiler.measure.devices import capture_for, placed
+from profiler.capture.graph import Captured, capture_for, placed
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.engine import Engine, preparing_of

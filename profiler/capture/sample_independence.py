@@ -20,8 +20,6 @@ from torch import Tensor, fx
 
 from cuda_ops._torch import OpOverload, schema_of
 from cuda_ops.dense.user_functions import LINEAR_BACKWARD, is_user_function
-from cuda_ops.sampling.preparation import draw_of
-from cuda_ops.sampling.sampler import joined
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
 from profiler.capture.functional import INDEX
@@ -162,14 +160,13 @@ def _samples(traced: Traced, model: LoadedModel) -> list[_Run]:
 
 def _pieces(traced: Traced, example: GraphExample) -> list[_Run]:
     """Two seeds of a graph network side by side, and each alone: the rows of one are none of the other's."""
-    preparation = example.preparation
-    raw = [each[:_PAIR] for each in (*example.inputs, *example.targets)]
-    levels = [preparation.sampler.levels(raw[0][at : at + 1].numpy(), draw_of(raw[1])) for at in range(_PAIR)]
+    seeds, draws, *targets = (each[:_PAIR] for each in (*example.inputs, *example.targets))
+    pieces = [slice(at, at + 1) for at in range(_PAIR)]
+    given = example.preparation.side_by_side([seeds[piece] for piece in pieces], draws)
     runs = []
-    for of, rows in ((joined(levels), slice(0, _PAIR)), (levels[0], slice(0, 1)), (levels[1], slice(1, _PAIR))):
-        inputs = [preparation.tensor(of, name) for name in preparation.names[: preparation.num_inputs]]
-        tensors = (*inputs, *(target[rows] for target in raw[len(example.inputs) :]))
-        runs.append(_Run(traced, len(of.blocks[-1][1]), dict(zip(traced.inputs, tensors, strict=True))))
+    for inputs, rows in zip(given, (slice(0, _PAIR), *pieces), strict=True):
+        tensors = (*inputs, *(target[rows] for target in targets))
+        runs.append(_Run(traced, len(inputs[0]), dict(zip(traced.inputs, tensors, strict=True))))
     return runs
 
 

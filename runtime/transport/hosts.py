@@ -23,7 +23,6 @@ from planner.ir.cluster import GLOO, SHARED_MEMORY, transport_text
 from planner.ir.errors import TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, Transport, default_group, join
 from runtime.transport.gloo import GlooTransport, open_gloo
-from runtime.transport.mpi import open_mpi
 from runtime.transport.segments import Address, Segments
 from runtime.transport.shared_memory import SPIN_S, SharedMemoryTransport
 
@@ -52,6 +51,8 @@ def open_named(
         TransportError: the ranks did not find each other, or cannot exchange by it.
     """
     if MPI_JOB in os.environ and name in ("", "mpi"):
+        from runtime.transport.mpi import open_mpi  # of MPI's jobs alone
+
         return open_mpi(rank, len(hosts), timeout_s, groups)
     if name == "mpi":
         raise TransportError(
