@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from planner.ir.plan import Decision
-from profiler.capture.graph import Captured
+from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine, Evaluation
 from runtime.stage.builder import groups_of
 from runtime.transport import InProcessTransport
-from tests.runtime.plans import Trained, batch_of, engine_of
+from tests.runtime.plans import Trained, batch_of, engine_of, model_of
 from tests.runtime.ranks import on_ranks
 
 T = TypeVar("T")
 Network = tuple[LoadedModel, Captured]
 Tensors = tuple[Tensor, ...]
+
+
+def network_of(factory: str, shape: tuple[int, ...], arguments: Mapping[str, object]) -> Network:
+    """A reference network in float64 with its graph; what torch draws next is the same each time."""
+    torch.manual_seed(1)
+    model = model_of(factory, shape, **arguments)
+    return model, capture(model)
 
 
 def on_engines(

@@ -14,6 +14,7 @@ from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.memory import storage_bytes
 from runtime.transport import Hub, InProcessTransport
+from tests.runtime.engines import Network, network_of
 from tests.runtime.plans import (
     Trained,
     assert_equal,
@@ -21,7 +22,6 @@ from tests.runtime.plans import (
     decide,
     engine_of,
     folded,
-    model_of,
     run_ranks,
     sgd,
     split_backward,
@@ -94,10 +94,8 @@ def one_thread() -> None:
 
 
 @cache
-def network(name: str) -> tuple[LoadedModel, Captured]:
-    factory, shape, arguments = NETWORKS[name]
-    model = model_of(factory, shape, **arguments)
-    return model, capture(model)
+def network(name: str) -> Network:
+    return network_of(*NETWORKS[name])
 
 
 @cache
