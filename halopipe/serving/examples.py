@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from halopipe.launch.parallelize import Parallel
 from planner.ir.errors import FactoryError, NumericsError, UsageError
 from profiler.capture.user_module import evaluating, untouched
-from profiler.source.model import LoadedModel, fed_example
+from profiler.source.model import LoadedModel, fed_example, load_state
 from profiler.source.structure import BatchStructure, Nest, leaves
-from runtime.checkpoint.training_state import LOSS
 from runtime.numerics.compare import tolerance_of
 from runtime.pipeline.microbatches import InputSpecs, filled
 
@@ -128,12 +127,7 @@ class Example:
 
 def as_trained(run: Parallel, model: LoadedModel) -> LoadedModel:
     """``model`` with the weights and buffers that the ranks have now."""
-    state = run.state_dict()
-    model.module.load_state_dict({name: value for name, value in state.items() if not name.startswith(LOSS)})
-    function = getattr(model.loss_fn, "function", model.loss_fn)
-    if isinstance(function, nn.Module):
-        own = {name.removeprefix(LOSS): value for name, value in state.items() if name.startswith(LOSS)}
-        function.load_state_dict(own, strict=False)
+    load_state(model.owners, run.state_dict(), whole_loss=False)
     return model
 
 

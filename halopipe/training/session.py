@@ -29,6 +29,7 @@ from halopipe.training.resuming import newest_sound, open_saved
 from halopipe.training.single_device import Reference, reference_of, why_not_compared
 from planner.ir.codec import plain
 from planner.ir.errors import CorruptFileError, HalopipeError, UnsupportedModelError, UsageError
+from planner.ir.graph import LOSS_PREFIX
 from planner.ir.profile import Profile
 from profiler.capture.graph import capture
 from profiler.source.clouds import samples_first
@@ -36,7 +37,6 @@ from profiler.source.graphs import raw_of
 from profiler.source.model import LoadedModel
 from profiler.source.structure import BatchStructure
 from runtime.checkpoint.lock import held
-from runtime.checkpoint.training_state import LOSS
 from runtime.engine import StepResult
 from runtime.monitor.activity import Activity
 from runtime.monitor.failure import write_error
@@ -379,12 +379,12 @@ class Execution:
             UsageError: they are not the module's, or gradients wait for the update.
         """
         self._require_updated()
-        of_loss = {name: value for name, value in state.items() if name.startswith(LOSS)}
+        of_loss = {name: value for name, value in state.items() if name.startswith(LOSS_PREFIX)}
         try:
             self.model.load_state_dict({name: value for name, value in state.items() if name not in of_loss})
         except RuntimeError as error:  # names and shapes
             raise UsageError("this is not the state of the model", str(error).splitlines()[1:]) from error
-        missing = [name for name in self._engine.state_dict() if name.startswith(LOSS) and name not in of_loss]
+        missing = [name for name in self._engine.state_dict() if name.startswith(LOSS_PREFIX) and name not in of_loss]
         if missing:
             raise UsageError("this is not the state of the model and its loss", [f"missing: {', '.join(missing)}"])
         self._engine.load_state_dict(state)
@@ -417,7 +417,7 @@ class Execution:
     def module(self) -> nn.Module:
         """The user's module with all that is trained by now, on every rank; all ranks ask for it together."""
         self.model.load_state_dict(
-            {name: value for name, value in self.state_dict().items() if not name.startswith(LOSS)}
+            {name: value for name, value in self.state_dict().items() if not name.startswith(LOSS_PREFIX)}
         )
         return self.model
 

@@ -125,8 +125,7 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
             that was said to vary cannot, or an operator that was said to be elementwise is not.
     """
     _require_initialised(model.module)
-    loss = getattr(model.loss_fn, "function", model.loss_fn)
-    with untouched(model.module, *([loss] if isinstance(loss, nn.Module) else [])):
+    with untouched(*model.owners.values()):
         return _captured(model, replace(rules, elementwise=rules.elementwise | model.elementwise))
 
 
@@ -166,10 +165,8 @@ def capture_for(
 
 def placed(model: LoadedModel, device: torch.device) -> LoadedModel:
     """The model with its parameters, buffers and example on ``device``; clouds are prepared on the processor."""
-    loss = getattr(model.loss_fn, "function", model.loss_fn)
-    for module in (model.module, loss):
-        if isinstance(module, nn.Module):
-            move((*module.parameters(), *module.buffers()), device)
+    for module in model.owners.values():
+        move((*module.parameters(), *module.buffers()), device)
     inputs, targets = (tuple(tensor.to(device) for tensor in each) for each in (model.inputs, model.targets))
     return replace(model, inputs=inputs, targets=targets)
 

@@ -33,6 +33,7 @@ from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_fin
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from cuda_ops.sparse.errors import SparseInputError
 from planner.ir.errors import UnsupportedModelError
+from planner.ir.graph import LOSS_PREFIX
 from profiler.capture.functional import (
     detach_constants,
     is_write,
@@ -107,9 +108,8 @@ class _WithLoss(nn.Module):
         self.call = model.call
         self.num_inputs = len(model.inputs)
         self.has_outputs = model.clouds is None
-        function = _loss_function(model)
-        if isinstance(function, nn.Module):
-            self.loss_fn = function  # registered, so that its buffers have names
+        if LOSS_PREFIX in model.owners:
+            self.loss_fn = model.owners[LOSS_PREFIX]  # registered, so that its buffers have names
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         buffers = [(part, dict(buffers_of(part))) for part in self.module.modules()]
@@ -441,15 +441,10 @@ def _has_effects(node: fx.Node) -> bool:
     return node.is_impure() or node.target is require or isinstance(node.target, HigherOrderOperator)
 
 
-def _loss_function(model: LoadedModel) -> Callable[..., Any]:
-    return getattr(model.loss_fn, "function", model.loss_fn)
-
-
 def _canonical_names(model: LoadedModel) -> dict[int, str]:
     """The user's name of each parameter and buffer, the first one where several are tied."""
-    function = _loss_function(model)
     found: dict[int, str] = {}
-    for prefix, module in (("", model.module), *([("loss_fn.", function)] if isinstance(function, nn.Module) else [])):
+    for prefix, module in model.owners.items():
         for name, value in (*module.named_parameters(), *module.named_buffers()):
             found.setdefault(id(value), prefix + name)
     return found
