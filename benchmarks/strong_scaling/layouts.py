@@ -23,10 +23,11 @@ from planner.costs.stages.stage_cost import stage_cost
 from planner.ir.cluster import MEASURED
 from planner.ir.errors import InfeasibleError
 from planner.ir.graph import Graph
+from planner.ir.layout import equal_shares
 from planner.ir.plan import Decision, Prediction
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.ir.profile import PartShape, Profile
-from planner.solvers.candidates.candidate import Candidate, decision_of, equal_shares, with_options
+from planner.solvers.candidates.candidate import Candidate, decision_of, with_options
 from planner.solvers.layouts.stage import Question, best_layouts, labelled_graph
 
 ALL = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS)

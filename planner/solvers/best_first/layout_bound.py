@@ -42,18 +42,11 @@ from planner.ir.cluster import ALL_REDUCE
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, TensorSpec, producer
+from planner.ir.layout import samples_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
 from planner.layers import kind
 from planner.layers.boundary import without_gradient
-from planner.solvers.candidates.candidate import (
-    Pool,
-    group_shares,
-    may_stream,
-    micro_batches,
-    mixing_layers,
-    samples_of,
-    usable,
-)
+from planner.solvers.candidates.candidate import Pool, group_shares, may_stream, micro_batches, mixing_layers, usable
 from planner.solvers.candidates.constraints import Constraints, Flags
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.layouts.factor_graph import LabelledGraph

@@ -22,19 +22,13 @@ from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import LayoutBook, StagePlacement
 from planner.costs.ties import Ties
 from planner.ir.graph import Graph, producer
+from planner.ir.layout import parts_of, samples_of
 from planner.ir.problem import Problem
 from planner.ir.schedule import Edge
 from planner.layers import prepared_inputs, throughout_sites
 from planner.layers.boundary import Boundaries
 from planner.schedules import traits
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    boundaries_of,
-    parts_of,
-    program_of,
-    samples_of,
-    schedule_names,
-)
+from planner.solvers.candidates.candidate import Candidate, boundaries_of, program_of, schedule_names
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import unmet
 
