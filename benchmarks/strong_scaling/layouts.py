@@ -16,7 +16,6 @@ from planner.baselines.dryden import distributions
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.shards import part_shapes
 from planner.costs.predict import forecast
-from planner.costs.shards.device_mesh import REPLICA
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import BACKWARD, FORWARD, LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost
@@ -27,6 +26,7 @@ from planner.ir.layout import equal_shares
 from planner.ir.plan import Decision, Prediction
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.ir.profile import PartShape, Profile
+from planner.layers.sized import REPLICA
 from planner.solvers.candidates.candidate import Candidate, decision_of, with_options
 from planner.solvers.layouts.stage import Question, best_layouts, labelled_graph
 

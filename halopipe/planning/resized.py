@@ -14,11 +14,11 @@ from dataclasses import replace
 from math import prod
 
 from halopipe.terminal.units import parse_pairs, require_known, whole
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.cluster import INTERPOLATED
 from planner.ir.errors import UsageError
 from planner.ir.graph import SAMPLE, Graph, Layer
 from planner.ir.profile import Levels, Measurement, Profile
+from planner.layers.sized import SizedLayer
 
 
 def at_sizes(profile: Profile, sizes: Mapping[str, int]) -> Profile:

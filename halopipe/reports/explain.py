@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from halopipe.planning import calibration, solve
-from halopipe.planning.replan import standing_text
+from halopipe.planning.problem import standing_text
 from halopipe.reports.layer import tiles_text
 from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.terminal import tables, units

@@ -222,13 +222,15 @@ def opened(
         program: asked where the transport must know it: NCCL has a communicator for each of its channels.
     """
     from halopipe.data.feeds import MESSAGE_KINDS
-    from runtime.transport import channels_of, open_named, open_nccl
+    from runtime.transport import open_named
 
     if transport or not seat.over_nccl or device is None:
         return open_named(transport, seat.rank, store, timeout_s, groups, hosts)
     interface = os.environ.get(_GLOO_INTERFACE, "")
     if interface not in ("", "lo"):
         os.environ.setdefault(_NCCL_INTERFACE, interface)
+    from runtime.transport import channels_of, open_nccl
+
     channels = channels_of(program())
     return open_nccl(str(device), channels, seat.rank, len(hosts), store, timeout_s, groups, MESSAGE_KINDS)
 

@@ -34,7 +34,6 @@ from runtime.memory import with_peak
 from runtime.monitor.activity import Activity, Board
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import Difference
-from runtime.stage.alone import lone_stages
 from runtime.stage.captured import captured_model
 from runtime.stage.modes import cannot_evaluate
 
@@ -136,6 +135,8 @@ class _Work:
         seconds = budget_s(plan, options, options.steps - num_done)
         if not seconds or options.compiler:
             return None
+        from runtime.stage.alone import lone_stages  # most runs are too short for it
+
         model, decision = captured_model(prepared.captured), plan.decision
         program = Boundaries.of_decision(model.graph, decision).program(decision)
         found = lone_stages(decision, model, program, place.rank, prepared.model.tensors, place.device)

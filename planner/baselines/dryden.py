@@ -19,7 +19,6 @@ import numpy as np
 
 from planner.baselines import data_parallel
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.device_mesh import REPLICA
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.placement import LayoutBook
@@ -28,6 +27,7 @@ from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
+from planner.layers.sized import REPLICA
 from planner.solvers.candidates.candidate import (
     Candidate,
     micro_batch_sizes,

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from planner import schedules
-from planner.costs.shards.device_mesh import AXES, REPLICA, SPACE
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.box import volume, whole
 from planner.ir.errors import CorruptFileError, UnsupportedModelError, operator_of, remedies
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
@@ -25,6 +23,7 @@ from planner.layers import (
     throughout_sites,
 )
 from planner.layers.contraction import contracted_dims, num_channels
+from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
 from planner.layers.tiling import block_faults
 from planner.layers.token_slices import require_sliceable
 

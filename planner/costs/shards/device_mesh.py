@@ -8,25 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from planner.costs.shards.boxes import boxes_of
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout, cut_points
-from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS
-
-REPLICA = "replica"
-"""A dim that no tensor has: ranks along it hold the same."""
-
-AXES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "sample": (SAMPLE_DIMS, (SAMPLE,)),
-    "depth": (SPATIAL_DIMS, ("depth",)),
-    "height": (SPATIAL_DIMS, ("height",)),
-    "width": (SPATIAL_DIMS, ("width",)),
-    "channel": (CHANNEL_DIMS, ("channel", "head", "feature")),
-}
-"""Axes of the grid of ranks: family (``Problem.allow``) and dims, the first that a layer has. Samples vary slowest,
-so that what talks most (halos, channels) stays within a host."""
-
-SPACE = tuple(dim for family, dims in AXES.values() for dim in dims if family == SPATIAL_DIMS)
+from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
 
 
 def axes_of(graph: Graph, allow: Collection[str]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ import numpy as np
 
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.layers.shards import part_of
-from planner.costs.shards.device_mesh import REPLICA, SPACE, layout_on
+from planner.costs.shards.device_mesh import layout_on
 from planner.costs.shards.option import Option
 from planner.costs.shards.tiles import box_bytes, transient_bytes
 from planner.ir.box import Box, intersect, volume, whole
@@ -40,6 +40,7 @@ from planner.ir.plan import Block
 from planner.ir.problem import SPATIAL_DIMS, Problem
 from planner.layers import kind, over_sites
 from planner.layers.division import BlockReader, Division, LayerDivision, made_box
+from planner.layers.sized import REPLICA, SPACE
 from planner.layers.tiling import block_faults
 from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
