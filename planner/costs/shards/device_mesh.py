@@ -29,7 +29,7 @@ def candidate_layouts(sized: SizedLayer, speeds: tuple[float, ...], axes: tuple[
         speeds: of each rank; along each axis shares are in proportion to them.
     """
     found: dict[bytes, Layout] = {}
-    for grid in _grids(len(speeds), len(axes) + 1):
+    for grid in factorisations(len(speeds), len(axes) + 1):
         layout = layout_on(sized, speeds, dict(zip((*axes, REPLICA), grid, strict=True)))
         if layout is not None:
             found.setdefault(boxes_of(layout, sized.work, sized.samples).tobytes(), layout)
@@ -102,7 +102,7 @@ def _unused(cuts: Mapping[str, tuple[int, ...]]) -> str:
 
 
 @functools.cache
-def _grids(size: int, axes: int) -> tuple[tuple[int, ...], ...]:
+def factorisations(size: int, axes: int) -> tuple[tuple[int, ...], ...]:
     """Every way to write ``size`` as a product of ``axes`` ordered factors.
 
     Those with many parts along the first axes come first, and win ties: a cut of samples, then of height, leaves pieces
@@ -111,5 +111,8 @@ def _grids(size: int, axes: int) -> tuple[tuple[int, ...], ...]:
     if axes == 1:
         return ((size,),)
     return tuple(
-        (first, *rest) for first in range(size, 0, -1) if size % first == 0 for rest in _grids(size // first, axes - 1)
+        (first, *rest)
+        for first in range(size, 0, -1)
+        if size % first == 0
+        for rest in factorisations(size // first, axes - 1)
     )
