@@ -6,7 +6,10 @@ Each verb lives in ``halopipe/cli/`` and imports what it needs when it is called
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -123,11 +126,16 @@ for _name, _verb in _VERBS.items():
 
 
 def _show_version(wanted: bool) -> None:
-    if wanted:
-        from halopipe.version import version
-
-        emit(f"halopipe {version()}")
-        raise typer.Exit
+    """Of the source tree, by its ``pyproject.toml``, or of the installed package."""
+    if not wanted:
+        return
+    project = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    if project.is_file():
+        version = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
+    else:
+        version = metadata.version("halopipe")
+    emit(f"halopipe {version}")
+    raise typer.Exit
 
 
 @app.callback()
