@@ -232,7 +232,8 @@ def labelled_graph(prices: LayoutPrices, question: Question, options: Sequence[O
 def _node_cost(question: Question, table: LayerTable, apart_s: Array, at: Places, again: Flags) -> Array:
     """Of options that stand ``at`` a place among those of ``table``, computed ``again`` or not."""
     kept, repeated = (np.sum(_parts(question, table, apart_s, times), axis=0) for times in (False, True))
-    return np.where(again, repeated[at], kept[at])
+    found: Array = np.where(again, repeated[at], kept[at])
+    return found
 
 
 def _parts(question: Question, table: LayerTable, apart_s: Array, again: bool) -> tuple[Array, Array, Array, Array]:
