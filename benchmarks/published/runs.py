@@ -36,6 +36,9 @@ from planner.transformers.layers import layers_for
 
 GIB = 2**30
 NO_LAYER = Pass(Cost(), Cost())
+WINDOWS_BYTES = 2 * 8 * 10 * 8949
+"""Of one connection of NCCL's on AWS: two threads of eight sockets (its documentation), each at first of ten segments
+(RFC 6928) in frames of 9,001 bytes."""
 BERT_VOCABULARY = 29056
 """BERT-large's 28,996 word pieces, in whole multiples of 128."""
 ODD = ("p8t1d8-mb2", "p1t8d8-mb2", "p4t2d8-mb2", "p2t4d8-mb2")
@@ -173,12 +176,13 @@ def _slow_network(line: Mapping[str, str]) -> Run:
 
     Embedding and loss are "very light-weighted" there, by the source: they cost nothing here.  All messages of a rank
     are of one NCCL communicator, which runs them one after another as they were called: receive, compute, send.  They
-    hide where a queue takes them in, as netem's does, by which the source slows its networks (``tc_scripts``); without
-    it a rank waits.  That was settled after errors had been seen.
+    hide where TCP takes them in: its windows grow from :data:`WINDOWS_BYTES` where a round trip at the network's rate
+    is more, until they hold a message.  Delays are of one direction (netem, in both hosts).  That was settled after
+    errors had been seen.
     """
     latency, _, rate = line["network"].partition(" ms, ")
     wire = Wire(1e-3 * float(latency), GBIT * float(rate.partition(" ")[0]))
-    sends = Sends.EXCHANGED if "default" in rate else Sends.OVERLAPPED
+    sends = Sends.OVERLAPPED if 2 * wire.alpha_s * wire.bytes_per_s > WINDOWS_BYTES else Sends.EXCHANGED
     cluster = replace(named_cluster("p3.2xlarge"), across=wire)
     shape = replace(shape_of(line), parameters_tied=False, vocab=1)
     ways = replace(_ways(line), kernels=Fusion.EAGER, fp32_gradients=False, sends=sends)

@@ -150,9 +150,7 @@ def _predict(line: Mapping[str, str], profiles: Profiles) -> tuple[Prediction, f
         for place, stage in enumerate(replica):
             forward_s, backward_s, _ = profiles.passes(stage, micro_batch)
             gathered_s = _gathered_s(stage, whole)
-            times.append(
-                (forward_s + (place > 0) * gathered_s, backward_s + (place < len(replica) - 1) * gathered_s)
-            )
+            times.append((forward_s + (place > 0) * gathered_s, backward_s + (place < len(replica) - 1) * gathered_s))
         hop_s = [whole / profiles.rate(*pair, whole) for pair in pairwise(replica)]
         chunks = chunked(times, hop_s, Sends.BLOCKING, len(stages))
         pipelines.append(chunks.step_s(micro_batches))
