@@ -86,8 +86,9 @@ class Recompute(StrEnum):
 class Sends(StrEnum):
     """What a message between stages keeps busy.
 
-    ``OVERLAPPED``: nobody. ``EXCHANGED``: both ends, one exchange in both directions at a time (Megatron-LM).
-    ``BLOCKING``: both ends, each direction by itself (DeepSpeed).
+    ``OVERLAPPED``: nobody. ``EXCHANGED``: both ends, one exchange in both directions at a time (Megatron-LM; or streams
+    that share one NCCL communicator, which runs its operations in turn).  ``BLOCKING``: both ends, each direction by
+    itself (DeepSpeed).
     """
 
     OVERLAPPED = "overlapped"
