@@ -7,10 +7,9 @@ from typing import Any
 
 from halopipe.planning import calibration, solve
 from halopipe.planning.problem import standing_text
-from halopipe.reports.layer import tiles_text
 from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.terminal import tables, units
-from planner.export.rows import StageRow, stage_rows
+from planner.export.rows import StageRow, stage_rows, tiles_text
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS
 from planner.ir.codec import plain
 from planner.ir.plan import Measured, Plan, Prediction, RankPrediction, Search

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from halopipe.terminal import tables, units
-from planner.export.rows import layout_text
+from planner.export.rows import layout_text, tiles_text
 from planner.ir.box import Box
 from planner.ir.constraints import FAMILIES
 from planner.ir.graph import producer
-from planner.ir.plan import Block, Decision, Plan
+from planner.ir.plan import Decision, Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.ir.schedule import Op
@@ -57,14 +57,6 @@ def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
     lines.append(f"  parameters {units.size(parameter_bytes)}")
     others = render(splits_of(plan, profile, name), plan.prediction.step_s, len(stage.ranks))
     return "\n".join([*lines, "", _costs(profile, name), "", others])
-
-
-def tiles_text(block: Block) -> str:
-    """``each rank runs 8 tiles (height 4 x width 2)``."""
-    if block.num_tiles == 1:
-        return "each rank runs it in one piece"
-    grid = " x ".join(f"{dim} {parts}" for dim, parts in block.tiles.items() if parts > 1)
-    return f"each rank runs {block.num_tiles} tiles ({grid})"
 
 
 def layer_data(plan: Plan, profile: Profile | None, name: str) -> dict[str, Any]:
