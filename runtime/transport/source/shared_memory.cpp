@@ -412,8 +412,8 @@ HALOPIPE_CALL std::uint64_t halopipe_shared_put_rows(Context* context, std::int3
                                                      std::uint64_t pitch, std::uint32_t guard) {
   const std::uint64_t offset = halopipe_shared_block(context, rows * row_bytes, 1, guard);
   if (offset == 0) return 0;
-  std::uint8_t* to = context->own().base + offset;
-  const auto* source = static_cast<const std::uint8_t*>(from);
+  char* to = context->own().base + offset;
+  const char* source = static_cast<const char*>(from);
   const auto copy = [&](auto length) {
     for (std::uint64_t row = 0; row < rows; ++row, to += length, source += pitch) std::memcpy(to, source, length);
   };
