@@ -17,6 +17,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from planner.ir.cluster import STANDING_BYTES
 from planner.ir.errors import TransportError
 from runtime.transport.base import (
     Deadline,
@@ -41,10 +42,11 @@ Measured on two cores of one host, median of both ways: 4 KiB 0.16 against 0.35 
 """
 
 
-_MOST_SUMS = 16  # of one size may have their receives standing: as many as are under way at once
+@dataclass(slots=True)
+class _Ahead:
+    """Bytes of the buffers of receives that stand ready: at most ``STANDING_BYTES`` of all sizes together."""
 
-_Place = tuple[str, int]
-"""A group's name and a tag."""
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,7 @@ class Together(Exchanges):
         backend: of the communicators.
         device: where the backend's tensors are; others are copied there and back.
         pair_bytes: sums of two ranks up to this size are exchanged; larger ones, and those of more ranks, are rings.
+            Receives of what is up to this size are posted ahead.
         batched: what is exchanged at once starts at once; on a stream of its own, as NCCL's, it would block itself.
     """
 
@@ -211,7 +214,8 @@ class Together(Exchanges):
         self.name = self._backend = backend
         self._numbers, self._pair_bytes = numbers, pair_bytes
         self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
-        self._ready: dict[_Place, deque[Ready]] = {}
+        self._lines: dict[tuple[str, int, int], _Line] = {}
+        self._ahead = _Ahead()
 
     def name_among(self, ranks: Sequence[int]) -> str:
         """See :class:`runtime.transport.base.Transport`, also for the others."""
@@ -254,38 +258,15 @@ class Together(Exchanges):
         if circle.group is None or not term.numel():
             pass
         elif len(ranks) == 2 and term.nbytes <= self._pair_bytes:
-            other, again, works = self._pair_sum(circle, term)
+            line = self._line(circle, 1 - circle.position, term)
+            ready = line.receive(term)
+            other, again = ready.buffer, line.post_again
+            works = {ready.work: line.peer, line.send(term): line.peer}
         else:
             begin = partial(circle.group.allreduce, [term])
             peers = ("one of", ", ".join(f"rank {ranks[position]}" for position in circle.peers()))
             works = {self._works.start(begin, circle.what, peers): peers}
         return _Sum(self._works, works, circle.what, tensor, term, other, again, deadline_s)
-
-    def _pair_sum(
-        self, circle: _Circle, term: torch.Tensor
-    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], None], dict[dist.Work, Words]]:
-        """(what the other's term comes into, what to do with that when it has been added, works).
-
-        Sums of a size come again in every step: the receive of the next one is posted as soon as one was added.  They
-        have tags of their own, so that nothing else of the group meets such a receive.
-        """
-        peer, tag = 1 - circle.position, KEYED | _tag(term)
-        who: Words = ("rank", circle.ranks[peer])
-        group = circle.group
-        assert group is not None  # there are two ranks
-        standing = self._ready.setdefault((group.group_name, tag), deque())
-
-        def post(buffer: torch.Tensor) -> Ready:
-            return Ready(self._works.start(partial(group.recv, [buffer], peer, tag), circle.what, who), buffer)
-
-        def again(buffer: torch.Tensor) -> None:
-            if len(standing) < _MOST_SUMS:
-                with suppress(TransportError):  # who has left by now: the next sum, if there is any, will say so
-                    standing.append(post(buffer))
-
-        ready = standing.popleft() if standing else post(torch.empty_like(term))
-        sending = self._works.start(partial(group.send, [term], peer, tag), circle.what, who)
-        return ready.buffer, again, {ready.work: who, sending: who}
 
     def _circle(self, kind: str, ranks: tuple[int, ...]) -> _Circle:
         check_member(self.rank, ranks, self._numbers)
@@ -300,9 +281,78 @@ class Together(Exchanges):
         received: Mapping[int, torch.Tensor],
         deadline_s: float,
     ) -> None:
-        deadline = Deadline(deadline_s)
-        for work, peer in self._start_exchange(circle, sent, received).items():
+        """Small tensors come into receives that stood ready, and are copied."""
+
+        def lines_of(tensors: Mapping[int, torch.Tensor]) -> dict[int, _Line]:
+            small = {p: t for p, t in tensors.items() if circle.group is not None and 0 < t.nbytes <= self._pair_bytes}
+            return {position: self._line(circle, position, tensor) for position, tensor in small.items()}
+
+        deadline, coming, going = Deadline(deadline_s), lines_of(received), lines_of(sent)
+        ready = {position: line.receive(received[position]) for position, line in coming.items()}
+        works = self._start_exchange(
+            circle,
+            {position: tensor for position, tensor in sent.items() if position not in going},
+            {position: tensor for position, tensor in received.items() if position not in coming},
+        )
+        works |= {each.work: coming[position].peer for position, each in ready.items()}
+        works |= {line.send(sent[position]): line.peer for position, line in going.items()}
+        for work, peer in works.items():
             self._works.wait(work, circle.what, peer, deadline)
+        for position, each in ready.items():
+            received[position].copy_(each.buffer.view(received[position].shape))
+            coming[position].post_again(each.buffer)
+
+    def _line(self, circle: _Circle, position: int, tensor: torch.Tensor) -> _Line:
+        """Between this rank of a group and another, of tensors of this size."""
+        assert circle.group is not None  # there are two ranks
+        place = (circle.group.group_name, position, _tag(tensor))
+        if place not in self._lines:
+            self._lines[place] = _Line(self._works, circle, position, KEYED | _tag(tensor), self._ahead)
+        line = self._lines[place]
+        line.what = circle.what
+        return line
+
+
+class _Line:
+    """What one rank of a group sends this one again and again, in tensors of one size, and is sent.
+
+    The receive of the next one is posted as soon as one was read: gloo then knows of it long before the data come
+    (:mod:`runtime.transport.works`).  They have a tag of their own, so that nothing else meets such a receive.
+
+    Args:
+        ahead: of all lines of a rank together.
+
+    Attributes:
+        what: is sent and received now.
+    """
+
+    def __init__(self, works: Works, circle: _Circle, position: int, tag: int, ahead: _Ahead) -> None:
+        assert circle.group is not None  # there are two ranks
+        self._works, self._group, self._position, self._tag = works, circle.group, position, tag
+        self.what, self.peer = circle.what, ("rank", circle.ranks[position])
+        self._ahead, self._ready = ahead, deque[Ready]()
+
+    def receive(self, like: torch.Tensor) -> Ready:
+        """The next one's."""
+        if not self._ready:
+            return self._post(plain_like(like, like.device))
+        self._ahead.num_bytes -= like.nbytes
+        return self._ready.popleft()
+
+    def send(self, tensor: torch.Tensor) -> dist.Work:
+        """Start to send the next one."""
+        return self._works.start(partial(self._group.send, [tensor], self._position, self._tag), self.what, self.peer)
+
+    def post_again(self, buffer: torch.Tensor) -> None:
+        """The receive of the next one but those posted, into a buffer that was read."""
+        if self._ahead.num_bytes + buffer.nbytes <= STANDING_BYTES:
+            with suppress(TransportError):  # who has left by now: the next one, if there is any, will say so
+                self._ready.append(self._post(buffer))
+                self._ahead.num_bytes += buffer.nbytes
+
+    def _post(self, buffer: torch.Tensor) -> Ready:
+        begin = partial(self._group.recv, [buffer], self._position, self._tag)
+        return Ready(self._works.start(begin, self.what, self.peer), buffer)
 
 
 @dataclass(frozen=True, slots=True)
