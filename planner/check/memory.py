@@ -145,6 +145,9 @@ class Account:
         posted = [sum(_buffer(*size) for size in self._sizes(action) if not size[2]) for action in receives]
         window = receive_window(size for action in receives for size, _, _ in self._sizes(action))
         now.posted, came = sum(posted[:window]), 0
+        if self._decision.prepares_next_step:
+            made = [self._stage(a.stage, a.microbatch or 0).prepared for a in self._row if a.op is Op.PREPARE]
+            now.prepared = 2 * sum(made)
         for position, action in enumerate(self._row):
             if action.op in RECEIVE:
                 now.posted += (posted[came + window] if came + window < len(posted) else 0) - posted[came]
@@ -166,7 +169,8 @@ class Account:
             elif action.op in _COMPUTES:
                 most = max(most, self._compute(now, action), now.total())
             elif action.op is Op.PREPARE:
-                now.prepared += self._stage(action.stage, action.microbatch or 0).prepared
+                ahead = self._decision.prepares_next_step  # this step's are there from the start, as the next one's
+                now.prepared += 0 if ahead else self._stage(action.stage, action.microbatch or 0).prepared
             elif action.op is Op.REDUCE_GRAD:
                 one, several = self._stage(action.stage, 0), len(self._program.ranks[action.stage]) > 1
                 summed = min(_BUCKET, one.parameter_bytes) if several else 0
@@ -189,7 +193,7 @@ class Account:
         made = set(prepared_inputs(graph))
         times = self._decision.global_batch / graph.samples
         sizes = (s.num_bytes * (times if s.has_samples else 1) for n, s in graph.inputs.items() if n not in made)
-        return round(sum(sizes)) + self._site_bytes
+        return (2 if self._decision.prepares_next_step else 1) * round(sum(sizes)) + self._site_bytes
 
     def _compute(self, now: _Now, action: Action) -> float:
         """What there is while it runs; ``now`` becomes what is there afterwards."""

@@ -18,6 +18,7 @@ from planner.costs.communication.links import shares_memory
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of
 from planner.costs.stages.gradient_overlap import exposed_s
+from planner.costs.stages.input_pipeline import spare_cores
 from planner.ir.plan import Decision, Size, TokenSlice, samples_in
 from planner.ir.profile import Profile
 from planner.ir.program import Program
@@ -84,12 +85,13 @@ def reckon(profile: Profile | PriceBook, decision: Decision, program: Program) -
     places: dict[int, dict[Action, int]] = {}
     ranks = range(len(program.rows))
     shared = any(len(group) > 1 for group in program.ranks)
-    sites = sum(book.preparations.found_bytes(rows, shared=shared) for rows in decision.micro_batches)
+    times = 2 if decision.prepares_next_step else 1  # this step's and the next one's
+    sites = times * sum(book.preparations.found_bytes(rows, shared=shared) for rows in decision.micro_batches)
     accounts = (Account(book.profile, decision, program, rank, plain.holding, places, sites) for rank in ranks)
     peaks = tuple(account.peak_bytes() for account in accounts)
-    step = Step(book.network, program, plain.action_s, plain.summed)
+    step = Step(book.network, program, plain.action_s, plain.summed, plain.next_step())
     step_s = step.seconds()
-    spent = tuple(times_of(program, step.spans, step_s, plain.exchanged_s))
+    spent = tuple(times_of(program, step.spans, step_s, plain.exchanged_s, step.left_s))
     sums = [sum_of_gradients_s(program.rows[rank], spans) for rank, spans in enumerate(step.spans)]
     messages_s = max((each.communication_s - last for each, (_, last) in zip(spent, sums, strict=True)), default=0.0)
     on_chip = tuple(plain.on_chip_bytes(rank) for rank in ranks)
@@ -128,13 +130,7 @@ class _Plain:
         if action.op in RECEIVE:
             return self.book.tables.overhead_s(kind)
         if action.op is Op.PREPARE:
-            samples, preparations = samples_in(self.sizes[action.microbatch or 0]), self.book.preparations
-            if not preparations.is_beside(kind):
-                return preparations.seconds(kind, self.indices[stage], samples, shared=len(group) > 1)
-            own = self.decision.layout_of(stage).samples(samples)[group.index(rank)] if len(group) > 1 else samples
-            passes = (replace(action, op=Op.FORWARD), replace(action, op=Op.BACKWARD))
-            computed_s = sum(self.action_s(rank, each, -1) for each in passes)
-            return preparations.exposed_s(kind, self.indices[stage], own, computed_s)
+            return 0.0 if self.decision.prepares_next_step else self.prepare_s(rank, action)
         if action.op is Op.REDUCE_GRAD:
             return self._reduction_s(stage)
         if action.op is Op.UPDATE:
@@ -148,6 +144,29 @@ class _Plain:
         exchanged_s = self.exchanged_s(action)
         members = group if exchanged_s > 0 else (rank,)
         return exchanged_s + max(self._compute_s(m, action, accumulates) for m in members)
+
+    def prepare_s(self, rank: int, action: Action) -> float:
+        """Seconds of preparing on ``rank``, in whatever step it is done."""
+        stage, group, kind = action.stage, self.program.ranks[action.stage], self.book.kind(rank)
+        samples, preparations = samples_in(self.sizes[action.microbatch or 0]), self.book.preparations
+        if not preparations.is_beside(kind):
+            return preparations.seconds(kind, self.indices[stage], samples, shared=len(group) > 1)
+        own = self.decision.layout_of(stage).samples(samples)[group.index(rank)] if len(group) > 1 else samples
+        passes = (replace(action, op=Op.FORWARD), replace(action, op=Op.BACKWARD))
+        computed_s = sum(self.action_s(rank, each, -1) for each in passes)
+        return preparations.exposed_s(kind, self.indices[stage], own, computed_s)
+
+    def next_step(self) -> list[tuple[float, bool]]:
+        """By rank, seconds of preparing the next step in this one, and whether it is done on a core beside."""
+        if not self.decision.prepares_next_step:
+            return []
+        rows = self.program.rows
+        own_s = [sum(self.prepare_s(r, a) for a in row if a.op is Op.PREPARE) for r, row in enumerate(rows)]
+        cores = spare_cores(self.book.profile.cluster, len(rows))
+        return [
+            (own, False) if core is None else (sum(s for s, c in zip(own_s, cores, strict=True) if c == core), True)
+            for own, core in zip(own_s, cores, strict=True)
+        ]
 
     def on_chip_bytes(self, rank: int) -> int:
         """Parameters, gradients and optimiser state, if the device has a memory on chip that takes all of them."""
@@ -358,18 +377,26 @@ class _Plain:
         )
 
 
-def times_of(program: Program, spans: Spans, step_s: float, exchanged_s: Callable[[Action], float]) -> Iterator[Times]:
+def times_of(
+    program: Program,
+    spans: Spans,
+    step_s: float,
+    exchanged_s: Callable[[Action], float],
+    left_s: Sequence[float] = (),
+) -> Iterator[Times]:
     """The parts of the step by rank.
 
     Args:
         exchanged_s: of a forward or backward, how long ranks exchange parts of tensors in it.
+        left_s: by rank, of preparing the next step behind its row; empty: nothing.
     """
     began: dict[Action, list[float]] = {}
     for row, times in zip(program.rows, spans, strict=True):
         for action, (start_s, _) in zip(row, times, strict=True):
             if action.op in SEND or action.op is Op.REDUCE_GRAD:
                 began.setdefault(action, []).append(start_s)
-    for row, times in zip(program.rows, spans, strict=True):
+    behind_s = left_s or [0.0] * len(program.rows)
+    for row, times, more_s in zip(program.rows, spans, behind_s, strict=True):
         compute_s = communication_s = bubble_s = end_s = 0.0
         for action, (start_s, stop_s) in zip(row, times, strict=True):
             bubble_s += max(0.0, start_s - end_s)
@@ -385,7 +412,9 @@ def times_of(program: Program, spans: Spans, step_s: float, exchanged_s: Callabl
                 moved_s = min(exchanged_s(action), stop_s - start_s) if action.op in COMPUTE else 0.0
                 compute_s += stop_s - start_s - moved_s
                 communication_s += moved_s
-        yield Times(compute_s, communication_s, bubble_s, max(0.0, step_s - end_s), bool(row))
+        idle_s = max(0.0, step_s - end_s)
+        behind = min(idle_s, more_s)
+        yield Times(compute_s + behind, communication_s, bubble_s, idle_s - behind, bool(row))
 
 
 def _ready_s(action: Action, began: dict[Action, list[float]], stop_s: float) -> float | None:

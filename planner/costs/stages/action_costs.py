@@ -39,12 +39,14 @@ class StageCosts:
     Attributes:
         micro_batches: samples of each of the program's, or which token slice it is.
         trains: whether there are gradients and an optimiser's state beside the parameters.
+        prepares_next_step: whether the step's inputs were prepared during the one before.
     """
 
     book: PriceBook
     stages: tuple[StagePlacement, ...]
     micro_batches: tuple[Size, ...]
     trains: bool = True
+    prepares_next_step: bool = False
     _local: dict[tuple[int, int, Op, Size, bool], float] = field(init=False, default_factory=dict, repr=False)
     _exchanged: dict[tuple[int, Op, Size], float] = field(init=False, default_factory=dict, repr=False)
     _reductions: dict[int, float] = field(init=False, default_factory=dict, repr=False)
@@ -62,7 +64,7 @@ class StageCosts:
         if action.microbatch is not None and action.op in COMPUTE:
             return self._compute_s(action.stage, rank, action.op, action.microbatch, accumulates)
         if action.op is Op.PREPARE and action.microbatch is not None:
-            return self._prepare_s(rank, action.stage, action.microbatch)
+            return 0.0 if self.prepares_next_step else self.prepare_s(rank, action.stage, action.microbatch)
         once = stage.once
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
             return once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s
@@ -109,7 +111,8 @@ class StageCosts:
         per_byte = self.book.profile.optimizer.state_bytes_per_parameter_byte
         return round((self.parameter_bytes(rank) - divided) * per_byte)
 
-    def _prepare_s(self, rank: int, number: int, microbatch: int) -> float:
+    def prepare_s(self, rank: int, number: int, microbatch: int) -> float:
+        """Seconds in which the rank prepares what stage ``number`` reads of a micro-batch."""
         stage, samples, kind = self.stages[number], samples_in(self.micro_batches[microbatch]), self.book.kind(rank)
         preparations, layers = self.book.preparations, layers_of(stage.runs)
         if not preparations.is_beside(kind):
@@ -157,10 +160,15 @@ class StageCosts:
         return self.book.preparations.num_bytes(layers_of(placed.runs), samples, len(placed.ranks))
 
     def found_bytes(self) -> int:
-        """What every rank holds of the sites of a step."""
+        """What every rank holds of the sites of a step; of the next one's as well, where they are prepared in it."""
         shared = any(len(stage.ranks) > 1 for stage in self.stages)
         found = self.book.preparations.found_bytes
-        return sum(found(samples_in(size), shared=shared) for size in self.micro_batches)
+        return self.num_steps_held * sum(found(samples_in(size), shared=shared) for size in self.micro_batches)
+
+    @property
+    def num_steps_held(self) -> int:
+        """Of how many steps a rank has the batch and what is prepared of it: this one, and maybe the next."""
+        return 2 if self.prepares_next_step else 1
 
     @property
     def num_samples(self) -> int:

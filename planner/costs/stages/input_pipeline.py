@@ -5,7 +5,8 @@
 in proportion to the samples, from the measurement nearest in size.  Every rank of a stage prepares the whole
 micro-batch: which rows are its own follows from all of them.  Inputs that no preparation of the profile makes arrive
 ready.  Where the device is a core of the host, preparing occupies the rank; beside an accelerator it is done in order
-by a thread of the host, and the forward waits for it.
+by a thread of the host, and the forward waits for it.  Where a plan prepares the next step during this one, that is
+``costs.simulator.next_step``.
 
 What a thread of each rank makes a step ahead (neighbours of a graph's seeds, those of its own samples alone) is waited
 for as long as it takes longer than the forward and backward of a micro-batch: one is made while another is computed.
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from planner.costs.communication.halo import halo_rows
-from planner.ir.cluster import DeviceSpec
+from planner.ir.cluster import Cluster, DeviceSpec
 from planner.ir.graph import SITES, Graph, is_sites
 from planner.ir.profile import PreparationCost, Profile, SiteHalo
 from planner.layers import prepared_inputs
@@ -31,6 +32,28 @@ _ORDER_BYTES = 4 * 8 + 2 * 8 + 4  # runtime.sparse.batch: coordinates with sampl
 def has_host_beside(device: DeviceSpec) -> bool:
     """Whether the device computes while its host prepares (``n0/gpu0``, but not ``n0/cpu0``)."""
     return not device.name.rpartition("/")[2].startswith(_CORE)
+
+
+def spare_cores(cluster: Cluster, num_ranks: int) -> tuple[int | None, ...]:
+    """By rank, the core of its host that works for it beside, as a device's number; None where all cores have ranks.
+
+    Ranks take them by turns, in the order of both, as :func:`cuda_ops.device.host.spare_core` has it.  Beside an
+    accelerator the rank has its host anyhow: its own number.
+    """
+    found: list[int | None] = []
+    for rank in range(num_ranks):
+        host = cluster.devices[rank].host
+        if has_host_beside(cluster.devices[rank]):
+            found.append(rank)
+            continue
+        spare = [
+            number
+            for number, device in enumerate(cluster.devices)
+            if number >= num_ranks and device.host == host and not has_host_beside(device)
+        ]
+        before = sum(device.host == host for device in cluster.devices[:rank])
+        found.append(spare[before % len(spare)] if spare else None)
+    return tuple(found)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,84 @@
+"""What ranks prepare of the next step while this one runs, and how much of it is left when their rows end.
+
+    rank 0   F0 F1 F2 ......... B0 B1 B2 UPDATE           row, with a wait
+    thread            [ maps ]                 [ maps ]   of the next step
+                      ^ drains while the rank waits ^ what is left delays the end of the step
+
+A plan that prepares the next step has the inputs of this one when it begins, so its ``PREP`` actions take nothing.
+Instead each rank has so many seconds of work beside its row.  On the rank's own core it is done while the rank waits
+for messages and for the members of a sum; what is left is done behind the row's last action, since the next step waits
+for it.  On a core of the host that no rank has it goes on throughout; ranks that share such a core wait for all that
+they give it.  In steady state every step pays so much as this one does, whether what is left counts at its end or at
+its beginning: all ranks begin a step together.
+
+Ignored: waits inside actions (statistics, halos), that two threads of one process take turns with the interpreter, and
+that a core beside may slow the rank's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.costs.simulator.program import RECEIVE_STEP, REDUCE_STEP, CompiledProgram
+from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.input_pipeline import spare_cores
+from planner.costs.timeline import Trace
+from planner.ir.schedule import Op
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """What is prepared of the next step beside one rank's row.
+
+    Attributes:
+        seconds: of work, with that of other ranks on the same spare core.
+        has_core: whether there is such a core.
+    """
+
+    seconds: float
+    has_core: bool
+
+    def left_s(self, waited_s: float, end_s: float) -> float:
+        """What is left of it when the row ends at ``end_s``, in which the rank waited so long."""
+        return max(0.0, self.seconds - (end_s if self.has_core else waited_s))
+
+
+def next_steps(compiled: CompiledProgram, costs: StageCosts) -> tuple[NextStep, ...]:
+    """By rank; empty where the plan prepares each step in itself."""
+    if not costs.prepares_next_step or not compiled.num_prepared:
+        return ()
+    cores = spare_cores(costs.book.profile.cluster, len(compiled.grid))
+    seconds = [
+        sum(costs.prepare_s(rank, a.stage, a.microbatch or 0) for a in row if a.op is Op.PREPARE)
+        for rank, row in enumerate(compiled.grid)
+    ]
+    on_core: dict[int, float] = {}
+    for core, own_s in zip(cores, seconds, strict=True):
+        if core is not None:
+            on_core[core] = on_core.get(core, 0.0) + own_s
+    return tuple(
+        NextStep(own_s, False) if core is None else NextStep(on_core[core], True)
+        for core, own_s in zip(cores, seconds, strict=True)
+    )
+
+
+def with_next_step(compiled: CompiledProgram, trace: Trace, found: Sequence[NextStep]) -> Trace:
+    """The trace, with what is left of ``found`` behind its rows."""
+    if not found:
+        return trace
+    left_s = [
+        each.left_s(_waited_s(compiled, trace, rank), trace.stops[rank][-1]) if trace.stops[rank] else 0.0
+        for rank, each in enumerate(found)
+    ]
+    return replace(trace, left_s=left_s)
+
+
+def _waited_s(compiled: CompiledProgram, trace: Trace, rank: int) -> float:
+    total_s = 0.0
+    for (code, _, numbers), start_s in zip(compiled.rows[rank], trace.starts[rank], strict=True):
+        if code == RECEIVE_STEP:
+            total_s += max(0.0, max(trace.arrived[number] for number in numbers) - start_s) if numbers else 0.0
+        elif code == REDUCE_STEP:
+            total_s += max(0.0, trace.released[numbers[0]] - start_s)
+    return total_s
