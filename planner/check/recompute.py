@@ -19,6 +19,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of
 from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.input_pipeline import spare_cores
+from planner.ir.cluster import GRADIENT_SUMS
 from planner.ir.plan import Decision, Size, TokenSlice, samples_in
 from planner.ir.profile import Profile
 from planner.ir.program import Program
@@ -265,6 +266,7 @@ class _Plain:
             ends.__getitem__,
             lambda num_bytes: self.sum_s(group, num_bytes),
             lambda num_bytes: self.book.network.moving_s(group, num_bytes),
+            lambda num_bytes: self.book.network.around_s(GRADIENT_SUMS, num_bytes),
         )
 
     def _update_s(self, stage: int, rank: int) -> float:

@@ -135,20 +135,26 @@ class LinkCosts:
 
 
 def measure_links(
-    num_workers: int, quick: bool, progress: Callable[[str, float], None] | None = None, transport: str = ""
+    num_workers: int,
+    quick: bool,
+    progress: Callable[[str, float], None] | None = None,
+    transport: str = "",
+    *,
+    sites: bool = False,
 ) -> LinkCosts:
     """Measures in ``num_workers`` (at least 2) processes of this host.
 
     Args:
         progress: called with what has been measured and its seconds, ``num_measurements`` times.
         transport: as of :func:`opened`.
+        sites: as of :func:`profiler.links.calls.exchange_calls`.
 
     Raises:
         TransportError: the workers cannot exchange by it.
         WorkerError: a process died or waited too long.
     """
     cores = [core_of(rank) for rank in range(num_workers)]
-    return in_processes("profiler.links.cpu:measure_rank", cores, quick, progress, transport)
+    return in_processes("profiler.links.cpu:measure_rank", cores, quick, progress, transport, sites)
 
 
 def in_processes(
@@ -156,7 +162,7 @@ def in_processes(
     cores: Sequence[int | Collection[int] | None],
     quick: bool,
     progress: Callable[[str, float], None] | None = None,
-    *more: str,
+    *more: object,
 ) -> LinkCosts:
     """What ``function(report, rank, number of ranks, meeting place, quick, *more)`` finds as the first of its ranks.
 
@@ -189,13 +195,19 @@ def num_measurements(num_workers: int) -> int:
 
 
 def measure_rank(
-    report: Report, rank: int, num_workers: int, meeting: str, quick: bool, transport: str = ""
+    report: Report,
+    rank: int,
+    num_workers: int,
+    meeting: str,
+    quick: bool,
+    transport: str = "",
+    sites: bool = False,
 ) -> LinkCosts:
     """One rank's part, in its own process; all ranks call it together, rank 0's answer counts."""
     store, hosts = FileStore(meeting, num_workers), ("",) * num_workers
     joined = opened(transport, rank, store, hosts)
     try:
-        return measure_together(joined, store, hosts, QUICK if quick else FULL, report)
+        return measure_together(joined, store, hosts, QUICK if quick else FULL, report, sites=sites)
     finally:
         joined.close()
 
@@ -213,7 +225,13 @@ def opened(name: str, rank: int, store: Store, hosts: Sequence[str]) -> Transpor
 
 
 def measure_together(
-    transport: Transport, store: Store, hosts: Sequence[str], effort: Effort, report: Report
+    transport: Transport,
+    store: Store,
+    hosts: Sequence[str],
+    effort: Effort,
+    report: Report,
+    *,
+    sites: bool = False,
 ) -> LinkCosts:
     """One rank's part; all ranks of the transport call it together, rank 0's answer counts.
 
@@ -222,6 +240,7 @@ def measure_together(
         store: that the ranks share.
         hosts: by rank.
         report: called with what has been measured and the seconds of it.
+        sites: as of :func:`profiler.links.calls.exchange_calls`.
     """
     links: dict[str, Link] = {}
     pairs: tuple[PairLink, ...] = ()
@@ -244,7 +263,7 @@ def measure_together(
             sums.append(Collective(operation, len(ranks), host_tier(on), points, len(on)))
             report((f"{operation} over {len(ranks)}", points[0][1]))
     if transport.rank == 0:
-        sums += exchange_calls(next(iter(links)))
+        sums += exchange_calls(next(iter(links)), sites)
     return LinkCosts(links, tuple(sums), pairs)
 
 

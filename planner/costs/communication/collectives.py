@@ -30,6 +30,7 @@ from planner.ir.cluster import (
     INTERPOLATED,
     MEASURED,
     NORMALISATION,
+    PARTIAL_SUMS,
     STATISTICS,
     Cluster,
     Collective,
@@ -60,6 +61,12 @@ def norm_s(cluster: Cluster, ranks: tuple[int, ...], num_bytes: ArrayLike) -> Ar
     """
     summed_s = collective_s(cluster, STATISTICS, ranks, num_bytes)
     return summed_s + call_s(cluster, NORMALISATION, num_bytes) if len(ranks) > 1 else summed_s
+
+
+def partial_sum_s(cluster: Cluster, ranks: tuple[int, ...], num_bytes: ArrayLike) -> Array:
+    """Seconds in which ``ranks`` sum something small of which each has a part, and what each computes around it."""
+    summed_s = collective_s(cluster, STATISTICS, ranks, num_bytes)
+    return summed_s + call_s(cluster, PARTIAL_SUMS, num_bytes) if len(ranks) > 1 else summed_s
 
 
 def call_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -> Array:

@@ -25,7 +25,7 @@ from planner.costs.layers.cost_table import SizeTable, before, layers_of, span
 from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.placement import StagePlacement, placements
 from planner.costs.stages.stage_sums import exchange_s
-from planner.ir.cluster import Evidence
+from planner.ir.cluster import GRADIENT_SUMS, Evidence
 from planner.ir.plan import Size, TokenSlice, samples_in
 from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
 
@@ -150,6 +150,7 @@ class StageCosts:
                 lambda layer: hides * sum(span(sums, before(stage.runs, layer)) for sums in (slowest_s, exchanges_s)),
                 lambda num_bytes: self.book.network.all_reduce_s(stage.ranks, num_bytes),
                 lambda num_bytes: self.book.network.moving_s(stage.ranks, num_bytes),
+                lambda num_bytes: self.book.network.around_s(GRADIENT_SUMS, num_bytes),
             )
         return found
 

@@ -11,7 +11,18 @@ from typing import Any, cast
 import pytest
 import torch.distributed as dist
 
-from planner.ir.cluster import ACROSS_HOSTS, GLOO, MEASURED, NORMALISATION, PIECES, SHARED_MEMORY, WITHIN_HOST, Link
+from planner.ir.cluster import (
+    ACROSS_HOSTS,
+    GLOO,
+    GRADIENT_SUMS,
+    MEASURED,
+    NORMALISATION,
+    PARTIAL_SUMS,
+    PIECES,
+    SHARED_MEMORY,
+    WITHIN_HOST,
+    Link,
+)
 from planner.ir.errors import TransportError
 from profiler.links import cpu as sums
 from profiler.links import host_pairs, messages
@@ -83,7 +94,7 @@ def test_sums_are_measured_by_world_size_and_hosts(found: tuple[LinkCosts, list[
 
 def test_what_ranks_compute_around_exchanges_is_measured_without_a_peer(found: tuple[LinkCosts, list[Any]]) -> None:
     calls = {table.operation: table for table in found[0].collectives if table.num_ranks == 1}
-    assert list(calls) == [NORMALISATION, PIECES]
+    assert list(calls) == [NORMALISATION, PIECES, PARTIAL_SUMS, GRADIENT_SUMS]
     for table in calls.values():
         assert table.link == WITHIN_HOST
         assert [size for size, _ in table.points] == sorted({size for size, _ in table.points})
