@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.check.events import Spans, Step
 from planner.check.memory import Account, Holding
@@ -86,7 +86,7 @@ def reckon(profile: Profile | PriceBook, decision: Decision, program: Program) -
     places: dict[int, dict[Action, int]] = {}
     ranks = range(len(program.rows))
     shared = any(len(group) > 1 for group in program.ranks)
-    times = 2 if decision.prepares_next_step else 1  # this step's and the next one's
+    times = 2 if plain.is_prepared else 1  # this step's and the next one's
     sites = times * sum(book.preparations.found_bytes(rows, shared=shared) for rows in decision.micro_batches)
     accounts = (Account(book.profile, decision, program, rank, plain.holding, places, sites) for rank in ranks)
     peaks = tuple(account.peak_bytes() for account in accounts)
@@ -117,6 +117,7 @@ class _Plain:
                 for name in layer.parameters:
                     self.users.setdefault(name, set()).add(stage)
         self.adding = {(rank, index) for rank, row in enumerate(program.rows) for index in adding_to_gradients(row)}
+        self.is_prepared = decision.prepares_next_step or book.preparations.look_ahead
         self._laid_out: dict[tuple[int, int], LaidOut] = {}
         self._slices: dict[tuple[int, TokenSlice], Sliced] = {}
         self._reductions: dict[int, float] = {}
@@ -131,7 +132,7 @@ class _Plain:
         if action.op in RECEIVE:
             return self.book.tables.overhead_s(kind)
         if action.op is Op.PREPARE:
-            return 0.0 if self.decision.prepares_next_step else self.prepare_s(rank, action)
+            return 0.0 if self.is_prepared else self.prepare_s(rank, action)
         if action.op is Op.REDUCE_GRAD:
             return self._reduction_s(stage)
         if action.op is Op.UPDATE:
@@ -153,13 +154,11 @@ class _Plain:
         if not preparations.is_beside(kind):
             return preparations.seconds(kind, self.indices[stage], samples, shared=len(group) > 1)
         own = self.decision.layout_of(stage).samples(samples)[group.index(rank)] if len(group) > 1 else samples
-        passes = (replace(action, op=Op.FORWARD), replace(action, op=Op.BACKWARD))
-        computed_s = sum(self.action_s(rank, each, -1) for each in passes)
-        return preparations.exposed_s(kind, self.indices[stage], own, computed_s)
+        return preparations.seconds(kind, self.indices[stage], own)
 
     def next_step(self) -> list[tuple[float, bool]]:
         """By rank, seconds of preparing the next step in this one, and whether it is done on a core beside."""
-        if not self.decision.prepares_next_step:
+        if not self.is_prepared:
             return []
         rows = self.program.rows
         own_s = [sum(self.prepare_s(r, a) for a in row if a.op is Op.PREPARE) for r, row in enumerate(rows)]

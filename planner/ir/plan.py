@@ -141,7 +141,7 @@ class Decision:
         token_slices: tokens of each slice that every micro-batch's sequences are cut into (TeraPipe, Li et al. 2021);
             empty: they are not.
         prepares_next_step: whether a thread of each rank prepares the next step's inputs (``PREP``) during this one; a
-            step's own are there when it begins.
+            step's own are there when it begins.  Of sampled graphs it does so under every plan.
     """
 
     schedule: str

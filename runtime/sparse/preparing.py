@@ -47,7 +47,7 @@ def preparing_of(
     if prepared is None:
         return None
     if isinstance(prepared.preparation, SampledPreparation):
-        return SampledPreparing.of(decision, prepared, prepared.preparation, core)
+        return SampledPreparing.of(decision, prepared, prepared.preparation, Beside(core=core, gives_way=gives_way))
     return Preparing.of(decision, prepared, Beside(core=core, gives_way=gives_way))
 
 

@@ -89,9 +89,9 @@ class SampledPreparing:
 
     @classmethod
     def of(
-        cls, decision: Decision, prepared: Prepared, preparation: SampledPreparation, core: int | None = None
+        cls, decision: Decision, prepared: Prepared, preparation: SampledPreparation, aside: Beside | None = None
     ) -> SampledPreparing:
-        """For a plan, with a thread on ``core``, if there is one to spare.
+        """For a plan.
 
         Raises:
             UnsupportedModelError: ranks share seeds, and a layer mixes what several of them have.
@@ -108,7 +108,7 @@ class SampledPreparing:
                 ],
                 ["nn.LayerNorm over channels instead of batch norm over nodes", "plan with one rank a stage"],
             )
-        return cls(prepared, preparation, decision, speeds, Beside(core=core))
+        return cls(prepared, preparation, decision, speeds, aside or Beside())
 
     @property
     def clock(self) -> Clock:

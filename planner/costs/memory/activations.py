@@ -317,7 +317,7 @@ def activations(
         _acknowledged(compiled),
         update,
         reduction,
-        {place: 0 if costs.prepares_next_step else size for place, size in prepared_bytes(costs, compiled).items()},
+        {place: 0 if costs.is_prepared else size for place, size in prepared_bytes(costs, compiled).items()},
     )
 
 

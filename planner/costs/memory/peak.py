@@ -121,7 +121,7 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
     """
     versions = compiled.versions
     batch = costs.num_steps_held * _batch_bytes(costs) + costs.found_bytes()
-    ahead = prepared_bytes(costs, compiled) if costs.prepares_next_step else {}
+    ahead = prepared_bytes(costs, compiled) if costs.is_prepared else {}
     found = []
     for rank, row in enumerate(compiled.rows):
         stages = [stage for stage in costs.stages if rank in stage.ranks]

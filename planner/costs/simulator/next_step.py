@@ -4,7 +4,8 @@
     thread            [ maps ]                 [ maps ]   of the next step
                       ^ drains while the rank waits ^ what is left delays the end of the step
 
-A plan that prepares the next step has the inputs of this one when it begins, so its ``PREP`` actions take nothing.
+A plan that prepares the next step (of graphs every plan) has the inputs of this one when it begins, so its ``PREP``
+actions take nothing.
 Instead each rank has so many seconds of work beside its row.  On the rank's own core it is done while the rank waits
 for messages and for the members of a sum; what is left is done behind the row's last action, since the next step waits
 for it.  On a core of the host that no rank has it goes on throughout; ranks that share such a core wait for all that
@@ -46,7 +47,7 @@ class NextStep:
 
 def next_steps(compiled: CompiledProgram, costs: StageCosts) -> tuple[NextStep, ...]:
     """By rank; empty where the plan prepares each step in itself."""
-    if not costs.prepares_next_step or not compiled.num_prepared:
+    if not costs.is_prepared or not compiled.num_prepared:
         return ()
     cores = spare_cores(costs.book.profile.cluster, len(compiled.grid))
     seconds = [

@@ -39,7 +39,8 @@ class StageCosts:
     Attributes:
         micro_batches: samples of each of the program's, or which token slice it is.
         trains: whether there are gradients and an optimiser's state beside the parameters.
-        prepares_next_step: whether the step's inputs were prepared during the one before.
+        prepares_next_step: whether the plan has the step's inputs prepared during the one before; of graphs they always
+            are (:attr:`is_prepared`).
     """
 
     book: PriceBook
@@ -64,7 +65,7 @@ class StageCosts:
         if action.microbatch is not None and action.op in COMPUTE:
             return self._compute_s(action.stage, rank, action.op, action.microbatch, accumulates)
         if action.op is Op.PREPARE and action.microbatch is not None:
-            return 0.0 if self.prepares_next_step else self.prepare_s(rank, action.stage, action.microbatch)
+            return 0.0 if self.is_prepared else self.prepare_s(rank, action.stage, action.microbatch)
         once = stage.once
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
             return once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s
@@ -118,8 +119,12 @@ class StageCosts:
         if not preparations.is_beside(kind):
             return preparations.seconds(kind, layers, samples, shared=len(stage.ranks) > 1)
         own = stage.samples[samples][stage.ranks.index(rank)] if stage.samples else samples
-        computed_s = sum(self._compute_s(number, rank, op, microbatch, False) for op in (Op.FORWARD, Op.BACKWARD))
-        return preparations.exposed_s(kind, layers, own, computed_s)
+        return preparations.seconds(kind, layers, own)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a step finds its inputs made, but for what the step before had no time for."""
+        return self.prepares_next_step or self.book.preparations.look_ahead
 
     def computing_part(self, action: Action, seconds: float) -> float:
         """The part of a compute action of ``seconds`` in which layers compute, and no messages move."""
@@ -169,7 +174,7 @@ class StageCosts:
     @property
     def num_steps_held(self) -> int:
         """Of how many steps a rank has the batch and what is prepared of it: this one, and maybe the next."""
-        return 2 if self.prepares_next_step else 1
+        return 2 if self.is_prepared else 1
 
     @property
     def num_samples(self) -> int:

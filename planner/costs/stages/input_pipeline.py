@@ -8,8 +8,7 @@ ready.  Where the device is a core of the host, preparing occupies the rank; bes
 by a thread of the host, and the forward waits for it.  Where a plan prepares the next step during this one, that is
 ``costs.simulator.next_step``.
 
-What a thread of each rank makes a step ahead (neighbours of a graph's seeds, those of its own samples alone) is waited
-for as long as it takes longer than the forward and backward of a micro-batch: one is made while another is computed.
+Neighbours of a graph's seeds are always made a step ahead, each rank's for its own samples alone.
 """
 
 from __future__ import annotations
@@ -106,21 +105,16 @@ class Preparations:
         """Whether a thread of each rank prepares a step ahead, for the rank's own samples."""
         return any(cost.is_beside for cost in self.profile.preparations.get(kind, ()))
 
-    def exposed_s(self, kind: str, layers: Iterable[int], own_samples: float, computed_s: float) -> float:
-        """What a forward waits for such a thread, which makes one micro-batch while another is computed.
-
-        Args:
-            own_samples: of the micro-batch, on this rank.
-            computed_s: forward and backward of the stage.
-        """
-        return max(0.0, self.seconds(kind, layers, own_samples) - computed_s) if own_samples else 0.0
+    @property
+    def look_ahead(self) -> bool:
+        """Whether such threads are there under every plan: the next step is always prepared during this one."""
+        return any(map(self.is_beside, self.profile.preparations))
 
     def num_bytes(self, layers: Iterable[int], samples: float, parts: int = 1) -> int:
         """Bytes of what is made of a micro-batch for layers, which read ``samples`` samples of it.
 
         Features are copied in the order of the sites.  Of a map whose sites several ranks share, each has its part, and
-        apart what joins its own sites where it borrows others.  What a thread makes a step ahead is there twice: this
-        step's and the next one's.
+        apart what joins its own sites where it borrows others.
 
         Args:
             parts: ranks that share out the sites.
@@ -132,9 +126,7 @@ class Preparations:
         copied = sum(
             input_bytes(graph, name, samples) for name in read - self._prepared if graph.inputs[name].has_sites
         )
-        if any(map(self.is_beside, self.profile.preparations)):
-            return 2 * (copied + sum(input_bytes(graph, name, samples) for name in self.read(layers)))
-        twice = 2 if parts > 1 and self._borrows(parts, samples * parts) else 1
+        twice = 2 if parts > 1 and not self.look_ahead and self._borrows(parts, samples * parts) else 1
         return copied + twice * sum(input_bytes(graph, name, samples) for name in self.read(layers))
 
     def found_bytes(self, samples: float, *, shared: bool) -> int:

@@ -162,7 +162,7 @@ class Evaluator:
 
         Where its ranks prepare inputs on their own cores, it is looked at both ways: each step prepared in itself, or
         in the waits of the one before.  The latter is taken where it fits and is shorter by ``_WORTH``; in the
-        evaluation the candidate says which.
+        evaluation the candidate says which.  Of graphs there is but the latter.
 
         Args:
             known_s: a step that is had already: a candidate that cannot be as short keeps a lower bound of its own
@@ -172,7 +172,9 @@ class Evaluator:
             MissingMeasurementError: the profile does not say what a layer costs at a size the candidate uses.
         """
         started, num_shapes = time.monotonic(), len(self._shapes)
-        candidate = replace(candidate, prepares_next_step=False) if candidate.prepares_next_step else candidate
+        always = self.book.preparations.look_ahead
+        if candidate.prepares_next_step is not always:
+            candidate = replace(candidate, prepares_next_step=always)
         trains = schedules.traits(candidate.schedule).trains
         costs = StageCosts(self.book, self._placed(candidate), candidate.micro_batches, trains)
         edges = self._edges(candidate)
@@ -184,7 +186,7 @@ class Evaluator:
         if excess is None:
             self.num_simulated += 1
             step_s = self._step_s(compiled, prices_of(compiled, costs, sizes, wires), known_s)
-        if trains and candidate.prepares_ahead and self._may_prepare(compiled):
+        if trains and not always and candidate.prepares_ahead and self._may_prepare(compiled):
             ahead = replace(costs, prepares_next_step=True)
             held = rank_memories(ahead, compiled, sizes, framed)
             if self._excess_rank(held) is None:
@@ -204,12 +206,8 @@ class Evaluator:
         """Whether ranks prepare inputs on the cores that they compute on."""
         if not compiled.num_prepared:
             return False
-        devices, kinds = self.problem.profile.cluster.devices, self.book.preparations
-        return all(
-            not has_host_beside(devices[rank]) and not kinds.is_beside(devices[rank].kind)
-            for rank, row in enumerate(compiled.grid)
-            if row
-        )
+        devices = self.problem.profile.cluster.devices
+        return not any(has_host_beside(devices[rank]) for rank, row in enumerate(compiled.grid) if row)
 
     def sustained_per_s(self, candidate: Candidate) -> float:
         """Samples a second of a stream of forward passes, as ``predict`` would find them."""
