@@ -219,7 +219,7 @@ class Engine:
         reshape = partial(graph_at, without_data(model)) if model.sizes and model.prepared is None else None
         self._weighing = Weighing(model, decision, transport.rank, updates_of(program))
         self._binder = Binder(decision, model, boundaries, program, transport.rank, reshape, self._weighing)
-        self._preparing = _preparing_of(decision, model, spare_core, gives_way)
+        self._preparing = preparing_of(decision, model, spare_core, gives_way)
         self._binder.require_possible(self._residents)
         self._around = StepEnvironment(
             transport,
@@ -603,14 +603,19 @@ def _at_newest(action: Action) -> Action:
     return replace(action, version=0)
 
 
-def _preparing_of(
-    decision: Decision, model: CapturedModel, core: int | None, gives_way: bool
+def preparing_of(
+    decision: Decision, model: CapturedModel, core: int | None = None, gives_way: bool = False
 ) -> BatchPreparation[AnyBatch] | None:
+    """What makes a sparse or graph network's batches its graph's inputs; None: the model takes batches as they are.
+
+    Args:
+        core, gives_way: as of :class:`Engine`.
+    """
     if model.prepared is None:
         return None
-    from runtime.sparse.preparing import preparing_of  # late: other networks do without
+    from runtime.sparse.preparing import preparing  # late: other networks do without
 
-    return preparing_of(decision, model, core, gives_way=gives_way)
+    return preparing(decision, model.prepared, core, gives_way=gives_way)
 
 
 def device_of(decision: Decision, rank: int) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from cuda_ops.sampling.preparation import SampledPreparation
 from planner.ir.plan import Decision
@@ -23,19 +22,10 @@ from runtime.sparse.sampled import SampledPreparing
 from runtime.sparse.share import AnyBatch, share_of
 
 
-class SparseModel(Protocol):
-    """A captured model that may be of a sparse network."""
-
-    @property
-    def prepared(self) -> Prepared | None:
-        """None: it is not."""
-        ...
-
-
-def preparing_of(
-    decision: Decision, model: SparseModel, core: int | None = None, *, gives_way: bool = False
-) -> BatchPreparation[AnyBatch] | None:
-    """What makes a sparse or graph network's batches its graph's inputs; None: the model takes batches as they are.
+def preparing(
+    decision: Decision, prepared: Prepared, core: int | None = None, *, gives_way: bool = False
+) -> BatchPreparation[AnyBatch]:
+    """What makes batches of clouds or seeds the graph's inputs.
 
     Args:
         core, gives_way: of the thread, as of :class:`runtime.sparse.ahead.Beside`.
@@ -43,12 +33,10 @@ def preparing_of(
     Raises:
         UnsupportedModelError: ranks share what cannot be shared.
     """
-    prepared = model.prepared
-    if prepared is None:
-        return None
+    aside = Beside(core=core, gives_way=gives_way)
     if isinstance(prepared.preparation, SampledPreparation):
-        return SampledPreparing.of(decision, prepared, prepared.preparation, Beside(core=core, gives_way=gives_way))
-    return Preparing.of(decision, prepared, Beside(core=core, gives_way=gives_way))
+        return SampledPreparing.of(decision, prepared, prepared.preparation, aside)
+    return Preparing.of(decision, prepared, aside)
 
 
 @dataclass(frozen=True, slots=True)
