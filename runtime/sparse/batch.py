@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -35,9 +35,6 @@ from planner.sites.keys import block_keys
 from planner.sites.partition import BlockWork, Level
 from planner.sites.prices import Pairs, Prices, network_work
 from runtime.pipeline.microbatches import Batch, Shapes
-
-if TYPE_CHECKING:
-    from runtime.sparse.share import SiteShare
 
 
 @contextmanager
@@ -223,7 +220,7 @@ class PreparedBatch:
         self._clouds: dict[int, Clouds | ArrangedClouds] = {}
         self._made: dict[tuple[int, str], Tensor] = {}
         self._graphs: dict[int, Graph] = {}
-        self.shares: dict[tuple[int, int], SiteShare] = {}
+        self.shares: dict[tuple[int, int], Any] = {}
 
     @property
     def neighbours(self) -> frozenset[str]:
