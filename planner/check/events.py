@@ -94,7 +94,8 @@ class Step:
     Args:
         action_s: seconds of an action of a rank, given its place in the row; of a send or receive beside its messages.
         sum_of: (seconds, bytes/s) of the sum of a stage's gradients; (0, 0) where it is not known what it moves.
-        next_step: by rank, seconds of preparing the next step, and whether a core beside does it; empty: nobody does.
+        next_step: by rank, seconds of preparing the next step, whether a core beside does it, and what the rank loses to
+            that in any case; empty: nobody does.
 
     Attributes:
         left_s: by rank, what was left of that behind its row.
@@ -106,7 +107,7 @@ class Step:
         program: Program,
         action_s: Callable[[int, Action, int], float],
         sum_of: Callable[[int], tuple[float, float]],
-        next_step: Sequence[tuple[float, bool]] = (),
+        next_step: Sequence[tuple[float, bool, float]] = (),
     ) -> None:
         self.network, self.program, self.action_s, self.sum_of = network, program, action_s, sum_of
         self.next_step, self.left_s = next_step, [0.0 for _ in program.rows]
@@ -188,7 +189,7 @@ class Step:
     def _row(self, rank: int) -> Row:
         now_s = yield Until(0.0)
         host_free_s, ready_s = 0.0, dict[tuple[int, int | None], float]()
-        to_prepare_s, has_core = self.next_step[rank] if self.next_step else (0.0, True)
+        to_prepare_s, has_core, lost_s = self.next_step[rank] if self.next_step else (0.0, True, 0.0)
         for index, action in enumerate(self.program.rows[rank]):
             seconds = self.action_s(rank, action, index)
             since_s = now_s
@@ -219,7 +220,8 @@ class Step:
                 since_s = now_s = (yield Until(from_s)) if from_s > now_s else now_s
                 now_s = yield Work(seconds)
             self.spans[rank].append((since_s, now_s))
-        self.left_s[rank] = max(0.0, to_prepare_s - (now_s if has_core else 0.0)) if self.spans[rank] else 0.0
+        if self.spans[rank]:
+            self.left_s[rank] = lost_s + max(0.0, to_prepare_s - (now_s if has_core else 0.0))
         yield Until(now_s + self.left_s[rank])
 
     def _call(self, move: Transfer, now_s: float, blocking: bool) -> Generator[Until | Arrival, float, float]:

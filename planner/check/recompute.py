@@ -156,17 +156,19 @@ class _Plain:
         own = self.decision.layout_of(stage).samples(samples)[group.index(rank)] if len(group) > 1 else samples
         return preparations.seconds(kind, self.indices[stage], own)
 
-    def next_step(self) -> list[tuple[float, bool]]:
-        """By rank, seconds of preparing the next step in this one, and whether it is done on a core beside."""
+    def next_step(self) -> list[tuple[float, bool, float]]:
+        """By rank, seconds of preparing the next step in this one, whether on a core beside, and what the rank loses."""
         if not self.is_prepared:
             return []
         rows = self.program.rows
         own_s = [sum(self.prepare_s(r, a) for a in row if a.op is Op.PREPARE) for r, row in enumerate(rows)]
         cores = spare_cores(self.book.profile.cluster, len(rows))
-        return [
-            (own, False) if core is None else (sum(s for s, c in zip(own_s, cores, strict=True) if c == core), True)
-            for own, core in zip(own_s, cores, strict=True)
-        ]
+        found = []
+        for rank, core in enumerate(cores):
+            on_core = [s for s, other in zip(own_s, cores, strict=True) if other == core]
+            lost_s = self.book.preparations.turns_s(self.book.kind(rank), own_s[rank])
+            found.append((own_s[rank] if core is None else sum(on_core), core is not None, lost_s))
+        return found
 
     def on_chip_bytes(self, rank: int) -> int:
         """Parameters, gradients and optimiser state, if the device has a memory on chip that takes all of them."""

@@ -411,8 +411,7 @@ class _Replay:
         now = self.clock[rank]
         if not self.prices.next_step:
             return now
-        found = self.prices.next_step[rank]
-        return now + np.maximum(0.0, found.seconds - (now if found.has_core else self.waited_s[rank]))
+        return now + self.prices.next_step[rank].left_s(self.waited_s[rank], now)
 
     def advance(self, rank: int) -> list[int]:
         """Takes a rank as far as it gets; the ranks that can go on now."""

@@ -9,23 +9,29 @@ actions take nothing.
 Instead each rank has so many seconds of work beside its row.  On the rank's own core it is done while the rank waits
 for messages and for the members of a sum; what is left is done behind the row's last action, since the next step waits
 for it.  On a core of the host that no rank has it goes on throughout; ranks that share such a core wait for all that
-they give it.  In steady state every step pays so much as this one does, whether what is left counts at its end or at
-its beginning: all ranks begin a step together.
+they give it.  In either case the rank's own thread loses ``TURNS`` of that time, as both take turns with the
+interpreter, and with caches and memory.  In steady state every step pays so much as this one does, whether what is left
+counts at its end or at its beginning: all ranks begin a step together.
 
-Ignored: waits inside actions (statistics, halos), that two threads of one process take turns with the interpreter, and
-that a core beside may slow the rank's memory.
+Ignored: waits inside actions (statistics, halos).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.costs.simulator.program import RECEIVE_STEP, REDUCE_STEP, CompiledProgram
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import spare_cores
 from planner.costs.timeline import Trace
 from planner.ir.schedule import Op
+
+T = TypeVar("T", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +41,17 @@ class NextStep:
     Attributes:
         seconds: of work, with that of other ranks on the same spare core.
         has_core: whether there is such a core.
+        turns_s: what the rank's own thread loses to it.
     """
 
     seconds: float
     has_core: bool
+    turns_s: float = 0.0
 
-    def left_s(self, waited_s: float, end_s: float) -> float:
-        """What is left of it when the row ends at ``end_s``, in which the rank waited so long."""
-        return max(0.0, self.seconds - (end_s if self.has_core else waited_s))
+    def left_s(self, waited_s: T, end_s: T) -> T:
+        """What the step is longer by, whose row ends at ``end_s``, in which the rank waited so long; elementwise."""
+        left: T = np.maximum(0.0, self.seconds - (end_s if self.has_core else waited_s))
+        return left + self.turns_s
 
 
 def next_steps(compiled: CompiledProgram, costs: StageCosts) -> tuple[NextStep, ...]:
@@ -58,9 +67,14 @@ def next_steps(compiled: CompiledProgram, costs: StageCosts) -> tuple[NextStep, 
     for core, own_s in zip(cores, seconds, strict=True):
         if core is not None:
             on_core[core] = on_core.get(core, 0.0) + own_s
+    preparations, book = costs.book.preparations, costs.book
     return tuple(
-        NextStep(own_s, False) if core is None else NextStep(on_core[core], True)
-        for core, own_s in zip(cores, seconds, strict=True)
+        NextStep(
+            own_s if core is None else on_core[core],
+            core is not None,
+            preparations.turns_s(book.kind(rank), own_s),
+        )
+        for rank, (core, own_s) in enumerate(zip(cores, seconds, strict=True))
     )
 
 
@@ -69,7 +83,7 @@ def with_next_step(compiled: CompiledProgram, trace: Trace, found: Sequence[Next
     if not found:
         return trace
     left_s = [
-        each.left_s(_waited_s(compiled, trace, rank), trace.stops[rank][-1]) if trace.stops[rank] else 0.0
+        float(each.left_s(_waited_s(compiled, trace, rank), trace.stops[rank][-1])) if trace.stops[rank] else 0.0
         for rank, each in enumerate(found)
     ]
     return replace(trace, left_s=left_s)

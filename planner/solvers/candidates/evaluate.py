@@ -19,7 +19,7 @@ from planner.costs.simulator.events import least_s, run
 from planner.costs.simulator.prices import Prices, prices_of, resources
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
-from planner.costs.stages.input_pipeline import has_host_beside
+from planner.costs.stages.input_pipeline import is_core
 from planner.costs.stages.placement import LayoutBook, StagePlacement
 from planner.costs.ties import Ties
 from planner.ir.graph import Graph, producer
@@ -207,7 +207,7 @@ class Evaluator:
         if not compiled.num_prepared:
             return False
         devices = self.problem.profile.cluster.devices
-        return not any(has_host_beside(devices[rank]) for rank, row in enumerate(compiled.grid) if row)
+        return all(is_core(devices[rank]) for rank, row in enumerate(compiled.grid) if row)
 
     def sustained_per_s(self, candidate: Candidate) -> float:
         """Samples a second of a stream of forward passes, as ``predict`` would find them."""
