@@ -94,8 +94,8 @@ class Step:
     Args:
         action_s: seconds of an action of a rank, given its place in the row; of a send or receive beside its messages.
         sum_of: (seconds, bytes/s) of the sum of a stage's gradients; (0, 0) where it is not known what it moves.
-        next_step: by rank, seconds of preparing the next step, whether a core beside does it, and what the rank loses to
-            that in any case; empty: nobody does.
+        next_step: by rank, seconds of preparing the next step, whether a core beside does it, and what the rank loses
+            to that in any case; empty: nobody does.
 
     Attributes:
         left_s: by rank, what was left of that behind its row.

@@ -157,7 +157,7 @@ class _Plain:
         return preparations.seconds(kind, self.indices[stage], own)
 
     def next_step(self) -> list[tuple[float, bool, float]]:
-        """By rank, seconds of preparing the next step in this one, whether on a core beside, and what the rank loses."""
+        """By rank, seconds of preparing the next step in this one, whether a core beside does, and what the rank loses."""
         if not self.is_prepared:
             return []
         rows = self.program.rows
@@ -166,8 +166,9 @@ class _Plain:
         found = []
         for rank, core in enumerate(cores):
             on_core = [s for s, other in zip(own_s, cores, strict=True) if other == core]
-            lost_s = self.book.preparations.turns_s(self.book.kind(rank), own_s[rank])
-            found.append((own_s[rank] if core is None else sum(on_core), core is not None, lost_s))
+            has_core = core is not None
+            lost_s = self.book.preparations.turns_s(self.book.kind(rank), own_s[rank], has_core)
+            found.append((sum(on_core) if has_core else own_s[rank], has_core, lost_s))
         return found
 
     def on_chip_bytes(self, rank: int) -> int:

@@ -22,10 +22,11 @@ from planner.ir.graph import SITES, Graph, is_sites
 from planner.ir.profile import PreparationCost, Profile, SiteHalo
 from planner.layers import prepared_inputs
 
-TURNS = 0.3
-"""Of the time of a thread that finds sites and makes maps, what its rank's own thread loses: 1.5 of 7.8 ms (eight
-clouds of 3,224 voxels, a step of 260 ms) and 2.4 of 4.7 ms (1,000 voxels, 22 ms) on two cores of an AMD EPYC.  A thread
-that samples neighbours is in native code throughout, and takes nothing."""
+TURNS = (0.1, 0.3)
+"""Of the time of a thread that finds sites and makes maps, what its rank's own thread loses, where they share a core
+and where they do not: 0.3 of 4.7 and 0.7 of 8 ms; 1.5 of 7.8 ms (eight clouds of 3,224 voxels, a step of 260 ms) and 2.4
+of 4.7 (1,000 voxels, 22 ms), on two cores of an AMD EPYC.  A thread that samples neighbours is in native code
+throughout, and takes nothing."""
 
 _CORE = "cpu"
 _COORDINATES_BYTES = 3 * 4  # int32 (cuda_ops.sparse.preparation)
@@ -115,9 +116,9 @@ class Preparations:
         """Whether a thread of each rank prepares a step ahead, for the rank's own samples."""
         return any(cost.is_beside for cost in self.profile.preparations.get(kind, ()))
 
-    def turns_s(self, kind: str, seconds: float) -> float:
-        """What a rank's own thread loses to a thread that prepares for so long beside it."""
-        return 0.0 if self.is_beside(kind) else TURNS * seconds
+    def turns_s(self, kind: str, seconds: float, has_core: bool) -> float:
+        """What a rank's own thread loses to a thread that prepares for so long, on a core of its own or the rank's."""
+        return 0.0 if self.is_beside(kind) else TURNS[has_core] * seconds
 
     @property
     def look_ahead(self) -> bool:

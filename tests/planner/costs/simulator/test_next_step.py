@@ -57,7 +57,7 @@ def test_a_rank_that_never_waits_gains_nothing_on_its_own_core_but_takes_turns()
     profile = sparse_profile(GRAPH, (1.0,), preparation_s=1e-3)
     before_s, after_s = both(profile, chain_decision(profile, micro_batches=(1, 1), schedule="gpipe"))
     made_s = 2 * Preparations(profile).seconds("kind-1", ALL, 1)
-    assert after_s == pytest.approx(before_s + TURNS * made_s, rel=1e-12)
+    assert after_s == pytest.approx(before_s + TURNS[False] * made_s, rel=1e-12)
 
 
 @pytest.mark.parametrize("preparation_s", [1e-3, 0.1])
@@ -66,7 +66,7 @@ def test_on_a_spare_core_it_is_waited_for_as_far_as_it_is_longer_than_the_step(p
     decision = chain_decision(profile, micro_batches=(1, 1), schedule="gpipe")
     _, after_s = both(profile, decision)
     made_s = 2 * Preparations(profile).seconds("kind-1", ALL, 1)
-    assert after_s == pytest.approx(max(step_s(without_preparing(profile), decision), made_s) + TURNS * made_s)
+    assert after_s == pytest.approx(max(step_s(without_preparing(profile), decision), made_s) + TURNS[True] * made_s)
 
 
 def test_in_a_pipeline_it_fills_what_the_rank_waits_and_the_end_of_the_others() -> None:
@@ -76,7 +76,7 @@ def test_in_a_pipeline_it_fills_what_the_rank_waits_and_the_end_of_the_others() 
     before_s, after_s = both(profile, decision)
     made = Preparations(profile)
     stages = [[i for i in ALL if graph_stage(decision, i, segmenter()) == stage] for stage in (0, 1)]
-    turns_s = [TURNS * made.seconds("kind-1", layers, 4) for layers in stages]
+    turns_s = [TURNS[False] * made.seconds("kind-1", layers, 4) for layers in stages]
     assert before_s > after_s
     assert 0 <= after_s - step_s(without_preparing(profile), decision) <= max(turns_s) + 1e-12
 
@@ -133,7 +133,7 @@ def test_it_costs_no_more_than_turns_where_no_two_ranks_share_a_spare_core(seed:
     book, sizes = PriceBook(profile), decision.micro_batches
     costs = StageCosts(book, placements(book, decision), sizes)
     made_s = [sum(costs.action_s(rank, a) for a in row if a.op is Op.PREPARE) for rank, row in enumerate(program.rows)]
-    assert after_s <= before_s * (1 + 1e-9) + TURNS * max(made_s)
+    assert after_s <= before_s * (1 + 1e-9) + max(TURNS) * max(made_s)
 
 
 def test_spare_cores_are_taken_by_turns_and_never_from_another_host() -> None:
