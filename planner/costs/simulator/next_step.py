@@ -5,12 +5,12 @@
                       ^ drains while the rank waits ^ what is left delays the end of the step
 
 A plan that prepares the next step (of graphs every plan) has the inputs of this one when it begins, so its ``PREP``
-actions take nothing.  Instead each rank has so many seconds of work beside its row.  On the rank's own core it is done while the rank waits
-for messages and for the members of a sum; what is left is done behind the row's last action, since the next step waits
-for it.  On a core of the host that no rank has it goes on throughout; ranks that share such a core wait for all that
-they give it.  In either case the rank's own thread loses a part of that time (``TURNS``), as both take turns with the
-interpreter, and with caches and memory.  In steady state every step pays so much as this one does, whether what is left
-counts at its end or at its beginning: all ranks begin a step together.
+actions take nothing.  Instead each rank has so many seconds of work beside its row.  On the rank's own core it is done
+while the rank waits for messages and for the members of a sum; what is left is done behind the row's last action, since
+the next step waits for it.  On a core of the host that no rank has it goes on throughout; ranks that share such a core
+wait for all that they give it.  In either case the rank's own thread loses a part of that time (``TURNS``), as both
+take turns with the interpreter, and with caches and memory.  In steady state every step pays so much as this one does,
+whether what is left counts at its end or at its beginning: all ranks begin a step together.
 
 Ignored: waits inside actions (statistics, halos).
 """

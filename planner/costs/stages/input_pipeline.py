@@ -24,8 +24,8 @@ from planner.layers import prepared_inputs
 
 TURNS = (0.1, 0.3)
 """Of the time of a thread that finds sites and makes maps, what its rank's own thread loses, where they share a core
-and where they do not: 0.3 of 4.7 and 0.7 of 8 ms; 1.5 of 7.8 ms (eight clouds of 3,224 voxels, a step of 260 ms) and 2.4
-of 4.7 (1,000 voxels, 22 ms), on two cores of an AMD EPYC.  A thread that samples neighbours is in native code
+and where they do not: 0.3 of 4.7 and 0.7 of 8 ms; 1.5 of 7.8 ms (eight clouds of 3,224 voxels, a step of 260 ms) and
+2.4 of 4.7 (1,000 voxels, 22 ms), on two cores of an AMD EPYC.  A thread that samples neighbours is in native code
 throughout, and takes nothing."""
 
 _CORE = "cpu"
