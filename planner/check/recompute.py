@@ -157,7 +157,7 @@ class _Plain:
         return preparations.seconds(kind, self.indices[stage], own)
 
     def next_step(self) -> list[tuple[float, bool, float]]:
-        """By rank, seconds of preparing the next step in this one, whether a core beside does, and what the rank loses."""
+        """By rank: seconds of preparing the next step in this one, whether a core beside does it, and what that costs."""
         if not self.is_prepared:
             return []
         rows = self.program.rows
@@ -166,8 +166,11 @@ class _Plain:
         found = []
         for rank, core in enumerate(cores):
             on_core = [s for s, other in zip(own_s, cores, strict=True) if other == core]
-            has_core = core is not None
-            lost_s = self.book.preparations.turns_s(self.book.kind(rank), own_s[rank], has_core)
+            has_core, kind, lost_s = core is not None, self.book.kind(rank), 0.0
+            for a in rows[rank]:
+                if a.op is Op.PREPARE:
+                    made_s = self.prepare_s(rank, a)
+                    lost_s += self.book.preparations.turns_s(kind, self.indices[a.stage], made_s, has_core)
             found.append((sum(on_core) if has_core else own_s[rank], has_core, lost_s))
         return found
 

@@ -8,8 +8,8 @@ A plan that prepares the next step (of graphs every plan) has the inputs of this
 actions take nothing.  Instead each rank has so many seconds of work beside its row.  On the rank's own core it is done
 while the rank waits for messages and for the members of a sum; what is left is done behind the row's last action, since
 the next step waits for it.  On a core of the host that no rank has it goes on throughout; ranks that share such a core
-wait for all that they give it.  In either case the rank's own thread loses a part of that time (``TURNS``), as both
-take turns with the interpreter, and with caches and memory.  In steady state every step pays so much as this one does,
+wait for all that they give it.  In either case the rank's own thread loses some time (``Preparations.turns_s``), as
+both take turns with the interpreter, caches and memory.  In steady state every step pays so much as this one does,
 whether what is left counts at its end or at its beginning: all ranks begin a step together.
 
 Ignored: waits inside actions (statistics, halos).
@@ -24,6 +24,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.layers.cost_table import layers_of
 from planner.costs.simulator.program import RECEIVE_STEP, REDUCE_STEP, CompiledProgram
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import spare_cores
@@ -58,22 +59,18 @@ def next_steps(compiled: CompiledProgram, costs: StageCosts) -> tuple[NextStep, 
     if not costs.is_prepared or not compiled.num_prepared:
         return ()
     cores = spare_cores(costs.book.profile.cluster, len(compiled.grid))
-    seconds = [
-        sum(costs.prepare_s(rank, a.stage, a.microbatch or 0) for a in row if a.op is Op.PREPARE)
-        for rank, row in enumerate(compiled.grid)
-    ]
-    on_core: dict[int, float] = {}
-    for core, own_s in zip(cores, seconds, strict=True):
-        if core is not None:
-            on_core[core] = on_core.get(core, 0.0) + own_s
-    preparations, book = costs.book.preparations, costs.book
+    book, found = costs.book, list[NextStep]()
+    for rank, row in enumerate(compiled.grid):
+        has_core, own_s, turns_s = cores[rank] is not None, 0.0, 0.0
+        for action in row:
+            if action.op is Op.PREPARE:
+                made_s, layers = costs.prepare_s(rank, action.stage, action.microbatch or 0), costs.stages[action.stage]
+                own_s += made_s
+                turns_s += book.preparations.turns_s(book.kind(rank), layers_of(layers.runs), made_s, has_core)
+        found.append(NextStep(own_s, has_core, turns_s))
+    on_core = {core: sum(each.seconds for each, at in zip(found, cores, strict=True) if at == core) for core in cores}
     return tuple(
-        NextStep(
-            own_s if core is None else on_core[core],
-            core is not None,
-            preparations.turns_s(book.kind(rank), own_s, core is not None),
-        )
-        for rank, (core, own_s) in enumerate(zip(cores, seconds, strict=True))
+        replace(each, seconds=on_core[core]) if each.has_core else each for each, core in zip(found, cores, strict=True)
     )
 
 

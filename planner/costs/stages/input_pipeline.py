@@ -22,11 +22,12 @@ from planner.ir.graph import SITES, Graph, is_sites
 from planner.ir.profile import PreparationCost, Profile, SiteHalo
 from planner.layers import prepared_inputs
 
-TURNS = (0.1, 0.3)
-"""Of the time of a thread that finds sites and makes maps, what its rank's own thread loses, where they share a core
-and where they do not: 0.3 of 4.7 and 0.7 of 8 ms; 1.5 of 7.8 ms (eight clouds of 3,224 voxels, a step of 260 ms) and
-2.4 of 4.7 (1,000 voxels, 22 ms), on two cores of an AMD EPYC.  A thread that samples neighbours is in native code
-throughout, and takes nothing."""
+TURN_S, TURN_SHARE = 2e-4, 0.1
+"""What a rank's own thread loses to a thread that finds sites and makes maps: on another core so much for each thing
+that is made, since both want the interpreter (3 ms of 17 things, whatever the clouds' sizes: a step of 260 ms lost 0 to
+3.6 ms, one of 22 ms, in the interpreter all the time, all of 4.7 ms that were to be gained); on the same core a share
+of the thread's time (0.3 of 4.7, 0.7 of 8 ms), on two cores of an AMD EPYC.  A thread that samples neighbours is in
+native code throughout, and takes nothing."""
 
 _CORE = "cpu"
 _COORDINATES_BYTES = 3 * 4  # int32 (cuda_ops.sparse.preparation)
@@ -116,9 +117,14 @@ class Preparations:
         """Whether a thread of each rank prepares a step ahead, for the rank's own samples."""
         return any(cost.is_beside for cost in self.profile.preparations.get(kind, ()))
 
-    def turns_s(self, kind: str, seconds: float, has_core: bool) -> float:
-        """What a rank's own thread loses to a thread that prepares for so long, on a core of its own or the rank's."""
-        return 0.0 if self.is_beside(kind) else TURNS[has_core] * seconds
+    def turns_s(self, kind: str, layers: Iterable[int], seconds: float, has_core: bool) -> float:
+        """What a rank's own thread loses to one that prepares ``seconds`` for layers, on another core or the rank's."""
+        if self.is_beside(kind):
+            return 0.0
+        if not has_core:
+            return TURN_SHARE * seconds
+        made = closure(self.profile.preparations.get(kind, ()), self.read(layers))
+        return min(seconds, TURN_S * len(made))
 
     @property
     def look_ahead(self) -> bool:
