@@ -157,7 +157,7 @@ class _Plain:
         return preparations.seconds(kind, self.indices[stage], own)
 
     def next_step(self) -> list[tuple[float, bool, float]]:
-        """By rank: seconds of preparing the next step in this one, whether a core beside does it, and what that costs."""
+        """By rank: seconds of preparing the next step in this one, whether a core beside does, and what that costs."""
         if not self.is_prepared:
             return []
         rows = self.program.rows
