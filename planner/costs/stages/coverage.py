@@ -66,9 +66,9 @@ def unmeasured(book: PriceBook, decisions: Iterable[Decision]) -> dict[str, Unme
         stages = placements(book, decision)
         waiting |= _processors(book, stages) if len(stages) > 1 else set()
         for stage in stages:
-            around = _exchanges(book, decision, stage) - known
-            for kind in _processors(book, [stage]) if around else ():
-                exchanging.setdefault(kind, set()).update(around)
+            unknown = _exchanges(book, decision, stage) - known
+            for kind in _processors(book, [stage]) if unknown else ():
+                exchanging.setdefault(kind, set()).update(unknown)
             wanted.update(dict.fromkeys(_uses(book, decision, stage)))
     missing = [each for each in wanted if each not in measured]
     waiting -= book.profile.action_overhead_s.keys()
