@@ -14,6 +14,7 @@ from planner.check.events import Spans, Step
 from planner.check.memory import Account, Holding
 from planner.check.prices import LaidOut, LayerPrices, Sliced
 from planner.check.structure import has_layouts, samples_of
+from planner.costs.communication.collectives import memory_factor
 from planner.costs.communication.links import shares_memory
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of
@@ -271,14 +272,17 @@ class _Plain:
             ends.__getitem__,
             lambda num_bytes: self.sum_s(group, num_bytes),
             lambda num_bytes: self.book.network.moving_s(group, num_bytes),
-            lambda num_bytes: self.book.network.around_s(GRADIENT_SUMS, num_bytes),
+            lambda num_bytes: (
+                memory_factor(self.book.profile.cluster, group) * self.book.network.around_s(GRADIENT_SUMS, num_bytes)
+            ),
         )
 
     def _update_s(self, stage: int, rank: int) -> float:
-        if self.has_layouts[stage]:
-            return self._of_size(stage, self.sizes[0]).update_s()
         group, kind = self.program.ranks[stage], self._kind(rank)
-        update_s, ties_s = sum(self.prices.update_s(layer, kind) for layer in self.layers[stage]), 0.0
+        beside = memory_factor(self.book.profile.cluster, group)  # all of them update at once
+        if self.has_layouts[stage]:
+            return beside * self._of_size(stage, self.sizes[0]).update_s()
+        update_s, ties_s = beside * sum(self.prices.update_s(layer, kind) for layer in self.layers[stage]), 0.0
         sizes: dict[frozenset[int], int] = {}
         for name, stages in self.users.items():  # gradients of several stages, summed with the lowest on each rank
             mine = [each for each in sorted(stages) if rank in self.program.ranks[each]]

@@ -14,6 +14,7 @@ from planner.ir.cluster import (
     ALL_REDUCE,
     GRADIENT_SUMS,
     MEASURED,
+    MEMORY,
     NORMALISATION,
     PARTIAL_SUMS,
     PIECES,
@@ -74,6 +75,7 @@ def test_a_profile_describes_two_workers_and_the_link_between_them(
     sizes = {ALL_REDUCE: cpu.SIZES, STATISTICS: cpu.STATISTICS_SIZES}
     assert [(c.operation, c.num_ranks, c.link) for c in found.cluster.collectives] == [
         *((operation, 2, WITHIN_HOST) for operation in sizes),
+        *((MEMORY, number, WITHIN_HOST) for number in (1, 2)),
         *((operation, 1, WITHIN_HOST) for operation in (NORMALISATION, PIECES, PARTIAL_SUMS, GRADIENT_SUMS)),
     ]
     assert found.action_overhead_s.keys() == found.measurements.keys()

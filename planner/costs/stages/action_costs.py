@@ -11,14 +11,17 @@ messages between layers included (``costs.stages.stage_cost``). Where ranks divi
 gradients is a reduce-scatter and the update is of one part, then an all-gather: each half of an all-reduce (a ring is
 made of the two; Patarasuk and Yuan 2009). Otherwise, on a stage cut along samples alone, sums run behind the last
 backward (``costs.stages.gradient_overlap``). Gradients of parameters that several stages use are summed over all their
-ranks before the update, and priced with it. What runs of plans corrected (``costs.calibration``) is in all of these; of
-compute, what differs between stages of one rank and shared ones is put on here.
+ranks before the update, and priced with it. Where ranks of a host update at once, they share its memory
+(``collectives.memory_factor``), as when they put gradients together. What runs of plans corrected
+(``costs.calibration``) is in all of these; of compute, what differs between stages of one rank and shared ones is put
+on here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from planner.costs.communication.collectives import memory_factor
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import SizeTable, before, layers_of, span
@@ -68,11 +71,13 @@ class StageCosts:
             return 0.0 if self.is_prepared else self.prepare_s(rank, action.stage, action.microbatch)
         once = stage.once
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
-            return once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s
+            beside = memory_factor(self.book.profile.cluster, stage.ranks)
+            return once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s * beside
         if action.op is Op.REDUCE_GRAD:
             return self.waited_s(action.stage)
         if action.op is Op.UPDATE:
-            update_s = span(self.book.tables.parameters(self.kind(rank)).update_s, stage.runs)
+            beside = memory_factor(self.book.profile.cluster, stage.ranks)
+            update_s = beside * span(self.book.tables.parameters(self.kind(rank)).update_s, stage.runs)
             ties_s = sum(
                 self.book.network.all_reduce_s(tie.ranks, tie.num_bytes)
                 for tie in stage.ties
@@ -150,12 +155,13 @@ class StageCosts:
             slowest_s = max(backward_s, key=lambda sums: span(sums, stage.runs))
             exchanges_s = self.book.exchanges_s(stage.ranks, last)[1]
             hides = self.book.network.in_background(stage.ranks)
+            beside = memory_factor(self.book.profile.cluster, stage.ranks)
             found = self._reductions[number] = exposed_s(
                 self.book.buckets(stage.runs, stage.tied),
                 lambda layer: hides * sum(span(sums, before(stage.runs, layer)) for sums in (slowest_s, exchanges_s)),
                 lambda num_bytes: self.book.network.all_reduce_s(stage.ranks, num_bytes),
                 lambda num_bytes: self.book.network.moving_s(stage.ranks, num_bytes),
-                lambda num_bytes: self.book.network.around_s(GRADIENT_SUMS, num_bytes),
+                lambda num_bytes: beside * self.book.network.around_s(GRADIENT_SUMS, num_bytes),
             )
         return found
 
