@@ -275,7 +275,7 @@ def _memory(transport: Transport, store: Store, hosts: Sequence[str], effort: Ef
     found = []
     for ranks in [groups[0][:1], *groups] if groups else []:
         transport.barrier(SILENCE_S)
-        points = ((_MEMORY_BYTES, _passes_s(transport, ranks, effort)),) if transport.rank in ranks else ()
+        points: Points = ((_MEMORY_BYTES, _passes_s(transport, ranks, effort)),) if transport.rank in ranks else ()
         points = _told(store, f"{MEMORY} {ranks}", points, transport.rank == ranks[0])
         found.append(Collective(MEMORY, len(ranks), host_tier({hosts[ranks[0]]}), points))
     return found
