@@ -106,6 +106,7 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         + (f", messages over {prediction.transport})" if prediction.transport else ")")
         + _stream_line(prediction)
         + optimisation_line(plan)
+        + ("\n  prepares  the next step's sites and maps during this one" if decision.prepares_next_step else "")
         + _machines_line(plan)
         + _weights_line(plan, prediction)
         + _tie_line(plan)

@@ -86,6 +86,11 @@ class Step:
     Args:
         action_s: seconds of an action of a rank, given its place in the row; of a send or receive beside its messages.
         sum_of: (seconds, bytes/s) of the sum of a stage's gradients; (0, 0) where it is not known what it moves.
+        next_step: by rank, seconds of preparing the next step, whether a core beside does it, and what the rank loses
+            to that in any case; empty: nobody does.
+
+    Attributes:
+        left_s: by rank, what was left of that behind its row.
     """
 
     def __init__(
@@ -94,8 +99,10 @@ class Step:
         program: Program,
         action_s: Callable[[int, Action, int], float],
         sum_of: Callable[[int], tuple[float, float]],
+        next_step: Sequence[tuple[float, bool, float]] = (),
     ) -> None:
         self.network, self.program, self.action_s, self.sum_of = network, program, action_s, sum_of
+        self.next_step, self.left_s = next_step, [0.0 for _ in program.rows]
         self.cluster, self.how, self.joined = network.cluster, program.streams, program.joined()
         self.arrived: set[Key] = set()
         self.called: set[Key] = set()
@@ -103,6 +110,7 @@ class Step:
         self.under_way: dict[Key, Moving] = {}
         self.slowing: dict[Key, Moving] = {}  # of these, what takes from cores
         self.members: dict[Key, list[int]] = {}
+        self.joined_s: dict[tuple[int, int | None], float] = {}  # when the last member was there
         self.work: dict[int, Computing] = {}
         self.ends = [0.0 for _ in program.rows]
         self.spans: list[list[tuple[float, float]]] = [[] for _ in program.rows]  # from, to: by rank and action
@@ -173,6 +181,7 @@ class Step:
     def _row(self, rank: int) -> Row:
         now_s = yield Until(0.0)
         host_free_s, ready_s = 0.0, dict[tuple[int, int | None], float]()
+        to_prepare_s, has_core, lost_s = self.next_step[rank] if self.next_step else (0.0, True, 0.0)
         for index, action in enumerate(self.program.rows[rank]):
             seconds = self.action_s(rank, action, index)
             since_s = now_s
@@ -180,6 +189,7 @@ class Step:
             if action.op in RECEIVE:
                 for key, *_ in moves:
                     now_s = now_s if key in self.arrived else (yield Arrival(key))
+                to_prepare_s -= 0.0 if has_core else now_s - since_s
                 now_s = yield Until(now_s + seconds + (self._alone_s(moves) if action.blocking else 0.0))
             elif action.op in SEND:
                 for move in moves:
@@ -189,6 +199,7 @@ class Step:
                     now_s = yield from self._call(move, now_s, action.blocking)
             elif action.op is Op.REDUCE_GRAD:
                 now_s = yield Together(action.stage, action.microbatch)
+                to_prepare_s -= 0.0 if has_core else self.joined_s[action.stage, action.microbatch] - since_s
                 now_s = yield Until(now_s + max(0.0, seconds - self._sum(action.stage).seconds))
             elif action.op is Op.PREPARE and has_host_beside(self.cluster.devices[rank]):
                 host_free_s = max(now_s, host_free_s) + seconds
@@ -201,6 +212,9 @@ class Step:
                 since_s = now_s = (yield Until(from_s)) if from_s > now_s else now_s
                 now_s = yield Work(seconds)
             self.spans[rank].append((since_s, now_s))
+        if self.spans[rank]:
+            self.left_s[rank] = lost_s + max(0.0, to_prepare_s - (now_s if has_core else 0.0))
+        yield Until(now_s + self.left_s[rank])
 
     def _transfer(self, action: Action, sent: Message) -> Transfer:
         """What ``action`` sends or receives of a message."""
@@ -287,6 +301,7 @@ class Step:
         members = self.members.setdefault(wait.key, [])
         members.append(rank)
         if len(members) == len(self.program.ranks[wait.stage]):
+            self.joined_s[wait.stage, wait.microbatch] = now_s
             moving = self._sum(wait.stage)
             if moving.cards:
                 self._start(("sum", *wait.key), moving, now_s)

@@ -106,6 +106,8 @@ class Account:
         site_bytes: int = 0,
     ) -> None:
         self._site_bytes = site_bytes
+        costs = (cost for several in profile.preparations.values() for cost in several)
+        self._is_prepared = decision.prepares_next_step or any(cost.is_beside for cost in costs)
         self._profile, self._decision, self._program, self._rank = profile, decision, program, rank
         self._row, self._holding, self._places = program.rows[rank], holding, places
         self._joined = {leg: before for leg, before in program.joined().items() if leg[2] == rank}
@@ -149,6 +151,9 @@ class Account:
         posted = [sum(_buffer(*size) for _, size in each if not size[2]) for each in coming]
         window = receive_window(size for action in receives for size, _, _ in self._sizes(action))
         now.posted, came = sum(posted[:window]), 0
+        if self._is_prepared:
+            made = [self._stage(a.stage, a.microbatch or 0).prepared for a in self._row if a.op is Op.PREPARE]
+            now.prepared = 2 * sum(made)
         for position, action in enumerate(self._row):
             if action.op in RECEIVE:
                 now.posted += (posted[came + window] if came + window < len(posted) else 0) - posted[came]
@@ -170,7 +175,8 @@ class Account:
             elif action.op in _COMPUTES:
                 most = max(most, self._compute(now, action), now.total())
             elif action.op is Op.PREPARE:
-                now.prepared += self._stage(action.stage, action.microbatch or 0).prepared
+                # Where the step before made them, they are there from the start.
+                now.prepared += 0 if self._is_prepared else self._stage(action.stage, action.microbatch or 0).prepared
             elif action.op is Op.REDUCE_GRAD:
                 one, several = self._stage(action.stage, 0), len(self._program.ranks[action.stage]) > 1
                 summed = min(_BUCKET, one.parameter_bytes) if several else 0
@@ -193,7 +199,7 @@ class Account:
         made = set(prepared_inputs(graph))
         times = self._decision.global_batch / graph.samples
         sizes = (s.num_bytes * (times if s.has_samples else 1) for n, s in graph.inputs.items() if n not in made)
-        return round(sum(sizes)) + self._site_bytes
+        return (2 if self._is_prepared else 1) * round(sum(sizes)) + self._site_bytes
 
     def _compute(self, now: _Now, action: Action) -> float:
         """What there is while it runs; ``now`` becomes what is there afterwards."""

@@ -14,6 +14,7 @@ from planner.ir.errors import CorruptFileError, UnsupportedModelError, operator_
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.plan import Decision, Placement
 from planner.ir.profile import Profile
+from planner.ir.schedule import Op
 from planner.layers import (
     batch_wide_layers,
     check_samples_apart,
@@ -57,6 +58,8 @@ def structure_faults(decision: Decision) -> Iterator[str]:
         yield from _layout_faults(decision, number)
         yield from _block_form_faults(decision, number)
     yield from _slice_faults(decision)
+    if decision.prepares_next_step and not any(Op.PREPARE.value in text for row in decision.program for text in row):
+        yield "decision.prepares_next_step: the next step is prepared during this one, and no rank prepares anything"
 
 
 def _block_form_faults(decision: Decision, number: int) -> Iterator[str]:

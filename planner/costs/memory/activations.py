@@ -238,7 +238,7 @@ class Holdings:
         joined: by message that others travel with, those; they are there from its arrival on.
         acknowledged: by message, those that its receiver then knows to have come.
         update, reduction: what an update, and a sum of gradients, need besides, by rank and stage.
-        prepared: what the host makes of a micro-batch, by rank, stage and micro-batch.
+        prepared: what is made of a micro-batch in its step, by rank, stage and micro-batch.
     """
 
     activations: tuple[Activation, ...]
@@ -319,7 +319,7 @@ def activations(
         _acknowledged(compiled),
         update,
         reduction,
-        _prepared(costs, compiled),
+        {place: 0 if costs.is_prepared else size for place, size in prepared_bytes(costs, compiled).items()},
         _joined(compiled, transfer_bytes),
     )
 
@@ -344,7 +344,8 @@ def framed_bytes(parts: Iterable[Part]) -> int:
     return sum(part.num_bytes for part in parts if part.num_bytes < ALONE_BYTES)
 
 
-def _prepared(costs: StageCosts, compiled: CompiledProgram) -> dict[tuple[int, int, int], int]:
+def prepared_bytes(costs: StageCosts, compiled: CompiledProgram) -> dict[tuple[int, int, int], int]:
+    """What is prepared of a step: by rank, stage and micro-batch."""
     return {
         (rank, action.stage, action.microbatch or 0): costs.prepared_bytes(
             action.stage, costs.stages[action.stage].ranks.index(rank), action.microbatch or 0

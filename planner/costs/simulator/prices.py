@@ -36,6 +36,7 @@ from math import inf
 import numpy as np
 
 from planner.costs.communication.links import Network
+from planner.costs.simulator.next_step import NextStep, next_steps
 from planner.costs.simulator.program import CompiledProgram, TransferSlot
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import has_host_beside
@@ -56,6 +57,7 @@ class Prices:
         wires: by channel (:func:`resources`).
         beside: by rank, whether its host prepares while it computes; empty: nowhere.
         traffic: what messages share; None if nothing of it can make a difference.
+        next_step: by rank, what it prepares of the next step; empty: nothing.
     """
 
     action_s: Sequence[float]
@@ -64,6 +66,7 @@ class Prices:
     wires: Sequence[int]
     beside: Sequence[bool]
     traffic: Traffic | None
+    next_step: Sequence[NextStep] = ()
 
 
 def prices_of(
@@ -87,6 +90,7 @@ def prices_of(
         resources(compiled, network) if wires is None else wires,
         hosts_beside(compiled, costs),
         traffic_of(compiled, costs, sizes, transfer_s),
+        next_steps(compiled, costs),
     )
 
 

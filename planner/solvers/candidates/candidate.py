@@ -262,6 +262,8 @@ class Candidate:
         recompute: by stage, whether activations are computed again before the backward; empty: nowhere.
         options: by layer: how it is divided where its stage is not cut along samples alone, else None; empty: nowhere.
         prepares_ahead: whether hosts prepare inputs one micro-batch ahead (``passes.lower``).
+        prepares_next_step: whether threads prepare the next step's inputs during this one; whoever evaluates the
+            candidate decides (:meth:`planner.solvers.candidates.evaluate.Evaluator.evaluate`).
         blocks: by stage, layers that are run in blocks; empty: nowhere.
         token_slices: tokens of each slice that sequences are cut into; empty: they are not.
     """
@@ -277,6 +279,7 @@ class Candidate:
     prepares_ahead: bool = True
     blocks: tuple[tuple[Block, ...], ...] = ()
     token_slices: tuple[int, ...] = ()
+    prepares_next_step: bool = False
 
     @classmethod
     def chain(
@@ -387,6 +390,7 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
         layers={layer.name: candidate.placement_of(index) for index, layer in enumerate(profile.graph.layers)},
         program=tuple(tuple(str(action) for action in row) for row in program.rows),
         token_slices=candidate.token_slices,
+        prepares_next_step=candidate.prepares_next_step,
     )
 
 
