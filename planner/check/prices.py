@@ -17,6 +17,7 @@ from planner.costs.communication.resharding import Crossing, crossing, exposed, 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.layers.token_slices import SliceTable
+from planner.costs.memory.levels import Pairs
 from planner.costs.shards.option import Option, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, pending_s, reduction_rate, sums_of
 from planner.costs.shards.shapes import SizedLayer
@@ -69,6 +70,32 @@ class LayerPrices:
             forward_s, backward_s = self.book.exchanges_s(ranks, samples)
             self._exchanges[key] = (np.diff(forward_s), np.diff(backward_s))
         return float(self._exchanges[key][backward][self.index[layer.name]])
+
+    def gradients(self, kind: str, sizes: Sequence[float]) -> dict[float, list[tuple[str, str, float]]]:
+        """Of values, by samples: (whose backward makes one, whose is the last to be given it, bytes)."""
+        found = {}
+        for samples in set(sizes):
+            if (pairs := self.book.levels.gradients_made(kind, samples)) is not None:
+                found[samples] = [
+                    (self._names[a], self._names[b], float(size)) for a, b, size in zip(*pairs, strict=True)
+                ]
+        return found
+
+    def inputs_left(self, kind: str, samples: float, index: int) -> dict[str, float]:
+        """What the weight gradients of a layer need of other layers' values, by their makers."""
+        return self._of_reader(self.book.levels.inputs_left(kind, samples), index)
+
+    def gradients_left(self, kind: str, samples: float, index: int) -> dict[str, float]:
+        """The same of gradients that other layers' backward made."""
+        return self._of_reader(self.book.levels.gradients_left(kind, samples), index)
+
+    def _of_reader(self, pairs: Pairs, index: int) -> dict[str, float]:
+        readers, makers, sizes = pairs
+        return {self._names[makers[place]]: float(sizes[place]) for place in np.flatnonzero(readers == index)}
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return list(self.index)
 
     def _of_parameters(self, layer: Layer, sums: Array) -> float:
         at = self.index[layer.name]
@@ -161,6 +188,11 @@ class LaidOut:
                 return None
             found.append(one.tolist())
         return found
+
+    def parts(self, member: int) -> list[tuple[float, float]]:
+        """Of how many samples a member has which share of each layer."""
+        shards = [self._shards[layer.name] for layer in self.layers]
+        return [(float(one.samples[0, member]), float(one.share[0, member])) for one in shards]
 
     def unrecorded_bytes(self, member: int) -> int:
         """With blocks: the most that a forward pass holds of values."""
@@ -387,6 +419,10 @@ class Sliced:
                 return None
             found.append(one.tolist())
         return found
+
+    def parts(self, member: int) -> list[tuple[float, float]]:
+        """Of the samples of a micro-batch which share each layer of a slice is."""
+        return [(float(self.samples), float(self.table.share[self.prices.index[layer.name]])) for layer in self.layers]
 
     def unrecorded_bytes(self, member: int) -> int:
         """Slices have no blocks."""

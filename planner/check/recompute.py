@@ -321,10 +321,17 @@ class _Plain:
             is_shared = shares_memory(self.book.profile.cluster, self.program.ranks[stage])
             sizes = set[Size]() if is_shared else set(self.sizes)
             deferring = self.book.tables.deferring(kind)
+            parts = [] if of_layers is None else laid_out.parts(member)
             return Holding(
                 layers=layers,
                 saved=[laid_out.always_bytes()] if recompute else kept if of_layers is not None else [sum(kept)],
                 levels=of_layers,
+                gradients=self.prices.gradients(kind, [samples for samples, _ in parts]),
+                parts=parts,
+                gradients_left=[
+                    {name: share * size for name, size in self.prices.gradients_left(kind, samples, at).items()}
+                    for at, (samples, share) in zip(indices, parts, strict=False)
+                ],
                 defers=() if of_layers is None else [bool(deferring[at]) for at in indices],
                 workspace=laid_out.unrecorded_bytes(member) if blocks else laid_out.workspace_bytes(member),
                 left=sum(kept),
@@ -344,6 +351,9 @@ class _Plain:
             layers=layers,
             saved=[float(costs["saved_bytes"][at]) for at in indices],
             levels=None if levels is None else [levels[:, at].tolist() for at in indices],
+            gradients=self.prices.gradients(kind, [samples]),
+            inputs_left=[self.prices.inputs_left(kind, samples, at) for at in indices],
+            gradients_left=[self.prices.gradients_left(kind, samples, at) for at in indices],
             defers=() if levels is None else [bool(deferring[at]) for at in indices],
             workspace=max(float(costs["workspace_bytes"][at]) for at in indices),
             left=round(self.book.tables.left_bytes(kind, samples, runs_of(indices))),

@@ -23,7 +23,7 @@ from planner.ir.errors import UsageError
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec, value_name
 from planner.ir.plan import Decision, Placement, Plan
 from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD
-from planner.ir.profile import Measurement, PreparationCost, Profile
+from planner.ir.profile import LEVEL_PAIRS, Measurement, PreparationCost, Profile
 from planner.ir.schedule import Action
 from planner.ir.timeline import Timeline, TimelineFile
 
@@ -84,6 +84,9 @@ _OF_FIELDS: Mapping[str, tuple[float, float]] = {
     "outputs_saved": _BYTES,
     "inputs_saved": _BYTES,
     "gradients_left": _BYTES,
+    "gradients_made": _BYTES,
+    "inputs_left": _BYTES,
+    "gradients_left_from": _BYTES,
 }
 _ANY = (-1e18, 1e18)
 
@@ -270,6 +273,9 @@ def _measured(path: str, measured: Sequence[Measurement], names: Mapping[str, La
         yield from _at_least(f"{path}[{index}].samples", each.samples, 0 if each.part else 1, MOST_SAMPLES)
         for position, extent in enumerate(each.part):
             yield from _at_least(f"{path}[{index}].part[{position}]", extent, 0)
+        for what in LEVEL_PAIRS if each.levels is not None else ():
+            for position, (layer, _) in enumerate(getattr(each.levels, what)):
+                yield from _known(f"{path}[{index}].levels.{what}[{position}]", "layer", layer, names)
     for what in ("forward_s", "backward_s"):
         seconds = [(getattr(each, what), index) for index, each in enumerate(measured) if getattr(each, what) > 0]
         if seconds and max(seconds)[0] > MOST_RATIO * min(seconds)[0]:

@@ -8,23 +8,22 @@ What a rank holds, step after step of its row.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from planner.costs.layers.cost_table import SizeTable, layers_of, span
 from planner.costs.memory.levels import (
-    BACKWARD,
     FORWARD,
     GRADIENTS_LEFT,
     INPUTS_SAVED,
     LEFT,
     OUTPUTS_SAVED,
-    WEIGHT,
     Array,
     Course,
+    Flow,
     Indices,
     Run,
     course,
@@ -53,6 +52,7 @@ class Activation:
         unsaved: of the outputs that are sent on their own, what nobody saves.
         recompute: whether what layers save is not among that, but computed again for the backward.
         last: the course in which sums of gradients begin, of the last backward of a stage whose ranks sum them behind.
+        inputs_left: of what it received, with its buffers, what weight gradients need after those of inputs.
     """
 
     course: Course
@@ -60,6 +60,7 @@ class Activation:
     unsaved: int = 0
     recompute: bool = False
     last: Course | None = None
+    inputs_left: int = 0
 
     @property
     def saved(self) -> int:
@@ -67,15 +68,58 @@ class Activation:
         return 0 if self.recompute else self.course.saved
 
 
+@dataclass(slots=True)
+class Received:
+    """What a stage is given of a micro-batch on a rank, with its buffers, in bytes.
+
+    Attributes:
+        alone: tensors that came on their own, in buffers each; ``payload`` of that the tensors.
+        together: what came in one piece: frames, and blocks of memory that ranks share.
+        senders: how many messages by the stage that sent them.
+    """
+
+    alone: int = 0
+    payload: int = 0
+    together: int = 0
+    senders: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """All but who sent it."""
+        return self.alone, self.payload, self.together
+
+    @property
+    def total(self) -> int:
+        """Of all buffers."""
+        return self.alone + self.together
+
+    def add(self, payload: int, framed: int, is_block: bool) -> None:
+        """A message, of which ``framed`` in a frame."""
+        in_one = payload if is_block else framed
+        buffer, piece = buffer_bytes(payload, in_one, is_block), buffer_bytes(in_one, in_one, is_block)
+        self.alone, self.payload = self.alone + buffer - piece, self.payload + payload - in_one
+        self.together += piece
+
+    @property
+    def whole(self) -> list[int]:
+        """Stages whose outputs it receives in one message each."""
+        return [stage for stage, num_messages in self.senders.items() if num_messages == 1]
+
+    def left(self, wanted: float | None) -> int:
+        """What stays of it for ``wanted`` bytes, at most; None: it is not known how many."""
+        if wanted is None:
+            return self.total
+        return round(self.alone * min(1.0, wanted / max(1, self.payload))) + (self.together if wanted > 0 else 0)
+
+
 def activation_of(
-    costs: StageCosts, stage: int, member: int, microbatch: int, sent_bytes: int, seeds: int, came: Sequence[int] = ()
+    costs: StageCosts, stage: int, member: int, microbatch: int, sent_bytes: int, seeds: Received, received: Received
 ) -> Activation:
     """Of the stage's rank number ``member``.
 
     Args:
         sent_bytes: of its outputs for this micro-batch, what is sent on its own.
-        seeds: of the gradients that it receives for it, with their buffers.
-        came: stages whose outputs it receives for it in one message each.
+        seeds: the gradients of its outputs that it receives for it.
     """
     placed = costs.stages[stage]
     if placed.laid_out:
@@ -85,31 +129,34 @@ def activation_of(
             return Activation(replace(plain_course(0, 0, 0, 0), unrecorded=most), 0, sent_bytes)
         laid_out = None if placed.recompute else _laid_out(costs, placed, cost, member, seeds)
         if laid_out is not None:
-            return Activation(laid_out, laid_out.saved, sent_bytes)
+            return Activation(laid_out, laid_out.saved, sent_bytes, inputs_left=received.left(None))
         parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes, cost.parameter_bytes)
         saved, again, workspace, parameters = (round(float(part[member])) for part in parts)
         found = plain_course(saved, saved + again, parameters, workspace, again)
-        return Activation(found, found.saved, sent_bytes)
+        return Activation(found, found.saved, sent_bytes, inputs_left=received.left(None))
     rank = placed.ranks[member]
     table, kind, on_chip = costs.table(stage, member, microbatch), costs.kind(rank), costs.on_chip_bytes(rank) > 0
     samples = placed.samples[samples_in(costs.micro_batches[microbatch])][member]
     known = costs.book.levels.known
-    senders = tuple(sorted(run for number in came for run in costs.stages[number].runs))
+    senders = tuple(sorted(run for number in received.whole for run in costs.stages[number].runs))
     made_bytes = 0 if on_chip else placed.parameter_bytes
-    key = (placed.runs, kind, samples, made_bytes, seeds, placed.sums_behind and placed.tied, senders)
+    key = (placed.runs, kind, samples, made_bytes, seeds.sizes, placed.sums_behind and placed.tied, senders)
     if key not in known:
         copies = _copies(costs, placed)
         found, unsaved = _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes)
         last = (
             _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes, copies)[0] if copies else None
         )
-        known[key] = found, unsaved, last
-    found, unsaved, last = known[key]
+        known[key] = found, unsaved, last, _inputs_left(costs, placed, kind, samples)
+    found, unsaved, last, wanted = known[key]
     left = sent_bytes if unsaved is None or placed.recompute else min(unsaved, sent_bytes)
-    return Activation(found, 0 if placed.recompute else found.saved, left, placed.recompute, last)
+    kept = 0 if placed.recompute else found.saved
+    return Activation(found, kept, left, placed.recompute, last, received.left(wanted))
 
 
-def _laid_out(costs: StageCosts, placed: StagePlacement, cost: StageCost, member: int, seeds: int) -> Course | None:
+def _laid_out(
+    costs: StageCosts, placed: StagePlacement, cost: StageCost, member: int, seeds: Received
+) -> Course | None:
     """Of layers with layouts of their own; None if no levels are known."""
     kind, own = costs.kind(placed.ranks[member]), cost.by_layer
     found = []
@@ -121,9 +168,12 @@ def _laid_out(costs: StageCosts, placed: StagePlacement, cost: StageCost, member
         if levels is None:
             return None
         found.append(levels)
+    layers, by_layer = np.array(own.layers, dtype=np.int64), np.array(found).T
+    flow = costs.book.levels.flow_of_parts(kind, own.samples[:, member], own.share[:, member], layers)
+    stays = _left_in_buffers(costs, layers, by_layer, seeds, flow)
     saved = own.saved[:, member] + own.received[:, member]
-    defers = costs.book.tables.deferring(kind)[list(own.layers)]
-    return course(saved, own.parameters[:, member], np.array(found).T, seeds, defers)
+    defers = costs.book.tables.deferring(kind)[layers]
+    return course(saved, own.parameters[:, member], by_layer, seeds.total, defers, stays, flow)
 
 
 def _copies(costs: StageCosts, placed: StagePlacement) -> dict[int, int]:
@@ -131,8 +181,11 @@ def _copies(costs: StageCosts, placed: StagePlacement) -> dict[int, int]:
 
     One bucket alone is put together when it is summed; the only gradient of a bucket is summed where it lies.
     """
-    found = costs.book.buckets(placed.runs, placed.tied) if placed.sums_behind else ()
-    return {one.first_layer: one.copied_bytes for one in found if one.copied_bytes} if len(found) > 1 else {}
+    buckets = costs.book.buckets(placed.runs, placed.tied) if placed.sums_behind else ()
+    found: dict[int, int] = {}
+    for one in buckets if len(buckets) > 1 else ():
+        found[one.first_layer] = max(one.copied_bytes, found.get(one.first_layer, 0))
+    return {layer: size for layer, size in found.items() if size}
 
 
 def _course_of(
@@ -141,7 +194,7 @@ def _course_of(
     table: SizeTable,
     kind: str,
     samples: float,
-    seeds: int,
+    seeds: Received,
     senders: Sequence[Run],
     made_bytes: int,
     copies: Mapping[int, int] | None = None,
@@ -161,14 +214,28 @@ def _course_of(
     saved_by = np.diff(table.saved_bytes)[layers]
     made = np.diff(costs.book.tables.graph.parameter_bytes)[layers] * (made_bytes > 0)
     defers, own = costs.book.tables.deferring(kind)[layers], levels[:, layers]
-    for layer, size in copies.items():
-        own[BACKWARD : WEIGHT + 1, layers == layer] += size
-    stays = _seeds_left(costs, layers, own, seeds)
+    put_together = np.array([float(copies.get(layer, 0)) for layer in layers.tolist()])
+    flow = costs.book.levels.flow(kind, samples, layers)
     there = np.minimum(_in_buffers(costs, layers, own, samples, senders), saved_by)
     own[FORWARD] -= there
     own[LEFT] -= np.clip(own[LEFT] - own[GRADIENTS_LEFT] - (saved_by - there), 0.0, there)  # so much at least is of it
-    found = course(saved_by - there, _gradients(made_bytes, made), own, seeds, defers, stays)
+    stays = _left_in_buffers(costs, layers, own, seeds, flow)
+    gradients = _gradients(made_bytes, made)
+    found = course(saved_by - there, gradients, own, seeds.total, defers, stays, flow, put_together)
     return found, _unsaved(costs, layers, saved_by, levels, samples)
+
+
+def _inputs_left(costs: StageCosts, placed: StagePlacement, kind: str, samples: float) -> float | None:
+    """Of the values that other stages made, what weight gradients of the stage need; None if that is not known."""
+    levels, layers = costs.book.levels, layers_in(placed.runs)
+    if levels.gradients_made(kind, samples) is None:
+        return None
+    readers, makers, sizes = levels.inputs_left(kind, samples)
+    found: dict[int, float] = {}
+    for place in np.flatnonzero(np.isin(readers, layers) & ~np.isin(makers, layers)).tolist():
+        maker = int(makers[place])
+        found[maker] = max(found.get(maker, 0.0), float(sizes[place]))
+    return sum(found.values())
 
 
 def _in_buffers(costs: StageCosts, layers: Indices, levels: Array, samples: float, senders: Sequence[Run]) -> Array:
@@ -180,6 +247,15 @@ def _in_buffers(costs: StageCosts, layers: Indices, levels: Array, samples: floa
         mine, theirs = (samples * sum(size for maker, size in read if maker in made) for made in (inside, outside))
         found[place] = min(max(0.0, levels[INPUTS_SAVED, place] - mine), theirs)
     return found
+
+
+def _left_in_buffers(costs: StageCosts, layers: Indices, levels: Array, seeds: Received, flow: Flow | None) -> float:
+    """What weight gradients need of the gradients received, in their buffers; what is known to be is left no more."""
+    if flow is None:
+        return _seeds_left(costs, layers, levels, seeds.total)
+    if seeds.total:
+        levels[LEFT] -= np.minimum(flow.left, levels[LEFT])
+    return seeds.left(float(flow.left.sum()))
 
 
 def _seeds_left(costs: StageCosts, layers: Indices, levels: Array, seeds: int) -> float:
@@ -264,16 +340,17 @@ def activations(
             that is small itself, all.
     """
     small = small or [size if size < ALONE_BYTES else 0 for size in transfer_bytes]
-    alone, seeds, cluster = Counter[_Part](), Counter[_Part](), costs.book.profile.cluster
-    came: dict[_Part, Counter[int]] = {}
+    alone, cluster = Counter[_Part](), costs.book.profile.cluster
+    received, seeds = defaultdict[_Part, Received](Received), defaultdict[_Part, Received](Received)
     for slot, transfer in enumerate(compiled.transfers):
         src, dst, microbatch = transfer.route
         size = costs.micro_batches[microbatch]
-        if transfer.forward:
-            came.setdefault((transfer.dst, dst, size), Counter())[src] += 1
         is_block = cluster.link(transfer.src, transfer.dst).transport == SHARED_MEMORY
+        if transfer.forward:
+            received[transfer.dst, dst, size].senders[src] += 1
+            received[transfer.dst, dst, size].add(transfer_bytes[slot], small[slot], is_block)
         if not transfer.forward:
-            seeds[transfer.dst, src, size] += buffer_bytes(transfer_bytes[slot], small[slot], is_block)
+            seeds[transfer.dst, src, size].add(transfer_bytes[slot], small[slot], is_block)
         elif not is_block:
             alone[transfer.src, src, size] += transfer_bytes[slot] - small[slot]
     found = []
@@ -281,8 +358,7 @@ def activations(
     for each in compiled.activations:
         key = (each.rank, each.stage, costs.micro_batches[each.microbatch])
         member = costs.stages[each.stage].ranks.index(each.rank)
-        whole = [src for src, num_senders in came.get(key, {}).items() if num_senders == 1]
-        found.append(activation_of(costs, each.stage, member, each.microbatch, alone[key], seeds[key], whole))
+        found.append(activation_of(costs, each.stage, member, each.microbatch, alone[key], seeds[key], received[key]))
         unsaved[key] = found[-1].unsaved / alone[key] if alone[key] else 0.0
     buffers, posted, sent = [], [], []
     frames: list[tuple[int, ...]] = []
@@ -531,6 +607,7 @@ class _Walk:
             level = self._first_or_later(key[0], is_later, course.input_first, course.input_later)
             top = rest + max(level, course.forward if again else 0)
             self._early[key[0]] = course.early
+            self._inputs[key] = min(self._inputs[key], activation.inputs_left)
             self._kept += course.left - activation.saved
             self._computed_again[slot] += 1
         elif self._computed_again[slot]:

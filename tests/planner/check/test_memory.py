@@ -12,7 +12,7 @@ from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.levels import course
 from planner.ir.problem import Problem
-from planner.ir.profile import Levels, Measurement, Profile
+from planner.ir.profile import LEVEL_NAMES, Levels, Measurement, Profile
 from planner.schedules import names, positions, traits
 from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluator
@@ -23,10 +23,21 @@ from tests.planner.solvers.laid_out_plans import plan_of_candidate
 def with_levels(profile: Profile, seed: int) -> Profile:
     """``profile`` with levels, and every other layer such that its weight gradients cannot come later."""
 
+    order = {layer.name: place for place, layer in enumerate(profile.graph.layers)}
+
+    def pairs(draw: random.Random, others: list[str], samples: int) -> tuple[tuple[str, int], ...]:
+        return tuple((name, draw.randrange(2**20) * samples) for name in others if draw.random() < 0.4)
+
     def measured(one: Measurement) -> Measurement:
         draw = random.Random(f"{seed} {one.layer}")
-        sizes = [draw.randrange(2**20) * one.samples for _ in Levels.__slots__]
-        found = replace(one, levels=Levels(*sizes), saved_bytes=draw.randrange(2**20) * one.samples)
+        sizes = [draw.randrange(2**20) * one.samples for _ in LEVEL_NAMES]
+        levels = Levels(*sizes)
+        if seed:  # the first is of a profile that does not know gradients of values
+            names, place = list(order), order[one.layer]
+            earlier, later = names[:place], names[place + 1 :]
+            made, inputs, left = (pairs(draw, others, one.samples) for others in (earlier, earlier, later))
+            levels = replace(levels, gradients_made=made, inputs_left=inputs, gradients_left_from=left)
+        found = replace(one, levels=levels, saved_bytes=draw.randrange(2**20) * one.samples)
         if draw.random() < 0.5:
             found = replace(found, backward_input_s=found.backward_s, backward_weight_s=0.0)
         return found

@@ -10,7 +10,7 @@ import torch
 
 from cuda_ops.memory import available, meter_of
 from planner.costs.memory.levels import Course, course
-from planner.ir.profile import Levels, ModelSource
+from planner.ir.profile import LEVEL_NAMES, ModelSource
 from profiler import Captured, LoadedModel, load_model
 from profiler.capture.graph import capture
 from profiler.capture.sizes import NUM_SAMPLES
@@ -40,7 +40,7 @@ def course_of(captured: Captured, model: LoadedModel) -> Course:
     for layer in graph.layers:
         gradients.append(sum(graph.parameters[name].num_bytes for name in {*layer.parameters} - seen))
         seen |= {*layer.parameters}
-    levels = np.array([[getattr(found[n].levels, each) for n in names] for each in Levels.__slots__], dtype=float)
+    levels = np.array([[getattr(found[n].levels, each) for n in names] for each in LEVEL_NAMES], dtype=float)
     return course(np.array([found[n].saved_bytes for n in names], dtype=float), np.array(gradients, float), levels)
 
 
