@@ -381,7 +381,7 @@ class _Rises:
         self._saved = [saved - less for saved, less in zip(stage.saved, there, strict=False)]
         self.saved = round(sum(stage.saved) - sum(there))
         self.left = round(max(sum(stage.saved), stage.left))
-        self._seeds_left = 0.0
+        self._seeds_left = [0.0] * len(stage.layers)
         self._levels: list[list[float]] = []
         self._under_way = _under_way(stage, graph) if stage.gradients else None
         if stage.levels is not None:
@@ -389,14 +389,15 @@ class _Rises:
             theirs = [sum(size for maker, size in each.items() if maker not in names) for each in stage.gradients_left]
             if self._under_way is None:
                 theirs = [0.0] * len(names)
-                self._seeds_left = _seeds_left(stage, graph, self._seeds)
-            else:
-                self._seeds_left = _still_there(seeds, sum(theirs))
+                self._seeds_left[0] = _seeds_left(stage, graph, self._seeds)
+            elif self._seeds:
+                room = _still_there(seeds, sum(theirs)) / max(1.0, sum(theirs))
+                self._seeds_left = [size * room for size in theirs]
             for one, own, less, other in zip(stage.levels, self._saved, there, theirs, strict=True):
                 left = one[4] - min(less, max(0.0, one[4] - one[7] - own))  # of what it saves besides, all may be left
                 left -= min(other, left) if self._seeds else 0.0  # these gradients lie where they were received
                 self._levels.append([one[0] - less, *one[1:4], left, *one[5:]])
-            self.left = round(sum(levels[4] for levels in self._levels) + self._seeds_left)
+            self.left = round(sum(levels[4] for levels in self._levels) + sum(self._seeds_left))
         buckets = _buckets(stage, graph) if sums and stage.sums_behind else []
         self._copied = [0] * len(stage.layers)
         for place, size in buckets if len(buckets) > 1 else ():
@@ -447,7 +448,8 @@ class _Rises:
         if self._stage.levels is None:
             needs = round(self._stage.workspace + max(self._copied, default=0))
             return self.left + needs + (self._all_made if self._first else 0)
-        return self._down(3, [levels[4] for levels in self._levels], self._late)
+        left = [levels[4] + beside for levels, beside in zip(self._levels, self._seeds_left, strict=True)]
+        return self._down(3, left, self._late)
 
     @property
     def _all_made(self) -> int:
@@ -459,11 +461,10 @@ class _Rises:
         there, made, left, most = sum(held), 0.0, 0.0, 0.0
         for place in reversed(range(len(held))):
             made = made + makes[place] if self._first else makes[place]
-            beside = self._seeds_left if which == 3 else 0.0
             level = levels[place][which] + (0.0 if which == 3 else self._given(place, levels[place][which]))
-            most = max(most, there + level + made + left + beside)
+            most = max(most, there + level + made + left)
             if self._copied[place] and which != 2:
-                most = max(most, there - held[place] + made + beside + self._beside_bucket(which, place, level))
+                most = max(most, there - held[place] + made + self._beside_bucket(which, place, level))
             there -= held[place]
             left += levels[place][4] if which == 2 else 0.0
         return round(most)

@@ -249,13 +249,19 @@ def _in_buffers(costs: StageCosts, layers: Indices, levels: Array, samples: floa
     return found
 
 
-def _left_in_buffers(costs: StageCosts, layers: Indices, levels: Array, seeds: Received, flow: Flow | None) -> float:
-    """What weight gradients need of the gradients received, in their buffers; what is known to be is left no more."""
+def _left_in_buffers(costs: StageCosts, layers: Indices, levels: Array, seeds: Received, flow: Flow | None) -> Array:
+    """By layer, what its weight gradients need of the gradients received, in their buffers.
+
+    What is known to lie there is taken out of what ``levels`` have as left.
+    """
+    found = np.zeros(len(layers))
     if flow is None:
-        return _seeds_left(costs, layers, levels, seeds.total)
-    if seeds.total:
+        found[:1] = _seeds_left(costs, layers, levels, seeds.total)  # taken to go last
+    elif seeds.total:
         levels[LEFT] -= np.minimum(flow.left, levels[LEFT])
-    return seeds.left(float(flow.left.sum()))
+        wanted = float(flow.left.sum())
+        found = flow.left * (seeds.left(wanted) / max(1.0, wanted))
+    return found
 
 
 def _seeds_left(costs: StageCosts, layers: Indices, levels: Array, seeds: int) -> float:

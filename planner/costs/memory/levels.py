@@ -257,7 +257,7 @@ def course(
     levels: Array,
     seeds: float = 0.0,
     defers: NDArray[np.bool_] | None = None,
-    seeds_left: float = 0.0,
+    seeds_left: Array | None = None,
     flow: Flow | None = None,
     copies: Array | None = None,
 ) -> Course:
@@ -268,7 +268,7 @@ def course(
         levels: ``[quantity, layer]`` of the same layers.
         seeds: what came of the gradients of its outputs: it stays to the end of backward.
         defers: by layer, whether its weight gradients can come later than those of inputs; None: of all layers.
-        seeds_left: of ``seeds``, what stays for weight gradients beside what ``levels`` have as left.
+        seeds_left: of ``seeds``, by layer, what stays for its weight gradients beside what ``levels`` have as left.
         flow: None: it is not known; then ``seeds`` are beside what all layers but the last are given.
         copies: by layer that completes a bucket of gradients, what putting it together takes.
     """
@@ -279,6 +279,8 @@ def course(
     before = upto - saved
     made, made_early, made_late = (np.cumsum(each[::-1])[::-1] for each in (gradients, early, late))
     left_upto = np.cumsum(left)
+    stays = left if seeds_left is None else left + seeds_left
+    stays_upto = np.cumsum(stays)
     previous = np.concatenate(([0.0], saved[:-1]))
     came = np.full(len(saved), float(seeds))
     if flow is None:
@@ -289,23 +291,22 @@ def course(
     copied, put_together = (np.zeros_like(saved) if copies is None else copies), np.zeros(4)
     if copied.any():
         held = upto + backward if flow is None else before + flow.after + seeds
-        rests = held + made, held + gradients, left_upto - left + made_late, left_upto - left + late
+        rests = held + made, held + gradients, stays_upto - stays + made_late, stays_upto - stays + late
         put_together = np.array([np.where(copied > 0, rest + copied, 0.0).max() for rest in rests])
-        put_together[2:] += seeds_left
 
     def most(values: Array, least: float = 0.0) -> int:
         return round(float(values.max(initial=least)))
 
     return Course(
         saved=round(float(saved.sum())),
-        left=round(float(left.sum()) + seeds_left),
+        left=round(float(stays.sum())),
         forward=most(before + forward),
         backward_first=most(upto + backward + made, put_together[0]),
         backward_later=most(upto + backward + gradients, put_together[1]),
         input_first=most(upto + halved + left_upto[-1:] - left_upto + made_early),
         input_later=most(upto + halved + left_upto[-1:] - left_upto + early),
-        weight_first=most(left_upto + weight + made_late + seeds_left, put_together[2]),
-        weight_later=most(left_upto + weight + late + seeds_left, put_together[3]),
+        weight_first=most(stays_upto + weight + made_late, put_together[2]),
+        weight_later=most(stays_upto + weight + late, put_together[3]),
         unrecorded=most(previous + forward),
         early=round(float(early.sum())),
     )
