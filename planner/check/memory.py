@@ -76,8 +76,9 @@ class Holding:
     has_layouts: bool = False
 
 
-_Received = tuple[int, int, int]
-"""Of what came of a micro-batch: buffers of tensors on their own, these tensors, and what came in one piece."""
+_Received = tuple[int, int, int, int, int]
+"""Of what came of a micro-batch: buffers of tensors on their own, these tensors, and what came in one piece; then what
+was put together of what several ranks sent, which is among the first two, and the buffers of its parts."""
 
 
 @dataclass(slots=True)
@@ -216,11 +217,13 @@ class Account:
             later.op in _ENDS and later.stage == action.stage for later in self._row[self._row.index(action) + 1 :]
         )
         rises = self._rises(stage, self._received(Op.RECV_BACKWARD, *key), first, sums, self._in_buffers(*key))
-        before = now.total()
+        before, received = now.total(), self._received(Op.RECV_FORWARD, *key)
         if action.op is Op.FORWARD and not self._trains:
             now.inputs.pop(key, None)
-            return before + rises.unrecorded()
+            return before + rises.unrecorded() + received[3]
         if action.op is Op.FORWARD:
+            before += received[3]
+            now.inputs[key] = min(now.inputs.get(key, 0), received[0] + received[2])
             apart = 0.0 if stage.recompute else rises.saved
             now.kept[key] = apart
             return before + (rises.unrecorded() if stage.recompute else rises.forward())
@@ -248,7 +251,7 @@ class Account:
         return self._risen[key]
 
     def _in_buffers(self, number: int, microbatch: int) -> tuple[float, ...]:
-        """By layer, of what it saves, what surely lies where it was received, in one message from another stage."""
+        """By layer, of what it saves, what surely lies where it was received from another stage."""
         stage, graph = self._stage(number, microbatch), self._profile.graph
         if stage.levels is None or stage.has_layouts:
             return (0.0,) * len(stage.layers)
@@ -256,7 +259,7 @@ class Account:
             self._program.messages_of(self._rank, action)
             for action in self._beside.get((Op.RECV_FORWARD, number, microbatch), ())
         ]
-        theirs = {part.value for each in messages if len(each) == 1 for part in each[0].parts}
+        theirs = {part.value for each in messages for message in each for part in message.parts}
         names, values = {layer.name for layer in stage.layers}, graph.values()
         found = []
         for layer, levels, saved in zip(stage.layers, stage.levels, stage.saved, strict=True):
@@ -307,14 +310,19 @@ class Account:
 
     def _received(self, op: Op, stage: int, microbatch: int) -> _Received:
         """Of the inputs of a stage, or of the gradients of its outputs, that come from other ranks."""
-        buffers = tensors = pieces = 0
+        buffers = tensors = pieces = assembled = parts = 0
         for action in self._beside.get((op, stage, microbatch), ()):
-            for size, small, is_block in self._sizes(action):
+            sizes = self._sizes(action)
+            for size, small, is_block in sizes:
                 piece = _buffer(size, size, True) if is_block else _buffer(small, small, False)
-                pieces += piece
-                buffers += _buffer(size, small, is_block) - piece
-                tensors += 0 if is_block else size - small
-        return buffers, tensors, pieces
+                if len(sizes) > 1:
+                    assembled += size
+                    parts += _buffer(size, small, is_block)
+                else:
+                    pieces += piece
+                    buffers += _buffer(size, small, is_block) - piece
+                    tensors += 0 if is_block else size - small
+        return buffers + assembled, tensors + assembled, pieces, assembled, parts
 
     def _inputs_left(self, number: int, microbatch: int) -> int:
         """Of the buffers of what was received for a forward, those that weight gradients need."""
@@ -377,7 +385,7 @@ class _Rises:
     def __init__(
         self, stage: Holding, graph: Graph, seeds: _Received, first: bool, sums: bool, there: tuple[float, ...]
     ) -> None:
-        self._stage, self._seeds, self._first = stage, seeds[0] + seeds[2], first
+        self._stage, self._seeds, self._first = stage, seeds[0] + seeds[2] + seeds[4], first
         self._saved = [saved - less for saved, less in zip(stage.saved, there, strict=False)]
         self.saved = round(sum(stage.saved) - sum(there))
         self.left = round(max(sum(stage.saved), stage.left))
@@ -505,7 +513,7 @@ def _under_way(stage: Holding, graph: Graph) -> tuple[list[float], list[float]]:
 
 def _still_there(received: _Received, needed: float) -> int:
     """Of buffers, those that hold what is needed: of one piece all, of tensors on their own in proportion."""
-    buffers, tensors, pieces = received
+    buffers, tensors, pieces, *_ = received
     return round(buffers * min(1.0, needed / max(1, tensors))) + (pieces if needed > 0 else 0)
 
 

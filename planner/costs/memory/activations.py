@@ -8,7 +8,7 @@ What a rank holds, step after step of its row.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -52,7 +52,9 @@ class Activation:
         unsaved: of the outputs that are sent on their own, what nobody saves.
         recompute: whether what layers save is not among that, but computed again for the backward.
         last: the course in which sums of gradients begin, of the last backward of a stage whose ranks sum them behind.
-        inputs_left: of what it received, with its buffers, what weight gradients need after those of inputs.
+        inputs: what it received, with its buffers, behind the forward; ``inputs_left``: what of that weight gradients
+            need after those of inputs.
+        assembled: of ``inputs``, tensors that the forward makes of what several messages brought.
     """
 
     course: Course
@@ -60,7 +62,9 @@ class Activation:
     unsaved: int = 0
     recompute: bool = False
     last: Course | None = None
+    inputs: int = 0
     inputs_left: int = 0
+    assembled: int = 0
 
     @property
     def saved(self) -> int:
@@ -72,44 +76,58 @@ class Activation:
 class Received:
     """What a stage is given of a micro-batch on a rank, with its buffers, in bytes.
 
+    What several ranks of a stage send in parts is put together, and the parts go with the action that does so.
+
     Attributes:
-        alone: tensors that came on their own, in buffers each; ``payload`` of that the tensors.
+        alone: tensors that came on their own, in buffers each, and those put together; ``tensors``: these themselves.
         together: what came in one piece: frames, and blocks of memory that ranks share.
-        senders: how many messages by the stage that sent them.
+        assembled: what is put together; ``parts``: the buffers of its parts.
+        senders: stages that sent something.
     """
 
     alone: int = 0
-    payload: int = 0
+    tensors: int = 0
     together: int = 0
-    senders: Counter[int] = field(default_factory=Counter)
+    assembled: int = 0
+    parts: int = 0
+    senders: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, messages: Mapping[int, Sequence[tuple[int, int, bool]]]) -> Received:
+        """Of the messages by the stage that sent them: (payload, what of it in a frame, whether it is a block)."""
+        found = cls(senders=tuple(messages))
+        for sent in messages.values():
+            for payload, small, is_block in sent:
+                framed = payload if is_block else small
+                buffer, piece = buffer_bytes(payload, framed, is_block), buffer_bytes(framed, framed, is_block)
+                if len(sent) > 1:
+                    found.assembled, found.parts = found.assembled + payload, found.parts + buffer
+                    found.alone, found.tensors = found.alone + payload, found.tensors + payload
+                else:
+                    found.alone, found.tensors = found.alone + buffer - piece, found.tensors + payload - framed
+                    found.together += piece
+        return found
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
+    def sizes(self) -> tuple[int, ...]:
         """All but who sent it."""
-        return self.alone, self.payload, self.together
+        return self.alone, self.tensors, self.together, self.assembled, self.parts
+
+    @property
+    def whole(self) -> int:
+        """What there is of it once it is put together."""
+        return self.alone + self.together
 
     @property
     def total(self) -> int:
-        """Of all buffers."""
-        return self.alone + self.together
-
-    def add(self, payload: int, framed: int, is_block: bool) -> None:
-        """A message, of which ``framed`` in a frame."""
-        in_one = payload if is_block else framed
-        buffer, piece = buffer_bytes(payload, in_one, is_block), buffer_bytes(in_one, in_one, is_block)
-        self.alone, self.payload = self.alone + buffer - piece, self.payload + payload - in_one
-        self.together += piece
-
-    @property
-    def whole(self) -> list[int]:
-        """Stages whose outputs it receives in one message each."""
-        return [stage for stage, num_messages in self.senders.items() if num_messages == 1]
+        """The same, and the parts."""
+        return self.whole + self.parts
 
     def left(self, wanted: float | None) -> int:
         """What stays of it for ``wanted`` bytes, at most; None: it is not known how many."""
         if wanted is None:
-            return self.total
-        return round(self.alone * min(1.0, wanted / max(1, self.payload))) + (self.together if wanted > 0 else 0)
+            return self.whole
+        return round(self.alone * min(1.0, wanted / max(1, self.tensors))) + (self.together if wanted > 0 else 0)
 
 
 def activation_of(
@@ -126,19 +144,23 @@ def activation_of(
         cost = placed.laid_out[costs.micro_batches[microbatch]]
         if cost.unrecorded_bytes is not None:
             most = round(float(cost.unrecorded_bytes[member]))
-            return Activation(replace(plain_course(0, 0, 0, 0), unrecorded=most), 0, sent_bytes)
+            course = replace(plain_course(0, 0, 0, 0), unrecorded=most)
+            return Activation(course, 0, sent_bytes, assembled=received.assembled)
         laid_out = None if placed.recompute else _laid_out(costs, placed, cost, member, seeds)
         if laid_out is not None:
-            return Activation(laid_out, laid_out.saved, sent_bytes, inputs_left=received.left(None))
+            inputs = received.whole, received.left(None), received.assembled
+            return Activation(laid_out, laid_out.saved, sent_bytes, False, None, *inputs)
         parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes, cost.parameter_bytes)
         saved, again, workspace, parameters = (round(float(part[member])) for part in parts)
         found = plain_course(saved, saved + again, parameters, workspace, again)
-        return Activation(found, found.saved, sent_bytes, inputs_left=received.left(None))
+        return Activation(
+            found, found.saved, sent_bytes, False, None, received.whole, received.left(None), received.assembled
+        )
     rank = placed.ranks[member]
     table, kind, on_chip = costs.table(stage, member, microbatch), costs.kind(rank), costs.on_chip_bytes(rank) > 0
     samples = placed.samples[samples_in(costs.micro_batches[microbatch])][member]
     known = costs.book.levels.known
-    senders = tuple(sorted(run for number in received.whole for run in costs.stages[number].runs))
+    senders = tuple(sorted(run for number in received.senders for run in costs.stages[number].runs))
     made_bytes = 0 if on_chip else placed.parameter_bytes
     key = (placed.runs, kind, samples, made_bytes, seeds.sizes, placed.sums_behind and placed.tied, senders)
     if key not in known:
@@ -151,7 +173,8 @@ def activation_of(
     found, unsaved, last, wanted = known[key]
     left = sent_bytes if unsaved is None or placed.recompute else min(unsaved, sent_bytes)
     kept = 0 if placed.recompute else found.saved
-    return Activation(found, kept, left, placed.recompute, last, received.left(wanted))
+    inputs = received.whole, received.left(wanted), received.assembled
+    return Activation(found, kept, left, placed.recompute, last, *inputs)
 
 
 def _laid_out(
@@ -347,24 +370,24 @@ def activations(
     """
     small = small or [size if size < ALONE_BYTES else 0 for size in transfer_bytes]
     alone, cluster = Counter[_Part](), costs.book.profile.cluster
-    received, seeds = defaultdict[_Part, Received](Received), defaultdict[_Part, Received](Received)
+    forward: dict[_Part, dict[int, list[tuple[int, int, bool]]]] = {}
+    backward: dict[_Part, dict[int, list[tuple[int, int, bool]]]] = {}
     for slot, transfer in enumerate(compiled.transfers):
         src, dst, microbatch = transfer.route
         size = costs.micro_batches[microbatch]
         is_block = cluster.link(transfer.src, transfer.dst).transport == SHARED_MEMORY
-        if transfer.forward:
-            received[transfer.dst, dst, size].senders[src] += 1
-            received[transfer.dst, dst, size].add(transfer_bytes[slot], small[slot], is_block)
-        if not transfer.forward:
-            seeds[transfer.dst, src, size].add(transfer_bytes[slot], small[slot], is_block)
-        elif not is_block:
+        reader, maker, came = (dst, src, forward) if transfer.forward else (src, dst, backward)
+        message = transfer_bytes[slot], small[slot], is_block
+        came.setdefault((transfer.dst, reader, size), {}).setdefault(maker, []).append(message)
+        if transfer.forward and not is_block:
             alone[transfer.src, src, size] += transfer_bytes[slot] - small[slot]
     found = []
     unsaved: dict[_Part, float] = {}
     for each in compiled.activations:
         key = (each.rank, each.stage, costs.micro_batches[each.microbatch])
         member = costs.stages[each.stage].ranks.index(each.rank)
-        found.append(activation_of(costs, each.stage, member, each.microbatch, alone[key], seeds[key], received[key]))
+        seeds, received = Received.of(backward.get(key, {})), Received.of(forward.get(key, {}))
+        found.append(activation_of(costs, each.stage, member, each.microbatch, alone[key], seeds, received))
         unsaved[key] = found[-1].unsaved / alone[key] if alone[key] else 0.0
     buffers, posted, sent = [], [], []
     frames: list[tuple[int, ...]] = []
@@ -593,7 +616,7 @@ class _Walk:
     def _alone(self, position: int, slot: int, key: tuple[int, int]) -> Held:
         """A forward that nothing follows."""
         activation = self._found.activations[slot]
-        held = self._held(position, activation.course.unrecorded)
+        held = self._held(position, activation.course.unrecorded + activation.assembled)
         self._inputs.pop(key, None)
         return replace(held, after=self._total())
 
@@ -606,7 +629,9 @@ class _Walk:
         before, has_all = self._total(), key[0] in self._with_gradients
         if sign > 0:
             top = before + (course.unrecorded if activation.recompute else course.forward)
+            top += activation.assembled
             self._kept += activation.kept
+            self._inputs[key] = min(self._inputs[key], activation.inputs)
         elif sign == 0:
             rest = before - activation.saved
             is_later = key[0] in self._with_gradients or key[0] in self._early
