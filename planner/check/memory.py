@@ -327,7 +327,9 @@ class Account:
     def _inputs_left(self, number: int, microbatch: int) -> int:
         """Of the buffers of what was received for a forward, those that weight gradients need."""
         stage, received = self._stage(number, microbatch), self._received(Op.RECV_FORWARD, number, microbatch)
-        if stage.has_layouts or not stage.gradients:
+        if stage.has_layouts and stage.levels is not None:
+            return 0
+        if not stage.gradients:
             return received[0] + received[2]
         names, needed = {layer.name for layer in stage.layers}, dict[str, float]()
         for of_layer in stage.inputs_left:
@@ -394,9 +396,10 @@ class _Rises:
         self._under_way = _under_way(stage, graph) if stage.gradients else None
         if stage.levels is not None:
             names = {layer.name for layer in stage.layers}
-            theirs = [sum(size for maker, size in each.items() if maker not in names) for each in stage.gradients_left]
-            if self._under_way is None:
-                theirs = [0.0] * len(names)
+            theirs = [0.0] * len(names)
+            for place, each in enumerate(stage.gradients_left if self._under_way is not None else ()):
+                theirs[place] = sum(size for maker, size in each.items() if maker not in names)
+            if self._under_way is None and not stage.has_layouts:
                 self._seeds_left[0] = _seeds_left(stage, graph, self._seeds)
             elif self._seeds:
                 room = _still_there(seeds, sum(theirs)) / max(1.0, sum(theirs))

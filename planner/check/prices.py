@@ -157,9 +157,16 @@ class LaidOut:
         return sum(float(sums.held_bytes[0, member]) for sums in self._sums.values())
 
     def saved_bytes(self, member: int) -> list[float]:
-        """What each layer of a member saves for the backward, and what it received from its group."""
-        own = [float(self._costs[layer.name]["saved_bytes"][member]) for layer in self.layers]
-        return [saved + self._received(layer, member) for saved, layer in zip(own, self.layers, strict=True)]
+        """What each layer of a member saves for the backward, also of inputs that it reads whole or was sent."""
+        found = []
+        for layer, (samples, share) in zip(self.layers, self.parts(member), strict=True):
+            own = float(self._costs[layer.name]["saved_bytes"][member])
+            at, kind, inputs = self.prices.index[layer.name], self._kinds[member], 0.0
+            if not self.recompute:
+                read_share = float(self._shards[layer.name].read_share(0)[member])
+                inputs = self._book.levels.inputs_beyond(kind, at, samples, share, read_share)
+            found.append(own + max(inputs, self._received(layer, member)))
+        return found
 
     def made_bytes(self, member: int) -> list[float]:
         """Parameters of each layer that a member uses."""

@@ -10,17 +10,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.costs.layers.cost_table import SizeTable, layers_of, span
 from planner.costs.memory.levels import (
+    BACKWARD,
+    BACKWARD_INPUT,
     FORWARD,
     GRADIENTS_LEFT,
     INPUTS_SAVED,
     LEFT,
     OUTPUTS_SAVED,
+    WEIGHT,
     Array,
     Course,
     Flow,
@@ -148,7 +151,7 @@ def activation_of(
             return Activation(course, 0, sent_bytes, assembled=received.assembled)
         laid_out = None if placed.recompute else _laid_out(costs, placed, cost, member, seeds)
         if laid_out is not None:
-            inputs = received.whole, received.left(None), received.assembled
+            inputs = received.whole, 0, received.assembled
             return Activation(laid_out, laid_out.saved, sent_bytes, False, None, *inputs)
         parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes, cost.parameter_bytes)
         saved, again, workspace, parameters = (round(float(part[member])) for part in parts)
@@ -180,23 +183,27 @@ def activation_of(
 def _laid_out(
     costs: StageCosts, placed: StagePlacement, cost: StageCost, member: int, seeds: Received
 ) -> Course | None:
-    """Of layers with layouts of their own; None if no levels are known."""
+    """Of layers with layouts of their own; None if no levels are known.
+
+    The runtime makes their weight gradients with those of inputs, also where a backward comes in halves.
+    """
     kind, own = costs.kind(placed.ranks[member]), cost.by_layer
-    found = []
+    found, inputs = [], []
     for place, layer in enumerate(own.layers):
-        samples, share = float(own.samples[place, member]), float(own.share[place, member])
+        samples, share, read = (float(each[place, member]) for each in (own.samples, own.share, own.read_share))
         whole = float(costs.book.tables.at(kind, samples).workspace_bytes[layer])
         more = float(own.workspace[place, member]) - share * whole
         levels = costs.book.levels.of_part(kind, layer, samples, share, float(own.received[place, member]), more)
         if levels is None:
             return None
         found.append(levels)
+        inputs.append(costs.book.levels.inputs_beyond(kind, layer, samples, share, read))
     layers, by_layer = np.array(own.layers, dtype=np.int64), np.array(found).T
+    by_layer[BACKWARD_INPUT], by_layer[[WEIGHT, LEFT]] = by_layer[BACKWARD], 0.0
     flow = costs.book.levels.flow_of_parts(kind, own.samples[:, member], own.share[:, member], layers)
-    stays = _left_in_buffers(costs, layers, by_layer, seeds, flow)
-    saved = own.saved[:, member] + own.received[:, member]
-    defers = costs.book.tables.deferring(kind)[layers]
-    return course(saved, own.parameters[:, member], by_layer, seeds.total, defers, stays, flow)
+    saved = own.saved[:, member] + np.maximum(own.received[:, member], inputs)
+    defers = np.zeros(len(layers), dtype=np.bool_)
+    return course(saved, own.parameters[:, member], by_layer, seeds.total, defers, flow=flow)
 
 
 def _copies(costs: StageCosts, placed: StagePlacement) -> dict[int, int]:

@@ -155,6 +155,11 @@ class LevelTables:
         found[: WEIGHT + 1] += received + max(0.0, needs)
         return np.asarray(found)
 
+    def inputs_beyond(self, kind: str, layer: int, samples: float, share: float, read_share: float) -> float:
+        """What a part of a layer saves of others' values beyond its share, where it reads more of them than that."""
+        whole = self.at(kind, samples)
+        return 0.0 if whole is None else float(whole[INPUTS_SAVED, layer]) * max(0.0, read_share - share)
+
     def gradients_made(self, kind: str, samples: float) -> Pairs | None:
         """(maker, the last layer that is given it, bytes) of each gradient of values; None if that is not known."""
         pairs = self._pairs_at("gradients_made", kind, samples)
@@ -187,7 +192,7 @@ class LevelTables:
         return Flow(outside, after, left)
 
     def flow_of_parts(self, kind: str, samples: Array, share: Array, layers: Indices) -> Flow | None:
-        """As :meth:`flow`, where of each layer there is a share of what so many samples take."""
+        """As :meth:`flow`, where of each layer there is a share of what so many samples take, and nothing is left."""
         flows = {size: self.flow(kind, size, layers) for size in set(samples.tolist())}
         parts = [flows[size] for size in samples.tolist()]
         known = [(part, place) for place, part in enumerate(parts) if part is not None]
@@ -195,7 +200,7 @@ class LevelTables:
             return None
         outside = np.array([part.outside[place] for part, place in known]) * share
         after = np.array([part.after[place] for part, place in known]) * share
-        return Flow(outside, after, np.array([part.left[place] for part, place in known]) * share)
+        return Flow(outside, after, np.zeros_like(outside))
 
     def _measured(self, kind: str) -> tuple[Array, Array]:
         """Sizes at which all layers have levels, and these: ``[size, quantity, layer]``."""
