@@ -173,13 +173,16 @@ class Found:
 
 def measure(quick: bool) -> list[Row]:
     """All networks; ``--quick`` takes one."""
-    rows: list[Row] = []
-    found: dict[tuple[str, str], Found] = {}
-    for name, sets in (QUICK if quick else PLANS).items():
-        for label, one in _network(NETWORKS[name], sets):
-            found[name, label] = one
-            worst = max(one.errors, key=abs)
-            rows.append(Row(f"{name}, {label}: predicted / counted - 1, furthest rank", worst, "%"))
+    every = (QUICK if quick else PLANS).items()
+    return rows_of({(name, label): one for name, sets in every for label, one in _network(NETWORKS[name], sets)})
+
+
+def rows_of(found: Mapping[tuple[str, str], Found]) -> list[Row]:
+    """Of the plans, by network and name."""
+    rows = []
+    for (name, label), one in found.items():
+        worst = max(one.errors, key=abs)
+        rows.append(Row(f"{name}, {label}: predicted / counted - 1, furthest rank", worst, "%"))
     errors = [error for one in found.values() for error in one.errors]
     rows.append(Row("plans", len(found), ""))
     rows.append(at_most("mean absolute error of a rank", fmean(map(abs, errors)), "%", GOAL_PERCENT))

@@ -17,7 +17,6 @@ from planner.costs.communication.resharding import Crossing, crossing, exposed, 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.layers.token_slices import SliceTable
-from planner.costs.memory.levels import Pairs
 from planner.costs.shards.option import Option, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, pending_s, reduction_rate, sums_of
 from planner.costs.shards.shapes import SizedLayer
@@ -89,7 +88,7 @@ class LayerPrices:
         """The same of gradients that other layers' backward made."""
         return self._of_reader(self.book.levels.gradients_left(kind, samples), index)
 
-    def _of_reader(self, pairs: Pairs, index: int) -> dict[str, float]:
+    def _of_reader(self, pairs: tuple[Array, Array, Array], index: int) -> dict[str, float]:
         readers, makers, sizes = pairs
         return {self._names[makers[place]]: float(sizes[place]) for place in np.flatnonzero(readers == index)}
 
