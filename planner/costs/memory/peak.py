@@ -32,7 +32,8 @@ W.  What a rank holds depends on the order of its row alone, not on times.  Igno
 a model (interpreter, libraries), what libraries take without torch's allocator (oneDNN and MKL little), what passes
 between stages of one rank, and fragmentation.  Where layers have layouts of their own a rank holds its parts of their
 parameters, what its group sent it and what it reads and saves whole, each layer has its part's share of the whole one's
-levels, and I makes the gradients of weights as well; only where such a stage recomputes does every action need the workspace of the hungriest layer beyond all that is saved.
+levels, and I makes the gradients of weights as well; only where such a stage recomputes does every action need the
+workspace of the hungriest layer beyond all that is saved.
 """
 
 from __future__ import annotations
