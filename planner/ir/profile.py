@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from planner.ir.cluster import MEASURED, Cluster, Evidence
 from planner.ir.graph import Graph
@@ -79,9 +79,10 @@ class Levels:
 
     def scaled(self, times: float) -> Levels:
         """So many times as many bytes of everything."""
-        sizes = {name: round(times * getattr(self, name)) for name in LEVEL_NAMES}
-        pairs = {name: tuple((of, round(times * size)) for of, size in getattr(self, name)) for name in LEVEL_PAIRS}
-        return replace(self, **sizes, **pairs)
+        found: dict[str, Any] = {name: round(times * getattr(self, name)) for name in LEVEL_NAMES}
+        for name in LEVEL_PAIRS:
+            found[name] = tuple((layer, round(times * size)) for layer, size in getattr(self, name))
+        return replace(self, **found)
 
 
 LEVEL_NAMES = tuple(each.name for each in fields(Levels) if each.type == "int")
