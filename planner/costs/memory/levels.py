@@ -188,8 +188,9 @@ class LevelTables:
         outside, after = np.maximum(np.cumsum(changes, axis=1), 0.0)[:, layers]
         readers, makers, sizes = self.gradients_left(kind, samples)
         theirs = ~np.isin(makers, layers)
-        left = np.bincount(readers[theirs], sizes[theirs], len(self.outputs))[layers]
-        return Flow(outside, after, left)
+        left = np.zeros(len(self.outputs))
+        np.add.at(left, readers[theirs], sizes[theirs])
+        return Flow(outside, after, left[layers])
 
     def flow_of_parts(self, kind: str, samples: Array, share: Array, layers: Indices) -> Flow | None:
         """As :meth:`flow`, where of each layer there is a share of what so many samples take, and nothing is left."""

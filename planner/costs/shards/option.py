@@ -102,7 +102,8 @@ class Shards:
             read += volumes(of_option) * BYTES_PER_ELEMENT[spec.dtype]
             total += spec.num_bytes
         whole = total * self.samples[option] / self.sized.samples
-        return np.minimum(1.0, np.divide(read, whole, out=np.zeros_like(read), where=whole > 0))
+        found: Counts = np.minimum(1.0, np.divide(read, whole, out=np.zeros_like(read), where=whole > 0))
+        return found
 
 
 def shards_of(sized: SizedLayer, options: tuple[Option, ...]) -> Shards:
