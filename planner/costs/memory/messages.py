@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.costs.simulator.program import RECEIVE_STEP, SEND_STEP, CompiledProgram
-from planner.ir.program import Part, Program
+from planner.ir.program import Part, Program, num_joined
 
 ALONE_BYTES = 256 * 1024
 """From here a tensor is sent and received on its own, from where it lies (:mod:`runtime.transport.gloo`)."""
@@ -93,6 +93,17 @@ def buffer_bytes(payload: int, small: int, is_block: bool = False) -> int:
         return payload
     alone = payload - small
     return payload + min(alone // 8, SPARE_BYTES) + min(small, SPARE_BYTES)
+
+
+def joined(compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """By message that others travel with, those (:func:`planner.ir.program.num_joined`)."""
+    found: dict[int, tuple[int, ...]] = {}
+    for message, before in compiled.sent_before.items():
+        count = num_joined([transfer_bytes[compiled.messages[each][0]] for each in (*before, message)])
+        if count:
+            first = before[-count]
+            found[first] = (*found.get(first, ()), message)
+    return found
 
 
 def acknowledged(compiled: CompiledProgram) -> dict[int, tuple[int, ...]]:
