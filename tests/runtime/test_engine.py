@@ -9,11 +9,12 @@ import torch
 
 from planner.ir.errors import CorruptFileError, UnsupportedModelError, UsageError
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import Captured
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.memory import storage_bytes
 from runtime.transport import Hub, InProcessTransport
+from tests.captures import capture
 from tests.runtime.plans import (
     Trained,
     assert_equal,
