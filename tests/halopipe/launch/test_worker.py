@@ -59,6 +59,7 @@ def run(plan: Plan, **options: object) -> RunResult | None:
 
 
 def test_a_plan_of_three_processes_computes_what_one_device_does() -> None:
+    """Takes 6 s: the ranks and the one that does it alone each capture the network."""
     plan = plan_of(RESNET, [0.5], (4, 3, 3), ranks=[(0, 1), (2,)], shares=[(3, 1), (1,)])
     seen: list[RunProgress] = []
     options = RunOptions(steps=6, warmup=2, check_numerics=True, dtype="float64")
@@ -205,6 +206,7 @@ def test_ranks_that_torchrun_started_join_and_rank_0_has_the_result(script: Path
 def test_a_run_that_is_interrupted_or_killed_ends_its_workers_and_leaves_no_file(
     script: Path, nothing_left: Path, number: signal.Signals, code: int
 ) -> None:
+    """Takes 6 s: a new interpreter, which is what is killed, and a server of processes of its own, load torch."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([sys.executable, script, "100000"], env=environment, stderr=subprocess.DEVNULL)
     end_s = time.monotonic() + 60
