@@ -29,8 +29,8 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.pop("COLUMNS", None)  # of xdist, in which tables would be narrow
 
 # No deadline, since no test asserts a time; the same examples every time, since a red suite should stay red.
-settings.register_profile("all", deadline=None, derandomize=True)
-settings.register_profile("few", settings.get_profile("all"), max_examples=50)
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,7 +50,6 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     sampling.everything = config.getoption("--all-cases")
-    settings.load_profile("all" if sampling.everything else "few")
     if config.getoption("--write-costs"):
         config.pluginmanager.register(Costs())
 
@@ -125,7 +124,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def _settle() -> None:
     """What there is now stays (modules, tests, caches): whoever collects garbage later need not look at it again.
 
-    A pass over it took a third of a second, and forked ranks copied its pages.
+    A pass over it took more than a second, and forked ranks copied its pages.
     """
     gc.collect()
     gc.freeze()
