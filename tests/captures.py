@@ -20,17 +20,17 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from profiler.capture import graph
 from profiler.capture.graph import Captured
 from profiler.capture.graph import capture as capture_anew
 from profiler.capture.kinds import NO_RULES, Rules
-from profiler.measure import devices
 from profiler.source.model import LoadedModel
 
 
 @contextlib.contextmanager
 def shared() -> Iterator[None]:
     """Meanwhile ranks of this process, and runs on one device, get copies of one capture."""
-    with mock.patch.object(devices, "capture", capture):
+    with mock.patch.object(graph, "capture", capture):  # which ``capture_for`` calls
         yield
 
 
