@@ -32,7 +32,7 @@ from planner.costs.memory.levels import (
     plain_course,
 )
 from planner.costs.simulator.program import PREPARE_STEP, RECEIVE_STEP, REDUCE_STEP, SEND_STEP, CompiledProgram
-from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.action_costs import StageCosts, left_to_others
 from planner.costs.stages.placement import StagePlacement
 from planner.costs.stages.stage_cost import StageCost
 from planner.ir.cluster import SHARED_MEMORY
@@ -96,7 +96,8 @@ def activation_of(
     known = costs.book.levels.known
     senders = tuple(sorted(run for number in came for run in costs.stages[number].runs))
     made_bytes = 0 if on_chip else placed.parameter_bytes
-    key = (placed.runs, kind, samples, made_bytes, seeds, placed.sums_behind and placed.tied, senders)
+    slices = (placed.zero, len(placed.ranks), placed.tied) if costs.trains and placed.zero > 1 else ()
+    key = (placed.runs, kind, samples, made_bytes, seeds, placed.sums_behind and placed.tied, senders, slices)
     if key not in known:
         copies = _copies(costs, placed)
         found, unsaved = _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes)
@@ -153,6 +154,8 @@ def _course_of(
     """
     levels, copies = costs.book.levels.at(kind, samples), copies or {}
     if levels is None:
+        if costs.trains and placed.zero > 1 and made_bytes:
+            return _plain_in_slices(costs, placed, table, kind, samples), None
         hungriest = max((float(table.workspace_bytes[a:b].max()) for a, b in placed.runs if a < b), default=0.0)
         hungriest += max(copies.values(), default=0)
         left = costs.book.tables.left_bytes(kind, samples, placed.runs)
@@ -163,12 +166,55 @@ def _course_of(
     defers, own = costs.book.tables.deferring(kind)[layers], levels[:, layers]
     for layer, size in copies.items():
         own[BACKWARD : WEIGHT + 1, layers == layer] += size
+    if costs.trains and placed.zero > 1 and made_bytes:
+        made = _in_slices(costs, placed, layers, own, made)
+        made_bytes = kept_gradients(placed)
     stays = _seeds_left(costs, layers, own, seeds)
     there = np.minimum(_in_buffers(costs, layers, own, samples, senders), saved_by)
     own[FORWARD] -= there
     own[LEFT] -= np.clip(own[LEFT] - own[GRADIENTS_LEFT] - (saved_by - there), 0.0, there)  # so much at least is of it
     found = course(saved_by - there, _gradients(made_bytes, made), own, seeds, defers, stays)
+    if costs.trains and placed.zero > 1:  # later ones find the slices there, and add to them
+        later = course(saved_by - there, np.zeros_like(made), own, seeds, defers, stays)
+        found = replace(found, backward_later=later.backward_later)
     return found, _unsaved(costs, layers, saved_by, levels, samples)
+
+
+def _in_slices(costs: StageCosts, placed: StagePlacement, layers: Indices, levels: Array, made: Array) -> Array:
+    """Gradients that stay, by layer, of a stage whose ranks keep slices of them; ``levels`` get what is there beside.
+
+    That is what a layer finds of the bucket's gradients while these are made, what putting them together takes when
+    the last of them is there, and with ZeRO-3 the parameters of the buckets that it uses, whole.
+    """
+    share = 1 / len(placed.ranks)
+    kept = made.copy()
+    for bucket in costs.book.buckets(placed.runs, placed.tied):
+        used = (bucket.first_layer <= layers) & (layers <= bucket.last_layer)
+        if placed.zero > 2:
+            levels[: WEIGHT + 1, used] += bucket.num_bytes
+        for layer, size in bucket.by_layer:
+            levels[BACKWARD, used & (layers <= layer)] += size
+            kept[layers == layer] -= size
+        levels[BACKWARD, layers == bucket.first_layer] += bucket.copied_bytes
+        kept[layers == bucket.first_layer] += share * bucket.num_bytes
+    return np.maximum(kept, 0.0)
+
+
+def _plain_in_slices(costs: StageCosts, placed: StagePlacement, table: SizeTable, kind: str, samples: float) -> Course:
+    """The same where no levels of layers are known."""
+    hungriest = max((float(table.workspace_bytes[a:b].max()) for a, b in placed.runs if a < b), default=0.0)
+    found = costs.book.buckets(placed.runs, placed.tied)
+    gathered = max((bucket.num_bytes for bucket in found), default=0) if placed.zero > 2 else 0
+    making = max((bucket.num_bytes + bucket.copied_bytes for bucket in found), default=0)
+    left = costs.book.tables.left_bytes(kind, samples, placed.runs)
+    plain = plain_course(span(table.saved_bytes, placed.runs), left, kept_gradients(placed), hungriest + gathered)
+    first, later = plain.backward_first + making, plain.backward_later + making
+    return replace(plain, backward_first=first, backward_later=later)
+
+
+def kept_gradients(placed: StagePlacement) -> int:
+    """Bytes of gradients that a rank of a stage keeps between passes, of parameters that it has whole or in slices."""
+    return placed.parameter_bytes - (left_to_others(placed) if placed.zero > 1 else 0)
 
 
 def _in_buffers(costs: StageCosts, layers: Indices, levels: Array, samples: float, senders: Sequence[Run]) -> Array:
@@ -303,6 +349,8 @@ def activations(
             own = stage.parameter_bytes
             if stage.once is not None:
                 own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
+            elif costs.trains:
+                own = kept_gradients(stage)
             gradients[rank, number] = own if compiled.trains[rank] and not costs.on_chip_bytes(rank) else 0
             update[rank, number] = round(needs * _largest_parameter(costs, stage))
             reduction[rank, number] = _put_together(costs, stage, own)
@@ -323,7 +371,7 @@ def activations(
 
 def _put_together(costs: StageCosts, stage: StagePlacement, own: int) -> int:
     """What a sum of gradients needs besides when nothing of it has begun in the backward, of ``own`` bytes in all."""
-    if len(stage.ranks) < 2:
+    if len(stage.ranks) < 2 or stage.zero > 1:
         return 0
     if not stage.sums_behind:
         return min(BUCKET_BYTES, own)
