@@ -370,7 +370,7 @@ class _Rises:
         for place, size in buckets if len(buckets) > 1 else ():
             self._copied[place] += size
         self._made = _made(stage, graph)
-        self._whole, self._making = [0.0] * len(stage.layers), [0.0] * len(stage.layers)
+        self._whole, self._making, self._together = ([0.0] * len(stage.layers) for _ in range(3))
         self._bucket_bytes = self._bucket_needs = 0
         if stage.zero > 1 and not stage.on_chip:
             self._follow_buckets(graph)
@@ -385,7 +385,8 @@ class _Rises:
         buckets = buckets_of(stage.layers, graph, stage.tied)
         bytes_of = [sum(sizes[name] for name in names) for names in buckets]
         self._bucket_bytes = max(bytes_of, default=0)
-        self._bucket_needs = max((b * (1 + (len(n) > 1)) for b, n in zip(bytes_of, buckets, strict=True)), default=0)
+        copies = [1 + (len(names) > 1 and stage.zero < 3) for names in buckets]
+        self._bucket_needs = max((size * times for size, times in zip(bytes_of, copies, strict=True)), default=0)
         for names in buckets:
             users = {n: [p for p, layer in enumerate(stage.layers) if n in layer.parameters] for n in names}
             first, last = min(map(min, users.values())), max(map(max, users.values()))
@@ -393,7 +394,8 @@ class _Rises:
             for place in range(first, last + 1):
                 self._whole[place] += total if stage.zero > 2 else 0
                 self._making[place] += sum(sizes[name] for name in names if users[name][0] >= place)
-            self._making[first] += total if len(names) > 1 else 0
+            if len(names) > 1 and stage.zero < 3:  # with ZeRO-3 its parameters went before
+                self._together[first] = max(self._together[first], total)
             if stage.levels is not None:
                 for name in names:
                     self._made[users[name][0]] -= sizes[name]
@@ -401,6 +403,7 @@ class _Rises:
         if stage.levels is None:
             self._made = [stage.gradient_bytes, *[0.0] * (len(stage.layers) - 1)]
         self._made = [max(0.0, size) for size in self._made]
+        self._making = [a + b for a, b in zip(self._making, self._together, strict=True)]
 
     def forward(self) -> float:
         """While forward runs and keeps what it saves."""

@@ -187,7 +187,7 @@ def _in_slices(costs: StageCosts, placed: StagePlacement, layers: Indices, level
     the last of them is there, and with ZeRO-3 the parameters of the buckets that it uses, whole.
     """
     share = 1 / len(placed.ranks)
-    kept = made.copy()
+    kept, copied = made.copy(), np.zeros_like(made)
     for bucket in costs.book.buckets(placed.runs, placed.tied):
         used = (bucket.first_layer <= layers) & (layers <= bucket.last_layer)
         if placed.zero > 2:
@@ -195,8 +195,10 @@ def _in_slices(costs: StageCosts, placed: StagePlacement, layers: Indices, level
         for layer, size in bucket.by_layer:
             levels[BACKWARD, used & (layers <= layer)] += size
             kept[layers == layer] -= size
-        levels[BACKWARD, layers == bucket.first_layer] += bucket.copied_bytes
+        ends = layers == bucket.first_layer
+        copied[ends] = np.maximum(copied[ends], bucket.copied_bytes * (placed.zero < 3))  # else it went before
         kept[layers == bucket.first_layer] += share * bucket.num_bytes
+    levels[BACKWARD] += copied
     return np.maximum(kept, 0.0)
 
 
@@ -205,7 +207,7 @@ def _plain_in_slices(costs: StageCosts, placed: StagePlacement, table: SizeTable
     hungriest = max((float(table.workspace_bytes[a:b].max()) for a, b in placed.runs if a < b), default=0.0)
     found = costs.book.buckets(placed.runs, placed.tied)
     gathered = max((bucket.num_bytes for bucket in found), default=0) if placed.zero > 2 else 0
-    making = max((bucket.num_bytes + bucket.copied_bytes for bucket in found), default=0)
+    making = max((bucket.num_bytes + bucket.copied_bytes * (placed.zero < 3) for bucket in found), default=0)
     left = costs.book.tables.left_bytes(kind, samples, placed.runs)
     plain = plain_course(span(table.saved_bytes, placed.runs), left, kept_gradients(placed), hungriest + gathered)
     first, later = plain.backward_first + making, plain.backward_later + making
