@@ -38,6 +38,7 @@ from runtime.optim.finishing import Finishing, check_finishing
 from runtime.optim.optimizer import MakeScheduler
 from runtime.optim.optimizer_state import StateSource, load_state
 from runtime.optim.pass_shards import PassShards
+from runtime.optim.sharding import ParameterSlice
 from runtime.optim.whole_state import Given, pieces_of, whole_of
 from runtime.pipeline.executor import Asking, Context, Executor, RowTrace, StepEnvironment, StopBeforeStepError
 from runtime.pipeline.messages import Piece
@@ -433,8 +434,7 @@ class Engine:
         for name, tensor in self._state.items():
             if name in self._sliced:
                 shards, parameter = self._sliced[name]
-                whole = state[name].reshape(-1)
-                shards.load(parameter, lambda part, whole=whole: whole[part.start : part.stop])
+                shards.load(parameter, partial(_slice_of, state[name].reshape(-1)))
                 continue
             part = self._parts.get(name)
             place = () if part is None else tuple(slice(each.start, each.stop) for each in part.box)
@@ -615,6 +615,10 @@ def _forward_only(binding: Binding) -> Binding:
     """The same, without what training adds; it ends if the whole did, since what is left waits for less."""
     rows = tuple(tuple(_at_newest(a) for a in row if a.op in FORWARD_PASS) for row in binding.program.rows)
     return replace(binding, program=replace(binding.program, rows=rows))
+
+
+def _slice_of(flat: Tensor, part: ParameterSlice) -> Tensor:
+    return flat[part.start : part.stop]
 
 
 def _at_newest(action: Action) -> Action:

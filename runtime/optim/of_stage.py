@@ -134,7 +134,7 @@ def updates_of(
     tie_of = {name: tie for tie in ties if rank in tie.ranks for name in tie.names if name in parameters}
     own = {name: parameter for name, parameter in parameters.items() if name not in tie_of}
     reduction: GradientBuckets | ShardedParameters | None = None
-    shards = None
+    shards: ShardedParameters | None = None
     if zero and len(ranks) > 1:
         scatter = partial(transport.reduce_scatter, ranks=ranks, deadline_s=deadline_s)
         gather = partial(transport.all_gather, ranks=ranks, deadline_s=deadline_s)
