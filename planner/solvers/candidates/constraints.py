@@ -26,8 +26,6 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.costs.shards.device_mesh import AXES
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.constraints import (
     DEVICE,
     FAMILIES,
@@ -50,6 +48,7 @@ from planner.ir.errors import InfeasibleError, operator_of, remedies
 from planner.ir.graph import producer
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem, Rule
 from planner.layers import check_samples_apart
+from planner.layers.sized import AXES, SizedLayer
 
 Flags = NDArray[np.bool_]
 Counts = NDArray[np.int64]

@@ -11,19 +11,12 @@ from itertools import combinations, pairwise, product
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import off_chip
 from planner.ir.graph import Graph, producer
+from planner.ir.layout import parts_of, samples_of
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Optimizer
 from planner.layers import throughout_sites
 from planner.schedules import traits
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    group_shares,
-    parts_of,
-    samples_of,
-    schedule_names,
-    site_shares,
-    split_batch,
-)
+from planner.solvers.candidates.candidate import Candidate, group_shares, schedule_names, site_shares, split_batch
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from tests.planner.factories import chain_profile
 
