@@ -219,8 +219,8 @@ def plan(
             again, up to three rounds.  Give the profile by its file: what was measured is written back to it.
         memory: most that a plan may use on any device: bytes, or text such as ``2GiB``; 0: what the device has.
         asked: ``global_batch``, ``micro_batch``, ``schedules``, ``num_ranks``, ``max_stages``, ``gap``,
-            ``time_limit_s``, ``objective``, ``allow``, ``recompute``, ``shard``, ``fix``, ``forbid``, ``calibration``:
-            see :func:`halopipe.planning.problem.make_problem`.
+            ``time_limit_s``, ``objective``, ``allow``, ``recompute``, ``shard``, ``zero``, ``fix``, ``forbid``,
+            ``calibration``: see :func:`halopipe.planning.problem.make_problem`.
 
     Raises:
         InfeasibleError: no plan fits; the text names what binds and what would fit.

@@ -25,6 +25,7 @@ from runtime.checkpoint.state import RankState
 from runtime.checkpoint.training_state import (
     load_rank_state,
     named_parts,
+    named_slices,
     named_state,
     rank_state,
     speakers,
@@ -36,6 +37,8 @@ from runtime.numerics.guard import Guard, Ran
 from runtime.optim.finishing import Finishing, check_finishing
 from runtime.optim.optimizer import MakeScheduler
 from runtime.optim.optimizer_state import StateSource, load_state
+from runtime.optim.pass_shards import PassShards
+from runtime.optim.sharding import ParameterSlice
 from runtime.optim.whole_state import Given, pieces_of, whole_of
 from runtime.pipeline.executor import Asking, Context, Executor, RowTrace, StepEnvironment, StopBeforeStepError
 from runtime.pipeline.messages import Piece
@@ -212,6 +215,7 @@ class Engine:
         self._statistics = statistics_of(module, model, self._residents) if answers else frozenset()
         self._read = reads_of(decision, model, self._residents) if answers else ()
         self._parts = named_parts(self._residents, self._state)
+        self._sliced = named_slices(self._residents, self._state)
         self._speaks = speakers(model, decision)
         self._unread = unread_state(model, module, self._speaks)
         self._inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
@@ -391,10 +395,21 @@ class Engine:
 
         Where the ranks of a stage have parts of them, all of them have to call this together.
         """
+        whole = {id(shards): shards.values() for shards in self._gathered()}
         return {
-            name: gathered(tensor.detach(), self._parts.get(name), self._transport, self._around.deadline_s)
+            name: whole[id(self._sliced[name][0])][self._sliced[name][1]]
+            if name in self._sliced
+            else gathered(tensor.detach(), self._parts.get(name), self._transport, self._around.deadline_s)
             for name, tensor in self._state.items()
         }
+
+    def unshard(self) -> None:
+        """The module's parameters are whole until the next step; all ranks call this together.
+
+        Without effect but where ranks have them in slices between passes.
+        """
+        for shards in self._gathered():
+            shards.unshard()
 
     def whole_state_dict(self) -> dict[str, Tensor]:
         """Those of all stages, on every rank, as copies on the processor; all ranks call this together."""
@@ -425,6 +440,10 @@ class Engine:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes this rank's part of ``state``, which has all parameters and buffers of the model."""
         for name, tensor in self._state.items():
+            if name in self._sliced:
+                shards, parameter = self._sliced[name]
+                shards.load(parameter, partial(_slice_of, state[name].reshape(-1)))
+                continue
             part = self._parts.get(name)
             place = () if part is None else tuple(slice(each.start, each.stop) for each in part.box)
             tensor.copy_(state[name][place])
@@ -465,7 +484,11 @@ class Engine:
         """What stays between steps, but gradients: parameters, buffers and the optimisers' state."""
         held: list[Tensor] = []
         for resident in self._residents.values():
-            held += [*resident.parameters.values(), *resident.buffers.values()]
+            shards = resident.gathered
+            names = () if shards is None else shards.names
+            held += [each for name, each in resident.parameters.items() if name not in names]
+            held += [] if shards is None else [part.view for part in shards.slices.values()]
+            held += resident.buffers.values()
             states = resident.optimizer.state.values() if resident.optimizer is not None else ()
             held += [value for state in states for value in state.values() if isinstance(value, Tensor)]
         return held
@@ -490,6 +513,9 @@ class Engine:
     def close(self) -> None:
         """Leave the transport."""
         self._transport.close()
+
+    def _gathered(self) -> list[PassShards]:
+        return [shards for resident in self._residents.values() if (shards := resident.gathered) is not None]
 
     def _where(self, rank: int, layer: str) -> str:
         placement = self._decision.layers.get(layer)
@@ -597,6 +623,10 @@ def _forward_only(binding: Binding) -> Binding:
     """The same, without what training adds; it ends if the whole did, since what is left waits for less."""
     rows = tuple(tuple(_at_newest(a) for a in row if a.op in FORWARD_PASS) for row in binding.program.rows)
     return replace(binding, program=replace(binding.program, rows=rows))
+
+
+def _slice_of(flat: Tensor, part: ParameterSlice) -> Tensor:
+    return flat[part.start : part.stop]
 
 
 def _at_newest(action: Action) -> Action:

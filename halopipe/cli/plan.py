@@ -74,6 +74,15 @@ def plan(
             rich_help_panel=_SPACE,
         ),
     ] = "never",
+    zero: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=3,
+            help="What --shard divides: 1 the optimiser's state, 2 gradients too, 3 parameters too.",
+            rich_help_panel=_SPACE,
+        ),
+    ] = 1,
     allow: Annotated[
         str,
         typer.Option(
@@ -209,6 +218,7 @@ def plan(
                 "--forbid": forbid,
                 "--recompute": recompute != "never",
                 "--shard": shard != "never",
+                "--zero": zero != 1,
                 "--allow": allow != "sample",
                 "--objective": objective != "throughput",
                 "--solver": solver != "best-first",
@@ -242,6 +252,7 @@ def plan(
             allow=units.names_in(allow),
             recompute=recompute,
             shard=shard,
+            zero=zero,
             halo_depth=halo_depth,
             fix=fix or (),
             forbid=forbid or (),

@@ -12,7 +12,7 @@ from halopipe.terminal import tables as text
 from halopipe.terminal import units
 from planner.export.rows import PlanRow, in_flight, layout_text, plan_rows
 from planner.ir.plan import Decision, Plan
-from planner.ir.problem import DEFAULT_CONFIDENCE
+from planner.ir.problem import DEFAULT_CONFIDENCE, DIVIDED
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
@@ -157,15 +157,15 @@ def _stage_changes(a: Decision, b: Decision) -> list[str]:
         if stage.devices not in before:
             where = f"stage {number} on {' and '.join(stage.devices)}"
             lines += [f"{where}: computes activations again"] if stage.recompute else []
-            lines += [f"{where}: its ranks divide the optimiser's state"] if stage.sharded else []
+            lines += [f"{where}: its ranks divide {DIVIDED[stage.level]}"] if stage.sharded else []
             continue
         other = before[stage.devices]
         where = f"stage {number} on {' and '.join(stage.devices)}"
         if stage.recompute != a.stages[other].recompute:
             again = "computes activations again" if stage.recompute else "keeps its activations"
             lines.append(f"{where}: {again}")
-        if stage.sharded != a.stages[other].sharded:
-            divided = "divide the optimiser's state" if stage.sharded else "keep the optimiser's state whole"
+        if stage.level != a.stages[other].level:
+            divided = f"divide {DIVIDED[stage.level]}" if stage.sharded else "keep the optimiser's state whole"
             lines.append(f"{where}: its ranks {divided}")
         here, there = in_flight(b, number), in_flight(a, other)
         if here != there and number == other:  # elsewhere in the pipeline it follows from the place

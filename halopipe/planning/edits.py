@@ -1,6 +1,7 @@
 """Changes to a problem as people write them: ``stages=4,schedule=gpipe``, ``n1/gpu0.memory=32GiB``, ``devices=8``.
 
-schedule= micro-batch= ranks= stages= dp= recompute= shard= allow= objective= rate= memory= global-batch= gap= solver=
+schedule= micro-batch= ranks= stages= dp= recompute= shard= zero= allow= objective= rate= memory= global-batch= gap=
+solver=
     what a plan must be, or is asked for; stages and dp are exact, memory is the most on any device
 token-slices=256+192+64
     how sequences are to be cut
@@ -33,7 +34,7 @@ from halopipe.terminal.units import names_in, parse_pair, parse_sum, require_kno
 from planner.catalogue.reading import BYTES, BYTES_PER_S, SECONDS, parse_quantity
 from planner.ir.cluster import DATASHEET, Cluster, Collective, DeviceSpec, Link
 from planner.ir.errors import RankCountError, UnknownNameError, UsageError
-from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD, TIME_DIMS, Problem, Rule
+from planner.ir.problem import ALWAYS, NEVER, OBJECTIVES, RECOMPUTE, SHARD, TIME_DIMS, ZERO, Problem, Rule
 from planner.ir.validation import MOST_DEVICES
 
 Points = tuple[tuple[int, float], ...]
@@ -315,6 +316,12 @@ def _shard(problem: Problem, value: str) -> Problem:
     return replace(problem, shard=value)
 
 
+def _zero(problem: Problem, value: str) -> Problem:
+    level = _integer("zero", value)
+    require_known("level of ZeRO", [str(level)], [str(each) for each in ZERO])
+    return replace(problem, zero=level, shard=ALWAYS if problem.shard == NEVER else problem.shard)
+
+
 def _allow(problem: Problem, value: str) -> Problem:
     families = value.split("+")
     require_known("family of dims", families, problems.FAMILIES)
@@ -377,6 +384,7 @@ _CHANGES: Mapping[str, Callable[[Problem, str], Problem]] = {
     "dp": _replicas,
     "recompute": _recompute,
     "shard": _shard,
+    "zero": _zero,
     "allow": _allow,
     "objective": _objective,
     "rate": lambda problem, value: replace(problem, rate_per_s=_number("rate", value)),

@@ -27,6 +27,7 @@ from planner.ir.problem import (
     SPATIAL_DIMS,
     THROUGHPUT,
     TIME_DIMS,
+    ZERO,
     Problem,
     Rule,
 )
@@ -59,6 +60,7 @@ class Asked(TypedDict, total=False):
     forbid: Sequence[str | Rule]
     without: Sequence[str]
     token_slices: Sequence[int]
+    zero: int
     calibration: bool
     confidence: float
 
@@ -86,6 +88,7 @@ def make_problem(
     token_slices: Sequence[int] = (),
     calibration: bool = True,
     confidence: float = DEFAULT_CONFIDENCE,
+    zero: int = 1,
 ) -> Problem:
     """What a solver is asked.
 
@@ -109,6 +112,7 @@ def make_problem(
         calibration: whether what runs of plans showed corrects the profile's costs.
         confidence: from 0 to below 1: of plans of which none is the faster with this probability, the simplest is
             taken (:mod:`planner.costs.ties`); 0: the fastest at the mean.
+        zero: what ranks divide where ``shard`` has them: 1 the optimiser's state, 2 gradients too, 3 parameters too.
 
     Raises:
         UsageError, UnknownNameError, RankCountError: what is asked for does not exist or cannot be meant.
@@ -132,6 +136,12 @@ def make_problem(
     require_known("family of dims", allow, FAMILIES)
     require_known("way to recompute", [recompute], RECOMPUTE)
     require_known("way to shard", [shard], SHARD)
+    if zero not in ZERO or (zero > 1 and shard == NEVER):
+        raise UsageError(
+            f"--zero is {zero}, --shard {shard}",
+            ["what ranks divide: 1 the optimiser's state, 2 gradients too, 3 parameters too", "--shard never: nothing"],
+            [f"--shard always --zero {zero if zero in ZERO else 2}", "--shard auto"],
+        )
     out = dict.fromkeys(devices_named(without, profile.cluster), 0.0)
     left = profile.standing(out)
     _require_ranks(left, num_ranks)
@@ -170,6 +180,7 @@ def make_problem(
         forbid=rules_of(forbid, profile),
         confidence=confidence,
         token_slices=tuple(token_slices),
+        zero=zero,
     )
     return standing(problem, out) if out else problem
 
@@ -189,6 +200,7 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
         halo_depth=max([asked.halo_depth, *(placement.margin for placement in decision.layers.values())]),
         recompute=AUTO if again else asked.recompute,
         shard=AUTO if asked.shard == NEVER and any(stage.sharded for stage in decision.stages) else asked.shard,
+        zero=max([asked.zero, *(stage.level for stage in decision.stages)]),
     )
 
 

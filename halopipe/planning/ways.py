@@ -227,6 +227,7 @@ def plan_by(
         allow=["sample", "channel"] if ways.tensor > 1 else ["sample"],
         recompute="always" if ways.recompute is Recompute.FULL else "never",
         shard="always" if ways.zero else "never",
+        zero=max(1, ways.zero),
     )
     groups = groups_of(ways)
     candidate = Candidate(

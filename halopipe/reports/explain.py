@@ -251,7 +251,7 @@ def stage_table(rows: tuple[StageRow, ...]) -> tuple[list[str], list[list[str]]]
             row.last_layer,
             str(row.in_flight),
             *(["yes" if row.recompute else "no"] if again else []),
-            *(["divided" if row.sharded else "whole"] if divided else []),
+            *(["divided" + f" (ZeRO-{row.zero})" * (row.zero > 1) if row.sharded else "whole"] if divided else []),
         ]
         if known:
             sends = [f"{units.size(h.forward_bytes)} to stage {h.dst}" for h in row.sends or ()]

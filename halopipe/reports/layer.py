@@ -14,7 +14,7 @@ from planner.ir.box import Box
 from planner.ir.constraints import FAMILIES
 from planner.ir.graph import producer
 from planner.ir.plan import Decision, Plan
-from planner.ir.problem import Problem
+from planner.ir.problem import DIVIDED, Problem
 from planner.ir.profile import Profile
 from planner.ir.schedule import Op
 from planner.layers.receptive_field import ReceptiveField
@@ -44,7 +44,7 @@ def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
     if stage.recompute:
         lines.append("  its activations are computed again before the backward")
     if stage.sharded:
-        lines.append(f"  its {len(stage.ranks)} ranks divide the optimiser's state among them")
+        lines.append(f"  its {len(stage.ranks)} ranks divide {DIVIDED[stage.level]} among them")
     if profile is None:
         return "\n".join([*lines, "  what it costs is in the profile: add --profile profile.json"])
     layer = profile.graph.by_name()[name]

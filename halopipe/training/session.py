@@ -380,6 +380,7 @@ class Execution:
         """
         self._require_updated()
         of_loss = {name: value for name, value in state.items() if name.startswith(LOSS_PREFIX)}
+        self._engine.unshard()
         try:
             self.model.load_state_dict({name: value for name, value in state.items() if name not in of_loss})
         except RuntimeError as error:  # names and shapes
@@ -416,9 +417,9 @@ class Execution:
     @property
     def module(self) -> nn.Module:
         """The user's module with all that is trained by now, on every rank; all ranks ask for it together."""
-        self.model.load_state_dict(
-            {name: value for name, value in self.state_dict().items() if not name.startswith(LOSS_PREFIX)}
-        )
+        found = self.state_dict()
+        self._engine.unshard()
+        self.model.load_state_dict({name: value for name, value in found.items() if not name.startswith(LOSS_PREFIX)})
         return self.model
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ layer saves and needs is a price, and given.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.ir.cluster import SHARED_MEMORY
@@ -50,6 +50,7 @@ class Holding:
         tied: parameters that other stages use too.
         sums_behind: whether gradients are summed over ranks while the last backward runs.
         on_chip: whether parameters, gradients and the optimiser's state lie in a memory beside this one.
+        zero: from 2 on each of ``slices`` ranks keeps its slices of gradients between passes, with 3 of parameters.
     """
 
     layers: Sequence[Layer]
@@ -74,6 +75,13 @@ class Holding:
     on_chip: bool = False
     recompute: bool
     has_layouts: bool = False
+    zero: int = 0
+    slices: int = 1
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What is kept of gradients from one backward to the next."""
+        return 0 if self.on_chip else self.parameter_bytes - (self.elsewhere if self.zero > 1 else 0)
 
 
 _Received = tuple[int, int, int, int, int]
@@ -148,6 +156,7 @@ class Account:
         weights += sum(one.parameter_bytes for one in held if one.has_layouts)
         with_state = weights - sum(one.elsewhere for one in held) if self._trains else 0
         state = round(with_state * self._profile.optimizer.state_bytes_per_parameter_byte)
+        weights -= sum(one.elsewhere for one in held if one.zero > 2)
         if any(one.on_chip for one in held):
             weights = state = 0
         for stage, one in zip(mine, held, strict=True):  # older versions, that micro-batches under way still need
@@ -194,7 +203,7 @@ class Account:
                 now.prepared += 0 if self._is_prepared else self._stage(action.stage, action.microbatch or 0).prepared
             elif action.op is Op.REDUCE_GRAD:
                 one, several = self._stage(action.stage, 0), len(self._program.ranks[action.stage]) > 1
-                summed = min(_BUCKET, one.parameter_bytes) if several else 0
+                summed = min(_BUCKET, one.parameter_bytes) if several and one.zero < 2 else 0
                 if one.sums_behind:
                     buckets = _buckets(one, self._profile.graph)
                     summed = buckets[0][1] if len(buckets) == 1 else 0
@@ -251,7 +260,7 @@ class Account:
             top = before - saved + max(rises.backward(), rises.forward() if stage.recompute else 0.0)
         now.kept.pop(key)
         now.inputs.pop(key, None)
-        now.gradients[action.stage] = 0 if stage.on_chip else stage.parameter_bytes
+        now.gradients[action.stage] = stage.gradient_bytes
         return top
 
     def _rises(self, stage: Holding, seeds: _Received, first: bool, sums: bool, there: tuple[float, ...]) -> _Rises:
@@ -437,28 +446,62 @@ class _Rises:
         for place, size in buckets if len(buckets) > 1 else ():
             self._copied[place] = max(size, self._copied[place])
         self._made = _made(stage, graph)
+        self._whole, self._making, self._together = ([0.0] * len(stage.layers) for _ in range(3))
+        self._bucket_bytes = self._bucket_needs = 0
+        if stage.zero > 1 and not stage.on_chip:
+            self._follow_buckets(graph)
         defers = stage.defers or (True,) * len(self._made)
         self._early = [0.0 if later else size for later, size in zip(defers, self._made, strict=True)]
         self._late = [size - early for size, early in zip(self._made, self._early, strict=True)]
         self.early = round(sum(self._early))
 
+    def _follow_buckets(self, graph: Graph) -> None:
+        """Where buckets of parameters are whole, where gradients of theirs are made, and what stays of these."""
+        stage, sizes = self._stage, {name: spec.num_bytes for name, spec in graph.parameters.items()}
+        buckets = buckets_of(stage.layers, graph, stage.tied)
+        bytes_of = [sum(sizes[name] for name in names) for names in buckets]
+        self._bucket_bytes = max(bytes_of, default=0)
+        copies = [1 + (len(names) > 1 and stage.zero < 3) for names in buckets]
+        self._bucket_needs = max((size * times for size, times in zip(bytes_of, copies, strict=True)), default=0)
+        for names in buckets:
+            users = {n: [p for p, layer in enumerate(stage.layers) if n in layer.parameters] for n in names}
+            first, last = min(map(min, users.values())), max(map(max, users.values()))
+            total = sum(sizes[name] for name in names)
+            for place in range(first, last + 1):
+                self._whole[place] += total if stage.zero > 2 else 0
+                self._making[place] += sum(sizes[name] for name in names if users[name][0] >= place)
+            if len(names) > 1 and stage.zero < 3:  # with ZeRO-3 its parameters went before
+                self._together[first] = max(self._together[first], total)
+            if stage.levels is not None:
+                for name in names:
+                    self._made[users[name][0]] -= sizes[name]
+                self._made[first] += total / stage.slices
+        if stage.levels is None:
+            self._made = [stage.gradient_bytes, *[0.0] * (len(stage.layers) - 1)]
+        self._made = [max(0.0, size) for size in self._made]
+        self._making = [a + b for a, b in zip(self._making, self._together, strict=True)]
+
     def forward(self) -> float:
         """While forward runs and keeps what it saves."""
         if self._stage.levels is None:
-            return self.saved + round(self._stage.workspace)
+            return self.saved + round(self._stage.workspace + self._most_of_a_bucket)
         below = most = 0.0
-        for saved, levels in zip(self._saved, self._levels, strict=True):
-            most = max(most, below + levels[0])
+        for saved, levels, whole in zip(self._saved, self._levels, self._whole, strict=True):
+            most = max(most, below + levels[0] + whole)
             below += saved
         return round(most)
+
+    @property
+    def _most_of_a_bucket(self) -> float:
+        return self._bucket_bytes if self._stage.zero > 2 else 0
 
     def unrecorded(self) -> float:
         """While forward runs and keeps nothing."""
         if self._stage.levels is None:
-            return self.saved + round(self._stage.workspace)
+            return self.saved + round(self._stage.workspace + self._most_of_a_bucket)
         before = most = 0.0
-        for saved, levels in zip(self._saved, self._levels, strict=True):
-            most = max(most, before + levels[0])
+        for saved, levels, whole in zip(self._saved, self._levels, self._whole, strict=True):
+            most = max(most, before + levels[0] + whole)
             before = saved
         return round(most)
 
@@ -466,8 +509,9 @@ class _Rises:
         """While a whole backward runs."""
         if self._stage.levels is None:
             again = round(self._stage.again)
-            needs = round(self._stage.workspace + max(self._copied, default=0))
-            return self.saved + again + needs + (self._all_made if self._first else 0)
+            needs = round(self._stage.workspace + max(self._copied, default=0) + self._most_of_a_bucket)
+            making = self._bucket_needs if self._stage.zero > 1 else 0
+            return self.saved + again + needs + making + (self._all_made if self._first else 0)
         return self._down(1, self._saved, self._made)
 
     def halved(self) -> float:
@@ -494,9 +538,10 @@ class _Rises:
         levels = self._levels
         there, made, left, most = sum(held), 0.0, 0.0, 0.0
         for place in reversed(range(len(held))):
-            made = made + makes[place] if self._first else makes[place]
+            made = made + makes[place] if self._first else 0.0 if self._stage.zero > 1 else makes[place]
             level = levels[place][which] + (0.0 if which == 3 else self._given(place, levels[place][which]))
-            most = max(most, there + level + made + left)
+            sliced = self._whole[place] + (self._making[place] if which == 1 else 0.0)
+            most = max(most, there + level + made + left + sliced)
             if self._copied[place] and which != 2:
                 most = max(most, there - held[place] + made + self._beside_bucket(which, place, level))
             there -= held[place]
@@ -556,22 +601,25 @@ def _seeds_left(stage: Holding, graph: Graph, seeds: int) -> float:
 
 def _buckets(stage: Holding, graph: Graph) -> list[tuple[int, int]]:
     """Of each bucket of gradients: its earliest layer in the stage, and its bytes if they have to be put together."""
-    earliest: dict[str, int] = {}
-    for place, layer in enumerate(stage.layers):
-        for name in layer.parameters:
-            if name not in stage.tied:
-                earliest.setdefault(name, place)
+    found = buckets_of(stage.layers, graph, stage.tied)
+    earliest = {name: place for place, layer in reversed([*enumerate(stage.layers)]) for name in layer.parameters}
+    sizes = [sum(graph.parameters[name].num_bytes for name in names) if len(names) > 1 else 0 for names in found]
+    return [(min(earliest[name] for name in names), size) for names, size in zip(found, sizes, strict=True)]
+
+
+def buckets_of(layers: Sequence[Layer], graph: Graph, tied: Collection[str]) -> list[list[str]]:
+    """Names of the parameters whose gradients move together, the last ones of the stage first."""
+    names = dict.fromkeys(name for layer in layers for name in layer.parameters if name not in tied)
     found: list[list[str]] = []
     room = 0
-    for name in reversed(earliest):
+    for name in reversed(names):
         size = graph.parameters[name].num_bytes
         if not found or size > room:
             found.append([])
             room = _BUCKET
         found[-1].append(name)
         room -= size
-    sizes = [sum(graph.parameters[name].num_bytes for name in names) if len(names) > 1 else 0 for names in found]
-    return [(min(earliest[name] for name in names), size) for names, size in zip(found, sizes, strict=True)]
+    return found
 
 
 def _made(stage: Holding, graph: Graph) -> list[float]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.check.events import Spans, Step
-from planner.check.memory import Account, Holding
+from planner.check.memory import Account, Holding, buckets_of
 from planner.check.prices import LaidOut, LayerPrices, Sliced
 from planner.check.structure import has_layouts, samples_of
 from planner.costs.communication.collectives import memory_factor
@@ -209,13 +209,13 @@ class _Plain:
                 found += self.prices.exchange_s(layer, self.program.ranks[stage], samples, backward=backward)
                 if backward and self.decision.stages[stage].recompute:
                     found += self.prices.exchange_s(layer, self.program.ranks[stage], samples, backward=False)
-            self._exchanged[key] = found
+            self._exchanged[key] = found + self._in_slices_s(stage, action.op)
         return self._exchanged[key]
 
     def summed(self, stage: int) -> tuple[float, float]:
         """Of the sum of a stage's gradients that is waited for: seconds, and bytes/s on each card of its hosts."""
         group, size = self.program.ranks[stage], self._stage_bytes(stage)
-        if len(group) < 2 or size == 0 or self.has_layouts[stage]:
+        if len(group) < 2 or size == 0 or self.has_layouts[stage] or self._zero(stage) > 1:
             return 0.0, 0.0
         whole_s = self.sum_s(group, size)
         return self._reduction_s(stage), 2 * (len(group) - 1) / len(group) * size / whole_s if whole_s > 0 else 0.0
@@ -251,6 +251,8 @@ class _Plain:
         group = self.program.ranks[stage]
         if self.has_layouts[stage]:
             return self._of_size(stage, self.sizes[0]).reduction_s()
+        if self._zero(stage) > 1:  # summed in each backward
+            return 0.0
         if self._is_sharded(stage) or len(group) < 2:
             return self.sum_s(group, self._stage_bytes(stage)) / 2
         last = len(self.decision.micro_batches) - 1
@@ -292,13 +294,30 @@ class _Plain:
         for together, size in sizes.items():
             ties_s += self.sum_s(tuple(sorted({r for each in together for r in self.program.ranks[each]})), size)
         if self._is_sharded(stage):  # a part of it, then the parts are gathered: half a sum of gradients
-            return ties_s + update_s / len(group) + self.sum_s(group, self._stage_bytes(stage)) / 2
+            gathered_s = self.sum_s(group, self._stage_bytes(stage)) / 2 if self._zero(stage) < 3 else 0.0
+            return ties_s + update_s / len(group) + gathered_s
         return ties_s + update_s
 
     def _is_sharded(self, stage: int) -> bool:
         """Whether the stage's ranks divide the optimiser's state among them."""
         several = len(self.program.ranks[stage]) > 1
         return self.decision.stages[stage].sharded and several and not self.has_layouts[stage]
+
+    def _zero(self, stage: int) -> int:
+        """ZeRO's level of the stage."""
+        return self.decision.stages[stage].zero if self._is_sharded(stage) and self.program.trains else 0
+
+    def _in_slices_s(self, stage: int, op: Op) -> float:
+        """Of a pass: halves of all-reduces, one for each bucket, that gather parameters or scatter gradients."""
+        zero, group = self._zero(stage), self.program.ranks[stage]
+        if zero < 2 or op is Op.BACKWARD_WEIGHT:
+            return 0.0
+        tied = {name for name, users in self.users.items() if len(users) > 1}
+        buckets = buckets_of(self.layers[stage], self.graph, tied)
+        half_s = sum(self.sum_s(group, sum(self.graph.parameters[n].num_bytes for n in names)) for names in buckets) / 2
+        if op is Op.FORWARD:
+            return half_s if zero > 2 else 0.0
+        return half_s * (1 + (zero > 2) * (1 + self.decision.stages[stage].recompute))
 
     def _stage_bytes(self, stage: int) -> int:
         """Of the parameters that this stage alone uses."""
@@ -390,6 +409,8 @@ class _Plain:
             elsewhere=own - math.ceil(own / len(self.program.ranks[stage])) if self._is_sharded(stage) else 0,
             tied=frozenset(name for name, users in self.users.items() if len(users) > 1),
             sums_behind=len(self.program.ranks[stage]) > 1 and not self._is_sharded(stage),
+            zero=self._zero(stage),
+            slices=len(self.program.ranks[stage]),
             on_chip=self.on_chip_bytes(rank) > 0,
             recompute=recompute,
         )

@@ -21,6 +21,7 @@ from planner.ir.problem import (
     SHARD,
     SPATIAL_DIMS,
     TIME_DIMS,
+    ZERO,
     Request,
     Rule,
 )
@@ -62,6 +63,8 @@ def _form_faults(request: Request) -> Iterator[str]:
     ):
         if value not in known:
             yield f"{_PATH}.{name}: {value!r} is none of {', '.join(known)}"
+    if request.zero not in ZERO:
+        yield f"{_PATH}.zero: {request.zero} is no level of ZeRO: {', '.join(map(str, ZERO))}"
     for family in request.allow:
         if family not in (*FAMILIES, TIME_DIMS):
             yield f"{_PATH}.allow: {family!r} is none of {', '.join((*FAMILIES, TIME_DIMS))}"
@@ -158,6 +161,8 @@ def _stage_faults(plan: Plan) -> Iterator[str]:
         if stage.sharded and not could:
             why = "its layers have layouts of their own" if len(stage.ranks) > 1 else "it has 1 rank"
             yield f"{path}.sharded: stage {number} divides the optimiser's state, and {why}"
+        elif stage.sharded and stage.zero != request.zero:
+            yield f"{path}.zero: stage {number} divides at level {stage.zero}, asked for zero {request.zero}"
         elif could and stage.sharded != {NEVER: False, ALWAYS: True}.get(request.shard, stage.sharded):
             does = "divides" if stage.sharded else "does not divide"
             yield f"{path}.sharded: stage {number} {does} the optimiser's state, asked for shard {request.shard}"

@@ -57,9 +57,26 @@ def structure_faults(decision: Decision) -> Iterator[str]:
     for number in range(len(decision.stages)):
         yield from _layout_faults(decision, number)
         yield from _block_form_faults(decision, number)
+        yield from _zero_faults(decision, number)
     yield from _slice_faults(decision)
     if decision.prepares_next_step and not any(Op.PREPARE.value in text for row in decision.program for text in row):
         yield "decision.prepares_next_step: the next step is prepared during this one, and no rank prepares anything"
+
+
+def _zero_faults(decision: Decision, number: int) -> Iterator[str]:
+    """Of what the ranks of a stage divide: levels that there are, and backwards that can divide gradients."""
+    stage, path = decision.stages[number], f"decision.stages[{number}].zero"
+    if not 1 <= stage.zero <= 3:
+        yield f"{path}: stage {number} divides at level {stage.zero}, levels of ZeRO are 1 to 3"
+    elif stage.zero > 1 and not stage.sharded:
+        yield f"{path}: stage {number} divides at level {stage.zero}, and is not sharded"
+    elif stage.zero > 1 and not _has_whole_backwards(decision.schedule):
+        why = "has backwards in halves, or versions of the weights"
+        yield f"{path}: stage {number} divides its gradients, and {decision.schedule} {why}"
+
+
+def _has_whole_backwards(schedule: str) -> bool:
+    return schedule not in schedules.names() or schedules.traits(schedule).whole_backwards
 
 
 def _block_form_faults(decision: Decision, number: int) -> Iterator[str]:

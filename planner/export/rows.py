@@ -73,6 +73,7 @@ class StageRow:
         in_flight: most micro-batches between a forward and its backward, of the program.
         recompute: whether activations are computed again before the backward.
         sharded: whether its ranks divide the optimiser's state among them.
+        zero: ZeRO's level (``Stage.level``).
         forward_s, backward_s: median per micro-batch, of the timeline given.
     """
 
@@ -87,6 +88,7 @@ class StageRow:
     in_flight: int
     recompute: bool
     sharded: bool
+    zero: int
     parameter_bytes: int | None
     forward_s: float | None
     backward_s: float | None
@@ -141,6 +143,7 @@ def stage_rows(plan: Plan, profile: Profile | None = None, timeline: Timeline | 
                 in_flight=in_flight(plan.decision, index),
                 recompute=stage.recompute,
                 sharded=stage.sharded,
+                zero=stage.level,
                 parameter_bytes=profile.graph.parameter_bytes(frozenset(layers)) if profile is not None else None,
                 forward_s=forward_s,
                 backward_s=backward_s,

@@ -68,7 +68,8 @@ class Stage:
     Attributes:
         recompute: whether activations are dropped after the forward and computed again before the backward.
         sharded: whether the ranks divide the optimiser's state among them, each updating its part of the parameters
-            (ZeRO stage 1, Rajbhandari et al. 2020).
+            (ZeRO, Rajbhandari et al. 2020).
+        zero: what they divide if ``sharded``: 1 the optimiser's state, 2 gradients too, 3 parameters too.
         blocks: of a forward plan, layers that are run without exchanges between them, and in tiles; in order.
     """
 
@@ -77,6 +78,12 @@ class Stage:
     recompute: bool = False
     sharded: bool = field(default=False, metadata={"added": "0.1"})
     blocks: tuple[Block, ...] = field(default=(), metadata={"added": "0.1"})
+    zero: int = field(default=1, metadata={"added": "0.1"})
+
+    @property
+    def level(self) -> int:
+        """ZeRO's level, 0 to 3; 0: nothing is divided."""
+        return self.zero if self.sharded else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,12 @@ DEFAULT_CONFIDENCE = 0.8
 SHARD = (NEVER, AUTO, ALWAYS)
 """Whether the ranks of a stage divide the optimiser's state among them (``Stage.sharded``); auto: where it must be."""
 
+ZERO = (1, 2, 3)
+"""What they divide then: the optimiser's state, gradients too, parameters too (``Stage.zero``)."""
+
+DIVIDED = ("nothing", "the optimiser's state", "the optimiser's state and gradients", "all that is kept of parameters")
+"""The same in words, by ``Stage.level``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -63,6 +69,7 @@ class Request:
     speeds: Mapping[str, float] = field(default_factory=dict, metadata={"added": "0.1"})
     rate_per_s: float = field(default=0.0, metadata={"added": "0.1"})
     token_slices: tuple[int, ...] = field(default=(), metadata={"added": "0.1"})
+    zero: int = field(default=1, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,8 @@ class Problem:
         rate_per_s: samples a second that a stream of forward passes must sustain; 0: any.
         token_slices: tokens of each slice that sequences are to be cut into; empty: where time may be cut, what is
             fastest.
+        zero: what ranks of a stage divide if ``shard`` has them divide anything: 1 the optimiser's state, 2 gradients
+            too, 3 parameters too (``Stage.zero``).
     """
 
     profile: Profile
@@ -115,6 +124,7 @@ class Problem:
     speeds: Mapping[str, float] = field(default_factory=dict)
     rate_per_s: float = 0.0
     token_slices: tuple[int, ...] = ()
+    zero: int = 1
 
     @classmethod
     def of(cls, profile: Profile, global_batch: int, request: Request) -> Problem:
@@ -129,6 +139,10 @@ class Problem:
     def shards(self, num_ranks: int) -> bool:
         """Whether a stage on so many ranks divides its optimiser's state among them."""
         return self.shard == ALWAYS and num_ranks > 1
+
+    def zero_over(self, num_ranks: int) -> int:
+        """What a stage on so many ranks divides among them (``Stage.level``)."""
+        return self.zero if self.shards(num_ranks) else 0
 
     @property
     def ranks(self) -> tuple[int, ...]:

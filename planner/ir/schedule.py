@@ -255,6 +255,11 @@ class Traits:
     streams: str = ""
     by_default: bool = False
 
+    @property
+    def whole_backwards(self) -> bool:
+        """Whether backwards are whole, and of the weights that the step began with."""
+        return self.synchronous and not self.splits_backward
+
 
 def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action], ...]:
     """What must end before ``action`` starts: the only statement of this rule.

@@ -21,7 +21,7 @@ from planner.ir.constraints import format_rule, parse_rule
 from planner.ir.errors import UsageError
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec, value_name
 from planner.ir.plan import Decision, Placement, Plan
-from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD
+from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD, ZERO
 from planner.ir.profile import LEVEL_PAIRS, Measurement, PreparationCost, Profile
 from planner.ir.quantities import BYTES, SECONDS, Fault, out_of_limits
 from planner.ir.schedule import Action
@@ -324,6 +324,7 @@ def _request(plan: Plan) -> Iterator[Fault]:
     yield from _known(f"{path}.objective", "objective", request.objective, OBJECTIVES)
     yield from _known(f"{path}.recompute", "way to recompute", request.recompute, RECOMPUTE)
     yield from _known(f"{path}.shard", "way to shard", request.shard, SHARD)
+    yield from _zero(f"{path}.zero", request.zero)
     for name in ("max_stages", "num_ranks", "memory_bytes"):
         yield from _at_least(f"{path}.{name}", getattr(request, name), 0, int(BYTES[1]))
     for index, size in enumerate(request.micro_batch_sizes):
@@ -363,6 +364,9 @@ def _decision(decision: Decision) -> Iterator[Fault]:
             yield f"{where}.ranks", "a stage runs on at least one rank"
         if len(stage.devices) != len(stage.ranks):
             yield f"{where}.devices", f"{len(stage.devices)} devices for {len(stage.ranks)} ranks"
+        yield from _zero(f"{where}.zero", stage.zero)
+        if stage.zero > 1 and not stage.sharded:
+            yield f"{where}.zero", f"{stage.zero} of a stage that is not sharded"
     for name, placement in decision.layers.items():
         yield from _placement(f"{path}.layers.{name}", placement, decision)
         used.add(placement.stage)
@@ -370,6 +374,11 @@ def _decision(decision: Decision) -> Iterator[Fault]:
         if index not in used:
             yield f"{path}.stages[{index}]", "has no layer"
     yield from _program(decision)
+
+
+def _zero(path: str, level: int) -> Iterator[Fault]:
+    if level not in ZERO:
+        yield path, f"{level} is no level of ZeRO: {', '.join(map(str, ZERO))}"
 
 
 def _placement(path: str, placement: Placement, decision: Decision) -> Iterator[Fault]:

@@ -59,8 +59,6 @@ def require_executable(ways: Ways) -> None:
     wrong = []
     if ways.recompute is Recompute.SELECTIVE:
         wrong.append("recompute selective: a stage computes all of its activations again, or none (--recompute full)")
-    if ways.zero >= 2:
-        wrong.append(f"ZeRO-{ways.zero}: the optimiser's state alone is divided over replicas (--zero 1)")
     if ways.zero and ways.tensor > 1:
         wrong.append(f"ZeRO-{ways.zero} beside tensor {ways.tensor}: who has a part of each weight keeps its state")
     if wrong:

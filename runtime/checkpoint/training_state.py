@@ -1,20 +1,24 @@
 """All that one rank has to save so that training goes on, also under another plan: by the model's own names.
 
 What a rank has a part of, be it a parameter or the running statistics of its channels, is saved as that box of the
-whole, by the first rank that has it, and read so by whoever needs which box.
+whole, by the first rank that has it, and read so by whoever needs which box.  A parameter of which ranks have slices
+between passes (ZeRO-3) is saved and read in these, and never put together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Decision
-from runtime.checkpoint.state import MODEL, BoxOf, Number, RankState, joined
+from runtime.checkpoint.state import MODEL, BoxOf, Number, RankState, Slice, joined
 from runtime.optim.optimizer_state import StateSource, load_state, state_of
+from runtime.optim.pass_shards import PassShards
+from runtime.optim.sharding import ParameterSlice
 from runtime.spatial.parameters import Part
 from runtime.stage.captured import CapturedModel, attribute
 from runtime.stage.cut import attributes_behind, stages_using, written
@@ -76,6 +80,15 @@ def named_parts(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) 
     return {name: found[id(tensor)] for name, tensor in named.items() if id(tensor) in found}
 
 
+def named_slices(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) -> dict[str, tuple[PassShards, str]]:
+    """Of what :func:`named_state` gave, that which ranks have in slices: what has them, and the parameter's name."""
+    found: dict[int, tuple[PassShards, str]] = {}
+    for resident in residents.values():
+        if (shards := resident.gathered) is not None:
+            found.update((id(resident.parameters[name]), (shards, name)) for name in sorted(shards.names))
+    return {name: found[id(tensor)] for name, tensor in named.items() if id(tensor) in found}
+
+
 def speakers(model: CapturedModel, decision: Decision) -> dict[str, int]:
     """By parameter, buffer or constant, the rank that saves it where it is not trained: one of all that have a copy."""
     return {name: min(decision.stages[min(stages)].ranks) for name, stages in stages_using(model, decision).items()}
@@ -98,13 +111,21 @@ def rank_state(
     """
     owned = _owned(residents, speaks, rank)
     tensors = {MODEL + name: tensor.detach() for name, tensor in (*named.items(), *unread.items())}
+    slices: dict[str, Slice] = {}
+    for name, (shards, parameter) in named_slices(residents, named).items():
+        part = shards.slices.get(parameter)
+        if part is None:  # other ranks have all of it
+            del tensors[MODEL + name]
+        else:
+            tensors[MODEL + name] = part.view.detach()
+            slices[MODEL + name] = (part.start, part.stop, part.shape)
     boxes: dict[str, BoxOf] = {
         MODEL + name: (part.box, part.shape) for name, part in named_parts(residents, named).items()
     }
-    writes = {MODEL + name for name, tensor in named.items() if tensor in owned}
+    writes = {MODEL + name for name, tensor in named.items() if tensor in owned} & tensors.keys() | slices.keys()
     numbers: dict[str, Number] = {STEP: step}
     writes |= {STEP, *(MODEL + name for name in unread)} if rank == 0 else set()
-    own = RankState(tensors, {}, numbers, frozenset(writes), boxes)
+    own = RankState(tensors, slices, numbers, frozenset(writes), boxes)
     optimizers = (
         state_of(resident.optimizer, resident.updates.speaks_for)
         for resident in residents.values()
@@ -124,9 +145,13 @@ def load_rank_state(
     Raises:
         CorruptFileError: ``source`` lacks something, or has it in another shape.
     """
-    parts = named_parts(residents, named)
+    parts, sliced = named_parts(residents, named), named_slices(residents, named)
     for name, tensor in named.items():
         key, part = MODEL + name, parts.get(name)
+        if name in sliced:
+            shards, parameter = sliced[name]
+            shards.load(parameter, partial(_slice_in, source, key))
+            continue
         tensor.copy_(source.read(key) if part is None else source.read_box(key, part.box))
     there = source.tensors()
     for name, tensor in unread.items():
@@ -137,6 +162,10 @@ def load_rank_state(
             load_state(resident.optimizer, source)
     step = source.number(STEP)
     return int(step or 0)
+
+
+def _slice_in(source: StateSource, key: str, part: ParameterSlice) -> Tensor:
+    return source.read_slice(key, part.start, part.stop)
 
 
 def _owned(residents: Mapping[int, Resident], speaks: Mapping[str, int], rank: int) -> set[Tensor]:

@@ -195,6 +195,8 @@ class Guard:
         for each in residents:
             each.forget_gradients()  # the examiner looks for the first micro-batch that spoils one
             each.program.examine(examiner)
+            if each.gathered is not None:
+                each.gathered.stay(True)  # the examiner looks at parameters before operators do
         try:
             self._again(ran)
         except Exception as error:  # noqa: BLE001  # that the step is bad is known, and must be told whatever comes
@@ -203,6 +205,8 @@ class Guard:
             examiner.close()
             for each in residents:
                 each.program.examine(None)
+                if each.gathered is not None:
+                    each.gathered.stay(False)
         return replace(own, origins=tuple(examiner.found))
 
 

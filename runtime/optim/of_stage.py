@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 
 from torch import nn
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import Graph
 from runtime.optim.optimizer import MakeOptimizer, StageOptimizer
+from runtime.optim.pass_shards import PassShards, Places
 from runtime.optim.sharding import GradientBuckets, ShardedParameters, StartSum
 from runtime.spatial.parameters import Parts
 from runtime.transport import Transport
@@ -106,9 +108,10 @@ def updates_of(
     transport: Transport,
     make: MakeOptimizer,
     *,
-    sharded: bool,
+    zero: int,
     deadline_s: float,
     parts: Parts | None = None,
+    places: Mapping[str, Places] = MappingProxyType({}),
 ) -> Updates:
     """The updates of ``stage``, which runs on ``ranks`` (by growing number).
 
@@ -116,25 +119,31 @@ def updates_of(
         parameters: that are trained, by name, each as this rank has it.
         ties: of the whole plan.
         make: called once, with the parameters that this stage's optimiser updates, if there are any.
-        sharded: divide the optimiser's state over the ranks.
+        zero: what the ranks divide (``planner.ir.plan.Stage.level``).
         parts: what this rank has of the parameters, where the stage's layers are divided along more than samples; its
             groups of ranks are declared to ``transport``.
+        places: of parameters in the stage's passes, where gradients are divided, in the order of their use.
 
     Raises:
         UsageError: the optimiser cannot be used.
         UnsupportedModelError: parts of parameters with a divided optimiser.
     """
     rank, parts = transport.rank, parts or {}
-    if sharded:
+    if zero:
         _refuse_parts(stage, parts)
     tie_of = {name: tie for tie in ties if rank in tie.ranks for name in tie.names if name in parameters}
     own = {name: parameter for name, parameter in parameters.items() if name not in tie_of}
     reduction: GradientBuckets | ShardedParameters | None = None
-    shards = None
-    if sharded and len(ranks) > 1:
+    shards: ShardedParameters | None = None
+    if zero and len(ranks) > 1:
         scatter = partial(transport.reduce_scatter, ranks=ranks, deadline_s=deadline_s)
         gather = partial(transport.all_gather, ranks=ranks, deadline_s=deadline_s)
-        reduction = shards = ShardedParameters(own, ranks.index(rank), len(ranks), scatter, gather)
+        if places:
+            own = {name: own[name] for name in places if name in own}
+            shards = PassShards(own, places, ranks.index(rank), len(ranks), scatter, gather, gathers=zero > 2)
+        else:
+            shards = ShardedParameters(own, ranks.index(rank), len(ranks), scatter, gather)
+        reduction = shards
     elif len(ranks) > 1:
         sums = _Sums(transport, deadline_s)
         others = {own[name]: sums.over(part.group) for name, part in parts.items() if name in own}
@@ -145,10 +154,13 @@ def updates_of(
     first = {name: parts[name].group[0] if name in parts else ranks[0] for name in trained}
     first |= {name: tie_of[name].ranks[0] for name in trained if name in tie_of}
     held = {name: parts[name] for name in trained if name in parts}
+    optimizer = StageOptimizer(trained, make, shards, held) if trained else None
+    if isinstance(shards, PassShards):
+        shards.divide()
     return Updates(
         frozenset(tie_of),
         reduction,
-        StageOptimizer(trained, make, shards, held) if trained else None,
+        optimizer,
         frozenset(name for name in trained if rank == first[name]),
         parts,
     )

@@ -64,7 +64,7 @@ class ParameterSlice:
 
 
 @dataclass(slots=True)
-class _Shards:
+class Shards:
     """One bucket.
 
     Attributes:
@@ -167,7 +167,7 @@ class ShardedParameters:
 
 
 @torch.no_grad()
-def _shards(bucket: Bucket, index: int, num_shards: int) -> _Shards:
+def _shards(bucket: Bucket, index: int, num_shards: int) -> Shards:
     """Moves a bucket's parameters into one flat tensor and cuts it evenly; the first parts may be larger by one."""
     flat = torch.cat([parameter.reshape(-1) for parameter in bucket])
     each, rest = divmod(flat.numel(), num_shards)
@@ -185,7 +185,7 @@ def _shards(bucket: Bucket, index: int, num_shards: int) -> _Shards:
             )
             slices[parameter] = (part, place)
         begin = end
-    shards = _Shards(bucket, flat, counts, slices)
+    shards = Shards(bucket, flat, counts, slices)
     shards.move_to(flat)
     return shards
 

@@ -116,6 +116,8 @@ def _hindrance(decision: Decision, model: CapturedModel, stage: int, rank: int, 
     is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
     if samples and samples != model.graph.samples and not is_free:
         return f"the model was captured for {model.graph.samples} samples only"
+    if decision.stages[stage].level > 2 and len(decision.stages[stage].ranks) > 1:
+        return "its ranks have its parameters in slices"
     if divides(decision, stage, model.graph):
         parts = parts_of(model, decision, stage, rank).values()
         return "" if all(part.is_whole for part in parts) else "its ranks have parts of its parameters"

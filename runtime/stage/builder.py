@@ -20,6 +20,7 @@ from planner.layers import require_whole_batches
 from planner.layers.boundary import Boundaries, loss_terms, without_gradient
 from planner.layers.division import Division, divides
 from runtime.optim.of_stage import Tie, Updates, groups_of_ties, ties_of, updates_of
+from runtime.optim.pass_shards import PassShards
 from runtime.optim.sharding import GradientBuckets
 from runtime.spatial.compiling.collective import CollectivePeerGroup, Collectives, open_collectives
 from runtime.spatial.compiling.compiled import Compiler, compiled, refuse_draws, refuse_user_code
@@ -37,6 +38,7 @@ from runtime.stage.local_stage import Resident
 from runtime.stage.modes import Manner
 from runtime.stage.random.streams import Draw, Draws
 from runtime.stage.sample_weights import is_factor, weighed_in
+from runtime.stage.sharded_passes import ShardedPasses, places_of, require_shardable
 from runtime.stage.stage import StageProgram
 from runtime.transport import Transport
 
@@ -150,7 +152,7 @@ class Builder:
         rank, stages = self._transport.rank, self._decision.stages
         return {index: self._resident(index) for index, stage in enumerate(stages) if rank in stage.ranks}
 
-    def _cut(self, stage: int, parts: Parts) -> StageCut:
+    def _cut(self, stage: int, parts: Parts, passes: ShardedPasses | None) -> StageCut:
         graph, layers = self._model.graph, frozenset(self._decision.layers_of(stage))
         outputs = dict.fromkeys(value for edge in self._stages.out_of(stage) for value in edge.values)
         if producer(graph.loss) in layers:
@@ -159,7 +161,7 @@ class Builder:
         watched = (value for value in self._model.watched if producer(value) in layers)
         whole = {name: self._attribute(name) for name in parts}
         own, weighed = sliced(whole, parts), weighed_in(self._model, layers)
-        return StageCut(self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed)
+        return StageCut(self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed, passes)
 
     def _resident(self, stage: int) -> Resident:
         graph, decision, transport = self._model.graph, self._decision, self._transport
@@ -168,7 +170,8 @@ class Builder:
         divided, manner, sites = self._divided(stage), self._manner(stage), self._sites(stage)
         is_shared = divided is not None and not decision.token_slices
         parts = parts_of(self._model, decision, stage, transport.rank) if is_shared else {}
-        functions = self._functions(stage, ranks, parts, manner, divided, sites)
+        passes = self._passes(stage, manner, divided)
+        functions = self._functions(stage, ranks, parts, manner, divided, sites, passes)
         function = functions.training
         received = tuple(name for name in function.inputs if name not in graph.inputs and not is_factor(name))
         self._check_received(stage, received)
@@ -185,14 +188,17 @@ class Builder:
             ties_in(decision, graph),
             transport,
             self._make_optimizer,
-            sharded=decision.stages[stage].sharded,
+            zero=decision.stages[stage].level,
             deadline_s=self._deadline_s,
             parts=parts,
+            places=places_of(self._model, decision, stage, parameters, received) if passes is not None else {},
         )
+        if passes is not None and isinstance(updates.reduction, PassShards):
+            passes.shards = updates.reduction
         if divided is not None and isinstance(updates.reduction, GradientBuckets):
             divided.later.added, updates.reduction.put_off = updates.reduction.note, divided.later.targets
         return Resident(
-            self._program(functions, manner, frozenset(received), loss, terms, updates, divided or sites),
+            self._program(functions, manner, frozenset(received), loss, terms, updates, divided or sites or passes),
             ranks,
             (),
             received,
@@ -212,12 +218,13 @@ class Builder:
         manner: Manner,
         divided: DividedStage | None,
         sites: SharedSites | None,
+        passes: ShardedPasses | None,
     ) -> StageFunctions:
         collectives = self._collectives.get(stage)
         talks = self._transport if collectives is None else collectives
         add = partial(talks.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
         functions = StageFunctions(
-            self._cut(stage, parts),
+            self._cut(stage, parts, passes),
             add,
             len(ranks),
             ranks.index(self._transport.rank),
@@ -287,6 +294,24 @@ class Builder:
             PeerGroup(self._transport, ranks, self._deadline_s),
         )
 
+    def _passes(self, stage: int, manner: Manner, divided: DividedStage | None) -> ShardedPasses | None:
+        """What follows the passes of a stage whose ranks have gradients or parameters in slices; None: they do not.
+
+        Raises:
+            UnsupportedModelError: nothing runs such a stage.
+        """
+        decision = self._decision
+        if decision.stages[stage].level < 2 or len(decision.stages[stage].ranks) < 2 or not manner.trains:
+            return None
+        wrong = {
+            "its layers are divided along more than samples": divided is not None,
+            "weight gradients are left for later (a split backward)": bool(manner.split),
+            f"schedule {decision.schedule} keeps versions of the weights": bool(manner.version_uses),
+            "stages are compiled (run without --compile)": self._compiler is not None,
+        }
+        require_shardable(decision, stage, self._model, (words for words, found in wrong.items() if found))
+        return ShardedPasses(self._model, decision.layers_of(stage))
+
     def _manner(self, stage: int) -> Manner:
         actions = [action for action in self._row if action.stage == stage]
         return Manner.of(actions, self._decision.stages[stage].recompute, self._model.autocast)
@@ -299,7 +324,7 @@ class Builder:
         loss: str | None,
         terms: Mapping[str, float],
         updates: Updates,
-        divided: DividedStage | SharedSites | None,
+        divided: DividedStage | SharedSites | ShardedPasses | None,
     ) -> StageProgram:
         return StageProgram(
             functions.training,
@@ -312,6 +337,9 @@ class Builder:
             draw=self._draw,
             divided=divided,
             added=None if updates.reduction is None else updates.reduction.note,
+            slices={name: part.view for name, part in updates.reduction.slices.items()}
+            if isinstance(updates.reduction, PassShards)
+            else None,
         )
 
     def _check_received(self, stage: int, received: tuple[str, ...]) -> None:

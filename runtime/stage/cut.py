@@ -231,7 +231,7 @@ class _Cut:
             target: Any = node.target
             function = replace(node)
             if function is None and changed and writes_in_place(node):
-                function = partial(_without_gradient, target)
+                function = partial(without_gradient, target)
             if function is None:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
             else:
@@ -294,7 +294,7 @@ class _Cut:
 
 
 @torch.no_grad()
-def _without_gradient(target: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+def without_gradient(target: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     """A write to a buffer, which outlives the step; what it takes from another stage may seem to need a gradient."""
     return target(*arguments, **keywords)
 

@@ -35,6 +35,7 @@ from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Rule, StageFunction, cut_stage
 from runtime.stage.modes import MicrobatchSlice, Mode, cannot_evaluate, in_evaluation
 from runtime.stage.sample_weights import Weighed, weighing
+from runtime.stage.sharded_passes import ShardedPasses
 
 if TYPE_CHECKING:
     from runtime.sparse.rules import SharedSites
@@ -131,6 +132,7 @@ class StageCut:
         own: by name, the parameters and buffers of which this rank has but a part.
         device: to which what the stage uses is moved; None: it stays where it is.
         weighed: layers whose result is corrected for what the parts of a batch count for.
+        passes: follows where passes are, for gradients or parameters in slices; None: they are whole.
     """
 
     model: CapturedModel
@@ -140,6 +142,7 @@ class StageCut:
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
     device: torch.device | None = None
     weighed: tuple[Weighed, ...] = ()
+    passes: ShardedPasses | None = None
 
     def function(self, rule: Rule, *, training: bool = True, late: bool = False) -> StageFunction:
         """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called."""
@@ -152,7 +155,7 @@ class StageCut:
             self.layers,
             *maps,
             outputs,
-            weighing(rule, by_node),
+            weighing(rule if self.passes is None else self.passes.rule(rule), by_node),
             model.sizes,
             late=late,
             given={node: one.factor for node, one in by_node.items()},

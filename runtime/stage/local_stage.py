@@ -11,6 +11,7 @@ from torch import nn
 from runtime.numerics.finite import all_finite
 from runtime.optim.of_stage import Updates
 from runtime.optim.optimizer import StageOptimizer
+from runtime.optim.pass_shards import PassShards
 from runtime.optim.sharding import ShardedParameters
 from runtime.pipeline.microbatches import Batch
 from runtime.stage.modes import MicrobatchSlice
@@ -101,6 +102,12 @@ class Resident:
         """None where there is nothing to train."""
         return self.updates.optimizer
 
+    @property
+    def gathered(self) -> PassShards | None:
+        """The parameters of the stage that its ranks have in slices between passes; None: they are whole."""
+        shards = self.updates.reduction
+        return shards if isinstance(shards, PassShards) and shards.gathers else None
+
     def feed(self, batch: Batch, microbatch: int) -> dict[str, torch.Tensor]:
         """The graph inputs that the stage reads, this rank's part of a micro-batch."""
         return {name: cut(batch) for name, cut in self.feeds[microbatch].items()}
@@ -170,6 +177,8 @@ class Resident:
         """The gradients that were there have been used."""
         for parameter in self.parameters.values():
             parameter.grad = None
+        if isinstance(self.updates.reduction, PassShards):
+            self.updates.reduction.forget()
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The last step's, by name; where ranks divide the optimiser, all of the stage have to call this together."""

@@ -146,6 +146,7 @@ class StageProgram:
         draw: what layers draw by.
         divided: how layers are divided along any dims; None: ranks share out samples.
         added: told of parameters whose ``.grad`` has been added to by other means than autograd's.
+        slices: by name, what has gradients once a backward is over; None: the parameters.
 
     Attributes:
         losses: by micro-batch.
@@ -165,9 +166,11 @@ class StageProgram:
         draw: Draw | None = None,
         divided: Divided | None = None,
         added: Added | None = None,
+        slices: Mapping[str, Tensor] | None = None,
     ) -> None:
         manner = manner or Manner()
         self._function, self._received, self._loss, self._manner = function, received, loss, manner
+        self._graded: Mapping[str, Tensor] = function.parameters if slices is None else slices
         given = terms if loss is None else {**terms, loss: 1.0}
         self._seeded = {name: given[name] for name in function.outputs if name in given}
         self._current, self._draw, self._divided, self._added = current or Current(), draw, divided, added
@@ -277,7 +280,7 @@ class StageProgram:
             held.left.run()
         self.weights.collect(held.weights, held.version)
         if self._calls.examiner is not None:
-            self._calls.examiner.backward(microbatch, self._function.parameters)
+            self._calls.examiner.backward(microbatch, self._graded)
 
     def evaluate(self, portion: MicrobatchSlice, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As :meth:`forward`, in evaluation mode and on the newest weights; nothing is kept, no buffer is written.

@@ -160,11 +160,12 @@ def train_by_plan(model: LoadedModel, decision: Decision, steps: int = 3, **opti
     """All ranks as threads; what they share must be the same on each of them."""
     batches = [batch_of(model, decision.global_batch, step) for step in range(steps)]
     of_rank: dict[int, dict[str, Tensor]] = {}
-    engines, results = run_ranks(model, decision, batches, gradients=of_rank, **options)
+    states: dict[int, dict[str, Tensor]] = {}
+    engines, results = run_ranks(model, decision, batches, gradients=of_rank, states=states, **options)
     gradients: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
-    for rank, engine in enumerate(engines):
-        for found, more in ((gradients, of_rank[rank]), (state, engine.state_dict())):
+    for rank in range(len(engines)):
+        for found, more in ((gradients, of_rank[rank]), (state, states[rank])):
             for name, tensor in more.items():
                 assert torch.equal(found.setdefault(name, tensor), tensor), f"ranks differ in {name}"
     losses = [{result[step].loss for result in results if result[step].loss is not None} for step in range(steps)]
@@ -181,6 +182,7 @@ def run_ranks(
     only: tuple[int, ...] = (),
     errors: list[BaseException] | None = None,
     gradients: dict[int, dict[str, Tensor]] | None = None,
+    states: dict[int, dict[str, Tensor]] | None = None,
     **options: object,
 ) -> tuple[list[Engine], list[list[StepResult]]]:
     """Every rank in a thread, on a copy of the model of its own.
@@ -188,6 +190,7 @@ def run_ranks(
     Args:
         only: the ranks that take part; all if empty.
         gradients: gets those of the last step, by rank.
+        states: gets what each rank has of the model's state in the end.
         errors: gets the errors of all ranks; the one to blame for the others is raised.
     """
     num_ranks = decision.num_ranks
@@ -208,6 +211,8 @@ def run_ranks(
             engines[rank].settle()
             if gradients is not None:  # all ranks together: some may have slices
                 gradients[rank] = engines[rank].gradients()
+            if states is not None:
+                states[rank] = engines[rank].state_dict()
         except Exception as error:  # noqa: BLE001  # raised below, in the test's own thread
             found.append(error)
         finally:

@@ -26,6 +26,8 @@ PLANS = {
     "pipeline": decide(CAPTURED.graph, [0.4], (2, 2)),
     "replicas": _REPLICAS,
     "sharded": replace(_REPLICAS, stages=(replace(_REPLICAS.stages[0], sharded=True), _REPLICAS.stages[1])),
+    "gradients": replace(_REPLICAS, stages=(replace(_REPLICAS.stages[0], sharded=True, zero=2), _REPLICAS.stages[1])),
+    "parameters": replace(_REPLICAS, stages=(replace(_REPLICAS.stages[0], sharded=True, zero=3), _REPLICAS.stages[1])),
     "one": decide(CAPTURED.graph, [], (2, 2)),
 }
 

@@ -47,9 +47,9 @@ def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=0.003)
 
 
-def sharded(decision: Decision) -> Decision:
-    """The same with optimisers divided over the ranks of each stage."""
-    return replace(decision, stages=tuple(replace(stage, sharded=True) for stage in decision.stages))
+def sharded(decision: Decision, zero: int = 1) -> Decision:
+    """The same with optimisers divided over the ranks of each stage, and what else ``zero`` says."""
+    return replace(decision, stages=tuple(replace(stage, sharded=True, zero=zero) for stage in decision.stages))
 
 
 def alone(
@@ -102,12 +102,13 @@ def by_plan(
     """
     batches = [batch_of(model, decision.global_batch, step) for step in range(steps)]
     options = {"optimizer": adamw, **options}
-    engines, results = run_ranks(model, decision, batches, **options)
+    states: dict[int, dict[str, torch.Tensor]] = {}
+    engines, results = run_ranks(model, decision, batches, states=states, **options)
     gradients: dict[str, torch.Tensor] = {}
     state: dict[str, torch.Tensor] = {}
     divided = any(stage.sharded for stage in decision.stages)
-    for engine in engines:
-        for found, more in ((gradients, {} if divided else engine.gradients()), (state, engine.state_dict())):
+    for rank, engine in enumerate(engines):
+        for found, more in ((gradients, {} if divided else engine.gradients()), (state, states[rank])):
             for name, tensor in more.items():
                 assert torch.equal(found.setdefault(name, tensor), tensor), f"ranks differ in {name}"
     norms = [{result[step].gradient_norm for result in results} for step in range(steps)]

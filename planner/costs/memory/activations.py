@@ -27,7 +27,7 @@ from planner.costs.memory.levels import (
     plain_course,
 )
 from planner.costs.memory.messages import Received
-from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.action_costs import StageCosts, left_to_others
 from planner.costs.stages.placement import StagePlacement
 from planner.costs.stages.stage_cost import StageCost
 from planner.ir.plan import samples_in
@@ -94,7 +94,9 @@ def activation_of(
     known = costs.book.levels.known
     senders = tuple(sorted(run for number in received.senders for run in costs.stages[number].runs))
     made_bytes = 0 if on_chip else placed.parameter_bytes
-    key = (placed.runs, kind, samples, made_bytes, seeds.sizes, placed.sums_behind and placed.tied, senders)
+    slices = (placed.zero, len(placed.ranks), placed.tied) if costs.trains and placed.zero > 1 else ()
+    sums_behind = placed.sums_behind and placed.tied
+    key = (placed.runs, kind, samples, made_bytes, seeds.sizes, sums_behind, senders, slices)
     if key not in known:
         copies = _copies(costs, placed)
         found, unsaved = _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes)
@@ -165,6 +167,8 @@ def _course_of(
     """
     levels, copies = costs.book.levels.at(kind, samples), copies or {}
     if levels is None:
+        if costs.trains and placed.zero > 1 and made_bytes:
+            return _plain_in_slices(costs, placed, table, kind, samples), None
         hungriest = max((float(table.workspace_bytes[a:b].max()) for a, b in placed.runs if a < b), default=0.0)
         hungriest += max(copies.values(), default=0)
         left = costs.book.tables.left_bytes(kind, samples, placed.runs)
@@ -174,13 +178,18 @@ def _course_of(
     made = np.diff(costs.book.tables.graph.parameter_bytes)[layers] * (made_bytes > 0)
     defers, own = costs.book.tables.deferring(kind)[layers], levels[:, layers]
     put_together = np.array([float(copies.get(layer, 0)) for layer in layers.tolist()])
+    if costs.trains and placed.zero > 1 and made_bytes:
+        made = _in_slices(costs, placed, layers, own, made)
+        made_bytes = kept_gradients(placed)
     flow = costs.book.levels.flow(kind, samples, layers)
     there = np.minimum(_in_buffers(costs, layers, own, samples, senders), saved_by)
     own[FORWARD] -= there
     own[LEFT] -= np.clip(own[LEFT] - own[GRADIENTS_LEFT] - (saved_by - there), 0.0, there)  # so much at least is of it
     stays = _left_in_buffers(costs, layers, own, seeds, flow)
-    gradients = _gradients(made_bytes, made)
-    found = course(saved_by - there, gradients, own, seeds.total, defers, stays, flow, put_together)
+    found = course(saved_by - there, _gradients(made_bytes, made), own, seeds.total, defers, stays, flow, put_together)
+    if costs.trains and placed.zero > 1:  # later ones find the slices there, and add to them
+        later = course(saved_by - there, np.zeros_like(made), own, seeds.total, defers, stays, flow, put_together)
+        found = replace(found, backward_later=later.backward_later)
     return found, _unsaved(costs, layers, saved_by, levels, samples)
 
 
@@ -195,6 +204,45 @@ def _inputs_left(costs: StageCosts, placed: StagePlacement, kind: str, samples: 
         maker = int(makers[place])
         found[maker] = max(found.get(maker, 0.0), float(sizes[place]))
     return sum(found.values())
+
+
+def _in_slices(costs: StageCosts, placed: StagePlacement, layers: Indices, levels: Array, made: Array) -> Array:
+    """Gradients that stay, by layer, of a stage whose ranks keep slices of them; ``levels`` get what is there beside.
+
+    That is what a layer finds of the bucket's gradients while these are made, what putting them together takes when
+    the last of them is there, and with ZeRO-3 the parameters of the buckets that it uses, whole.
+    """
+    share = 1 / len(placed.ranks)
+    kept, copied = made.copy(), np.zeros_like(made)
+    for bucket in costs.book.buckets(placed.runs, placed.tied):
+        used = (bucket.first_layer <= layers) & (layers <= bucket.last_layer)
+        if placed.zero > 2:
+            levels[: WEIGHT + 1, used] += bucket.num_bytes
+        for layer, size in bucket.by_layer:
+            levels[BACKWARD, used & (layers <= layer)] += size
+            kept[layers == layer] -= size
+        ends = layers == bucket.first_layer
+        copied[ends] = np.maximum(copied[ends], bucket.copied_bytes * (placed.zero < 3))  # else it went before
+        kept[layers == bucket.first_layer] += share * bucket.num_bytes
+    levels[BACKWARD] += copied
+    return np.maximum(kept, 0.0)
+
+
+def _plain_in_slices(costs: StageCosts, placed: StagePlacement, table: SizeTable, kind: str, samples: float) -> Course:
+    """The same where no levels of layers are known."""
+    hungriest = max((float(table.workspace_bytes[a:b].max()) for a, b in placed.runs if a < b), default=0.0)
+    found = costs.book.buckets(placed.runs, placed.tied)
+    gathered = max((bucket.num_bytes for bucket in found), default=0) if placed.zero > 2 else 0
+    making = max((bucket.num_bytes + bucket.copied_bytes * (placed.zero < 3) for bucket in found), default=0)
+    left = costs.book.tables.left_bytes(kind, samples, placed.runs)
+    plain = plain_course(span(table.saved_bytes, placed.runs), left, kept_gradients(placed), hungriest + gathered)
+    first, later = plain.backward_first + making, plain.backward_later + making
+    return replace(plain, backward_first=first, backward_later=later)
+
+
+def kept_gradients(placed: StagePlacement) -> int:
+    """Bytes of gradients that a rank of a stage keeps between passes, of parameters that it has whole or in slices."""
+    return placed.parameter_bytes - (left_to_others(placed) if placed.zero > 1 else 0)
 
 
 def _in_buffers(costs: StageCosts, layers: Indices, levels: Array, samples: float, senders: Sequence[Run]) -> Array:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.costs.layers.cost_table import layers_of
-from planner.costs.memory.activations import Activation, activation_of
+from planner.costs.memory.activations import Activation, activation_of, kept_gradients
 from planner.costs.memory.messages import ALONE_BYTES, Received, acknowledged, buffer_bytes, joined
 from planner.costs.simulator.program import PREPARE_STEP, RECEIVE_STEP, REDUCE_STEP, SEND_STEP, CompiledProgram
 from planner.costs.stages.action_costs import StageCosts
@@ -110,6 +110,8 @@ def holdings(
             own = stage.parameter_bytes
             if stage.once is not None:
                 own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
+            elif costs.trains:
+                own = kept_gradients(stage)
             gradients[rank, number] = own if compiled.trains[rank] and not costs.on_chip_bytes(rank) else 0
             update[rank, number] = round(needs * _largest_parameter(costs, stage))
             reduction[rank, number] = _put_together(costs, stage, own)
@@ -131,7 +133,7 @@ def holdings(
 
 def _put_together(costs: StageCosts, stage: StagePlacement, own: int) -> int:
     """What a sum of gradients needs besides when nothing of it has begun in the backward, of ``own`` bytes in all."""
-    if len(stage.ranks) < 2:
+    if len(stage.ranks) < 2 or stage.zero > 1:
         return 0
     if not stage.sums_behind:
         return min(BUCKET_BYTES, own)

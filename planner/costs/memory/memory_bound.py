@@ -110,6 +110,7 @@ def holder_of(
     parts: int,
     workspaces: dict[tuple[str, float, bool], Array],
     received: Array | None = None,
+    zero: int = 1,
 ) -> Holder:
     """What a member that gets ``sizes`` samples of a full micro-batch and of the last one holds.
 
@@ -118,10 +119,11 @@ def holder_of(
         workspaces: those worked out before, by kind, samples and recompute; added to.
         received: by cut, bytes a sample that surely come in there; None: nothing does.  Not added where levels of
             layers are known: layers may save what came where it lies.
+        zero: what ``parts`` members divide; gradients from 2 on, parameters with 3.
     """
     graph, full, rest = book.tables.graph, book.tables.at(kind, sizes[0]), book.tables.at(kind, sizes[1])
     resident = cuts.sums(
-        state_factor(book, trains, parts) * np.diff(graph.parameter_bytes) + np.diff(graph.buffer_bytes)
+        state_factor(book, trains, parts, zero) * np.diff(graph.parameter_bytes) + np.diff(graph.buffer_bytes)
     )
     keeps = trains and not recompute
     by_layer = book.levels.at(kind, sizes[0]) is not None
@@ -139,16 +141,19 @@ def holder_of(
         cuts.sums(np.diff(rest.saved_bytes)) if keeps else nothing,
         workspaces[key],
         limit_bytes,
-        cuts.sums(np.diff(graph.parameter_bytes)) if by_layer and trains else None,
+        cuts.sums(np.diff(graph.parameter_bytes)) / (parts if zero > 1 else 1) if by_layer and trains else None,
         once if by_layer and trains else None,
         None if received is None or by_layer else received * sizes[0],
         None if received is None or by_layer else received * sizes[1],
     )
 
 
-def state_factor(book: PriceBook, trains: bool, parts: int = 1) -> float:
-    """Bytes a byte of parameters: parameters, and where they are trained gradients and a part of the state."""
-    return 2 + book.profile.optimizer.state_bytes_per_parameter_byte / parts if trains else 1
+def state_factor(book: PriceBook, trains: bool, parts: int = 1, zero: int = 1) -> float:
+    """Bytes a byte of parameters: parameters, and where they are trained gradients and the state, or parts of them."""
+    if not trains:
+        return 1
+    whole = 1 / parts if zero > 2 else 1, 1 / parts if zero > 1 else 1
+    return sum(whole) + book.profile.optimizer.state_bytes_per_parameter_byte / parts
 
 
 def may_bind(book: PriceBook, sizes: Iterable[tuple[str, float, int]], num_microbatches: int) -> bool:

@@ -9,7 +9,9 @@ several ranks each normalisation over the batch exchanges statistics (``runtime.
 ``costs.stages.input_pipeline``. Where layers have layouts of their own all ranks go at one pace, layer by layer,
 messages between layers included (``costs.stages.stage_cost``). Where ranks divide the optimiser's state, the sum of
 gradients is a reduce-scatter and the update is of one part, then an all-gather: each half of an all-reduce (a ring is
-made of the two; Patarasuk and Yuan 2009). Otherwise, on a stage cut along samples alone, sums run behind the last
+made of the two; Patarasuk and Yuan 2009). Where they divide gradients (ZeRO-2) the first half is waited for in each
+backward instead, bucket by bucket, and where they divide parameters (ZeRO-3) the second one too: in each forward, and
+once more in each backward. Otherwise, on a stage cut along samples alone, sums run behind the last
 backward (``costs.stages.gradient_overlap``). Gradients of parameters that several stages use are summed over all their
 ranks before the update, and priced with it. Where ranks of a host update at once, they share its memory
 (``collectives.memory_factor``), as when they put gradients together. What runs of plans corrected
@@ -84,7 +86,8 @@ class StageCosts:
                 if rank not in tie.held_below
             )
             if stage.sharded:
-                update_s = update_s / len(stage.ranks) + self._reduce_s(action.stage) / 2
+                gather_s = self._reduce_s(action.stage) / 2 if stage.zero < 3 else 0.0
+                update_s = update_s / len(stage.ranks) + gather_s
             return ties_s + update_s
         return 0.0
 
@@ -105,7 +108,7 @@ class StageCosts:
         mine = [stage for stage in self.stages if rank in stage.ranks] if room else []
         if not mine or any(stage.laid_out for stage in mine):
             return 0
-        parameters, state = self.parameter_bytes(rank), self.state_bytes(rank)
+        parameters, state = sum(_parameters_used(stage, rank) for stage in mine), self.state_bytes(rank)
         found = parameters * (2 if self.trains else 1) + state
         return found if found <= room else 0
 
@@ -113,9 +116,9 @@ class StageCosts:
         """What the rank holds of the optimiser's state."""
         if not self.trains:
             return 0
-        divided = sum(_left_to_others(stage) for stage in self.stages if rank in stage.ranks)
-        per_byte = self.book.profile.optimizer.state_bytes_per_parameter_byte
-        return round((self.parameter_bytes(rank) - divided) * per_byte)
+        mine = [stage for stage in self.stages if rank in stage.ranks]
+        kept = sum(_parameters_used(stage, rank) - left_to_others(stage) for stage in mine)
+        return round(kept * self.book.profile.optimizer.state_bytes_per_parameter_byte)
 
     def prepare_s(self, rank: int, number: int, microbatch: int) -> float:
         """Seconds in which the rank prepares what stage ``number`` reads of a micro-batch."""
@@ -136,8 +139,12 @@ class StageCosts:
         return max(0.0, 1 - self.exchange_s(action) / seconds) if seconds > 0 else 0.0
 
     def waited_s(self, number: int) -> float:
-        """What the ranks of a stage that is cut along samples wait for the sum of its gradients."""
-        return self._reduce_s(number) / (2 if self.stages[number].sharded else 1)
+        """What the ranks of a stage that is cut along samples wait for the sum of its gradients.
+
+        With ZeRO-2 nothing: each micro-batch's are summed in its backward.
+        """
+        zero = self.stages[number].zero
+        return 0.0 if zero > 1 else self._reduce_s(number) / (2 if zero else 1)
 
     def _reduce_s(self, number: int) -> float:
         """Of a stage's gradients: what is left of their sums when its slowest rank ends its backward."""
@@ -189,8 +196,12 @@ class StageCosts:
         return sum(map(samples_in, firsts))
 
     def parameter_bytes(self, rank: int) -> int:
-        """What the rank holds of parameters."""
-        return sum(_parameters_held(stage, rank) for stage in self.stages if rank in stage.ranks)
+        """What the rank holds of parameters, between passes."""
+        return sum(
+            _parameters_used(stage, rank) - (left_to_others(stage) if self.trains and stage.zero > 2 else 0)
+            for stage in self.stages
+            if rank in stage.ranks
+        )
 
     def table(self, stage: int, member: int, microbatch: int) -> SizeTable:
         """Costs of all layers on the stage's rank number ``member`` at its share of the micro-batch."""
@@ -235,9 +246,23 @@ class StageCosts:
         found = self._exchanged.get(key)
         if found is None:
             sums = self.book.exchanges_s(placed.ranks, samples_in(self.micro_batches[microbatch]), placed.recompute)
-            found = exchange_s(op, *(span(way, placed.runs) for way in sums))
+            forward_s, backward_s = (span(way, placed.runs) for way in sums)
+            gather_s, scatter_s = self._in_slices_s(placed)
+            found = exchange_s(op, forward_s + gather_s, backward_s + (1 + placed.recompute) * gather_s + scatter_s)
             self._exchanged[key] = found
         return found
+
+    def _in_slices_s(self, placed: StagePlacement) -> tuple[float, float]:
+        """What a pass waits for its parameters, and a backward for the sums of its gradients, bucket by bucket.
+
+        Of a micro-batch, where ranks have them in slices (ZeRO-3, ZeRO-2); each is half of an all-reduce, and nothing
+        is computed beside it.
+        """
+        if placed.zero < 2 or not self.trains:
+            return 0.0, 0.0
+        found = self.book.buckets(placed.runs, placed.tied)
+        half_s = sum(self.book.network.all_reduce_s(placed.ranks, bucket.num_bytes) for bucket in found) / 2
+        return half_s * (placed.zero > 2), half_s
 
     def _local_s(self, stage: int, member: int, op: Op, microbatch: int, accumulates: bool) -> float:
         key = (stage, member, op, self.micro_batches[microbatch], accumulates)
@@ -251,12 +276,12 @@ class StageCosts:
         return found
 
 
-def _left_to_others(stage: StagePlacement) -> int:
+def left_to_others(stage: StagePlacement) -> int:
     """Bytes of parameters whose optimiser's state other ranks of the stage hold."""
     return stage.own_bytes - -(-stage.own_bytes // len(stage.ranks)) if stage.sharded else 0
 
 
-def _parameters_held(stage: StagePlacement, rank: int) -> int:
+def _parameters_used(stage: StagePlacement, rank: int) -> int:
     once = stage.once
     if once is not None:
         return round(float(once.parameter_bytes[stage.ranks.index(rank)]))

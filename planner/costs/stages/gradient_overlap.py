@@ -32,12 +32,16 @@ class Bucket:
 
     Attributes:
         first_layer: by index, the earliest of the layers that have a part in them: backward comes to it last.
+        last_layer: the last layer of the stage that uses a parameter of it.
         copied_bytes: what putting them together takes; nothing for a single one, which is summed where it lies.
+        by_layer: of each parameter, its earliest layer and its bytes.
     """
 
     num_bytes: int
     first_layer: int
     copied_bytes: int = 0
+    last_layer: int = 0
+    by_layer: tuple[tuple[int, int], ...] = ()
 
 
 def buckets(graph: Graph, layers: Sequence[int], apart: frozenset[str] = frozenset()) -> tuple[Bucket, ...]:
@@ -47,17 +51,22 @@ def buckets(graph: Graph, layers: Sequence[int], apart: frozenset[str] = frozens
         apart: parameters that are summed otherwise.
     """
     first: dict[str, int] = {}
+    last: dict[str, int] = {}
     for index in layers:
         for name in graph.layers[index].parameters:
             if name not in apart:
                 first.setdefault(name, index)
+                last[name] = index
     names = list(first)
     sizes = [graph.parameters[name].num_bytes for name in names]
     found = []
     for places in in_buckets(sizes):
         num_bytes = sum(sizes[place] for place in places)
         copied = num_bytes if len(places) > 1 else 0
-        found.append(Bucket(num_bytes, min(first[names[place]] for place in places), copied))
+        own = [names[place] for place in places]
+        by_layer = tuple((first[name], graph.parameters[name].num_bytes) for name in own)
+        ends = min(first[name] for name in own), max(last[name] for name in own)
+        found.append(Bucket(num_bytes, ends[0], copied, ends[1], by_layer))
     return tuple(found)
 
 
@@ -89,16 +98,18 @@ def exposed_s(
 
 
 def least_reduction_s(
-    cluster: Cluster, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array, sharded: bool
+    cluster: Cluster, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array, zero: int
 ) -> Array:
     """No stage on ``ranks`` takes less for the sum of so many bytes of gradients; elementwise.
 
     Args:
         backward_s: no rank's last backward is longer.
-        sharded: whether ranks divide the optimiser's state: then sums wait for the end of the backward.
+        zero: what ranks divide (``planner.ir.plan.Stage.level``): of the optimiser's state sums wait for the end of the
+            backward; of gradients they are in the passes, and of parameters what gathers them is too.
     """
-    if sharded:
-        return collective_s(cluster, ALL_REDUCE, ranks, num_bytes)
+    if zero:
+        half_s = collective_s(cluster, ALL_REDUCE, ranks, num_bytes) / 2
+        return half_s * (2, 1, 0)[zero - 1]
     return least_exposed_s(cluster, ranks, num_bytes, backward_s)
 
 

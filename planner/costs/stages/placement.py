@@ -54,7 +54,7 @@ class StagePlacement:
         samples: of each rank, by samples of the micro-batch (fractions: :func:`loads`); empty if ``laid_out``.
         parameter_bytes: of its distinct parameters.
         recompute: whether its activations are computed again before the backward.
-        sharded: whether its ranks divide the optimiser's state among them.
+        zero: what its ranks divide among them (``planner.ir.plan.Stage.level``).
         ties: its parameters that other stages use too.
         tied: names of these.
         laid_out: its price by samples of the micro-batch, if its layers have layouts of their own, or by token slice;
@@ -66,10 +66,15 @@ class StagePlacement:
     samples: Mapping[int, tuple[float, ...]]
     parameter_bytes: int
     recompute: bool = False
-    sharded: bool = False
+    zero: int = 0
     ties: tuple[Tie, ...] = ()
     tied: frozenset[str] = frozenset()
     laid_out: Mapping[Size, StageCost] = field(default_factory=dict)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether its ranks divide the optimiser's state among them."""
+        return self.zero > 0
 
     @property
     def own_bytes(self) -> int:
@@ -115,7 +120,7 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
                 {rows: loads(layout, rows, max(sizes), sites.issuperset(names)) for rows in sizes} if plain else {},
                 graph.parameter_bytes(frozenset(names)),
                 group.recompute,
-                group.sharded and plain and len(group.ranks) > 1,
+                group.level if plain and len(group.ranks) > 1 else 0,
                 ties[stage],
                 tied,
                 {} if plain else layouts.costs(group.ranks, options, sizes, group.blocks),
@@ -137,7 +142,7 @@ def _sliced(book: PriceBook, decision: Decision, index: Mapping[str, int]) -> tu
         costs = slice_costs(book, kind, layers, sizes, group.recompute)
         parameters = graph.parameter_bytes(frozenset(names))
         runs, again = runs_of(layers), group.recompute
-        found.append(StagePlacement(runs, group.ranks, {}, parameters, again, False, ties[stage], tied, costs))
+        found.append(StagePlacement(runs, group.ranks, {}, parameters, again, 0, ties[stage], tied, costs))
     return tuple(found)
 
 

@@ -76,7 +76,7 @@ class StageBound:
         actions: compute actions of a micro-batch.
         is_even: whether all micro-batches are of one size.
         parameter_bytes: at each cut.
-        sharded: whether its ranks divide the optimiser's state among them.
+        zero: what its ranks divide among them (``planner.ir.plan.Stage.level``).
     """
 
     book: PriceBook
@@ -95,7 +95,7 @@ class StageBound:
     actions: int
     is_even: bool
     parameter_bytes: Array
-    sharded: bool
+    zero: int
     memory: Memory | None
 
     def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> Stage:
@@ -133,8 +133,7 @@ class StageBound:
             return update_s
         num_bytes = np.maximum(self.parameter_bytes[last] - self.parameter_bytes[first], 0.0)
         back_s = self.whole_backs.most(first, last) + self.exchange_backward[last] - self.exchange_backward[first]
-        cluster = self.book.profile.cluster
-        return update_s + least_reduction_s(cluster, self.ranks, num_bytes, back_s, self.sharded)
+        return update_s + least_reduction_s(self.book.profile.cluster, self.ranks, num_bytes, back_s, self.zero)
 
     def _slowest(self, first: Numbers, last: Numbers) -> tuple[Array, Array]:
         """F and B (or I) of the member whose sum of the two is largest: another may have a longer F, another B."""
@@ -170,7 +169,7 @@ class StageBounds:
     received: Array | None = None
     _workspaces: dict[tuple[str, float, bool], Array] = field(init=False, default_factory=dict, repr=False)
 
-    def of(self, ranks: tuple[int, ...], members: Sequence[Member], recompute: bool, sharded: bool) -> StageBound:
+    def of(self, ranks: tuple[int, ...], members: Sequence[Member], recompute: bool, zero: int) -> StageBound:
         """Of stages on ``ranks`` that compute activations again or not; members that are alike once are enough.
 
         Raises:
@@ -190,7 +189,7 @@ class StageBounds:
             )
         )
         adds = {kind: self.trains * self.book.accumulate_s(kind, shared) for kind in kinds}
-        parts = len(ranks) if sharded else 1
+        parts = len(ranks) if zero else 1
         updates = {kind: self.trains * tables.parameters(kind).update_s / parts for kind in kinds}
         smallest = min(self.micro_batches)
         there, back = self.book.exchanges_s(ranks, smallest, recompute)
@@ -214,8 +213,8 @@ class StageBounds:
             actions=2 if self.trains else 1,
             is_even=self.micro_batches[0] == self.micro_batches[-1],
             parameter_bytes=self._sums(tables.graph.parameter_bytes),
-            sharded=sharded,
-            memory=self._memory(members, recompute, parts),
+            zero=zero,
+            memory=self._memory(members, recompute, parts, zero),
         )
 
     def _work_s(
@@ -241,7 +240,7 @@ class StageBounds:
         found = {row.tobytes(): row for row in map(self._sums, rows)}  # members that are alike once
         return Spread(np.array(list(found.values())))
 
-    def _memory(self, members: Sequence[Member], recompute: bool, parts: int) -> Memory | None:
+    def _memory(self, members: Sequence[Member], recompute: bool, parts: int, zero: int) -> Memory | None:
         """None where memory cannot matter."""
         sizes = [(kind, max(samples), limit) for kind, limit, samples in members]
         if not may_bind(self.book, sizes, len(self.micro_batches)):
@@ -259,6 +258,7 @@ class StageBounds:
                     parts,
                     self._workspaces,
                     self.received,
+                    zero,
                 )
                 for kind, limit, samples in dict.fromkeys(members)
             )

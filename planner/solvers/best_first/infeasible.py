@@ -144,6 +144,7 @@ def _would_fit(evaluator: Evaluator) -> Iterator[str]:
     means = {
         "--recompute auto": replace(problem, recompute=AUTO) if problem.recompute == NEVER else None,
         "--shard auto": replace(problem, shard=ALWAYS) if problem.shard == NEVER else None,
+        "--shard auto --zero 3": replace(problem, shard=ALWAYS, zero=3) if problem.zero < 3 else None,
         f"--global-batch {batch}": replace(problem, global_batch=batch, micro_batch_sizes=()) if batch else None,
     }
     for group in (restrictions, {words: other for words, other in means.items() if other is not None}):

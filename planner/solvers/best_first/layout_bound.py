@@ -32,13 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.calibration.apply_corrections import corrected_cluster
-from planner.costs.communication.collectives import collective_s, transfer_s
+from planner.costs.communication.collectives import transfer_s
 from planner.costs.communication.links import without_pairs
 from planner.costs.layers.cost_table import Array
 from planner.costs.shards.option import Option
-from planner.costs.stages.gradient_overlap import least_exposed_s
+from planner.costs.stages.gradient_overlap import least_exposed_s, least_reduction_s
 from planner.costs.stages.layouts import LayoutPrices
-from planner.ir.cluster import ALL_REDUCE
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, TensorSpec, producer
@@ -224,8 +223,8 @@ class TableMaker:
         """The least that stages cut along samples alone wait for the sum of their gradients."""
         book, cluster = self.evaluator.book, self.evaluator.book.profile.cluster
         size = np.maximum(_between(book.tables.graph.parameter_bytes), 0.0)
-        if self.problem.shards(len(ranks)):
-            return collective_s(cluster, ALL_REDUCE, ranks, size)
+        if zero := self.problem.zero_over(len(ranks)):
+            return least_reduction_s(cluster, ranks, size, np.zeros_like(size), zero)
         last = zip(ranks, rest if self.rest else shares, strict=True)
         backs = [_between(book.at(book.kind(rank), samples, True).backward_s) for rank, samples in last]
         exchanged = _between(book.exchanges_s(ranks, self.rest or self.size)[1])

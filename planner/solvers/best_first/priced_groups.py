@@ -175,7 +175,7 @@ class Prices:
             alike_members = [
                 (*kind, samples) for kind, samples in zip(kinds, zip(full, last, strict=True), strict=True)
             ]
-            self._prices[alike] = self._bounds.of(ranks, alike_members, recompute, self.problem.shards(len(ranks)))
+            self._prices[alike] = self._bounds.of(ranks, alike_members, recompute, self.problem.zero_over(len(ranks)))
         allowed = self.freedom.allowed(self.cuts, ranks, recompute)
         if by_parts:
             allowed = self.throughout if allowed is None else self.throughout & allowed

@@ -36,7 +36,7 @@ from planner.ir.plan import (
     Stage,
     sizes_of,
 )
-from planner.ir.problem import LATENCY, Problem
+from planner.ir.problem import ALWAYS, LATENCY, Problem
 from planner.ir.program import Program
 from planner.ir.schedule import Pipeline
 from planner.layers import batch_wide_layers, check_samples_apart
@@ -154,7 +154,8 @@ def _schedules(problem: Problem) -> tuple[str, ...]:
         devices = problem.profile.cluster.devices
         all_stream = all(devices[rank].streams for rank in problem.ranks)
         streaming = tuple(name for name in schedules.names() if all_stream and schedules.traits(name).streams)
-        return tuple(dict.fromkeys(problem.schedules)) or (*schedules.default_names(), *streaming)
+        named = tuple(dict.fromkeys(problem.schedules)) or (*schedules.default_names(), *streaming)
+        return _with_slices(problem, named)
     named = problem.schedules or schedules.names()
     forward = tuple(dict.fromkeys(name for name in named if not schedules.traits(name).trains))
     if not forward:
@@ -165,6 +166,24 @@ def _schedules(problem: Problem) -> tuple[str, ...]:
             ["leave --schedule out", *(f"--schedule {name}" for name in known.split(", ")[:1])],
         )
     return forward
+
+
+def _with_slices(problem: Problem, named: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of ``named`` under which gradients can be in slices, if they are to be.
+
+    Raises:
+        UsageError: none of them.
+    """
+    if problem.shard != ALWAYS or problem.zero < 2:
+        return named
+    found = tuple(name for name in named if schedules.traits(name).whole_backwards)
+    if not found:
+        raise UsageError(
+            f"ZeRO-{problem.zero} with {', '.join(named)}",
+            ["gradients in slices are summed in each backward, whole, of one version of the weights"],
+            ["--schedule 1f1b", "--zero 1"],
+        )
+    return found
 
 
 def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
@@ -384,6 +403,7 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
                 candidate.recomputes(stage),
                 problem.shards(len(group)) and not has_own_options(candidate, stage),
                 candidate.blocks_of(stage),
+                max(1, problem.zero_over(len(group))) if not has_own_options(candidate, stage) else 1,
             )
             for stage, group in enumerate(candidate.groups)
         ),

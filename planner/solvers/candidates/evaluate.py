@@ -275,7 +275,7 @@ class Evaluator:
                     {} if own else self._loads(shares, candidate.micro_batches, layers[stage]),
                     round(span(parameters, runs)),
                     candidate.recomputes(stage),
-                    self.problem.shards(len(group)) and not own,
+                    0 if own else self.problem.zero_over(len(group)),
                     laid_out=self.layouts.costs(group, own, sizes, candidate.blocks_of(stage)) if own else {},
                 )
             )

@@ -197,9 +197,9 @@ class Builder:
         for (number, group), again in product(enumerate(self.groups), options):
             samples = zip(*map(group.samples, sizes), strict=True)
             members = [(c.kind, c.memory_limit_bytes, own) for c, own in zip(group.classes, samples, strict=True)]
-            sharded = group.size > 1 and self.problem.shards(group.size)
+            zero = self.problem.zero_over(group.size)
             try:
-                bound = bounds.of(group.ranks, members, again, sharded)
+                bound = bounds.of(group.ranks, members, again, zero)
             except MissingMeasurementError:
                 continue
             yield number, again, bound.stage(at[:, None], at[None, :], len(self.micro_batches))

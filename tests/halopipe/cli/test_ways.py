@@ -123,9 +123,16 @@ def test_a_way_is_a_plan_of_ones_own_network_that_check_finds_good(
     assert all(stage.recompute for stage in plan.decision.stages)
     checked = CliRunner().invoke(app, ["check", "plan.json", "--profile", "profile.json"])
     assert checked.exit_code == 0, checked.output
+    for zero in (2, 3):
+        told = CliRunner().invoke(app, [*asked, f"data=2,pipeline=2,zero={zero},micro_batch=2"])
+        assert told.exit_code == 0, told.output
+        divided = load("plan.json", Plan)
+        assert [stage.level for stage in divided.decision.stages] == [zero, zero]
+        checked = CliRunner().invoke(app, ["check", "plan.json", "--profile", "profile.json"])
+        assert checked.exit_code == 0, checked.output
     for given, why in (
         ("tensor=8", "takes 8 devices"),
-        ("tensor=2,zero=2", "ZeRO-2"),
+        ("tensor=2,zero=2", "ZeRO-2 beside tensor 2"),
         ("tensor=2,blocks=3", "part of a way"),
         ("tensor=none", "tensor=none"),
         (f"{way} --fix *=replicas:2", "--fix"),

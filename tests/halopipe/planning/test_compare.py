@@ -64,6 +64,18 @@ def test_layouts_of_single_layers_are_told_apart() -> None:
     )
 
 
+def test_what_ranks_divide_is_named() -> None:
+    levels = [
+        replace(
+            REFERENCE, stages=tuple(replace(stage, sharded=zero > 0, zero=max(1, zero)) for stage in REFERENCE.stages)
+        )
+        for zero in range(4)
+    ]
+    assert differences(REFERENCE, levels[1])[0] == "stage 0 on n0/cpu0: its ranks divide the optimiser's state"
+    assert differences(levels[1], levels[2])[0].endswith("divide the optimiser's state and gradients")
+    assert differences(levels[3], REFERENCE)[0].endswith("keep the optimiser's state whole")
+
+
 def test_layers_of_another_model_are_named() -> None:
     other = chain_decision(chain_profile(7), cuts=(3,))
     assert differences(REFERENCE, other) == ("layer l6: only in this plan",)

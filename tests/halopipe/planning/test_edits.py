@@ -20,6 +20,8 @@ def test_conditions_on_the_plan_go_into_the_problem() -> None:
     assert (found.schedules, found.micro_batch_sizes, found.num_ranks) == (("gpipe",), (4,), 2)
     assert (found.recompute, found.allow, found.memory_bytes, found.gap) == ("auto", ("sample", "channel"), 2**20, 0.1)
     assert (found.max_stages, found.fix) == (2, (Rule("loss", "stage", "1"),))
+    sliced = [changed(PROBLEM, text).problem for text in ("zero=3", "shard=auto,zero=2")]
+    assert [(each.shard, each.zero) for each in sliced] == [("always", 3), ("auto", 2)]
 
 
 def test_replicas_and_rules_are_side_constraints() -> None:

@@ -72,6 +72,8 @@ def test_what_cannot_be_meant_is_refused() -> None:
         problems.make_problem(PROFILE, micro_batch=[16])
     with pytest.raises(UsageError, match="is not a rule"):
         problems.make_problem(PROFILE, fix=["l1"])
+    with pytest.raises(UsageError, match="--zero is 3, --shard never"):
+        problems.make_problem(PROFILE, zero=3)
 
 
 def test_what_was_asked_is_read_back_from_the_plan() -> None:
@@ -86,6 +88,9 @@ def test_the_freedom_that_a_plan_uses_is_granted() -> None:
     assert (plain.recompute, plain.allow) == (NEVER, ("sample",))
     decision = PLAN.decision
     again = replace(decision, stages=tuple(replace(stage, recompute=True) for stage in decision.stages))
+    sliced = replace(decision, stages=tuple(replace(stage, sharded=True, zero=2) for stage in decision.stages))
+    divides = problems.problem_of(replace(PLAN, decision=sliced), PROFILE)
+    assert (divides.shard, divides.zero) == (AUTO, 2)
     layers = {name: replace(placement, cuts={"height": (0, 1, 2)}) for name, placement in decision.layers.items()}
     free: Problem = problems.problem_of(replace(PLAN, decision=replace(again, layers=layers)), PROFILE)
     assert (free.recompute, free.allow) == (AUTO, ("sample", "spatial", "channel"))

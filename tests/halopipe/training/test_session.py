@@ -407,16 +407,21 @@ def one_device(make: Make, num_steps: int, rows: int = 6) -> tuple[list[float], 
 CALM = ModelSource("tests.halopipe.learners:classifier", {"dropout": "0.0"}, (4, learners.WIDTH), "float64")
 
 
-def divided() -> Plan:
-    """A stage of two ranks, which divide its optimiser, and one of one rank."""
+def divided(zero: int = 1) -> Plan:
+    """A stage of two ranks, which divide its optimiser and what else ``zero`` says, and one of one rank."""
     found = plan_of(CALM, [0.5], (3, 3), ranks=[(0, 1), (2,)], shares=[(1, 2), (3,)])
-    stages = tuple(replace(stage, sharded=len(stage.ranks) > 1) for stage in found.decision.stages)
+    stages = tuple(
+        replace(stage, sharded=len(stage.ranks) > 1, zero=zero if len(stage.ranks) > 1 else 1)
+        for stage in found.decision.stages
+    )
     return replace(found, decision=replace(found.decision, stages=stages))
 
 
 CALM_PLANS = {
     "two stages": lambda: plan_of(CALM, [0.5], (3, 3)),
     "a divided optimiser": divided,
+    "divided gradients": lambda: divided(2),
+    "divided parameters": lambda: divided(3),
     "two stages on a rank": lambda: plan_of(CALM, [0.3, 0.6], (3, 3), ranks=[(0,), (1,), (0,)], schedule=folded),
 }
 

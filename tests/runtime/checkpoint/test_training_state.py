@@ -42,7 +42,7 @@ def plans() -> dict[str, Decision]:
     graph = network()[1].graph
     replicas = decide(graph, [0.5], MICRO_BATCHES, [(0, 1), (2, 3)], [(3, 1), (1, 1)])
     ring = decide(graph, [0.3, 0.6], MICRO_BATCHES, [(0,), (1, 2), (0,)], [(1,), (1, 1), (1,)], folded)
-    return {"divided": sharded(replicas), "ring": ring}
+    return {"divided": sharded(replicas), "parameters": sharded(replicas, 3), "ring": ring}
 
 
 def run(decision: Decision, first: int, last: int, source: Saved | None = None) -> list[RankState]:
@@ -61,7 +61,17 @@ def run(decision: Decision, first: int, last: int, source: Saved | None = None) 
     return on_ranks(decision.num_ranks, work, groups_of(decision, network()[1].graph))
 
 
-@pytest.mark.parametrize(("before", "after"), [("divided", "ring"), ("ring", "divided"), ("divided", "divided")])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("divided", "ring"),
+        ("ring", "divided"),
+        ("divided", "divided"),
+        ("parameters", "ring"),
+        ("divided", "parameters"),
+        ("parameters", "parameters"),
+    ],
+)
 def test_training_goes_on_under_another_plan(before: str, after: str) -> None:
     saved = Saved(*run(plans()[before], 0, 3))
     assert saved.number("run/step") == 3

@@ -59,6 +59,9 @@ def model() -> LoadedModel:
     return load_model(ModelSource(f"{__name__}:network", {}, SHAPE, "float64"))
 
 
+DIVIDED = ("divided optimisers", "divided gradients", "divided parameters")
+
+
 @cache
 def plans() -> dict[str, Decision]:
     graph, micro_batches = capture(model()).graph, MICRO_BATCHES
@@ -68,6 +71,8 @@ def plans() -> dict[str, Decision]:
         "replicas": decide(graph, [], micro_batches, ranks=[(0, 1)], shares=[(1, 1)]),
         "replicas of both": decide(graph, ["second"], micro_batches, **two),
         "divided optimisers": sharded(decide(graph, ["second"], micro_batches, **two)),
+        "divided gradients": sharded(decide(graph, ["second"], micro_batches, **two), 2),
+        "divided parameters": sharded(decide(graph, ["second"], micro_batches, **two), 3),
         "height": divided(graph, {"height": (0, 3, 6)}, micro_batches),
         "versions": decide(graph, ["second"], micro_batches, schedule="pipedream"),
     }
@@ -104,19 +109,19 @@ def refused(changed: LoadedModel, plan: str, given: Sequence[Batch], **options: 
     return errors[0]
 
 
-@pytest.mark.parametrize("plan", ["pipeline", "replicas", "height", "divided optimisers", "versions"])
+@pytest.mark.parametrize("plan", ["pipeline", "replicas", "height", *DIVIDED, "versions"])
 def test_an_infinite_weight_is_found_in_its_layer(plan: str) -> None:
     error = refused(with_weight("second.weight", math.inf), plan, batches(1))
     assert "step 1: " in error.title
     assert "first in layer second (aten.conv2d" in error.title
     assert "forward of micro-batch 0, rank " in error.title
-    rank = {"pipeline": 1, "divided optimisers": 2, "versions": 1}.get(plan, 0)
+    rank = {"pipeline": 1, **dict.fromkeys(DIVIDED, 2), "versions": 1}.get(plan, 0)
     assert f"rank {rank} (n0/cpu{rank}, stage " in error.title
     assert any("second.weight: infinity" in line for line in error.details)
     assert error.exit_code == 6
 
 
-@pytest.mark.parametrize("plan", ["pipeline", "replicas of both", "divided optimisers", "versions"])
+@pytest.mark.parametrize("plan", ["pipeline", "replicas of both", *DIVIDED, "versions"])
 def test_a_gradient_that_alone_is_not_finite_is_found_too(plan: str) -> None:
     error = refused(with_weight("shift", 0.0), plan, batches(1))
     assert "backward of micro-batch 0" in error.title
@@ -165,7 +170,7 @@ def state_after(
         ("pipeline", {}),
         ("pipeline", {"clip_norm": 0.5}),
         ("replicas of both", {}),
-        ("divided optimisers", {}),
+        *((plan, {}) for plan in DIVIDED),
         ("height", {}),
     ],
 )

@@ -63,10 +63,11 @@ def test_gradients_are_clipped_as_on_one_device(plan: str, clip_norm: float) -> 
     assert_equal(found, there)
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize("plan", ["replicas of both", "three replicas"])
-def test_slices_of_divided_optimisers_count_once(plan: str) -> None:
+def test_slices_of_divided_optimisers_count_once(plan: str, zero: int) -> None:
     model, captured = network()
-    decision = sharded(decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS[plan]))
+    decision = sharded(decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS[plan]), zero)
     found, norms = by_plan(model, decision, scheduler=cosine, clip_norm=0.5)
     there, expected_norms = expected(0.5)
     assert norms == pytest.approx(expected_norms, rel=1e-12)
@@ -74,13 +75,14 @@ def test_slices_of_divided_optimisers_count_once(plan: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "divided"), [("two ranks", False), ("three replicas", False), ("three replicas", True)]
+    ("plan", "divided"),
+    [("two ranks", 0), ("three replicas", 0), ("three replicas", 1), ("three replicas", 2), ("three replicas", 3)],
 )
-def test_several_batches_make_up_one_update(plan: str, divided: bool) -> None:
+def test_several_batches_make_up_one_update(plan: str, divided: int) -> None:
     model, captured = network()
     decision = decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS[plan])
     options = {"scheduler": cosine, "clip_norm": 0.5, "accumulate": 3}
-    found, norms = by_plan(model, sharded(decision) if divided else decision, steps=6, **options)
+    found, norms = by_plan(model, sharded(decision, divided) if divided else decision, steps=6, **options)
     there, expected_norms = alone(model, MICRO_BATCHES, steps=6, **options)
     assert [norm is None for norm in norms] == [True, True, False] * 2
     assert norms[2::3] == pytest.approx(expected_norms, rel=1e-12)

@@ -60,10 +60,11 @@ def test_tied_parameters_are_trained_as_on_one_device(plan: str) -> None:
     assert_equal(found, expected())
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize("plan", ["replicas of both", "first and last stage on two ranks"])
-def test_tied_parameters_beside_divided_optimisers(plan: str) -> None:
+def test_tied_parameters_beside_divided_optimisers(plan: str, zero: int) -> None:
     model, captured = network()
-    decision = sharded(decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS[plan]))
+    decision = sharded(decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS[plan]), zero)
     found, _ = by_plan(model, decision, scheduler=cosine)
     assert_equal(Trained(found.losses, {}, found.state), Trained(expected().losses, {}, expected().state))
 

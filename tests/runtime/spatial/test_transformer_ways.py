@@ -59,6 +59,11 @@ WAYS = {
     "interleaved alone": Ways(pipeline=2, interleave=2),
     "all": Ways(tensor=2, pipeline=2, data=2, sequence_parallel=True, recompute=Recompute.FULL),
     "ZeRO-1": Ways(data=2, pipeline=2, zero=1, recompute=Recompute.FULL),
+    "ZeRO-2": Ways(data=4, zero=2),
+    "ZeRO-2 with stages": Ways(data=2, pipeline=2, zero=2, recompute=Recompute.FULL),
+    "ZeRO-3": Ways(data=2, zero=3, micro_batch=2),
+    "ZeRO-3 with stages": Ways(data=2, pipeline=2, zero=3, recompute=Recompute.FULL),
+    "ZeRO-3, interleaved": Ways(data=2, pipeline=2, interleave=2, zero=3),
 }
 CASES = [
     *(("gpt", ways) for ways in WAYS),
@@ -67,6 +72,9 @@ CASES = [
     ("tied", "tensor"),
     ("tied", "stages"),
     ("tied", "all"),
+    ("tied", "ZeRO-3"),
+    ("tied", "ZeRO-3 with stages"),
+    ("shared keys", "ZeRO-3 with stages"),
 ]
 
 
@@ -98,7 +106,7 @@ def decision_of(graph: Graph, ways: Ways) -> Decision:
     program = lower(order, dag, groups, boundaries.routes(edges, batches), ways.devices)
     validate(program)
     found = replace(made, program=tuple(tuple(map(str, row)) for row in program.rows))
-    return sharded(found) if ways.zero else found
+    return sharded(found, ways.zero) if ways.zero else found
 
 
 @pytest.mark.parametrize(("name", "ways"), CASES)
@@ -183,9 +191,8 @@ def volume_of(shape: tuple[int, ...]) -> int:
     ("ways", "why"),
     [
         (Ways(recompute=Recompute.SELECTIVE), "recompute selective"),
-        (Ways(data=2, zero=2), "ZeRO-2"),
-        (Ways(data=2, zero=3), "ZeRO-3"),
         (Ways(tensor=2, data=2, zero=1), "beside tensor 2"),
+        (Ways(tensor=2, data=2, zero=3), "beside tensor 2"),
     ],
 )
 def test_what_no_plan_says_is_refused_by_name(ways: Ways, why: str) -> None:

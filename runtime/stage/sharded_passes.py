@@ -1,0 +1,146 @@
+"""Where in its passes a stage uses its parameters, and the hooks by which ZeRO-2 and ZeRO-3 follow a pass.
+
+Every operator of the stage that makes tensors is called through :meth:`ShardedPasses.rule`: before it, forward is told
+its place in the captured graph; what it made is hooked, so that before its backward runs, backward is told the same.
+Modes differ in what stands at a place (:mod:`runtime.stage.functions`), never in places: ranks without rows, and those
+that evaluate, gather in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from cuda_ops._torch import tree_leaves
+from planner.ir.errors import UnsupportedModelError
+from planner.ir.plan import Decision
+from runtime.optim.pass_shards import PassShards, Places
+from runtime.stage.captured import CapturedModel
+from runtime.stage.cut import Rule, attributes_behind, without_gradient, writes_in_place, written
+from runtime.stage.modes import MicrobatchSlice
+
+
+class ShardedPasses:
+    """Tells the shards of a stage where its passes are.
+
+    Args:
+        layers: of the stage.
+
+    Attributes:
+        shards: given once the stage's optimiser is made; None: parameters are whole, and nobody is told.
+    """
+
+    shards: PassShards | None = None
+
+    def __init__(self, model: CapturedModel, layers: Collection[str]) -> None:
+        graph = model.graph_module.graph
+        behind = attributes_behind(graph)
+        self._place = {
+            node.name: place
+            for place, node in enumerate(graph.nodes)
+            if node.op == "call_function" and model.layer_of_node.get(node.name) in layers
+        }
+        self._writing = {
+            node.name
+            for node in graph.nodes
+            if node.name in self._place and writes_in_place(node) and written(node, behind)
+        }
+
+    def rule(self, replace: Rule) -> Rule:
+        """``replace``, with every operator of the stage called so that passes are followed."""
+
+        def found(node: fx.Node) -> Callable[..., Any] | None:
+            function, place = replace(node), self._place.get(node.name)
+            if place is None:
+                return function
+            target: Any = node.target
+            if function is None:
+                function = partial(without_gradient, target) if node.name in self._writing else target
+            return partial(self._call, place, function)
+
+        return found
+
+    def at(self, portion: MicrobatchSlice) -> None:
+        """A pass forward is next."""
+        if self.shards is not None:
+            self.shards.begin_forward()
+
+    def begin(self, microbatch: int) -> None:
+        """The backward of a micro-batch is next."""
+        if self.shards is not None:
+            self.shards.begin_backward()
+
+    def finish(self) -> None:
+        """A backward is over."""
+        if self.shards is not None:
+            self.shards.end_backward()
+
+    def reset(self) -> None:
+        """Without effect: what is under way are passes, each of which begins anew."""
+
+    def _call(self, place: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.shards is None:
+            return function(*args, **kwargs)
+        self.shards.forward_at(place)
+        result = function(*args, **kwargs)
+        self.shards.forward_at(place + 0.5)
+        if torch.is_grad_enabled():
+            for tensor in tree_leaves(result):
+                if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+                    tensor.grad_fn.register_prehook(partial(_told, self.shards, place))
+        return result
+
+
+def _told(shards: PassShards, place: int, gradients: tuple[Tensor, ...]) -> None:
+    shards.backward_at(place)
+
+
+def places_of(
+    model: CapturedModel, decision: Decision, stage: int, parameters: Collection[str], received: Collection[str]
+) -> dict[str, Places]:
+    """The places of ``parameters`` of a stage, by name, in the order of their first use.
+
+    Args:
+        received: values that other stages make, whose gradients flow on.
+    """
+    graph, layers = model.graph_module.graph, frozenset(decision.layers_of(stage))
+    behind = attributes_behind(graph)
+    made = {model.node_of_value[value] for value in received}
+    flows = {node for node in graph.nodes if behind.get(node) in parameters or node.name in made}
+    uses: dict[str, list[tuple[int, bool]]] = {}
+    for place, node in enumerate(graph.nodes):
+        if model.layer_of_node.get(node.name) not in layers or node.op != "call_function":
+            continue
+        if any(argument in flows for argument in node.all_input_nodes):
+            flows.add(node)
+        for name in dict.fromkeys(behind[each] for each in node.all_input_nodes if each in behind):
+            if name in parameters:
+                uses.setdefault(name, []).append((place, node in flows))
+    found = {}
+    for name, at in uses.items():
+        every, back = [place for place, _ in at], [place for place, differs in at if differs]
+        found[name] = Places((every[0], every[-1]), (back[0], back[-1]))
+    everywhere = (0, len(graph.nodes))
+    return found | {name: Places(everywhere, everywhere) for name in parameters if name not in found}
+
+
+def require_shardable(decision: Decision, stage: int, model: CapturedModel, others: Iterable[str]) -> None:
+    """Raises :class:`UnsupportedModelError` where gradients or parameters of a stage cannot be in slices.
+
+    Args:
+        others: what else is in the way, in words.
+    """
+    wrong = list(others)
+    if model.prepared is not None:
+        wrong.append("sites of clouds and sampled graphs: their layers sum what ranks have in ways of their own")
+    if wrong:
+        what = "parameters" if decision.stages[stage].zero > 2 else "gradients"
+        raise UnsupportedModelError(
+            f"stage {stage} cannot divide its {what} over its {len(decision.stages[stage].ranks)} ranks",
+            wrong,
+            ["divide the optimiser's state alone: plan with --zero 1"],
+        )

@@ -1,0 +1,138 @@
+"""What stages take and hold whose ranks divide optimiser state, gradients and parameters (ZeRO-1 to 3)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from planner.check import check
+from planner.check.recompute import reckon
+from planner.costs.cost_model import PriceBook
+from planner.costs.predict import forecast
+from planner.ir.codec import dumps, loads
+from planner.ir.errors import CorruptFileError, UsageError
+from planner.ir.plan import Decision, Plan, Prediction
+from planner.ir.problem import ALWAYS, Request
+from planner.ir.profile import Optimizer
+from planner.ir.program import BUCKET_BYTES
+from planner.layers.boundary import Boundaries
+from planner.solvers.candidates.candidate import schedule_names
+from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.solvers.instances import random_problem
+
+LAYERS, RANKS, MICRO_BATCHES = 12, 2, (8, 8, 8)
+BYTES = BUCKET_BYTES // 2
+"""Of the parameters of a layer: two layers make a bucket."""
+TOTAL = LAYERS * BYTES
+UPDATE_S, SAVED = 1e-3, 4096
+PROFILE = chain_profile(
+    LAYERS,
+    RANKS,
+    parameter_bytes=BYTES,
+    activation_bytes=SAVED,
+    update_s=UPDATE_S,
+    all_reduce_latency_s=2e-4,
+    optimizer=Optimizer("Adam", {}, 2.0),
+)
+
+
+def decision_of(zero: int, recompute: bool = False) -> Decision:
+    found = chain_decision(PROFILE, (), MICRO_BATCHES, [tuple(range(RANKS))])
+    stages = (replace(found.stages[0], sharded=zero > 0, zero=max(1, zero), recompute=recompute),)
+    return replace(found, stages=stages)
+
+
+def predicted(zero: int, recompute: bool = False) -> Prediction:
+    """By the cost model; the checker's own sums are held against it."""
+    decision = decision_of(zero, recompute)
+    found = forecast(PriceBook(PROFILE), decision, 0.0, num_draws=0).prediction
+    again = reckon(PROFILE, decision, Boundaries.of_decision(PROFILE.graph, decision).program(decision))
+    assert again.step_s == pytest.approx(found.step_s, rel=1e-12)
+    assert again.peak_bytes == tuple(rank.peak_bytes for rank in found.ranks)
+    assert [each.communication_s for each in again.times] == pytest.approx([r.communication_s for r in found.ranks])
+    return found
+
+
+def sum_s(num_bytes: int) -> float:
+    return PriceBook(PROFILE).network.all_reduce_s(tuple(range(RANKS)), num_bytes)
+
+
+def test_exchanges_are_paid_for_in_each_pass_that_waits_for_them() -> None:
+    count, half_s = len(MICRO_BATCHES), LAYERS / 2 * sum_s(BUCKET_BYTES) / 2
+    step_s = [predicted(zero).step_s for zero in range(4)]
+    passes_s = step_s[1] - sum_s(TOTAL) - LAYERS * UPDATE_S / RANKS  # reduce-scatter, update, all-gather
+    assert step_s[2] == pytest.approx(passes_s + count * half_s + LAYERS * UPDATE_S / RANKS + sum_s(TOTAL) / 2)
+    assert step_s[3] == pytest.approx(passes_s + count * 3 * half_s + LAYERS * UPDATE_S / RANKS)
+    again_s = [predicted(zero, recompute=True).step_s for zero in (2, 3)]
+    assert again_s[1] - again_s[0] == pytest.approx(step_s[3] - step_s[2] + count * half_s)  # forward, once more
+
+
+def test_exchanges_inside_passes_are_communication() -> None:
+    count, half_s = len(MICRO_BATCHES), LAYERS / 2 * sum_s(BUCKET_BYTES) / 2
+    spent = [predicted(zero).ranks[0].communication_s for zero in (2, 3)]
+    assert spent == pytest.approx([count * half_s, count * 3 * half_s])
+
+
+OTHER = LAYERS * SAVED * MICRO_BATCHES[0] // RANKS + sum(MICRO_BATCHES) * (SAVED + 8)
+"""What layers save of a rank's part of a micro-batch, and the batch."""
+
+
+@pytest.mark.parametrize(
+    ("zero", "parameters", "gradients", "gathered"),
+    [
+        (2, TOTAL, TOTAL // RANKS + 2 * BUCKET_BYTES, 0),
+        (3, TOTAL // RANKS, TOTAL // RANKS + BUCKET_BYTES, BUCKET_BYTES),
+    ],
+)
+def test_in_a_backward_there_are_slices_and_one_bucket(
+    zero: int, parameters: int, gradients: int, gathered: int
+) -> None:
+    """Gradients are put together to be sent, when parameters have gone; no levels of layers are known here."""
+    state = 2 * TOTAL // RANKS
+    assert predicted(zero).ranks[0].peak_bytes == parameters + gradients + gathered + state + OTHER
+
+
+def test_each_level_holds_less() -> None:
+    peaks = [predicted(zero).ranks[0].peak_bytes for zero in range(4)]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def planned(zero: int, asked: int, schedule: str = "1f1b") -> Plan:
+    decision = replace(decision_of(zero), schedule=schedule)
+    plan = plan_of(PROFILE, decision)
+    return replace(plan, inputs=replace(plan.inputs, request=Request(shard=ALWAYS, zero=asked)))
+
+
+def test_the_checker_finds_levels_that_nobody_asked_for_or_that_are_none() -> None:
+    for zero in (1, 2, 3):
+        assert not [fault for fault in check(planned(zero, zero), PROFILE) if "zero" in fault or "shard" in fault]
+    assert any("divides at level 3, asked for zero 2" in fault for fault in check(planned(3, 2), PROFILE))
+    for words, changed in {
+        "levels of ZeRO are 1 to 3": {"zero": 4},
+        "and is not sharded": {"zero": 2, "sharded": False},
+    }.items():
+        plan = planned(2, 2)
+        stage = replace(plan.decision.stages[0], **changed)
+        spoilt = replace(plan, decision=replace(plan.decision, stages=(stage,)))
+        assert any(words in fault for fault in check(spoilt, PROFILE)), words
+    assert any("backwards in halves" in fault for fault in check(planned(2, 2, "zb-h1"), PROFILE))
+
+
+def test_a_plan_file_says_its_level_and_older_ones_are_of_level_one() -> None:
+    text = dumps(planned(3, 3))
+    assert loads(text, Plan).decision.stages[0].level == 3
+    older = re.sub(r',?\s*"zero": 1', "", dumps(planned(1, 1)))
+    assert "zero" not in older
+    assert loads(older, Plan).decision.stages[0].level == 1
+    with pytest.raises(CorruptFileError, match="no level of ZeRO"):
+        loads(text.replace('"zero": 3', '"zero": 5'), Plan)
+
+
+def test_schedules_that_cannot_divide_gradients_are_not_searched() -> None:
+    problem = replace(random_problem(3), shard=ALWAYS, zero=2, schedules=("1f1b", "zb-h1", "pipedream"))
+    assert schedule_names(problem) == ("1f1b",)
+    assert schedule_names(replace(problem, zero=1)) == problem.schedules
+    with pytest.raises(UsageError, match="ZeRO-2 with zb-h1"):
+        schedule_names(replace(problem, schedules=("zb-h1",)))
