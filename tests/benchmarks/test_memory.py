@@ -1,4 +1,4 @@
-"""Predicted and counted memory of small networks on ranks that are processes, plans of every kind."""
+"""Predicted and counted memory of a small network on ranks that are processes, under several kinds of plan."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ GPT = Network(
 
 
 @pytest.mark.exhaustive("watches a network, then runs each plan three times on its ranks")
-def test_every_kind_of_plan_holds_what_is_predicted_and_runs_out_below() -> None:
-    plans = ((2, ("zb-h1/4", memory.DIVIDED, memory.SEQUENCE)), (3, (memory.TO_ONE, memory.TO_TWO)))
+def test_plans_hold_what_is_predicted_and_fit_into_it() -> None:
+    plans = ((2, ("zb-h1/4", memory.DIVIDED)),)
     for label, found in memory._network(GPT, plans):
         assert max(found.errors) < 5.0, label
         assert min(found.errors) > -memory.UNDER_PERCENT, label
