@@ -70,6 +70,9 @@ class Stage:
         sharded: whether the ranks divide the optimiser's state among them, each updating its part of the parameters
             (ZeRO stage 1, Rajbhandari et al. 2020).
         blocks: of a forward plan, layers that are run without exchanges between them, and in tiles; in order.
+        recomputed: spans of layers whose activations alone are dropped after the forward; each span is computed again
+            when the backward comes to it (selective recomputation, Korthikanti et al. 2022, section 5).  No layer
+            outside a span lies between two of its own.  Empty with ``recompute``, which is about all layers at once.
     """
 
     ranks: tuple[int, ...]
@@ -77,6 +80,7 @@ class Stage:
     recompute: bool = False
     sharded: bool = field(default=False, metadata={"added": "0.1"})
     blocks: tuple[Block, ...] = field(default=(), metadata={"added": "0.1"})
+    recomputed: tuple[tuple[str, ...], ...] = field(default=(), metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

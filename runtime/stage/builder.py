@@ -159,7 +159,8 @@ class Builder:
         watched = (value for value in self._model.watched if producer(value) in layers)
         whole = {name: self._attribute(name) for name in parts}
         own, weighed = sliced(whole, parts), weighed_in(self._model, layers)
-        return StageCut(self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed)
+        again = self._decision.stages[stage].recomputed
+        return StageCut(self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed, again)
 
     def _resident(self, stage: int) -> Resident:
         graph, decision, transport = self._model.graph, self._decision, self._transport
@@ -226,8 +227,15 @@ class Builder:
             divided=divided,
             sites=sites,
             blocks=self._decision.stages[stage].blocks,
+            told=[each for each in (self._draw, divided or sites) if each is not None],
         )
         if self._compiler is not None:
+            if self._decision.stages[stage].recomputed:
+                raise UnsupportedModelError(
+                    f"stage {stage} computes {len(self._decision.stages[stage].recomputed)} spans of layers again",
+                    ["such a stage is not compiled"],
+                    ["run without --compile", "plan with --recompute always, or never"],
+                )
             refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)
             refuse_user_code(stage, self._model, self._decision.layers_of(stage))
             functions.training = compiled(functions.training, partial(_size, divided), self._compiler, collectives)
@@ -312,6 +320,7 @@ class Builder:
             draw=self._draw,
             divided=divided,
             added=None if updates.reduction is None else updates.reduction.note,
+            again=functions.again,
         )
 
     def _check_received(self, stage: int, received: tuple[str, ...]) -> None:
