@@ -101,6 +101,12 @@ def attention_cores(graph: Graph) -> Spans:
     return tuple(found)
 
 
+def cores_by_index(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """The same by index of the layers in the graph."""
+    index = {layer.name: number for number, layer in enumerate(graph.layers)}
+    return tuple(tuple(index[name] for name in core) for core in attention_cores(graph))
+
+
 def cores_among(graph: Graph, names: Collection[str]) -> Spans:
     """Of every attention's core, what is among ``names``, such as those of a stage."""
     own = (tuple(name for name in core if name in names) for core in attention_cores(graph))

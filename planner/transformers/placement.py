@@ -34,7 +34,7 @@ from planner.ir.plan import Placement
 from planner.layers import kind
 from planner.layers.contraction import ContractedDims, contracted_dims
 from planner.layers.elementwise import CLASS, has_classes_apart
-from planner.transformers.shape import Recompute, Ways
+from planner.transformers.shape import Ways
 
 REPLICA = "replica"
 """A dim that no tensor has: ranks along it do the same."""
@@ -59,8 +59,6 @@ def placements(graph: Graph, ways: Ways) -> dict[str, Placement]:
 def require_executable(ways: Ways) -> None:
     """Raises :class:`UsageError`, naming what of a way no plan of halopipe can say."""
     wrong = []
-    if ways.recompute is Recompute.SELECTIVE:
-        wrong.append("recompute selective: a stage computes all of its activations again, or none (--recompute full)")
     if ways.zero >= 2:
         wrong.append(f"ZeRO-{ways.zero}: the optimiser's state alone is divided over replicas (--zero 1)")
     if ways.zero and ways.tensor > 1:

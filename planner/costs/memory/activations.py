@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.costs.layers.cost_table import SizeTable, layers_of, span
+from planner.costs.layers.cost_table import SizeTable, layers_of
 from planner.costs.memory.levels import (
     BACKWARD,
     FORWARD,
@@ -26,7 +26,9 @@ from planner.costs.memory.levels import (
     Array,
     Course,
     Indices,
+    Kept,
     Run,
+    Running,
     course,
     layers_in,
     plain_course,
@@ -88,7 +90,10 @@ def activation_of(
             return Activation(laid_out, laid_out.saved, sent_bytes)
         parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes, cost.parameter_bytes)
         saved, again, workspace, parameters = (round(float(part[member])) for part in parts)
-        found = plain_course(saved, saved + again, parameters, workspace, again)
+        left = saved + again
+        if placed.recomputed:
+            saved, again = _of_spans(costs, placed, cost, member)
+        found = plain_course(saved, left, parameters, workspace, again)
         return Activation(found, found.saved, sent_bytes)
     rank = placed.ranks[member]
     table, kind, on_chip = costs.table(stage, member, microbatch), costs.kind(rank), costs.on_chip_bytes(rank) > 0
@@ -96,7 +101,8 @@ def activation_of(
     known = costs.book.levels.known
     senders = tuple(sorted(run for number in came for run in costs.stages[number].runs))
     made_bytes = 0 if on_chip else placed.parameter_bytes
-    key = (placed.runs, kind, samples, made_bytes, seeds, placed.sums_behind and placed.tied, senders)
+    sums_behind = placed.sums_behind and placed.tied
+    key = (placed.runs, kind, samples, made_bytes, seeds, sums_behind, senders, placed.recomputed)
     if key not in known:
         copies = _copies(costs, placed)
         found, unsaved = _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes)
@@ -121,9 +127,39 @@ def _laid_out(costs: StageCosts, placed: StagePlacement, cost: StageCost, member
         if levels is None:
             return None
         found.append(levels)
-    saved = own.saved[:, member] + own.received[:, member]
-    defers = costs.book.tables.deferring(kind)[list(own.layers)]
-    return course(saved, own.parameters[:, member], np.array(found).T, seeds, defers)
+    running = costs.book.levels.running(np.array(own.layers, dtype=np.int64), placed.recomputed)
+    at = np.searchsorted(own.layers, running.order)
+    levels, saved = np.array(found).T[:, at], (own.saved[:, member] + own.received[:, member])[at]
+    stays = _kept(costs, placed, running, saved, levels, (own.samples * own.share)[at, member])
+    defers = costs.book.tables.deferring(kind)[running.order]
+    made = own.parameters[at, member]
+    return course(saved, made, levels, seeds, defers, stays=stays, spans=running.bounds)
+
+
+def _kept(
+    costs: StageCosts, placed: StagePlacement, running: Running, saved: Array, levels: Array | None, parts: Array
+) -> Kept:
+    """By layer as they run, what stays from forward to backward; of those outside spans all that they save."""
+    if not placed.recomputed:
+        return Kept(saved, saved)
+    again = costs.book.levels.kept(running.order, placed.recomputed, levels, parts)
+    return Kept(*(np.where(running.within, each, saved) for each in (again.kept, again.same)))
+
+
+def _of_spans(costs: StageCosts, placed: StagePlacement, cost: StageCost, member: int) -> tuple[int, int]:
+    """(what stays from forward to backward, what the largest span has back) of layers of which no levels are known."""
+    own = cost.by_layer
+    running = costs.book.levels.running(np.array(own.layers, dtype=np.int64), placed.recomputed)
+    at = np.searchsorted(own.layers, running.order)
+    saved = (own.saved[:, member] + own.received[:, member])[at]
+    stays = _kept(costs, placed, running, saved, None, (own.samples * own.share)[at, member])
+    return round(float(stays.kept.sum())), _largest_span(running, saved, stays)
+
+
+def _largest_span(running: Running, saved: Array, stays: Kept) -> int:
+    """What the layers of a span save beside what stays, of that where it is most."""
+    more = np.maximum(saved - stays.same, 0.0)
+    return round(max((float(more[first:last].sum()) for first, last in running.bounds), default=0.0))
 
 
 def _copies(costs: StageCosts, placed: StagePlacement) -> dict[int, int]:
@@ -152,22 +188,30 @@ def _course_of(
         made_bytes: of gradients of parameters; 0 where they lie on chip.
     """
     levels, copies = costs.book.levels.at(kind, samples), copies or {}
+    running = costs.book.levels.running(layers_in(placed.runs), placed.recomputed)
+    layers = running.order
+    saved_by, parts = np.diff(table.saved_bytes)[layers], np.full(len(layers), float(samples))
     if levels is None:
         hungriest = max((float(table.workspace_bytes[a:b].max()) for a, b in placed.runs if a < b), default=0.0)
         hungriest += max(copies.values(), default=0)
         left = costs.book.tables.left_bytes(kind, samples, placed.runs)
-        return plain_course(span(table.saved_bytes, placed.runs), left, made_bytes, hungriest), None
-    layers = layers_in(placed.runs)
-    saved_by = np.diff(table.saved_bytes)[layers]
+        stays = _kept(costs, placed, running, saved_by, None, parts)
+        again = _largest_span(running, saved_by, stays)
+        return plain_course(float(stays.kept.sum()), left, made_bytes, hungriest, again), None
     made = np.diff(costs.book.tables.graph.parameter_bytes)[layers] * (made_bytes > 0)
     defers, own = costs.book.tables.deferring(kind)[layers], levels[:, layers]
     for layer, size in copies.items():
         own[BACKWARD : WEIGHT + 1, layers == layer] += size
-    stays = _seeds_left(costs, layers, own, seeds)
+    seeds_left = _seeds_left(costs, layers, own, seeds)
     there = np.minimum(_in_buffers(costs, layers, own, samples, senders), saved_by)
     own[FORWARD] -= there
     own[LEFT] -= np.clip(own[LEFT] - own[GRADIENTS_LEFT] - (saved_by - there), 0.0, there)  # so much at least is of it
-    found = course(saved_by - there, _gradients(made_bytes, made), own, seeds, defers, stays)
+    stays = _kept(costs, placed, running, saved_by - there, own, parts)
+    gradients = _gradients(made_bytes, made)
+    found = course(saved_by - there, gradients, own, seeds, defers, seeds_left, stays, running.bounds)
+    if placed.recomputed:  # what they save of their outputs is dropped
+        saved_by, levels = np.where(running.within, 0.0, saved_by), levels.copy()
+        levels[OUTPUTS_SAVED, layers[running.within]] = 0.0
     return found, _unsaved(costs, layers, saved_by, levels, samples)
 
 

@@ -12,15 +12,23 @@ l and gradients of parameters of g(k) bytes:
 and where sums of gradients run behind the last backward, in that one c(k) more where layer k completes a bucket of c(k)
 bytes that is put together,
 
-since forward goes up the layers and backward down, and lets go of what a layer saved.  Layers that cannot leave their
-weight gradients for later (recurrent ones) make them with those of inputs: e is g there, and 0 elsewhere.  Levels are
-affine in the samples between the sizes measured, and beyond.  A profile without levels has workspaces: then every
-action of the stage needs that of the hungriest layer beyond all that is saved.
+since forward goes up the layers and backward down, and lets go of what a layer saved.
+
+Spans of layers that are computed again keep k(j) of each of their layers, what they read from outside, of which c(j) is
+what the layer itself would save (others save a copy), and have s - c of them back one span at a time:
+
+    forward                 k in place of s, and s - c of the layer before j in its span, which j reads
+    backward in a span      k of all earlier layers and of the whole span, (s - c)(<=j) within it, b(j) and so on
+    its second forward      the same with f(j) - c(j) beside (s - c)(<j), before the first backward of the span
+
+Layers that cannot leave their weight gradients for later (recurrent ones) make them with those of inputs: e is g there,
+and 0 elsewhere.  Levels are affine in the samples between the sizes measured, and beyond.  A profile without levels has
+workspaces: then every action of the stage needs that of the hungriest layer beyond all that is saved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -28,11 +36,16 @@ from numpy.typing import NDArray
 
 from planner.ir.graph import producer
 from planner.ir.profile import Levels, Profile
+from planner.layers.recomputed import running_order
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Run = tuple[int, int]
 """Layers ``[first, last)`` by index in the graph."""
+Spans = tuple[tuple[int, ...], ...]
+"""Layers by index that are computed again in the backward, each span by itself."""
+_ALL = 0.99
+"""Who saves so much of a tensor has saved it: sizes between those that were measured are on a line."""
 
 LEVEL_NAMES = tuple(each.name for each in fields(Levels))
 FORWARD, BACKWARD, WEIGHT, LEFT, OUTPUTS_SAVED, INPUTS_SAVED, GRADIENTS_LEFT = map(
@@ -68,6 +81,19 @@ class Course:
     early: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """Of layers of a stage as they run, in bytes.
+
+    Attributes:
+        kept: what stays from forward to backward.
+        same: of what a layer saves, what is among that: the rest is there from its second forward on.
+    """
+
+    kept: Array
+    same: Array
+
+
 @dataclass(slots=True, eq=False)
 class LevelTables:
     """The levels of a profile, by kind of device.
@@ -75,6 +101,7 @@ class LevelTables:
     Attributes:
         outputs: by layer, bytes of its outputs per sample.
         inputs: by layer, of each value that it reads and a layer made: that layer, and bytes per sample.
+        names: of these values, in the same order.
         readers: by layer, those that read its outputs.
         known: courses that were worked out, by stage and samples, with what is sent unsaved, and of last backwards.
     """
@@ -82,6 +109,7 @@ class LevelTables:
     profile: Profile
     outputs: tuple[float, ...] = field(init=False, repr=False)
     inputs: tuple[tuple[tuple[int, float], ...], ...] = field(init=False, repr=False)
+    names: tuple[tuple[str, ...], ...] = field(init=False, repr=False)
     readers: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
     known: dict[tuple[object, ...], tuple[Course, int | None, Course | None]] = field(
         init=False, default_factory=dict, repr=False
@@ -94,13 +122,15 @@ class LevelTables:
         index = {layer.name: position for position, layer in enumerate(graph.layers)}
         readers: list[dict[int, None]] = [{} for _ in graph.layers]
         inputs: list[tuple[tuple[int, float], ...]] = []
+        names: list[tuple[str, ...]] = []
         values = graph.values()
         for position, layer in enumerate(graph.layers):
             made = {name: index[producer(name)] for name in layer.inputs if name not in graph.inputs}
             inputs.append(tuple((maker, values[name].num_bytes / graph.samples) for name, maker in made.items()))
+            names.append(tuple(made))
             for maker in made.values():
                 readers[maker][position] = None
-        self.inputs, self.readers = tuple(inputs), tuple(map(tuple, readers))
+        self.inputs, self.names, self.readers = tuple(inputs), tuple(names), tuple(map(tuple, readers))
         self.outputs = tuple(sum(spec.num_bytes for spec in layer.outputs) / graph.samples for layer in graph.layers)
 
     def at(self, kind: str, samples: float) -> Array | None:
@@ -129,6 +159,75 @@ class LevelTables:
         found = whole[:, layer] * share
         found[: WEIGHT + 1] += received + max(0.0, needs)
         return np.asarray(found)
+
+    def running(self, layers: Indices, spans: Spans) -> Running:
+        """The order in which a stage runs its layers: a span as one (``planner.layers.recomputed``)."""
+        if not spans:
+            return Running(layers, np.zeros(len(layers), dtype=bool), ())
+        reads = {layer: [maker for maker, _ in self.inputs[layer]] for layer in layers.tolist()}
+        order = [each for unit in running_order(layers.tolist(), reads, spans) for each in unit]
+        bounds = tuple((order.index(span[0]), order.index(span[0]) + len(span)) for span in map(sorted, spans))
+        again = [layer for span in spans for layer in span]
+        return Running(np.array(order, dtype=np.int64), np.isin(order, again), tuple(sorted(bounds)))
+
+    def kept(self, order: Indices, spans: Spans, levels: Array | None, parts: Array) -> Kept:
+        """Of layers in spans, what stays from the forward on; of others 0.
+
+        That is what the spans read of the stage's other layers and none of these saves; what other stages made lies
+        where it was received.  What a span saves of its own results stays as well, if who reads them needs it.
+
+        Args:
+            order: of the stage's layers, as they run.
+            levels: ``[quantity, layer]`` in that order; None: nobody else is known to save anything.
+            parts: by layer, samples of the rank's part, times its share of the work of as many whole ones.
+        """
+        place = {layer: at for at, layer in enumerate(order.tolist())}
+        span_of = {layer: number for number, span in enumerate(spans) for layer in span}
+        saved = np.zeros((2, len(order))) if levels is None else levels[[OUTPUTS_SAVED, INPUTS_SAVED]]
+        found, same, known = np.zeros(len(order)), np.zeros(len(order)), set[str]()
+
+        def is_saved(maker: int, name: str, size: float, before: int) -> bool:
+            others = [r for r in self.readers[maker] if r in place and r not in span_of and place[r] < before]
+            mine = maker not in span_of and saved[0, place[maker]] >= _ALL * size
+            return name in known or bool(mine) or any(saved[1, place[r]] >= _ALL * size for r in others)
+
+        for number, span in enumerate(spans):
+            measured = listed = 0.0
+            inside = sorted(span, key=place.__getitem__)
+            for layer in inside:
+                at, own = place[layer], 0.0
+                for (maker, size_of_one), name in zip(self.inputs[layer], self.names[layer], strict=True):
+                    if maker not in place:  # and not among what is kept for the spans
+                        own += size_of_one * parts[at]
+                        continue
+                    size = size_of_one * parts[place[maker]]
+                    if span_of.get(maker) == number:
+                        own += max(0.0, size - float(saved[0, place[maker]]))
+                    elif not is_saved(maker, name, size, at):
+                        found[at] += size
+                        listed += size
+                        known.add(name)
+                same[at] = found[at] if levels is None else max(0.0, float(saved[1, at]) - own)
+                measured += same[at]
+                found[at] += self._results_needed(layer, span, place, saved)
+            found[place[inside[0]]] += max(0.0, measured - listed)
+        return Kept(found, same)
+
+    def _results_needed(self, layer: int, span: Collection[int], place: Mapping[int, int], saved: Array) -> float:
+        """Of what a layer of a span saves of its outputs, what stays as others read it and save nothing else of it."""
+        size = float(saved[0, place[layer]])
+        if not size:
+            return 0.0
+        open_ends = [reader for reader in self.readers[layer] if reader not in span]
+        while open_ends:
+            reader = open_ends.pop()
+            if reader not in place:
+                continue
+            if self.profile.graph.layers[reader].kind == "reshape":
+                open_ends += self.readers[reader]
+            elif saved[1, place[reader]] < _ALL * size:
+                return size
+        return 0.0
 
     def _measured(self, kind: str) -> tuple[Array, Array]:
         """Sizes at which all layers have levels, and these: ``[size, quantity, layer]``."""
@@ -159,6 +258,21 @@ def affine(sizes: Array, values: Array, at: float) -> Array:
     return np.asarray(values[upper - 1] + share * (values[upper] - values[upper - 1]))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Running:
+    """The layers of a stage as they run.
+
+    Attributes:
+        order: by index in the graph.
+        within: by place, whether the layer is in a span that is computed again.
+        bounds: of each span, its first place and the one behind its last.
+    """
+
+    order: Indices
+    within: NDArray[np.bool_]
+    bounds: tuple[tuple[int, int], ...]
+
+
 def course(
     saved: Array,
     gradients: Array,
@@ -166,6 +280,8 @@ def course(
     seeds: float = 0.0,
     defers: NDArray[np.bool_] | None = None,
     seeds_left: float = 0.0,
+    stays: Kept | None = None,
+    spans: Sequence[tuple[int, int]] = (),
 ) -> Course:
     """The course of a stage.
 
@@ -176,30 +292,44 @@ def course(
             is given.
         defers: by layer, whether its weight gradients can come later than those of inputs; None: of all layers.
         seeds_left: of ``seeds``, what stays for weight gradients beside what ``levels`` have as left.
+        stays: what stays from forward to backward, where that is not all of ``saved``; None: it is.
+        spans: first and last place, exclusive, of layers that are computed again.
     """
     forward, backward, halved, weight, left, *_ = levels
+    kept, same = (saved, saved) if stays is None else (stays.kept, stays.same)
     early = np.zeros_like(gradients) if defers is None else np.where(defers, 0.0, gradients)
     late = gradients - early
-    upto = np.cumsum(saved)
-    before = upto - saved
+    upto = np.cumsum(kept)
+    before = upto - kept
     made, made_early, made_late = (np.cumsum(each[::-1])[::-1] for each in (gradients, early, late))
     left_upto = np.cumsum(left)
     previous = np.concatenate(([0.0], saved[:-1]))
     came = np.full(len(saved), seeds)
     came[-1:] = 0.0
     backward, halved = backward + came, halved + came
+    again: list[tuple[float, float, float, float]] = []  # of each span, the most in its second forward
+    for first, last in spans:
+        there, rising = upto[last - 1], np.cumsum(np.maximum(saved - same, 0.0)[first:last])
+        grown = np.concatenate(([0.0], rising[:-1]))
+        before[first + 1 : last] += np.diff(grown)
+        top = float((there + grown + np.maximum(forward - same, 0.0)[first:last]).max())
+        behind, halves = slice(last, last + 1), float(left[last:].sum())
+        early_behind = float(made_early[behind].sum())
+        again.append((top, top + float(made[behind].sum()), top + halves + early_behind, top + halves))
+        upto[first:last] = there + rising
 
-    def most(values: Array) -> int:
-        return round(float(values.max(initial=0.0)))
+    def most(values: Array, which: int | None = None) -> int:
+        once_more = max((each[which] for each in again), default=0.0) if which is not None else 0.0
+        return round(max(float(values.max(initial=0.0)), once_more))
 
     return Course(
-        saved=round(float(saved.sum())),
+        saved=round(float(kept.sum())),
         left=round(float(left.sum()) + seeds_left),
         forward=most(before + forward),
-        backward_first=most(upto + backward + made),
-        backward_later=most(upto + backward + gradients),
-        input_first=most(upto + halved + left_upto[-1:] - left_upto + made_early),
-        input_later=most(upto + halved + left_upto[-1:] - left_upto + early),
+        backward_first=most(upto + backward + made, 1),
+        backward_later=most(upto + backward + gradients, 0),
+        input_first=most(upto + halved + left_upto[-1:] - left_upto + made_early, 2),
+        input_later=most(upto + halved + left_upto[-1:] - left_upto + early, 3),
         weight_first=most(left_upto + weight + made_late + seeds_left),
         weight_later=most(left_upto + weight + late + seeds_left),
         unrecorded=most(previous + forward),

@@ -26,6 +26,7 @@ from planner.ir.problem import Problem
 from planner.ir.schedule import Edge
 from planner.layers import prepared_inputs, throughout_sites
 from planner.layers.boundary import Boundaries
+from planner.layers.recomputed import cores_by_index
 from planner.schedules import traits
 from planner.solvers.candidates.candidate import (
     Candidate,
@@ -242,9 +243,10 @@ class Evaluator:
         parameters = self.book.tables.graph.parameter_bytes
         found = []
         for stage, (group, shares) in enumerate(zip(candidate.groups, candidate.shares, strict=True)):
-            runs = runs_of(layers[stage])
+            runs, spans = runs_of(layers[stage]), self._spans(candidate, stage, layers[stage])
+            again = {index for span in spans for index in span}
             own = {
-                index: replace(option, recompute=candidate.recomputes(stage))
+                index: replace(option, recompute=candidate.recomputes(stage) or index in again)
                 for index in layers[stage]
                 if (option := candidate.option_of(index)) is not None
             }
@@ -257,9 +259,22 @@ class Evaluator:
                     candidate.recomputes(stage),
                     self.problem.shards(len(group)) and not own,
                     laid_out=self.layouts.costs(group, own, sizes, candidate.blocks_of(stage)) if own else {},
+                    recomputed=spans,
                 )
             )
         return tuple(found)
+
+    def _spans(self, candidate: Candidate, stage: int, layers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Of attention's cores in a stage, by index, those that it computes again."""
+        if not candidate.recomputes_cores(stage):
+            return ()
+        own = frozenset(layers)
+        found = (tuple(index for index in core if index in own) for core in self._cores)
+        return tuple(core for core in found if core)
+
+    @cached_property
+    def _cores(self) -> tuple[tuple[int, ...], ...]:
+        return cores_by_index(self.problem.profile.graph)
 
     def _edges(self, candidate: Candidate) -> Edges:
         stage_of = candidate.stage_of
