@@ -129,9 +129,9 @@ def span_faults(decision: Decision, number: int, graph: Graph | None = None) -> 
         if strange or not span:
             yield f"{path}: layer {strange[0]} is not on stage {number}" if strange else f"{path}: a span has 0 layers"
             return
-        twice = [name for name in span if name in seen] or (["its own"] if len(set(span)) < len(span) else [])
+        twice = [name for place, name in enumerate(span) if name in seen or name in span[:place]]
         if twice:
-            yield f"{path}: layer {twice[0]} is in two spans"
+            yield f"{path}: layer {twice[0]} is in the spans twice"
             return
         seen.update(span)
     if graph is None:

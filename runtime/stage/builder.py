@@ -19,6 +19,7 @@ from planner.ir.schedule import StageGraph
 from planner.layers import require_whole_batches
 from planner.layers.boundary import Boundaries, loss_terms, without_gradient
 from planner.layers.division import Division, divides
+from planner.layers.recomputed import span_faults
 from runtime.optim.of_stage import Tie, Updates, groups_of_ties, ties_of, updates_of
 from runtime.optim.sharding import GradientBuckets
 from runtime.spatial.compiling.collective import CollectivePeerGroup, Collectives, open_collectives
@@ -76,12 +77,15 @@ def _in_parts(tie: Tie, decision: Decision, graph: Graph) -> Iterator[Tie]:
 
 
 def check_layers(decision: Decision, graph: Graph) -> None:
-    """Raises :class:`CorruptFileError` unless the decision places exactly the graph's layers."""
+    """Raises :class:`CorruptFileError` unless the decision places exactly the graph's layers, and spans can run."""
     names = graph.by_name()
     faults = [f"layer {name} is in no stage" for name in names if name not in decision.layers]
     faults += [f"layer {name} is not in the model" for name in decision.layers if name not in names]
     if faults:
         raise CorruptFileError("the plan's layers are not those of the model", faults[:20])
+    again = [fault for stage in range(len(decision.stages)) for fault in span_faults(decision, stage, graph)]
+    if again:
+        raise CorruptFileError("the plan's layers cannot be computed again so", again[:20])
 
 
 class Builder:
@@ -126,6 +130,7 @@ class Builder:
         self._compiler = compiler
         self._collectives: Mapping[int, Collectives] = {}
         if compiler is not None:
+            _refuse_spans(decision)
             together = {number: stage.ranks for number, stage in enumerate(decision.stages) if len(stage.ranks) > 1}
             groups = (*groups_of(decision, model.graph), *groups_in(decision, model.graph))
             self._collectives = open_collectives(together, groups, deadline_s)
@@ -230,12 +235,6 @@ class Builder:
             told=[each for each in (self._draw, divided or sites) if each is not None],
         )
         if self._compiler is not None:
-            if self._decision.stages[stage].recomputed:
-                raise UnsupportedModelError(
-                    f"stage {stage} computes {len(self._decision.stages[stage].recomputed)} spans of layers again",
-                    ["such a stage is not compiled"],
-                    ["run without --compile", "plan with --recompute always, or never"],
-                )
             refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)
             refuse_user_code(stage, self._model, self._decision.layers_of(stage))
             functions.training = compiled(functions.training, partial(_size, divided), self._compiler, collectives)
@@ -328,6 +327,17 @@ class Builder:
         if expected != set(received):
             differ = ", ".join(sorted(expected ^ set(received)))
             raise UnsupportedModelError(f"stage {stage}: the model's graph and its code disagree on {differ}")
+
+
+def _refuse_spans(decision: Decision) -> None:
+    """Raises :class:`UnsupportedModelError` where a stage that is to be compiled computes layers again by spans."""
+    for number, stage in enumerate(decision.stages):
+        if stage.recomputed:
+            raise UnsupportedModelError(
+                f"stage {number} computes {len(stage.recomputed)} spans of layers again, and is not compiled then",
+                [f"the first has {len(stage.recomputed[0])} layers, from {stage.recomputed[0][0]}"],
+                ["run without --compile", "plan with --recompute always, or never"],
+            )
 
 
 def _size(divided: DividedStage | None) -> Division | None:

@@ -185,7 +185,6 @@ def volume_of(shape: tuple[int, ...]) -> int:
 @pytest.mark.parametrize(
     ("ways", "why"),
     [
-        (Ways(recompute=Recompute.SELECTIVE), "recompute selective"),
         (Ways(data=2, zero=2), "ZeRO-2"),
         (Ways(data=2, zero=3), "ZeRO-3"),
         (Ways(tensor=2, data=2, zero=1), "beside tensor 2"),
