@@ -26,9 +26,10 @@
 
 A backward in two halves keeps, from I to W, what the weight gradients that come later are computed from, and lets the
 rest go.  A stage that recomputes keeps received inputs alone, and has its activations back while B runs, or from I to
-W.  What a rank holds depends on the order of its row alone, not on times.  Ignored: what a process takes before it has
-a model (interpreter, libraries), what libraries take without torch's allocator (oneDNN and MKL little), what passes
-between stages of one rank, and fragmentation.  Where layers have layouts of their own a rank holds its parts of their
+W; spans of layers that are computed again keep what they read, and have theirs back one span at a time.  What a rank
+holds depends on the order of its row alone, not on times.  Ignored: what a process takes before it has a model
+(interpreter, libraries), what libraries take without torch's allocator (oneDNN and MKL little), what passes between
+stages of one rank, and fragmentation.  Where layers have layouts of their own a rank holds its parts of their
 parameters, and what its group sent it, and each layer has its part's share of the whole one's levels; only where such a
 stage recomputes does every action need the workspace of the hungriest layer beyond all that is saved.
 """
