@@ -35,6 +35,12 @@ from planner.transformers.cluster import GBIT
 from planner.transformers.layers import layers_for
 
 GIB = 2**30
+NO_LAYER = Pass(Cost(), Cost())
+WINDOWS_BYTES = 2 * 8 * 10 * 8949
+"""Of one connection of NCCL's on AWS: two threads of eight sockets (its documentation), each at first of ten segments
+(RFC 6928) in frames of 9,001 bytes."""
+BERT_VOCABULARY = 29056
+"""BERT-large's 28,996 word pieces, in whole multiples of 128."""
 ODD = ("p8t1d8-mb2", "p1t8d8-mb2", "p4t2d8-mb2", "p2t4d8-mb2")
 """Rows that contradict the others: at micro-batch 2 each of four divisions takes 1.3 to 1.8 times what it takes at 1,
 and 1.1 to 2.3 times what it takes at 4."""
@@ -48,6 +54,7 @@ class Run:
         group: runs that a mean is taken over.
         measured_s: None: not measured; infinite: it ended for want of memory.
         measured_bytes: of the rank that holds most; 0: not measured.
+        odd, odd_memory: its time, or its memory, contradicts other rows of its source.
         stages, micro_batch: where the group is told apart by them; else 0.
         restricted: its source states no licence: the figures stay out of what is committed.
     """
@@ -60,6 +67,7 @@ class Run:
     usable_bytes: float = inf
     restricted: bool = False
     odd: bool = False
+    odd_memory: bool = False
     predicted_bytes: float = field(default=0.0)
     stages: int = 0
     micro_batch: int = 0
@@ -119,17 +127,35 @@ def _ways(line: Mapping[str, str]) -> Ways:
 
 
 def _megatron(line: Mapping[str, str]) -> Run:
-    """Megatron-LM, and Alpa, whose compiler fuses as much."""
-    on_v100 = "V100" in line["cluster"]
-    cluster = named_cluster("p3.16xlarge" if on_v100 else "a100-dgx")
-    group = "Megatron on 64 V100" if on_v100 else "Megatron on A100"
-    if line["id"].startswith("alpa"):
-        group = "Alpa, 8 V100"
+    """Megatron-LM of 2022 on A100; before that on V100; and Alpa, whose compiler fuses as much, and overlaps nothing.
+
+    The runs on V100 (Decentralized_FM_alpha, ``dist_megatron_train_qqp.py`` and its scripts) train a classifier on
+    BERT's encoder: its vocabulary, no head; ``--no-bias-dropout-fusion``; gradients in float16, as no flag asks for
+    more; a Megatron-LM that still has ``--checkpoint-activations``, and waits for the sums of its tensor ranks.
+    """
+    shape, ways, batch = shape_of(line), _ways(line), int(line["global_batch"])
     name = line["id"].removeprefix("megatron-xl24-")
-    prediction = predict(shape_of(line), cluster, _ways(line), int(line["global_batch"]))
+    if line["id"].startswith("alpa"):
+        group, cluster = "Alpa, 8 V100", named_cluster("p3.16xlarge")
+        prediction = predict(shape, cluster, replace(ways, overlap_tensor=False), batch)
+    elif "V100" in line["cluster"]:
+        group, cluster = "Megatron on 64 V100", named_cluster("p3.16xlarge")
+        # Without a head no table is summed over a pipeline's ends; that of the last stage is no more than the first's.
+        shape = replace(shape, vocab=BERT_VOCABULARY, parameters_tied=ways.pipeline == 1)
+        ways = earlier(ways)
+        layers = layers_for(shape, cluster, ways)
+        prediction = predict(shape, cluster, ways, batch, replace(layers, head=NO_LAYER))
+    else:
+        group = "Megatron on A100"
+        prediction = predict(shape, named_cluster("a100-dgx"), ways, batch)
     memory = GIB * float(line["measured_memory_gib"] or 0)
     source = "DS3Lab" in line["source"]
     return Run(group, name, prediction, float(line["measured_s"]), memory, restricted=source, odd=name in ODD)
+
+
+def earlier(ways: Ways) -> Ways:
+    """In the software of the runs on V100."""
+    return replace(ways, kernels=Fusion.KERNELS, fp32_gradients=False, overlap_tensor=False)
 
 
 def _memory(line: Mapping[str, str]) -> Run:
@@ -148,16 +174,20 @@ def _memory(line: Mapping[str, str]) -> Run:
 def _slow_network(line: Mapping[str, str]) -> Run:
     """Decentralized_FM_alpha: GPT-2 of transformers in eager PyTorch, float16 gradients, streams for messages.
 
-    Embedding and loss are "very light-weighted" there, by the source: they cost nothing here.
+    Embedding and loss are "very light-weighted" there, by the source: they cost nothing here.  All messages of a rank
+    are of one NCCL communicator, which runs them one after another as they were called: receive, compute, send.  They
+    hide where TCP takes them in: its windows grow from :data:`WINDOWS_BYTES` where a round trip at the network's rate
+    is more, until they hold a message.  Delays are of one direction (netem, in both hosts).  That was settled after
+    errors had been seen.
     """
     latency, _, rate = line["network"].partition(" ms, ")
     wire = Wire(1e-3 * float(latency), GBIT * float(rate.partition(" ")[0]))
+    sends = Sends.OVERLAPPED if 2 * wire.alpha_s * wire.bytes_per_s > WINDOWS_BYTES else Sends.EXCHANGED
     cluster = replace(named_cluster("p3.2xlarge"), across=wire)
     shape = replace(shape_of(line), parameters_tied=False, vocab=1)
-    ways = replace(_ways(line), kernels=Fusion.EAGER, fp32_gradients=False, sends=Sends.OVERLAPPED)
-    layers = layers_for(shape, cluster, ways)
-    nothing = Pass(Cost(), Cost())
-    prediction = predict(shape, cluster, ways, int(line["global_batch"]), Layers(nothing, layers.block, nothing))
+    ways = replace(_ways(line), kernels=Fusion.EAGER, fp32_gradients=False, sends=sends)
+    layers = Layers(NO_LAYER, layers_for(shape, cluster, ways).block, NO_LAYER)
+    prediction = predict(shape, cluster, ways, int(line["global_batch"]), layers)
     return Run("GPT-3 XL, slow networks", line["id"], prediction, float(line["measured_s"]), restricted=True)
 
 

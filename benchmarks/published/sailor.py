@@ -3,12 +3,17 @@
     layer       forward and backward by GPU, micro-batch and tensor degree; a smaller micro-batch takes no longer than a
                 larger one (of two times that contradict this the shorter is taken)
     pipeline    one for each replica; each stage of it on GPUs of its own; the slowest counts
-    messages    DeepSpeed's: blocking, a part from each tensor rank, in float32, over the cards of both hosts
+    messages    DeepSpeed's: blocking, a part from each tensor rank, in float32, over the cards of both hosts; then the
+                tensor ranks of the next stage gather the parts before they compute
     gradients   a float32 ring over the replicas of a stage, at the rate of the slowest pair of hosts, after all passes
+    memory      what the driver tells (``nvidia-smi``): of tensors, in float32, and of what is outside of them
+    rates       between hosts by size, a polynomial of log2 of the MiB, up to the largest, as the source fitted them
 
 Gradients and messages are float32: the profiles' own times are (on V100 those of float32 products, four times those of
 float16), and so are the seconds that the source gives for its sums of gradients (21.6 s over 1 Gbit/s, of which float32
-takes 18.3).  No step was looked at for it.
+takes 18.3).  No step was looked at for it.  Gathering, what a block keeps, and what is outside of tensors are read off
+the source's software (eth-easl/sailor: ``deepspeed/pipe_engine.py``, ``megatron/model/gpt_neo_model.py``, and its
+simulator's ``get_memory_footprint_on_gpu`` and ``check_config_fits``), after errors had been seen.
 """
 
 from __future__ import annotations
@@ -20,21 +25,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import log2
 from pathlib import Path
 
 from benchmarks.published.runs import Run, read
-from planner.kernels import Estimate
+from planner.kernels import Estimate, links
 from planner.kernels.estimates import TABLE
 from planner.transformers import Fusion, Prediction, Sends, Transformer, Ways, memory_of
-from planner.transformers.memory import stage_parameters
+from planner.transformers.memory import SINGLE, stage_parameters
 from planner.transformers.step import MODEL_ERROR, chunked
 
 DATA = Path(__file__).parent / "data"
-SHAPE = Transformer("opt-350m", 1024, 4096, 16, 24, 50272, 2048)
+SHAPE = Transformer("opt-350m", 1024, 4096, 16, 24, 50272, 2048, attention_dropout=False, relu=True)
 FIRST_BLOCK, LAST = 1, 25
 """Layer 0 is the embedding, layer 25 the head."""
-_FLOAT32 = 4
-"""Bytes of a number that is sent."""
+_FLOAT32 = SINGLE
+"""Bytes of a number, kept or sent."""
+ODD_TENSOR = 2
+"""Degree of the two runs on unlike GPUs whose memory contradicts the others: their ranks have four times the share of a
+block that those of degree 8 have, at the same micro-batch, and hold 3.8 and 5.5 GiB, where those hold 5.8 and 8.7."""
+_HOSTS = {
+    "GH-96": "gh200_host", "RTX-3090": "rtx_3090_host", "RTX-2080": "rtx_2080_host", "Titan-RTX": "titan_rtx_host",
+}  # fmt: skip
+"""Tables of exchanges within a host."""
+_OUTSIDE_BYTES, _OUTSIDE_GH200_BYTES = 3.0e9, 4.76e9 + 300e6
+"""What the source's own simulator adds to tensors: "extra mem needed by megatron, shown in nvidia-smi, but not as part
+of torch mem", with tensor parallelism; on GH200 "for fused kernel loading"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +82,18 @@ class Profiles:
         return found
 
     @cached_property
-    def host_bytes_per_s(self) -> Mapping[tuple[str, int], float]:
-        """What the cards of a host send while so many of its GPUs talk."""
+    def networks(self) -> Mapping[tuple[str, int], tuple[Sequence[float], float]]:
+        """By GPU and how many of a host's talk: the polynomial's coefficients, and the largest rate."""
         rates = json.loads((self.folder / "sailor_network.json").read_text("utf-8"))["inter"]
-        return {(gpu, int(number)): rate for gpu, of in rates.items() for number, (_, rate) in of.items()}
+        return {(gpu, int(number)): (fit, rate) for gpu, of in rates.items() for number, (fit, rate) in of.items()}
+
+    def host_bytes_per_s(self, gpu: str, number: int, num_bytes: float) -> float:
+        """What the cards of a host send while so many of its GPUs talk: ``num_bytes`` in all."""
+        (square, linear, constant), most = self.networks[gpu, number]
+        size = log2(num_bytes / 2**20)
+        if square < 0 and size > -linear / (2 * square):  # beyond its top
+            return most
+        return min(most, 1e9 * (square * size**2 + linear * size + constant))
 
     def passes(self, stage: Stage, micro_batch: int) -> tuple[float, float, float]:
         """Forward, backward and update of a replica of a stage."""
@@ -79,9 +103,14 @@ class Profiles:
         forward, backward = (sum(min(row[layer][which] for row in rows) for layer in layers) for which in (0, 1))
         return forward, backward, sum(table[micro_batch][layer][2] for layer in layers)
 
-    def rate(self, one: Stage, other: Stage) -> float:
-        """Bytes a second of all tensor ranks of two stages together."""
-        return min(self.host_bytes_per_s[stage.gpu, stage.tensor] for stage in (one, other))
+    def rate(self, one: Stage, other: Stage, num_bytes: float) -> float:
+        """Bytes a second of all tensor ranks of two stages together, in messages of ``num_bytes`` in all."""
+        return min(self.host_bytes_per_s(stage.gpu, stage.tensor, num_bytes) for stage in (one, other))
+
+
+def _gathered_s(stage: Stage, num_bytes: float) -> float:
+    """Parts of a message among the tensor ranks that received them."""
+    return links(_HOSTS[stage.gpu]).collective("all_gather", num_bytes, stage.tensor, stage.tensor).seconds
 
 
 def runs(folder: Path = DATA) -> Iterator[Run]:
@@ -91,8 +120,11 @@ def runs(folder: Path = DATA) -> Iterator[Run]:
         group = "Sailor, GH200" if line["site"] == "clariden" else "Sailor, unlike GPUs"
         prediction, memory = _predict(line, profiles)
         measured = float(line["measured_peak_bytes"])
-        more = {"stages": int(line["stages"]), "micro_batch": int(line["micro_batch"])}
-        yield Run(group, line["name"], prediction, float(line["measured_s"]), measured, predicted_bytes=memory, **more)
+        odd = group == "Sailor, unlike GPUs" and _stages(line)[0][0].tensor == ODD_TENSOR
+        yield Run(
+            group, line["name"], prediction, float(line["measured_s"]), measured, predicted_bytes=memory,
+            odd_memory=odd, stages=int(line["stages"]), micro_batch=int(line["micro_batch"]),
+        )  # fmt: skip
 
 
 def _stages(line: Mapping[str, str]) -> list[list[Stage]]:
@@ -114,8 +146,12 @@ def _predict(line: Mapping[str, str], profiles: Profiles) -> tuple[Prediction, f
     whole = _FLOAT32 * micro_batch * SHAPE.seq * SHAPE.hidden
     pipelines, least = [], []
     for replica in zip(*stages, strict=True):
-        times = [profiles.passes(stage, micro_batch)[:2] for stage in replica]
-        hop_s = [whole / profiles.rate(*pair) for pair in pairwise(replica)]
+        times = []
+        for place, stage in enumerate(replica):
+            forward_s, backward_s, _ = profiles.passes(stage, micro_batch)
+            gathered_s = _gathered_s(stage, whole)
+            times.append((forward_s + (place > 0) * gathered_s, backward_s + (place < len(replica) - 1) * gathered_s))
+        hop_s = [whole / profiles.rate(*pair, whole) for pair in pairwise(replica)]
         chunks = chunked(times, hop_s, Sends.BLOCKING, len(stages))
         pipelines.append(chunks.step_s(micro_batches))
         least.append(chunks.least_s(micro_batches))
@@ -126,11 +162,13 @@ def _predict(line: Mapping[str, str], profiles: Profiles) -> tuple[Prediction, f
     for index, of in enumerate(stages):
         if data > 1:
             num_bytes = _FLOAT32 * stage_parameters(SHAPE, ways, index) * degree  # of all tensor ranks of a host
-            rate = min(profiles.rate(one, other) for one in of for other in of)
+            rate = min(profiles.rate(one, other, num_bytes / data) for one in of for other in of)
             sums_s = max(sums_s, 2 * (data - 1) / data * num_bytes / rate)
     update_s = max(profiles.passes(stage, micro_batch)[2] for of in stages for stage in of)
     step_s = max(pipelines) + sums_s + update_s
-    memory = memory_of(SHAPE, ways, micro_batches)
+    memory = memory_of(SHAPE, ways, micro_batches, _FLOAT32)
+    outside = max(_OUTSIDE_GH200_BYTES if stage.gpu == "GH-96" else _OUTSIDE_BYTES for of in stages for stage in of)
     parts = {"passes": max(pipelines), "gradient sums": sums_s, "optimiser": update_s}
     step = Estimate(step_s, (1 - MODEL_ERROR) * step_s, (1 + MODEL_ERROR) * step_s, TABLE)
-    return Prediction(step, parts, memory, micro_batches, max(least) + sums_s + update_s), memory.total
+    prediction = Prediction(step, parts, memory, micro_batches, max(least) + sums_s + update_s)
+    return prediction, memory.total + outside

@@ -41,11 +41,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from cuda_ops._torch import forget_iterator
 from cuda_ops.device.seeding import seed_generators, seeded
-from planner.ir.errors import DifferentDataError, FactoryError, HalopipeError, UsageError
+from planner.ir.errors import DifferentDataError, FactoryError, HalopipeError, OutOfMemoryError, UsageError
 from profiler.source.model import LoadedModel
 from profiler.source.parts import where
 from profiler.source.source import find_factory
 from profiler.source.structure import BatchStructure
+from runtime.memory import out_of_memory
 from runtime.pipeline.microbatches import Batch, InputSpecs, MicroBatches, WholeBatch
 
 Tensors = tuple[Tensor, ...]
@@ -96,12 +97,19 @@ class Form:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Says of errors of user code where they come from."""
+        """Says of errors of user code where they come from; a lack of memory is no mistake of that code.
+
+        Raises:
+            OutOfMemoryError: it asked for more memory than there is; a job may be started again for that.
+            FactoryError: it raised something else.
+        """
         try:
             yield
         except HalopipeError:
             raise
         except Exception as error:
+            if lack := out_of_memory(error):
+                raise OutOfMemoryError(f"{self.name} ran out of memory", [*lack.details, where(error)]) from error
             raise FactoryError(
                 f"{self.name} raised {type(error).__name__}",
                 [str(error), where(error), *([f"called as {self.call}"] if self.call else [])],

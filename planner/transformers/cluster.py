@@ -27,6 +27,9 @@ RESERVED_BYTES = 1.5 * 2**30
 """Of a device's memory what the CUDA context, NCCL's buffers and the libraries' workspaces take."""
 FRAGMENTED = 0.06
 """Of the rest, what an allocator loses."""
+TCP_OF_EIGHT = 0.58
+"""What NCCL over TCP sends of a host's card while its eight GPUs do: 14.5 to 14.9 of 32 Gbit/s between two hosts of 8
+V100, 22.2 to 22.9 between four; one GPU a host gets 30.4 to 31.4 (github.com/NVIDIA/nccl/issues/209)."""
 _SHOWN = 0.005
 """Smaller shares of a time are not told."""
 _LOW, _HIGH = 0.75, 1.5
@@ -210,8 +213,8 @@ def clusters() -> Mapping[str, Cluster]:
     known += [
         # Pairs of A100 that NVLink joins, two to a host, and PCIe between them (Azure's NC96ads v4; 80 Gbit/s a host).
         Cluster("a100-pairs", "A100-80GB", 4, "a100_pairwise_nvlink", Wire(60e-6, 80 * GBIT), island=2),
-        # p3.16xlarge: 150 GB/s a device of NVLink-2, of which a ring gets four fifths; 25 Gbit/s a host.
-        Cluster("p3.16xlarge", "V100-16GB", 8, Wire(20e-6, 0.8 * 150e9), Wire(60e-6, 25 * GBIT)),
+        # p3.16xlarge: NVLink-2 by tables of hosts of 2 and 4 V100; 25 Gbit/s a host.
+        Cluster("p3.16xlarge", "V100-16GB", 8, "v100_host", Wire(60e-6, 25 * GBIT), of_network=TCP_OF_EIGHT),
         # p3.2xlarge: one V100 a host, up to 10 Gbit/s.
         Cluster("p3.2xlarge", "V100-16GB", 1, Wire(20e-6, 1e9), Wire(100e-6, 10 * GBIT)),
         # g4dn.12xlarge: 4 T4, 50 Gbit/s between them by PCIe (Li et al. 2022, AMP) and a host.

@@ -126,11 +126,20 @@ class _Rank:
         return self.moved(numbers, 7, "dropout_add")
 
     def eager(self, scores: float) -> Cost:
-        """What separate kernels move more: scale and mask of scores, seven of GELU's eight, heads brought together."""
+        """What separate kernels move more: scale and mask of scores, seven of GELU's eight, heads brought together.
+
+        Their backwards move as many bytes and half.
+        """
         if self.fusion is not Fusion.EAGER:
             return Cost()
         wide, narrow = self.tokens * self.shape.ffn / self.tensor, self.tokens * self.shape.hidden / self.tensor
         return costs([self.moved(scores, 4) * 2, self.moved(wide, 5) * 7, self.moved(narrow, 4) * 4])
+
+    def biases(self, num_bytes: float) -> Cost:
+        """Biases of products by kernels of their own: copied to where the product adds itself; sums of gradients."""
+        if self.fusion is not Fusion.EAGER:
+            return Cost()
+        return self.moved(self.tokens * sum(n for n, _ in self.products), num_bytes)
 
     def added(self, numbers: float) -> Cost:
         """A weight's gradient, added to that of earlier micro-batches: within its product, or by a pass of its own."""
@@ -156,7 +165,7 @@ class _Rank:
             self.moved(scores, 4, "softmax"),  # scaled and masked in the same kernel
             self.product(s.seq, s.head_size, s.seq, b * heads, ATTENTION),
         ]
-        return costs([*parts, self.moved(scores * s.dropout, 5, "dropout")])
+        return costs([*parts, self.moved(scores * s.drops_scores, 5, "dropout")])
 
     def core_backward(self) -> Cost:
         s, b = self.shape, self.micro_batch
@@ -170,7 +179,7 @@ class _Rank:
         thin = self.product(s.seq, s.head_size, s.seq, b * heads, ATTENTION)  # of values, queries and keys
         softmax, dropout = (
             self.moved(scores, 6, "softmax_backward"),
-            self.moved(scores * s.dropout, 5, "dropout_backward"),
+            self.moved(scores * s.drops_scores, 5, "dropout_backward"),
         )
         return costs([square, thin * 3, softmax, dropout])
 
@@ -185,9 +194,8 @@ class _Rank:
         else:
             exchanges = self.summed("all_reduce", tokens * s.hidden) * 2
         more = self.eager(self.micro_batch * s.heads / self.tensor * s.seq**2)
-        return costs(
-            [*products, norm * 2, self.residual() * 2, activation, self.rotary(), self.core(), more, exchanges]
-        )
+        parts = [*products, norm * 2, self.residual() * 2, activation, self.rotary(), self.core(), more, exchanges]
+        return costs([*parts, self.biases(4)])  # written, and read by the product
 
     def rotary(self) -> Cost:
         s = self.shape
@@ -210,10 +218,8 @@ class _Rank:
         parts.append(self.moved(own * s.hidden, 6, "norm_backward") * 2 + self.moved(own * s.hidden, 6) * 2)
         parts.append(self.moved(s.dropout * own * s.hidden, 5, "dropout_backward") * 2)
         parts.append(self.moved(tokens * s.ffn / self.tensor, 10 if s.gated else 6, "activation_backward"))
-        more = self.eager(
-            self.micro_batch * s.heads / self.tensor * s.seq**2
-        )  # their backwards, as many bytes and half
-        return costs([*parts, self.rotary(), more * 1.5])
+        more = self.eager(self.micro_batch * s.heads / self.tensor * s.seq**2)
+        return costs([*parts, self.rotary(), more * 1.5, self.biases(2)])
 
     def embedding(self) -> Pass:
         s, tokens = self.shape, self.tokens

@@ -4,9 +4,10 @@ Korthikanti, Casper, Lym, McAfee, Andersch, Shoeybi, Catanzaro, "Reducing activa
 models" (arXiv 2205.05198), section 4: of a block, s b h (10 + 24 / t + 5 a s / (h t)) bytes without recomputation,
 of which sequence parallelism divides the 10 too; without the 5 a s / (h t) with selective, 2 s b h with full
 recomputation.  Written here for any width of the feed-forward part, shared keys and fused attention, to which the above
-is equal (a test says so).  A stage holds the micro-batches in flight: p - r on stage r of 1F1B, all of GPipe,
-and p (1 + (p - 1) / (p v)) on the first of interleaved 1F1B.  State: 2 bytes of weights, 2 or 4 of gradients, 12 of the
-optimiser (float32 weights and two moments), divided by ZeRO's levels (Rajbhandari et al. 2020).
+is equal (a test says so); numbers have two bytes there, and ``width`` here.  A stage holds the micro-batches in flight:
+p - r on stage r of 1F1B, all of GPipe, and p (1 + (p - 1) / (p v)) on the first of interleaved 1F1B.  State: 2 bytes of
+weights, 2 or 4 of gradients, 12 of the optimiser (float32 weights and two moments); in float32 throughout 4, 4 and 8;
+divided by ZeRO's levels (Rajbhandari et al. 2020).
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from dataclasses import dataclass
 from planner.transformers.shape import Recompute, Transformer, Ways
 
 WEIGHT_BYTES, MASTER_BYTES = 2, 12
-_LOGIT_BYTES = 2 + 4 + 4 + 4
-"""Of a logit: as the product makes it, in float32, its exponential, and the gradient of it."""
+HALF, SINGLE = 2, 4
+"""Bytes of a number: of weights and activations in half precision, with float32 weights in the optimiser; in float32
+throughout."""
+_LOGIT_BYTES = {HALF: 2 + 4 + 4 + 4, SINGLE: 4 + 4 + 4}
+"""Of a logit: as the product makes it, in float32 if it is not, its exponential, and the gradient of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +46,30 @@ class Memory:
         return self.state + self.activations + self.working
 
 
-def block_bytes(shape: Transformer, ways: Ways) -> float:
-    """Kept for backward of one block and micro-batch."""
+def block_bytes(shape: Transformer, ways: Ways, width: int = HALF) -> float:
+    """Kept for backward of one block and micro-batch.
+
+    Args:
+        width: bytes of a number, :data:`HALF` or :data:`SINGLE`.
+    """
     s, t = shape, ways.tensor
     tokens = ways.micro_batch * s.seq
     own = 1 / t if ways.sequence_parallel else 1.0
     if ways.recompute is Recompute.FULL:
-        return 2.0 * tokens * s.hidden  # its input, whole on each rank
+        return float(width) * tokens * s.hidden  # its input, whole on each rank
     mask = 2 if s.dropout else 0  # after attention and after the feed-forward part, a byte each
-    alike = tokens * s.hidden * own * (8 + mask)  # inputs of both norms and of both column-parallel products
+    alike = tokens * s.hidden * own * (4 * width + mask)  # inputs of both norms and of both column-parallel products
     mixed = s.head_size * (2 * s.heads + 2 * s.kv_heads)  # queries, keys, values, and what attention gives
-    cut = tokens * (2 * mixed + (6 if s.gated else 4) * s.ffn) / t
+    cut = tokens * width * (mixed + (3 if s.gated else 1 if s.relu else 2) * s.ffn) / t
     scores = 0.0
     if not s.fused_attention and ways.recompute is Recompute.NONE:
-        scores = (5 if s.dropout else 2) * ways.micro_batch * s.heads * s.seq**2 / t
+        scores = _score_bytes(s, width) * ways.micro_batch * s.heads * s.seq**2 / t
     return alike + cut + scores
+
+
+def _score_bytes(shape: Transformer, width: int) -> int:
+    """Of a probability of attention: itself; its mask, and what is left of it where some are dropped."""
+    return 2 * width + 1 if shape.drops_scores else width
 
 
 def in_flight(ways: Ways, stage: int, micro_batches: int) -> float:
@@ -87,34 +100,35 @@ def unlike_stages(shape: Transformer, ways: Ways) -> list[int]:
     return sorted({0, p - 1, *earliest.values()})
 
 
-def stage_memory(shape: Transformer, ways: Ways, stage: int, micro_batches: int) -> Memory:
-    """Of a rank of that stage."""
+def stage_memory(shape: Transformer, ways: Ways, stage: int, micro_batches: int, width: int = HALF) -> Memory:
+    """Of a rank of that stage; ``width`` as of :func:`block_bytes`."""
     parameters = stage_parameters(shape, ways, stage)
-    gradient_bytes = 4 if ways.fp32_gradients else 2
+    gradient_bytes = 4 if ways.fp32_gradients else width
+    optimiser_bytes = MASTER_BYTES if width == HALF else 8  # two moments; the weights are float32 themselves
     shards = [ways.data if ways.zero >= level else 1 for level in (3, 2, 1)]
-    state = parameters * (WEIGHT_BYTES / shards[0] + gradient_bytes / shards[1] + MASTER_BYTES / shards[2])
+    state = parameters * (width / shards[0] + gradient_bytes / shards[1] + optimiser_bytes / shards[2])
     blocks = sum(ways.chunks(shape.layers)[stage :: ways.pipeline])
     held = in_flight(ways, stage, micro_batches)
     tokens = ways.micro_batch * shape.seq
     own = tokens * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
-    kept = held * blocks * block_bytes(shape, ways)
+    kept = held * blocks * block_bytes(shape, ways, width)
     working = 0.0
     if stage == 0 and shape.dropout:
         kept += held * own
     if stage == ways.pipeline - 1:
-        working += tokens * (-(-shape.vocab // ways.tensor)) * _LOGIT_BYTES + 4 * own
+        working += tokens * (-(-shape.vocab // ways.tensor)) * _LOGIT_BYTES[width] + 2 * width * own
     if ways.recompute is Recompute.FULL:
         again = Ways(ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel)
-        working = max(working, block_bytes(shape, again))
+        working = max(working, block_bytes(shape, again, width))
     elif ways.recompute is Recompute.SELECTIVE and not shape.fused_attention:
         scores = ways.micro_batch * shape.heads * shape.seq**2 / ways.tensor
-        working = max(working, (5 if shape.dropout else 2) * scores)
+        working = max(working, _score_bytes(shape, width) * scores)
     if ways.zero >= 3:
-        working += 2 * WEIGHT_BYTES * shape.block_parameters / ways.tensor
+        working += 2 * width * shape.block_parameters / ways.tensor
     return Memory(state, kept, working, stage)
 
 
-def memory_of(shape: Transformer, ways: Ways, micro_batches: int) -> Memory:
-    """Of the rank that holds most."""
-    found = (stage_memory(shape, ways, stage, micro_batches) for stage in unlike_stages(shape, ways))
+def memory_of(shape: Transformer, ways: Ways, micro_batches: int, width: int = HALF) -> Memory:
+    """Of the rank that holds most; ``width`` as of :func:`block_bytes`."""
+    found = (stage_memory(shape, ways, stage, micro_batches, width) for stage in unlike_stages(shape, ways))
     return max(found, key=lambda memory: memory.total)

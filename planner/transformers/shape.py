@@ -19,6 +19,8 @@ class Transformer:
         kv_heads: heads of keys and values; fewer than ``heads`` where queries share them.
         fused_attention: scores never reach memory (FlashAttention); else they are written, masked, dropped and read.
         dropout: whether activations are dropped (masks of one byte are kept for backward).
+        attention_dropout: whether attention's probabilities are dropped too, where ``dropout`` is.
+        relu: the feed-forward part's activation gives all that its backward needs; else its input is kept as well.
         parameters_tied: whether the head uses the embedding's weights.
     """
 
@@ -35,11 +37,18 @@ class Transformer:
     rotary: bool = False
     fused_attention: bool = False
     dropout: bool = True
+    attention_dropout: bool = True
+    relu: bool = False
     parameters_tied: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         object.__setattr__(self, "head_size", self.head_size or self.hidden // self.heads)
+
+    @property
+    def drops_scores(self) -> bool:
+        """Whether attention's probabilities are dropped."""
+        return self.dropout and self.attention_dropout
 
     @property
     def block_parameters(self) -> int:
@@ -77,8 +86,9 @@ class Recompute(StrEnum):
 class Sends(StrEnum):
     """What a message between stages keeps busy.
 
-    ``OVERLAPPED``: nobody. ``EXCHANGED``: both ends, one exchange in both directions at a time (Megatron-LM).
-    ``BLOCKING``: both ends, each direction by itself (DeepSpeed).
+    ``OVERLAPPED``: nobody. ``EXCHANGED``: both ends, one exchange in both directions at a time (Megatron-LM; or streams
+    that share one NCCL communicator, which runs its operations in turn).  ``BLOCKING``: both ends, each direction by
+    itself (DeepSpeed).
     """
 
     OVERLAPPED = "overlapped"

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published.__main__ import A100, Options, main, measure
-from benchmarks.published.runs import read, t4
+from benchmarks.published.runs import published, read, t4
+from benchmarks.published.sailor import Profiles
 
 DATA = Path("benchmarks/published/data")
 
@@ -17,12 +18,38 @@ def test_published_runs_are_predicted_and_only_those_of_licensed_sources_ship() 
     assert rows[f"{A100}: largest error"].holds
     assert rows["memory, Megatron on A100: mean error of memory"].holds
     assert rows["Sailor, unlike GPUs: mean error"].holds
+    assert rows["Sailor, GH200: mean error of memory"].holds
+    assert rows["Alpa, 8 V100: mean error"].value < 5
     one = "Megatron on A100, gpt3-175B-selective"
     predicted, measured = rows[f"{one}: predicted"].value, rows[f"{one}: measured"].value
     assert rows[f"{one}: error"].value == pytest.approx(100 * (predicted / measured - 1))
     shipped = "".join(path.read_text("utf-8") for path in DATA.glob("*.csv"))
     assert "DS3Lab" not in shipped
     assert not list(DATA.glob("amp*"))
+
+
+def test_messages_of_one_communicator_hide_where_windows_hold_them() -> None:
+    """A round trip of 0.4 ms at 10 Gbit/s is 0.5 MB, less than windows are at first; one of 2 ms is 2.5 MB."""
+    header = (DATA / "published_runs.csv").read_text("utf-8").splitlines()[0].split(",")
+    line = dict.fromkeys(header, "") | {
+        "id": "xl-32", "model": "xl", "hidden": "2048", "ffn": "8192", "heads": "16", "layers": "24", "seq_len": "2048",
+        "global_batch": "32", "micro_batch": "1", "tensor_parallel": "1", "pipeline": "8", "data_parallel": "1",
+        "schedule": "gpipe", "recompute": "full", "measured_s": "3",
+    }  # fmt: skip
+    networks = ("0.2 ms, 10 Gbit/s", "1 ms, 10 Gbit/s")
+    waited, hidden = published([line | {"network": network} for network in networks])
+    message_s = 2 * 2048 * 2048 / (0.85 * 10e9 / 8)
+    # An inner stage waits for two messages of each micro-batch; the first one's way through the pipeline is the same.
+    more_s = waited.prediction.step.seconds - hidden.prediction.step.seconds
+    assert more_s == pytest.approx(32 * 2 * (message_s + 0.2e-3) - 14 * (1e-3 - 0.2e-3), rel=0.05)
+
+
+def test_rates_between_hosts_grow_with_messages_up_to_the_largest() -> None:
+    profiles = Profiles()
+    for gpu, number in profiles.networks:
+        rates = [profiles.host_bytes_per_s(gpu, number, 2.0**power) for power in range(20, 36)]
+        assert rates == sorted(rates)
+        assert rates[-1] == pytest.approx(profiles.networks[gpu, number][1], rel=0.03)
 
 
 def test_rows_of_a_folder_are_added_and_public_ones_show_errors_alone(

@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from halopipe.data.feeds import consumer_of
 from halopipe.data.sources import Position, Samples, bound, call_of, drawing, open_data, read
-from planner.ir.errors import FactoryError
+from halopipe.launch.restart import may_pass
+from planner.ir.errors import FactoryError, OutOfMemoryError
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
@@ -146,6 +147,15 @@ def broken(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Broken
     return Broken()
 
 
+class Hungry(Broken):
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.ones(1 << 55, dtype=torch.uint8), torch.zeros(())
+
+
+def hungry(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Hungry:
+    return Hungry()
+
+
 def nothing(global_batch: int, input_shape: tuple[int, ...], seed: int) -> None:
     return None
 
@@ -158,6 +168,13 @@ def test_data_that_cannot_be_used_is_named(model: LoadedModel) -> None:
     assert "no such image" in str(caught.value)
     with pytest.raises(FactoryError, match="nothing raised TypeError"):
         open_data(f"{HERE}:nothing", model, 6, 0)
+
+
+def test_data_that_have_no_memory_may_be_asked_again(model: LoadedModel) -> None:
+    with pytest.raises(OutOfMemoryError, match="hungry ran out of memory") as caught:
+        next(read(open_data(f"{HERE}:hungry", model, 6, 0), Position()))
+    assert "test_sources.py" in str(caught.value)
+    assert may_pass(caught.value)
 
 
 def test_a_list_of_tuples_is_micro_batches_and_a_list_of_tensors_is_a_batch(model: LoadedModel) -> None:

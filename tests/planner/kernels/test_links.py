@@ -23,6 +23,13 @@ def test_a_measured_size_is_read_off_the_table_and_more_bytes_take_longer(system
         assert 2 * longest < beyond < 6 * longest
 
 
+@pytest.mark.parametrize("system", [name for name in systems() if name.endswith("_host")])
+def test_no_message_between_gpus_of_a_host_takes_longer_than_a_larger_one(system: str) -> None:
+    for points in links(system).tables.values():
+        seconds = [taken for _, taken in points]
+        assert seconds == sorted(seconds)
+
+
 def test_half_of_a_sum_is_a_scatter_or_a_gather_and_the_evidence_says_so() -> None:
     known, size = links("a100_dgx"), 2.0**26
     whole = known.collective("all_reduce", size, 8, 8)

@@ -110,6 +110,23 @@ def test_less_is_hidden_and_more_is_moved_where_software_does_less() -> None:
     assert fused.forward.seconds == kernels.forward.seconds < eager.forward.seconds
 
 
+def test_separate_kernels_copy_biases_before_their_products_and_sum_their_gradients() -> None:
+    """Of the operators' own texts: 4 bytes a number of the products' results forward, and 2 backward."""
+    kernels, eager = (layers_for(SHAPE, COUNTED, Ways(2, kernels=how)).block for how in (Fusion.KERNELS, Fusion.EAGER))
+    results = SHAPE.seq * (3 * 64 / 2 + 64 + 256 / 2 + 64)
+    scores, wide, narrow = 8 / 2 * SHAPE.seq**2, SHAPE.seq * 256 / 2, SHAPE.seq * 64 / 2
+    moved = 4 * scores * 2 + 5 * wide * 7 + 4 * narrow * 4
+    residual = 2 * SHAPE.seq * 64 * (5 + 6 - 7)
+    assert spent(eager.forward, MEMORY) - spent(kernels.forward, MEMORY) == moved + residual + 4 * results
+    assert spent(eager.backward, MEMORY) - spent(kernels.backward, MEMORY) == 1.5 * moved + 2 * results
+
+
+def test_probabilities_that_are_not_dropped_take_no_kernel_for_it() -> None:
+    dropped, kept = (layers_for(replace(SHAPE, attention_dropout=on), COUNTED, Ways()).block for on in (True, False))
+    for one, other in ((dropped.forward, kept.forward), (dropped.backward, kept.backward)):
+        assert spent(one, MEMORY) - spent(other, MEMORY) == 5 * 8 * SHAPE.seq**2
+
+
 @pytest.mark.parametrize("sequence", [False, True])
 def test_sums_hide_behind_the_weight_products_of_the_column_parallel_layers(sequence: bool) -> None:
     """Those of queries, keys, values and of the first feed-forward half; with sequence parallelism the input's too."""
@@ -135,6 +152,13 @@ def test_groups_that_talk_at_once_share_the_cards_of_their_host() -> None:
     whole = cluster.exchange("all_reduce", 1e9, 16, stride=1)
     assert whole.seconds == pytest.approx(2 * 15 / 16 * 1e9 / 8e9)  # one ring through both hosts
     assert cluster.send(1e9, 8, at_once=8).seconds == pytest.approx(1.0)
+
+
+def test_v100_are_joined_by_their_tables_and_eight_of_a_host_share_tcp() -> None:
+    hosts = named_cluster("p3.16xlarge")
+    two, four = (hosts.exchange("all_reduce", 64 * 2**20, members) for members in (2, 4))
+    assert {two.evidence, four.evidence} == {"measured table"}
+    assert hosts.send(3.125e9, 8).seconds == pytest.approx(1 / 0.58, rel=1e-3)  # 25 Gbit/s
 
 
 def test_beyond_a_pair_that_nvlink_joins_the_slower_link_counts() -> None:

@@ -8,7 +8,7 @@ import pytest
 from planner.ir.errors import UsageError
 from planner.transformers import Recompute, Sends, Transformer, Ways, memory_of, named_cluster, named_transformer
 from planner.transformers import step as steps
-from planner.transformers.memory import block_bytes, stage_memory, stage_parameters
+from planner.transformers.memory import SINGLE, block_bytes, stage_memory, stage_parameters
 from planner.transformers.step import BUBBLE, GRADIENTS, Chunks, chunked, least_s, predict
 
 A100 = named_cluster("a100-dgx")
@@ -117,6 +117,27 @@ def test_a_block_keeps_what_korthikanti_et_al_say(name: str, tensor: int) -> Non
     assert block_bytes(shape, cut) == pytest.approx(unit * (34 + scores) / tensor)
     assert block_bytes(shape, replace(cut, recompute=Recompute.SELECTIVE)) == pytest.approx(unit * 34 / tensor)
     assert block_bytes(shape, replace(ways, recompute=Recompute.FULL)) == 2 * unit
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_a_block_in_float32_keeps_what_its_operators_save(tensor: int) -> None:
+    """OPT's, which keeps no mask of attention and of ReLU its result alone, as autograd saves it, tensor by tensor."""
+    opt, b, t = replace(SMALL, attention_dropout=False, relu=True), 2, tensor
+    numbers, scores = opt.seq * b * opt.hidden, b * opt.heads * opt.seq**2
+    saved = [
+        ("inputs of two norms", 2 * numbers),
+        ("inputs of two column-parallel products", 2 * numbers),
+        ("queries, keys and values", 3 * numbers / t),
+        ("probabilities", scores / t),
+        ("what attention gives", numbers / t),
+        ("what ReLU gives", 4 * numbers / t),
+    ]
+    masks = 2 * numbers  # of a byte: after attention and after the feed-forward part
+    kept = 4 * sum(size for _, size in saved) + masks
+    assert block_bytes(opt, Ways(tensor, micro_batch=b), SINGLE) == pytest.approx(kept)
+    # In half precision the optimiser has the float32 weights: as many bytes a weight either way.
+    ways = Ways(tensor, micro_batch=b, fp32_gradients=False)
+    assert memory_of(opt, ways, 4, SINGLE).state == pytest.approx(memory_of(opt, ways, 4).state)
 
 
 def test_the_first_stage_of_an_interleaved_pipeline_holds_more_and_sharded_state_less() -> None:
