@@ -44,7 +44,7 @@ def running_order(items: Sequence[Item], reads: Mapping[Item, Iterable[Item]], s
     Raises:
         ValueError: an item outside a span both reads it and is read by it.
     """
-    unit = {item: number for number, span in enumerate(spans) for item in span}
+    unit: dict[Item, object] = {item: number for number, span in enumerate(spans) for item in span}
     members: dict[object, list[Item]] = {}
     for item in items:
         members.setdefault(unit.get(item, (item,)), []).append(item)
@@ -165,7 +165,7 @@ def _between_products(softmax: Layer, layers: Mapping[str, Layer], readers: Mapp
         if (name in before and _is_product(layers[name])) or from_scores.intersection(makers[name]):
             from_scores.add(name)
     found: set[str] = set()
-    for name in (each for each in reversed(layers) if each in from_scores):
+    for name in (each for each in reversed(list(layers)) if each in from_scores):
         if (name in behind and _is_product(layers[name])) or found.intersection(readers.get(name, ())):
             found.add(name)
     return found if softmax.name in found else set()
