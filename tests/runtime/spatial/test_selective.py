@@ -117,11 +117,11 @@ def in_two(decision: Decision, names: Sequence[str]) -> Decision:
     return replace(decision, stages=(replace(stage, recomputed=(tuple(names[1:half]), tuple(names[half:]))),))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_any_layers_may_be_computed_again_and_running_statistics_are_updated_once(ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "schedule"), [(1, split_backward), (2, "1f1b"), (1, "1f1b")])
+def test_any_layers_may_be_computed_again_and_running_statistics_are_updated_once(ranks: int, schedule: object) -> None:
     """Convolutions, norms whose ranks exchange statistics (again in the backward), residual paths, and the loss."""
     graph = convolutional()[1].graph
-    plain = decide(graph, [], (2, 2), [tuple(range(ranks))], [(1,) * ranks])
+    plain = decide(graph, [], (2, 2), [tuple(range(ranks))], [(1,) * ranks], schedule)
     found = trained(convolutional(), in_two(plain, [layer.name for layer in graph.layers]), 2)
     assert_equal(found, train_serially(convolutional()[0], (2, 2), 2))
     counts = {name: value for name, value in found.state.items() if name.endswith("num_batches_tracked")}
