@@ -380,7 +380,7 @@ def _broken_promises(name: str, document: Any) -> Iterator[Mutation]:
         "recompute": ("always" if not decision.stages[0].recompute and trains else "sometimes",)
         + (("never",) if decision.stages[0].recompute else ()),
         "halo_depth": (-1,),
-        "allow": (["time"],) + (([],) if shared else ()),
+        "allow": (["planes"],) + (([],) if shared else ()),
         "shard": ("half",) + (("never",) if any(stage.sharded for stage in decision.stages) else ()),
         "fix": tuple(
             [{"pattern": pattern, "what": what, "value": value}]

@@ -26,13 +26,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.report import Row, at_least, at_most, run
-from benchmarks.sparse_clouds import scan_coordinates
 from cuda_ops.device.host import prepare_process
 from cuda_ops.sparse import operators, reference
 from cuda_ops.sparse.dispatch import chosen
@@ -260,3 +261,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     raise SystemExit(main())
+
+
+SCAN = Path(__file__).parents[1] / "tests" / "data" / "scans" / "lone-star.laz"
+VOXEL_M = 0.143
+
+
+def scan_coordinates(voxel_m: float = VOXEL_M, every: int = 1) -> Tensor:
+    """int32 [N, 4]: sample 0 and the distinct voxels, ascending, of every so-many-th point of the scan.
+
+    Coordinates start at 0.  Needs laspy and lazrs.
+    """
+    import laspy
+
+    file = laspy.read(SCAN)
+    points = np.stack([file.x, file.y, file.z], axis=1)[::every]
+    places = np.unique(np.floor((points - points.min(axis=0)) / voxel_m).astype(np.int32), axis=0)
+    coordinates = np.zeros((len(places), 4), dtype=np.int32)
+    coordinates[:, 1:] = places
+    return torch.from_numpy(coordinates)

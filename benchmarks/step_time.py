@@ -105,10 +105,10 @@ def _plans(found: Profile, pipelines: Sequence[tuple[str, int]]) -> Iterator[tup
         yield name, solver(name)(problem, None)
     book = PriceBook(found)
     for schedule, size in pipelines:
-        yield f"pipeline {schedule} x {GLOBAL_BATCH // size}", _pipeline(problem, book, schedule, size)
+        yield f"pipeline {schedule} x {GLOBAL_BATCH // size}", pipeline(problem, book, schedule, size)
 
 
-def _pipeline(problem: Problem, book: PriceBook, schedule: str, size: int) -> Plan:
+def pipeline(problem: Problem, book: PriceBook, schedule: str, size: int) -> Plan:
     """Two stages on two workers, cut where the step is predicted to be shortest."""
     layers = len(problem.profile.graph.layers)
     micro_batches = split_batch(problem.global_batch, size)

@@ -29,10 +29,10 @@ from benchmarks.report import Row, at_most, run
 from planner.costs.layers.cost_table import CostTables
 from planner.costs.layers.regression import BYTES, FLOPS, Families, Features
 from planner.costs.layers.shards import part_of
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.codec import load
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.profile import Measurement, Profile
+from planner.layers.sized import SizedLayer
 
 GOAL = 15.0
 _FOLDS = 10

@@ -15,6 +15,7 @@ from planner.ir.cluster import Cluster
 from planner.ir.errors import UsageError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
+from planner.layers import over_sites
 from profiler.links.cpu import measure_links, num_measurements
 from profiler.links.gpu import measure_gpu_links, num_gpu_measurements
 from profiler.measure.devices import CPU, CUDA, Backend, chosen, described
@@ -107,7 +108,8 @@ def profile(
     if num_links and kind.type == CUDA:
         links = measure_gpu_links(len(devices), quick, overall.link)
     elif num_links:
-        links = measure_links(len(devices), quick, overall.link, transport)
+        sites = bool(over_sites(measured.graph))
+        links = measure_links(len(devices), quick, overall.link, transport, sites=sites)
     cluster = Cluster(devices, links.links if links else {}, links.collectives if links else ())
     return _profile(job, measured, cluster, devices[0].kind)
 

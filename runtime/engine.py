@@ -52,8 +52,8 @@ from runtime.stage.shapes import graph_at, varying_dims, without_data
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
-    from runtime.sparse.batch import Preparing
-    from runtime.sparse.sampled import SampledPreparing
+    from runtime.sparse.ahead import BatchPreparation
+    from runtime.sparse.share import AnyBatch
 
 _MOST_KEPT = 64
 """Combinations of sizes whose executors are kept."""
@@ -131,6 +131,8 @@ class Engine:
         meter: counts the memory of the stages' device (:func:`runtime.memory.meter_of`).
         others: what the other ranks do, as one line; asked when something failed.
         answers: whether the stages give what the module's output is made of, as :meth:`stream` needs.
+        spare_core: of the host, for the thread that prepares batches ahead; None: there is none.
+        gives_way: whether that thread then gives way to this one, as both have one core.
 
     Raises:
         CorruptFileError: the decision's layers are not the graph's.
@@ -159,6 +161,8 @@ class Engine:
         meter: MemoryMeter | None = None,
         others: Callable[[], str] = str,
         answers: bool = False,
+        spare_core: int | None = None,
+        gives_way: bool = False,
     ) -> None:
         check_layers(decision, model.graph)
         self._decision, self._transport = decision, transport
@@ -215,7 +219,7 @@ class Engine:
         reshape = partial(graph_at, without_data(model)) if model.sizes and model.prepared is None else None
         self._weighing = Weighing(model, decision, transport.rank, updates_of(program))
         self._binder = Binder(decision, model, boundaries, program, transport.rank, reshape, self._weighing)
-        self._preparing = preparing_of(decision, model)
+        self._preparing = preparing_of(decision, model, spare_core, gives_way)
         self._binder.require_possible(self._residents)
         self._around = StepEnvironment(
             transport,
@@ -368,15 +372,19 @@ class Engine:
         return found
 
     @property
-    def preparing(self) -> SampledPreparing | None:
-        """Samples the batches of a graph network in a thread of its own; None: the network is another."""
-        found: Any = self._preparing
-        return found if hasattr(found, "expect") else None
+    def preparing(self) -> BatchPreparation[AnyBatch] | None:
+        """Makes batches of clouds or seeds the graph's inputs; None: the model takes them as they are."""
+        return self._preparing
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the next step's batch is prepared while this one is computed, if it is known (:meth:`expect`)."""
+        return self._preparing is not None and self._preparing.looks_ahead
 
     def expect(self, batch: Batch) -> None:
-        """Prepare ``batch``, that of the next step, while this one is computed; nothing but of graph networks."""
-        if (preparing := self.preparing) is not None:
-            preparing.expect(batch, self._transport.rank)
+        """Prepare ``batch``, that of the next step, while this one is computed; nothing where nobody looks ahead."""
+        if self._preparing is not None and self._preparing.looks_ahead:
+            self._preparing.expect(batch, self._transport.rank)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers of this rank's stages, by the user's own names; tied ones under each name.
@@ -537,8 +545,8 @@ class Engine:
             self._weighing.begin(batch, binding.residents)
             return batch, binding, 0.0
         start = time.perf_counter()
-        batch = self._preparing.batch(batch)
         try:
+            batch = self._preparing.batch(batch)
             binding = self._binder.bind(self._residents, batch)
             self._weighing.begin(batch, binding.residents)
         except StageFailedError as error:  # clouds or seeds that cannot be used
@@ -595,18 +603,19 @@ def _at_newest(action: Action) -> Action:
     return replace(action, version=0)
 
 
-def preparing_of(decision: Decision, model: CapturedModel) -> Preparing | SampledPreparing | None:
-    """What makes a sparse or graph network's batches its graph's inputs; None: the model takes batches as they are."""
+def preparing_of(
+    decision: Decision, model: CapturedModel, core: int | None = None, gives_way: bool = False
+) -> BatchPreparation[AnyBatch] | None:
+    """What makes a sparse or graph network's batches its graph's inputs; None: the model takes batches as they are.
+
+    Args:
+        core, gives_way: as of :class:`Engine`.
+    """
     if model.prepared is None:
         return None
-    from cuda_ops.sampling.preparation import SampledPreparation
-    from runtime.sparse.batch import Preparing
+    from runtime.sparse.preparing import preparing  # late: other networks do without
 
-    if isinstance(model.prepared.preparation, SampledPreparation):
-        from runtime.sparse.sampled import SampledPreparing
-
-        return SampledPreparing.of(decision, model.prepared, model.prepared.preparation)
-    return Preparing.of(decision, model)
+    return preparing(decision, model.prepared, core, gives_way=gives_way)
 
 
 def device_of(decision: Decision, rank: int) -> str:

@@ -79,7 +79,9 @@ FLOORS = {
     # Links are measured by what a run exchanges by: a copy of it would measure something else before long.
     "profiler.links": floor(f"{WITH_TORCH} profiler runtime.transport", "torch"),
     "profiler.links.calls": floor(
-        "planner.ir profiler runtime.spatial.exchange runtime.stage.batch_norm runtime.transport", "torch"
+        "cuda_ops planner.ir profiler runtime.optim.sharding runtime.sparse.halo runtime.spatial runtime.transport"
+        " runtime.stage.batch_norm",
+        "torch",
     ),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),

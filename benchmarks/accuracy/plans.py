@@ -50,7 +50,8 @@ def case(problem: Problem, name: str, *, pads: bool = True) -> Case:
     """
     decision = _decision(problem, name)
     idle = len(problem.profile.cluster.devices) - decision.num_ranks if pads else 0
-    decision = replace(decision, program=decision.program + ((),) * idle)
+    ahead = decision.prepares_next_step and not pads  # a virtual device has no thread beside its rank's own
+    decision = replace(decision, program=decision.program + ((),) * idle, prepares_next_step=ahead)
     found = forecast(PriceBook(problem.profile), decision, problem.memory_margin)
     search = Search("as the setting says", "benchmark", "heuristic", 0.0, 0.0, 1, 1)
     return Case(name, plan_of(problem, decision, found.prediction, search), found)

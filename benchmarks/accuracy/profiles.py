@@ -27,8 +27,6 @@ from profiler.merge import gather
 from runtime.transport import Transport
 
 _MOST_RANKS = 4
-_LEAST_HELD = 1.5
-"""A device this much slower than its core leaves the core idle long enough for the threads that move messages."""
 
 
 def measured_alone(networks: Sequence[Network], processes: int) -> list[Profile]:
@@ -104,7 +102,6 @@ def cluster_profile(setting: Setting, layers: Profile, links: LinkCosts) -> Prof
             known.kind,
             f"n{host}",
             known.memory_bytes,
-            core_share=0.0 if setting.factors[rank] >= _LEAST_HELD else 1.0,
         )
         for rank, host in enumerate(setting.host_of)
     )

@@ -259,6 +259,10 @@ def _talks(
     return held
 
 
+LEAST_HELD = 1.5
+"""A device this much slower than its core leaves the core idle long enough for the threads that move messages."""
+
+
 def with_devices(profile: Profile, factors: Sequence[float]) -> Profile:
     """``profile`` with virtual devices of such factors, by rank."""
     for rank, factor in enumerate(factors):
@@ -278,8 +282,11 @@ def _times(factor: float, seconds: Any) -> Any:
 def _with_device(profile: Profile, rank: int, factor: float) -> Profile:
     """With the device of ``rank`` of a kind of its own, on which all takes ``factor`` times as long."""
     kind = profile.cluster.devices[rank].kind
-    slow = f"{kind}, {factor:g} times slower"
-    devices = tuple(replace(d, kind=slow) if r == rank else d for r, d in enumerate(profile.cluster.devices))
+    slow, share = f"{kind}, {factor:g} times slower", 0.0 if factor >= LEAST_HELD else 1.0
+    devices = tuple(
+        replace(each, kind=slow, core_share=min(share, each.core_share)) if number == rank else each
+        for number, each in enumerate(profile.cluster.devices)
+    )
 
     def slowed(cost: Cost) -> Cost:
         seconds = {each.name: _times(factor, getattr(cost, each.name)) for each in fields(cost) if _is_time(each.name)}

@@ -101,7 +101,7 @@ def saving(case: Case, transport: Transport, folder: Path, rounds: int) -> Round
     options = RunOptions(checkpoint=str(folder), checkpoint_every=AUTO_INTERVAL, mtbf_s=MTBF_S, keep=1)
     decision, graph = side.decision, side.graph
     ended, meet = EndRequest(options.grace_s), partial(transport.barrier, 60.0)
-    kept = Checkpoints(options, side.engine, graph, transport, meet, 0, decision, None, Activity(), ended)
+    kept = Checkpoints(options, side.engine, graph, transport, meet, 0, decision, (0, 0.0), Activity(), ended)
     taken: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * (rounds + 1)):
         saves = bool(number % 2)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from benchmarks.report import Row, run
 
 if TYPE_CHECKING:
-    from benchmarks.robustness.hostile_inputs import Hostile
+    from benchmarks.robustness.hostile_files import Hostile
     from tests.zoo.entries import Entry
     from tests.zoo.judging import Verdict
 

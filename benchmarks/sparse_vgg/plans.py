@@ -123,6 +123,7 @@ def unrestricted(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
 
 def _case(problem: Problem, name: str, decision: Decision, counts_samples: bool) -> Case:
     idle = len(problem.profile.cluster.devices) - decision.num_ranks
-    decision = replace(decision, program=decision.program + ((),) * idle)  # every process has a row
+    # Every process has a row.  A virtual device is the rank's own thread: nobody prepares the next step beside it.
+    decision = replace(decision, program=decision.program + ((),) * idle, prepares_next_step=False)
     seen = forecast(PriceBook(problem.profile), decision, problem.memory_margin, problem.memory_bytes)
     return Case(name, decision, seen, counts_samples)

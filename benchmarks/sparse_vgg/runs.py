@@ -23,7 +23,9 @@ from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.pipeline.microbatches import Batch as RawBatch
-from runtime.sparse.batch import ArrangedClouds, PreparedBatch, Preparing
+from runtime.sparse.ahead import Clock
+from runtime.sparse.batch import ArrangedClouds, PreparedBatch
+from runtime.sparse.preparing import Preparing
 from runtime.sparse.share import SiteShare
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
@@ -125,6 +127,19 @@ class CountedPreparing:
 
     given: Preparing
     position: int
+
+    @property
+    def clock(self) -> Clock:
+        """Of nobody: a step is prepared in itself."""
+        return self.given.clock
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Never."""
+        return False
+
+    def expect(self, raw: RawBatch, rank: int) -> None:
+        """Nothing is begun."""
 
     def batch(self, raw: RawBatch) -> PreparedBatch:
         """``raw`` as the graph's inputs."""

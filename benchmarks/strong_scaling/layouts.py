@@ -6,7 +6,7 @@ All are one stage on all devices and one micro-batch, so that layouts alone diff
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,17 +16,19 @@ from planner.baselines.dryden import distributions
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.shards import part_shapes
 from planner.costs.predict import forecast
-from planner.costs.shards.device_mesh import REPLICA
+from planner.costs.shards.device_mesh import factorisations
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import BACKWARD, FORWARD, LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost
 from planner.ir.cluster import MEASURED
 from planner.ir.errors import InfeasibleError
 from planner.ir.graph import Graph
+from planner.ir.layout import equal_shares
 from planner.ir.plan import Decision, Prediction
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.ir.profile import PartShape, Profile
-from planner.solvers.candidates.candidate import Candidate, decision_of, equal_shares, with_options
+from planner.layers.sized import REPLICA
+from planner.solvers.candidates.candidate import Candidate, decision_of, with_options
 from planner.solvers.layouts.stage import Question, best_layouts, labelled_graph
 
 ALL = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS)
@@ -126,7 +128,10 @@ class Ways:
 
     def best_uniform(self, dims: Sequence[str] = ("sample", "height", "width")) -> Way:
         """The fastest grid over ``dims`` that uses every device; not more parts of samples than there are."""
-        grids = [dict(zip(dims, parts, strict=True)) for parts in _factorisations(len(self.problem.ranks), len(dims))]
+        grids = [
+            dict(zip(dims, parts, strict=True))
+            for parts in reversed(factorisations(len(self.problem.ranks), len(dims)))
+        ]
         able = [grid for grid in grids if self.problem.global_batch % grid.get("sample", 1) == 0]
 
         def seconds(grid: Grid) -> float:
@@ -264,12 +269,3 @@ class _Shapes:
 
 def _axis(dim: str) -> str:
     return "channel" if dim in _CHANNELS else dim
-
-
-def _factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    if count == 1:
-        yield (number,)
-        return
-    for first in range(1, number + 1):
-        if number % first == 0:
-            yield from ((first, *rest) for rest in _factorisations(number // first, count - 1))

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from benchmarks.report import Row, at_most
 from planner.catalogue.clusters import machines_of
 from planner.costs.layers.roofline import on_cluster
-from planner.costs.shards.device_mesh import SPACE
 from planner.ir.cluster import DATASHEET
 from planner.ir.graph import Graph, TensorSpec
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
+from planner.layers.sized import SPACE
 from profiler import load_model
 from profiler.capture.graph import capture
 

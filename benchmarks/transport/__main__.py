@@ -12,6 +12,8 @@ meeting in shared memory that no transport has a part in.
                   around 4.6 ms of convolutions: how much longer these take than without it
     sum           ``all_reduce`` over two and four ranks (two to a core), scattered sums and gathers in place; started
                   sums behind 4.6 ms of convolutions
+    packing       two tensors of one action to one rank, as two messages and as one; halos cut out of tensors, sent as
+                  they lie and copied before; small sums right behind 1 ms of convolutions
     CPU           main thread's time of a message (announced, sent, received) and of an exchange, waiting left out:
                   convolutions are computed until it must be there
     after a wait  see ``benchmarks.transport.waits``
@@ -34,6 +36,7 @@ from benchmarks.report import Row, at_least, at_most, run
 from benchmarks.transport import items, waits
 from benchmarks.transport.items import KIB, MIB, Around, Stretch
 from benchmarks.transport.sides import OPENERS, NotThereError, Side, by_turns, turns_of
+from planner.ir.cluster import MPI
 
 SIZES = (KIB, 32 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 EXCHANGES = (KIB, 32 * KIB, 256 * KIB, 4 * MIB)
@@ -75,6 +78,7 @@ def measure(only: str, output: Path | None, quick: bool) -> list[Row]:
         "messages": (2, messages),
         "exchanges": (2, exchanges),
         "sums of 2": (2, sums),
+        "packing": (2, packing),
         "sums of 4": (4, sums),
         "CPU": (2, processor),
         "waits": (2, after_waits),
@@ -169,6 +173,44 @@ def sums(sides: Sequence[Side], effort: Effort) -> list[Row]:
     return rows
 
 
+def packing(sides: Sequence[Side], effort: Effort) -> list[Row]:
+    """What is joined, cut and summed in small."""
+    rows: list[Row] = []
+    for size in (4 * KIB, 32 * KIB):
+        found = _both(sides, effort, items.pairs, size)
+        for name, (apart_s, joined_s) in found.items():
+            title = f"two tensors of {size_name(size)} to one rank"
+            rows.append(Row(f"{title}, two messages: {name}", 1e6 * apart_s, "us"))
+            rows.append(_at_most_one(f"{title}, joined / two messages: {name}", joined_s / apart_s))
+    for what, shape in items.HALOS.items():
+        found = _both(sides, effort, items.halos, what)
+        for name, (cut_s, copied_s) in found.items():
+            title = f"exchange of a {what} of {' x '.join(map(str, shape))}"
+            rows.append(Row(f"{title}: {name}", 1e6 * cut_s, "us"))
+            rows.append(_at_most_one(f"{title}, as cut / copied before: {name}", cut_s / copied_s))
+    calls = max(1, round(calls_of(sides) * 1e-3 / COMPUTATION_S))
+    for size in (4 * KIB, 128 * KIB):
+        of_sides = turns_of(sides, effort.rounds, items.behind, "sum", size, calls, effort.few)
+        for name, turns in of_sides.items():
+            took_us = 1e6 * median_s(chain.from_iterable(map(since_the_last, turns)))
+            rows.append(Row(f"sum of {size_name(size)} right behind 1 ms: {name}", took_us, "us"))
+    return rows
+
+
+def _at_most_one(name: str, ratio: float) -> Row:
+    """MPI copies what is cut before it sends, as we did, and has messages of a few microseconds: no goal."""
+    return Row(name, ratio, "ratio") if name.endswith(MPI) else at_most(name, ratio, "ratio", 1.0)
+
+
+def _both(
+    sides: Sequence[Side], effort: Effort, work: Callable[..., list[float]], of: object
+) -> dict[str, tuple[float, float]]:
+    """Medians of ``work(of, 0)`` and ``work(of, 1)`` by side, by turns."""
+    turns = {f"{side.name} {way}": partial(first, side, work, of, way, effort.most) for side in sides for way in (0, 1)}
+    found = medians(by_turns(effort.rounds, turns))
+    return {side.name: (found[f"{side.name} 0"], found[f"{side.name} 1"]) for side in sides}
+
+
 def processor(sides: Sequence[Side], effort: Effort) -> list[Row]:
     """Main thread's time, of the busier rank."""
     calls = calls_of(sides)
@@ -200,7 +242,7 @@ def copy_of(sides: Sequence[Side], size: int, effort: Effort) -> Callable[[], li
     return partial(first, sides[0], items.copies, size, effort.count(size))
 
 
-def first(side: Side, work: Callable[..., list[float]], *args: int) -> list[float]:
+def first(side: Side, work: Callable[..., list[float]], *args: object) -> list[float]:
     """What rank 0 found."""
     return side.turn(work, *args)[0]
 
@@ -218,6 +260,11 @@ def medians(rounds: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, float]
 def together(ranks: Sequence[Sequence[Stretch]]) -> list[float]:
     """Seconds of each repetition, from the first rank's start to the last one's stop."""
     return [max(stop for _, stop in each) - min(start for start, _ in each) for each in zip(*ranks, strict=True)]
+
+
+def since_the_last(ranks: Sequence[Sequence[Stretch]]) -> list[float]:
+    """Seconds of each repetition, from the last rank's start to the last one's stop."""
+    return [max(stop for _, stop in each) - max(start for start, _ in each) for each in zip(*ranks, strict=True)]
 
 
 def more_s(turns: Sequence[Sequence[Around]]) -> float:
@@ -240,7 +287,7 @@ def size_name(num_bytes: int) -> str:
 def main() -> int:
     """Parse ``--only`` and ``--output``, and what every benchmark takes."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--only", default="", help="messages, exchanges, sums, CPU or waits")
+    parser.add_argument("--only", default="", help="messages, exchanges, sums, packing, CPU or waits")
     parser.add_argument("--output", type=Path, metavar="FILE", help="file that keeps the rows")
     options, rest = parser.parse_known_args(sys.argv[1:])
     return run("Transports, beside a copy in memory", partial(measure, options.only, options.output), rest)

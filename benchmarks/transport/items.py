@@ -105,6 +105,67 @@ def echoes(place: Place, num_bytes: int, count: int) -> list[float]:
     return times[WARM_UP:]
 
 
+def pairs(place: Place, num_bytes: int, joined: int, count: int) -> list[float]:
+    """Seconds of two tensors to one rank, in two messages or ``joined`` in one: half of there and back, on rank 0."""
+    transport, peer, times = place.transport, place.peer, []
+    tensors = [tensor(num_bytes) for _ in range(2)]
+    parcels = [tensors] if joined else [[each] for each in tensors]
+    for _ in range(WARM_UP + count):
+        step = next(place.numbers)
+        mine, theirs = (
+            [Key(step, "F", rank, 2 + stage, 0) for stage in range(len(parcels))] for rank in (place.rank, peer)
+        )
+        for key, parcel in zip(theirs, parcels, strict=True):
+            transport.post_receive(key, peer, [(tuple(each.shape), each.dtype) for each in parcel])
+        place.start.meet()
+        started_s = time.perf_counter()
+        for sends in (place.rank == 0, place.rank == 1):
+            for number, parcel in enumerate(parcels):
+                if sends:
+                    transport.send(mine[number], peer, parcel)
+                else:
+                    transport.receive(theirs[number], peer, DEADLINE_S)
+        times.append((time.perf_counter() - started_s) / 2)
+        transport.flush(DEADLINE_S)
+    return times[WARM_UP:] if place.rank == 0 else []
+
+
+HALOS = {"row": (2, 256, 64, 1), "column": (2, 64, 112, 1)}
+"""Shapes of halos: rows of 64 numbers and columns of one, cut out of tensors 56 times as large."""
+
+
+def halos(place: Place, what: str, copies_first: int, count: int) -> list[float]:
+    """Seconds of an exchange of halos that are cut out of tensors, as they lie or copied before, on this rank."""
+    samples, channels, length, _ = HALOS[what]
+    x = torch.randn((samples, channels, 56, length) if what == "row" else (samples, channels, length, 56))
+    key, times = next(place.numbers), []
+    for _ in range(WARM_UP + count):
+        place.start.meet()
+        started_s = time.perf_counter()
+        cut = x[:, :, :1] if what == "row" else x[:, :, :, :1]
+        came = torch.empty(cut.shape)
+        sent = cut.contiguous() if copies_first else cut
+        place.transport.start_exchange({place.peer: sent}, {place.peer: came}, DEADLINE_S, key).wait()
+        times.append(time.perf_counter() - started_s)
+    place.transport.flush(DEADLINE_S)
+    return times[WARM_UP:]
+
+
+def behind(place: Place, what: str, num_bytes: int, calls: int, count: int) -> list[Stretch]:
+    """``what`` of :class:`Starting` after so many convolutions on every rank, waited for at once."""
+    start, times = Starting(place, what, num_bytes), []
+    for _ in range(WARM_UP + count):
+        place.start.meet()
+        compute("convolution", calls)
+        started_s = time.perf_counter()
+        pending = start()
+        if pending is not None:
+            pending.wait()
+        times.append((started_s, time.perf_counter()))
+    place.transport.flush(DEADLINE_S)
+    return times[WARM_UP:]
+
+
 def stream(place: Place, num_bytes: int, window: int, windows: int) -> list[float]:
     """Mean seconds of a message of a stream from rank 0; rank 1 reads each once, and tells of every window.
 

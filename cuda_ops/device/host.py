@@ -11,6 +11,8 @@ import ctypes
 import os
 import platform
 import signal
+import sys
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,12 @@ _PR_SET_PDEATHSIG = 1
 _ALLOCATOR = ((_M_MMAP_THRESHOLD, 1 << 30), (_M_TRIM_THRESHOLD, (1 << 31) - 1), (_M_MMAP_MAX, 0))
 """Freed memory stays with the process, and large tensors come from the heap, whose pages are already there."""
 
+
+_SWITCH_S = 1e-4
+"""After so long a thread that wants the interpreter is given it (Python's own: 5 ms)."""
+
+_GIVES_WAY = 19
+"""Of a thread's niceness: it has 1.5 % of a core that another thread wants (Linux, ``man 7 sched``)."""
 
 MPI_JOB = "HALOPIPE_MPI_JOB"
 """Set in the environment of a process that mpiexec started as a rank."""
@@ -67,6 +75,31 @@ def core_of(rank: int) -> int | None:
     """
     cores = _cores()
     return cores[rank % len(cores)] if cores else None
+
+
+def spare_core(rank: int, num_ranks: int) -> int | None:
+    """The core that works beside ``rank`` of the ``num_ranks`` of this host, if there is one without a rank.
+
+    Ranks take spare cores by turns, as :func:`planner.costs.stages.input_pipeline.spare_cores` expects.  Ask before
+    ``prepare_process``.
+    """
+    spare = _cores()[num_ranks:]
+    return spare[rank % len(spare)] if spare else None
+
+
+def work_beside(core: int | None) -> None:
+    """Make this thread one that works beside its process's main thread: on ``core``, or where that one is, giving way.
+
+    What the operating system lacks, or forbids, is left out: then both take turns.  On another core both threads run at
+    once, and the main one asks for the interpreter every time that native code ends: it shall not wait for long.
+    """
+    if core is not None:
+        sys.setswitchinterval(_SWITCH_S)
+    with contextlib.suppress(OSError, AttributeError):
+        if core is not None:
+            os.sched_setaffinity(0, {core})  # Linux: of this thread alone
+        else:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GIVES_WAY)
 
 
 def cores_beside(accelerator: int, count: int) -> tuple[int, ...] | None:

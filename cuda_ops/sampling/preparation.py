@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sampling.graph import GraphError
-from cuda_ops.sampling.sampler import Block, Levels, NeighbourSampler
+from cuda_ops.sampling.sampler import Block, Levels, NeighbourSampler, joined
 from cuda_ops.sparse.recipe import PreparedNetwork
 
 SITES = "sites"
@@ -96,6 +96,15 @@ class SampledPreparation:
         levels = self.sampler.levels(raw[0].numpy(), draw_of(raw[1]))
         inputs = [self.tensor(levels, name) for name in self.names[: self.num_inputs]]
         return (*inputs, *raw[2:])
+
+    def side_by_side(self, parts: Sequence[Tensor], draws: Tensor) -> list[tuple[Tensor, ...]]:
+        """The inputs of several parts of a batch's seeds side by side, then of each alone.
+
+        The rows of one part are none of another's, though they be the same nodes.
+        """
+        alone = [self.sampler.levels(seeds.numpy(), draw_of(draws)) for seeds in parts]
+        names = self.names[: self.num_inputs]
+        return [tuple(self.tensor(levels, name) for name in names) for levels in (joined(alone), *alone)]
 
     def of_fewer(self, divisor: int) -> SampledPreparation:
         """With a part of the neighbours, at least one of each node."""

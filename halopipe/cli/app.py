@@ -1,40 +1,21 @@
 """The command line: ``profile``, ``plan``, ``run``, and the verbs that read their files.
 
-Each verb lives in ``halopipe/cli/`` and imports what it needs when it is called: ``--help`` is quick, and only
-``profile``, ``run``, ``checkpoint``, ``doctor`` and ``demo`` load torch.
+Each verb lives in ``halopipe/cli/``, is loaded when it is asked for, and imports what it needs when it is called:
+``--help`` is quick, and only ``profile``, ``run``, ``checkpoint``, ``doctor`` and ``demo`` load torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
 
 import typer
+import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from halopipe.cli import (
-    check,
-    checkpoint,
-    cluster,
-    compare,
-    demo,
-    devices,
-    doctor,
-    draw,
-    explain,
-    export,
-    fit,
-    importing,
-    merge,
-    notebook,
-    plan,
-    profile,
-    report,
-    run,
-    schema,
-    serve,
-    ways,
-)
 from halopipe.cli.options import with_words
 from halopipe.terminal.console import INTERRUPTED, emit, reported, screen_columns
 
@@ -42,6 +23,7 @@ _FRAMED = 80
 """Columns that the framed help needs; narrower, it would cut the names of options."""
 
 _COLUMNS = screen_columns() or _FRAMED
+_MARKUP: Literal["rich"] | None = "rich" if _COLUMNS >= _FRAMED else None
 
 
 class _Command(TyperCommand):
@@ -65,8 +47,65 @@ class _Command(TyperCommand):
         _write(formatter, sections)
 
 
+_VERBS = [
+    "profile",
+    "plan",
+    "ways",
+    "explain",
+    "compare",
+    "check",
+    "run",
+    "serve",
+    "report",
+    "draw",
+    "notebook",
+    "export",
+    "checkpoint",
+    "merge",
+    "devices",
+    "cluster",
+    "import",
+    "fit",
+    "schema",
+    "doctor",
+    "demo",
+]
+"""In the order of the help; each is the function of its name in the module of its name."""
+
+_WRITTEN = {"import": ("importing", "import_")}
+"""Module and function of verbs whose names Python keeps for itself."""
+
+
+class _Loaded(Mapping[str, Any]):
+    """The verbs as commands, by name; each is loaded when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            if name not in _VERBS:
+                raise KeyError(name)
+            module, function = _WRITTEN.get(name, (name, name))
+            verb = getattr(import_module(f"halopipe.cli.{module}"), function)
+            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=_MARKUP)
+            alone.command(name, cls=_Command)(reported(verb))
+            self._made[name] = typer.main.get_command(alone)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_VERBS)
+
+    def __len__(self) -> int:
+        return len(_VERBS)
+
+
 class _Verbs(TyperGroup):
     """All verbs, with their first lines uncut."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = cast("Any", _Loaded())
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
@@ -89,45 +128,25 @@ app = typer.Typer(
     epilog="MODEL -> profile.json -> plan.json -> timeline.json. Start with: halopipe demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich" if _COLUMNS >= _FRAMED else None,
+    rich_markup_mode=_MARKUP,
     context_settings={
         "help_option_names": ["-h", "--help"],
         **({"terminal_width": max(_COLUMNS, 20)} if _COLUMNS < _FRAMED else {}),
     },
 )
-_VERBS: dict[str, Callable[..., None]] = {
-    "profile": profile.profile,
-    "plan": plan.plan,
-    "ways": ways.ways,
-    "explain": explain.explain,
-    "compare": compare.compare,
-    "check": check.check,
-    "run": run.run,
-    "serve": serve.serve,
-    "report": report.report,
-    "draw": draw.draw,
-    "notebook": notebook.notebook,
-    "export": export.export,
-    "checkpoint": checkpoint.checkpoint,
-    "merge": merge.merge,
-    "devices": devices.devices,
-    "cluster": cluster.cluster,
-    "import": importing.import_,
-    "fit": fit.fit,
-    "schema": schema.schema,
-    "doctor": doctor.doctor,
-    "demo": demo.demo,
-}
-for _name, _verb in _VERBS.items():
-    app.command(_name, cls=_Command)(reported(_verb))
 
 
 def _show_version(wanted: bool) -> None:
-    if wanted:
-        from halopipe.version import version
-
-        emit(f"halopipe {version()}")
-        raise typer.Exit
+    """Of the source tree, by its ``pyproject.toml``, or of the installed package."""
+    if not wanted:
+        return
+    project = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    if project.is_file():
+        version = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
+    else:
+        version = metadata.version("halopipe")
+    emit(f"halopipe {version}")
+    raise typer.Exit
 
 
 @app.callback()

@@ -186,7 +186,6 @@ def plan(
     json: Json = False,
 ) -> None:
     """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""
-    from halopipe.planning import measure_missing as missing
     from halopipe.planning import problem as problems
     from halopipe.planning import search_progress, solve
     from halopipe.reports import explain
@@ -197,6 +196,8 @@ def plan(
 
     with claimed([output], [profile, cluster], replaced=[profile] if measure_missing else []):
         if measure_missing:
+            from halopipe.planning import measure_missing as missing
+
             missing.require_possible(cluster, pareto)
         loaded = solve.load_profile(profile, cluster=cluster)
         if ways:

@@ -37,13 +37,11 @@ def run(
     from dataclasses import replace
 
     from halopipe.launch.job_environment import hosts_refused
-    from halopipe.launch.replanning import replanner
     from halopipe.planning import calibration, solve
     from halopipe.reports import run as training
     from halopipe.terminal import console
     from halopipe.terminal.output_files import claimed, made
     from halopipe.training.metrics import folder_of
-    from planner.export.chrome_trace import chrome_trace
     from planner.ir.codec import dump
     from planner.ir.errors import UsageError
     from planner.ir.files import write_text
@@ -74,7 +72,11 @@ def run(
         source = solve.profile_of(planned, plan, profile)
         if source is not None:
             predicted = solve.predict_again(planned, source)[1]
-        again = replanner(planned, source, options)
+        again = None
+        if options.replan:
+            from halopipe.launch.replanning import replanner
+
+            again = replanner(planned, source, options)
         result = training.train(planned, options, again)
         if result is None:  # in a job of torchrun, rank 0 reports for all
             return
@@ -91,6 +93,8 @@ def run(
         file = result.timeline_file(predicted, drift)
         dump(file, files.output)
         if trace is not None:
+            from planner.export.chrome_trace import chrome_trace
+
             timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]
             write_text(trace, chrome_trace(timelines, solve.device_names(planned)))
         if files.update and is_other:

@@ -6,6 +6,7 @@ a rank comes by its part).  Factories for demonstrations are called by their nam
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ _OF_GRAPHS = frozenset({"graph_seeds", "seed_batches", "small_graph_seeds"})
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from halopipe.data import demo_data, graphs  # load torch
-
-        return getattr(graphs if name in _OF_GRAPHS else demo_data, name)
+        module = "graphs" if name in _OF_GRAPHS else "demo_data"
+        return getattr(import_module(f"{__name__}.{module}"), name)  # loads torch
     raise AttributeError(f"module 'halopipe.data' has no attribute {name!r}")

@@ -35,7 +35,7 @@ from torch import nn
 from halopipe.launch.execute import joined, loaded_of_script, terms_of_script
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.processes import warm_workers, workers_of
-from halopipe.launch.script_rank import CLOSE, SCRIPT, STATE, Script, named_parameters, until, write
+from halopipe.launch.script_rank import CLOSE, SCRIPT, STATE, Script, until, write
 from halopipe.launch.spawn import titles_of
 from halopipe.launch.torchrun import job_stores
 from halopipe.run_spec.job import job_folder
@@ -48,7 +48,7 @@ from planner.ir.errors import HalopipeError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from profiler import load_model
-from runtime.checkpoint.training_state import LOSS
+from profiler.source.model import load_state, named_parameters, owners, state_of
 from runtime.monitor.failure import read_error, write_error
 from runtime.monitor.waits import Waits
 from runtime.monitor.watch import LOOPBACK, SETUP_S, host_store, join_store, run_workers
@@ -109,10 +109,10 @@ class Parallel:
                     [],
                     ["give the module", "an optimiser by text or function"],
                 )
-            self._followed.recognise(named_parameters(module, loss_fn))
+            self._followed.recognise(named_parameters(owners(module, loss_fn)))
             optimizer = self._followed.described()
             given.pop("scheduler", None)  # it stays here
-        state = None if module is None or not has_state else _state_of(module, loss_fn)
+        state = None if module is None or not has_state else state_of(owners(module, loss_fn))
         self.ranks = Ranks(plan, optimizer, cast("ScriptOptions", given), state, terms.deadline_s, answers)
         self._end = weakref.finalize(self, self.ranks.end)
         try:
@@ -175,11 +175,7 @@ class Parallel:
         if self._module is None:
             self._module = load_model(self.plan.inputs.model).module
         if self._state_of != self.num_steps and self.ranks.is_alive:
-            state = self.state_dict()
-            self._module.load_state_dict({name: value for name, value in state.items() if not name.startswith(LOSS)})
-            if isinstance(self._loss_fn, nn.Module):
-                own = {name.removeprefix(LOSS): value for name, value in state.items() if name.startswith(LOSS)}
-                self._loss_fn.load_state_dict(own, strict=False)
+            load_state(owners(self._module, self._loss_fn), self.state_dict(), whole_loss=False)
             self._state_of = self.num_steps
         return self._module
 
@@ -336,11 +332,6 @@ class Ranks:
         self._is_over.set()
         self._thread.join(SETUP_S)
         self._stack.close()
-
-
-def _state_of(module: nn.Module, loss_fn: Any) -> dict[str, Any]:
-    of_loss = loss_fn.state_dict() if isinstance(loss_fn, nn.Module) else {}
-    return {**module.state_dict(), **{LOSS + name: value for name, value in of_loss.items()}}
 
 
 def parallelize(

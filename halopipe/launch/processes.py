@@ -13,7 +13,7 @@ from pathlib import Path
 from cuda_ops.device import fork_server
 from cuda_ops.device.host import MPI_JOB
 from halopipe.launch.job_environment import GLOO
-from halopipe.run_spec.job import JOB
+from halopipe.run_spec.job import JOB, error_path, result_path
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = "halopipe.launch.worker:main"
@@ -54,16 +54,6 @@ class Ended:
     result: str = ""
     error: str = ""
     output: str = ""
-
-
-def result_path(folder: Path, rank: int) -> Path:
-    """Where a worker that succeeds writes what it found."""
-    return folder / f"result-{rank}.json"
-
-
-def error_path(folder: Path, rank: int) -> Path:
-    """Where a worker that fails says why."""
-    return folder / f"error-{rank}.json"
 
 
 class Processes:

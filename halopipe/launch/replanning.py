@@ -320,7 +320,7 @@ def seated(job: JobRank, store: Store, own: Replanner) -> Seating:
     Raises:
         InfeasibleError: nothing fits on their devices.
     """
-    from halopipe.training.checkpointing import said_by_rank_0
+    from halopipe.training.resuming import said_by_rank_0
 
     store.set(f"place/{job.rank}", json.dumps([job.host, socket.gethostname(), job.local_rank]))
 

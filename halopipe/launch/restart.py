@@ -30,7 +30,7 @@ from halopipe.run_spec.job import Done, Journal, cleared, job_folder, journal_pa
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult, Saves, Score
 from halopipe.terminal import units
-from halopipe.training.checkpointing import Start, settled
+from halopipe.training.resuming import Start, settled
 from planner.ir.codec import plain
 from planner.ir.errors import (
     CheckpointError,

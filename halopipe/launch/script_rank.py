@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch
-from torch import nn
 
 from cuda_ops._torch import PrefixStore
 from halopipe.launch.execute import joined, terms_of_script
@@ -25,7 +24,7 @@ from halopipe.training.session import Execution
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from profiler import load_model
-from runtime.checkpoint.training_state import LOSS
+from profiler.source.model import named_parameters
 from runtime.monitor.failure import write_error
 from runtime.monitor.watch import LOOPBACK, SETUP_S, join_store
 from runtime.optim.optimizer import Described
@@ -67,12 +66,10 @@ def serve(folder: Path, rank: int) -> None:
     store = PrefixStore("job", join_store(LOOPBACK, script.port))
     model = load_model(script.plan.inputs.model, script.options.get("seed", 0))
     if script.has_state:
-        function = getattr(model.loss_fn, "function", model.loss_fn)
-        load_weights(model.module, function, torch.load(folder / STATE, weights_only=False))
+        load_weights(model, torch.load(folder / STATE, weights_only=False))
     optimizer = script.optimizer
     if isinstance(optimizer, Described):
-        function = getattr(model.loss_fn, "function", model.loss_fn)
-        optimizer = optimizer.made(named_parameters(model.module, function))
+        optimizer = optimizer.made(named_parameters(model.owners))
     terms, device, check = terms_of_script(script.plan, optimizer, script.options)
     terms = replace(terms, answers=script.answers)
     with joined(terms, rank, store, board, [model].pop, device, check=check, local_rank=rank) as execution:
@@ -146,14 +143,6 @@ def until(is_there: Callable[[], bool], longest_s: float) -> None:
     while not is_there():
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.1, longest_s)
-
-
-def named_parameters(module: nn.Module, loss_fn: Any) -> dict[str, nn.Parameter]:
-    """By all their names, as :func:`halopipe.training.single_device.parameters_of`."""
-    found = dict(module.named_parameters(remove_duplicate=False))
-    if isinstance(loss_fn, nn.Module):
-        found |= {LOSS + name: each for name, each in loss_fn.named_parameters(remove_duplicate=False)}
-    return found
 
 
 def write(path: Path, value: Any) -> None:

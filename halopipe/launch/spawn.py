@@ -15,8 +15,8 @@ from halopipe.launch.processes import Ended, Processes, workers_of
 from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult, stage_medians
-from halopipe.training.checkpointing import Start
 from halopipe.training.rank_device import on_gpus, require_devices, seats_of
+from halopipe.training.resuming import Start
 from halopipe.training.save_times import EndRequest
 from halopipe.training.time_breakdown import ranks_measured, stage_once_s
 from planner.ir.codec import plain

@@ -27,7 +27,7 @@ from halopipe.launch.spawn import combine, nothing_left, one_device
 from halopipe.run_spec.job import JOB, Job, Journal, RankResult, job_folder
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
-from halopipe.training.checkpointing import settled, settled_by_rank_0
+from halopipe.training.resuming import settled, settled_by_rank_0
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError, UsageError
 from planner.ir.plan import Plan
 from runtime.checkpoint.lock import held

@@ -13,8 +13,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from halopipe.launch.processes import error_path, result_path
-from halopipe.run_spec.job import REFERENCE, REFERENCE_RANK, Job, Journal, journal_path
+from halopipe.run_spec.job import REFERENCE, REFERENCE_RANK, Job, Journal, error_path, journal_path, result_path
 from planner.ir.files import write_text
 
 

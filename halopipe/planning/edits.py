@@ -29,7 +29,7 @@ from typing import Any
 
 from halopipe.planning import problem as problems
 from halopipe.planning.solve import DEFAULT_SOLVER, known_solver
-from halopipe.terminal.units import names_in, parse_sum, require_known
+from halopipe.terminal.units import names_in, parse_pair, parse_sum, require_known, whole
 from planner.catalogue.reading import BYTES, BYTES_PER_S, SECONDS, parse_quantity
 from planner.ir.cluster import DATASHEET, Cluster, Collective, DeviceSpec, Link
 from planner.ir.errors import RankCountError, UnknownNameError, UsageError
@@ -200,9 +200,10 @@ def changed(problem: Problem, text: str) -> Changed:
 
 
 def _apply(at: Changed, part: str) -> Changed:
-    name, equals, value = (piece.strip() for piece in part.partition("="))
-    if not equals or not value:
-        raise UsageError(f"{part!r} is not a change", [], ["write it like schedule=gpipe or devices=8"])
+    try:
+        name, value = parse_pair(part)
+    except ValueError:
+        raise UsageError(f"{part!r} is not a change", [], ["write it like schedule=gpipe or devices=8"]) from None
     if name in _CHANGES:
         return replace(at, problem=_CHANGES[name](at.problem, value))
     if name == "solver":
@@ -337,15 +338,14 @@ def _on(problem: Problem, cluster: Any) -> Problem:
     return replace(problem, profile=replace(problem.profile, cluster=cluster))
 
 
-_MOST_DIGITS = 15
-
-
 def _integer(name: str, value: str) -> int:
-    if not value.isdecimal() or len(value) > _MOST_DIGITS or int(value) < 1:
-        raise UsageError(f"{name}={value} is not a positive integer", [], [f"{name}=2"])
-    if name in ("devices", "hosts") and int(value) > MOST_DEVICES:
+    try:
+        found = whole(value)
+    except ValueError:
+        raise UsageError(f"{name}={value} is not a positive integer", [], [f"{name}=2"]) from None
+    if name in ("devices", "hosts") and found > MOST_DEVICES:
         raise UsageError(f"{name}={value} are more than {MOST_DEVICES}", [], [f"{name}=8"])
-    return int(value)
+    return found
 
 
 def _number(name: str, value: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Profile
 
 if TYPE_CHECKING:
+    from planner.ir.cluster import Collective
     from profiler.measure.progress import ProfileProgress
     from profiler.shards.missing import FoundMissing
 
@@ -24,7 +25,7 @@ CLOSE = 0.05
 """Rivals whose step is at most this much longer may turn out to be the best."""
 
 _RIVAL_TIME_LIMIT_S = 5.0
-_BESIDE = _WAITS, _EXCHANGES = "waits", "exchanges"
+_WAITS = "waits"
 
 Solve = Callable[[Problem], Plan]
 Measure = Callable[[Profile, str, Unmeasured], "FoundMissing"]
@@ -70,9 +71,8 @@ def plan_and_measure(problem: Problem, solve: Solve, measure: Measure, say: Say 
                 overheads_s = {**profile.action_overhead_s, kind: found.action_overhead_s}
                 profile = replace(profile, action_overhead_s=overheads_s)
             if found.calls:
-                collectives = (*profile.cluster.collectives, *found.calls)
-                profile = replace(profile, cluster=replace(profile.cluster, collectives=collectives))
-            tried |= {(kind, what) for what in (*each.sizes, *each.shapes, *_BESIDE)}
+                profile = with_calls(profile, found.calls)
+            tried |= {(kind, what) for what in (*each.sizes, *each.shapes, *each.exchanges, _WAITS)}
         problem = replace(problem, profile=profile)
         before, plan = plan, solve(problem)
         rounds.append(_line(len(rounds) + 1, wanted, before, plan, problem, busy))
@@ -122,6 +122,13 @@ def with_measurements(
         measurements={**profile.measurements, kind: (*had, *fresh)},
         parts={**profile.parts, kind: of_kind} if of_kind else profile.parts,
     )
+
+
+def with_calls(profile: Profile, calls: Sequence[Collective]) -> Profile:
+    """The profile with these measurements of what ranks compute around exchanges, in place of those that it had."""
+    new = {call.operation for call in calls}
+    kept = [one for one in profile.cluster.collectives if one.operation not in new]
+    return replace(profile, cluster=replace(profile.cluster, collectives=(*kept, *calls)))
 
 
 def stored(profile: Profile, completed: Profile) -> Profile:
@@ -178,7 +185,7 @@ def _untried(kind: str, found: Unmeasured, tried: set[tuple[str, object]]) -> Un
         tuple(size for size in found.sizes if (kind, size) not in tried),
         tuple(shape for shape in found.shapes if (kind, shape) not in tried),
         found.waits and (kind, _WAITS) not in tried,
-        found.exchanges and (kind, _EXCHANGES) not in tried,
+        tuple(each for each in found.exchanges if (kind, each) not in tried),
     )
 
 
@@ -190,7 +197,7 @@ def _line(
         whole = f"layers at {', '.join(map(str, each.sizes))} samples" if each.sizes else ""
         parts = f"{len(each.shapes)} parts of layers" if each.shapes else ""
         waits = "actions after waits" if each.waits else ""
-        calls = "calls around exchanges" if each.exchanges else ""
+        calls = f"calls around exchanges ({', '.join(each.exchanges)})" if each.exchanges else ""
         measured.append(f"{' and '.join(filter(None, (whole, parts, waits, calls)))} on {kind}")
     same, _ = planning.predict_again(before, problem.profile)
     moved = same.step_s / before.prediction.step_s - 1 if before.prediction.step_s else 0.0

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from math import isfinite, isnan
 from typing import TypedDict
 
+from halopipe.terminal import units
 from halopipe.terminal.units import require_known
 from planner.ir.cluster import Cluster
 from planner.ir.constraints import DEVICE, KIND, TOGETHER, YES, format_rule
@@ -256,6 +257,14 @@ def standing(problem: Problem, speeds: Mapping[str, float]) -> Problem:
         num_ranks=min(problem.num_ranks, len(left)),
         forbid=tuple(rule for rule in problem.forbid if is_met(rule)),
     )
+
+
+def standing_text(speeds: Mapping[str, float]) -> str:
+    """``without n1/cpu0, with n0/cpu1 at 67 % of its speed``; of machines as they were measured, ``on all devices``."""
+    gone = [name for name, speed in speeds.items() if speed <= 0]
+    slow = [f"{name} at {units.percent(speed)} of its speed" for name, speed in speeds.items() if speed not in (0, 1)]
+    words = [f"without {', '.join(gone)}"] if gone else []
+    return ", ".join([*words, *([f"with {', '.join(slow)}"] if slow else [])]) or "on all devices"
 
 
 def devices_named(names: Sequence[str], cluster: Cluster) -> list[str]:

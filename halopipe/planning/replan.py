@@ -74,7 +74,7 @@ class Replan:
         known = f", {sure}" if search.bound_s > 0 else ""
         change = units.signed_percent(self.after_s / self.before_s - 1) if self.before_s else ""
         steps = f"{units.seconds(self.after_s)} a step, {units.seconds(self.before_s)} before ({change})"
-        return f"another plan {standing_text(self.speeds)}: {steps}{known}"
+        return f"another plan {problems.standing_text(self.speeds)}: {steps}{known}"
 
     def lines(self) -> list[str]:
         """The same, then what the plan decides otherwise."""
@@ -90,14 +90,6 @@ class Replan:
             "status": self.plan.search.status,
             "differences": list(differences(self.before.decision, self.plan.decision)),
         }
-
-
-def standing_text(speeds: Mapping[str, float]) -> str:
-    """``without n1/cpu0, with n0/cpu1 at 67 % of its speed``; of machines as they were measured, ``on all devices``."""
-    gone = [name for name, speed in speeds.items() if speed <= 0]
-    slow = [f"{name} at {units.percent(speed)} of its speed" for name, speed in speeds.items() if speed not in (0, 1)]
-    words = [f"without {', '.join(gone)}"] if gone else []
-    return ", ".join([*words, *([f"with {', '.join(slow)}"] if slow else [])]) or "on all devices"
 
 
 def replan(
@@ -162,7 +154,7 @@ def _nothing_left(asked: Problem, error: HalopipeError | None, plan: Plan, free:
             "--replan free: other sizes; draws of dropout and statistics of batch normalisation change with them"
         ]
     return InfeasibleError(
-        f"no plan fits {standing_text(asked.speeds)}",
+        f"no plan fits {problems.standing_text(asked.speeds)}",
         [f"left: {', '.join(left)}", *why],
         [*remedies, "start again with --resume when the devices are back"],
     )

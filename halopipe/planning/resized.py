@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from halopipe.terminal.units import require_known
-from planner.costs.shards.shapes import SizedLayer
+from halopipe.terminal.units import parse_pairs, require_known, whole
 from planner.ir.cluster import INTERPOLATED
 from planner.ir.errors import UsageError
 from planner.ir.graph import SAMPLE, Graph, Layer
 from planner.ir.profile import Levels, Measurement, Profile
+from planner.layers.sized import SizedLayer
 
 
 def at_sizes(profile: Profile, sizes: Mapping[str, int]) -> Profile:
@@ -48,13 +48,7 @@ def parse_sizes(text: str) -> dict[str, int]:
     Raises:
         UsageError: it is none of that.
     """
-    found = {}
-    for part in filter(None, text.split(",")):
-        name, _, number = part.partition("=")
-        if not number.isdecimal() or not int(number):
-            raise UsageError(f"--size {part!r} names no size", [], ["--size height=8192,width=8192"])
-        found[name.strip()] = int(number)
-    return found
+    return parse_pairs(text, lambda _, value: whole(value), "names no size", "--size height=8192,width=8192")
 
 
 def resized(profile: Profile, graph: Graph) -> Profile:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from halopipe.planning import problem as problems
 from halopipe.planning import solve as planning
-from halopipe.planning import what_if as asking
 from halopipe.terminal import units
 from halopipe.terminal.console import Reporter
 from planner.ir.plan import Plan
@@ -35,12 +34,16 @@ def baselines(problem: Problem) -> planning.Baselines:
 
 def why_not(plan: Plan, profile: Profile | None, question: str) -> Answer:
     """As :func:`halopipe.planning.what_if.why_not`."""
+    from halopipe.planning import what_if as asking
+
     with Reporter("searching") as reporter:
         return asking.why_not(plan, profile, question, _shown(reporter, _time_limit_s(plan, profile)))
 
 
 def what_if(plan: Plan, profile: Profile, question: str) -> Answer:
     """As :func:`halopipe.planning.what_if.what_if`."""
+    from halopipe.planning import what_if as asking
+
     with Reporter("searching") as reporter:
         return asking.what_if(plan, profile, question, _shown(reporter, _time_limit_s(plan, profile)))
 

@@ -259,29 +259,22 @@ def ways_of(text: str) -> Ways:
         UsageError, UnknownNameError: a part is unknown, or its value cannot be meant.
     """
     kinds: dict[str, Callable[[str], Any]] = {
-        **dict.fromkeys(("tensor", "pipeline", "data", "micro_batch", "interleave"), _count),
+        **dict.fromkeys(("tensor", "pipeline", "data", "micro_batch", "interleave"), units.whole),
         "zero": int,
         "sequence_parallel": lambda value: {"0": False, "1": True}[value],
         "recompute": Recompute,
         "schedule": str,
     }
-    given: dict[str, Any] = {}
-    for part in text.split(","):
-        name, _, value = (piece.strip() for piece in part.partition("="))
+
+    def part(name: str, value: str) -> Any:
         name = name.replace("-", "_")
         units.require_known("part of a way", [name], list(kinds))
-        try:
-            given[name] = kinds[name](value)
-        except (KeyError, ValueError):
-            raise UsageError(f"{name}={value} is no part of a way", [f"in {text}"], ["tensor=2,pipeline=2"]) from None
+        return kinds[name](value)
+
+    found = units.parse_pairs(text, part, "is no part of a way", "tensor=2,pipeline=2")
+    given = {name.replace("-", "_"): value for name, value in found.items()}
     units.require_known("schedule of a way", [given.get("schedule", "1f1b")], ["1f1b", "gpipe"])
     return Ways(**given)
-
-
-def _count(value: str) -> int:
-    if int(value) < 1:
-        raise ValueError
-    return int(value)
 
 
 def read(path: Path) -> tuple[Transformer, Ways, int]:
@@ -373,14 +366,12 @@ def shape_of(text: str) -> Transformer:
     known = {field.name: field for field in fields(Transformer) if field.name != "name"}
     needed = ["hidden", "ffn", "heads", "layers", "vocab", "seq"]
     flags = [name for name, field in known.items() if isinstance(field.default, bool)]
-    given: dict[str, int | bool] = {}
-    for part in text.split(","):
-        name, _, value = (piece.strip() for piece in part.partition("="))
+
+    def size(name: str, value: str) -> int | bool:
         units.require_known("size of a transformer", [name], list(known))
-        if not value.isdecimal() or (not int(value) and name not in flags):
-            kind = "0 or 1" if name in flags else "a whole number above 0"
-            raise UsageError(f"{name}={value} of a transformer is not {kind}", [f"in {text}"], [f"{name}=1"])
-        given[name] = bool(int(value)) if name in flags else int(value)
+        return {"0": False, "1": True}[value] if name in flags else units.whole(value)
+
+    given = units.parse_pairs(text, size, "is no size of a transformer", "hidden=768,heads=12,dropout=0")
     missing = [name for name in needed if name not in given]
     if missing:
         raise UsageError(f"a transformer needs {', '.join(missing)} too", [f"given: {text}"], [f"{missing[0]}=..."])

@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from halopipe.planning import calibration, solve
-from halopipe.planning.replan import standing_text
-from halopipe.reports.layer import tiles_text
+from halopipe.planning.problem import standing_text
 from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.terminal import tables, units
-from planner.export.rows import StageRow, stage_rows
+from planner.export.rows import StageRow, stage_rows, tiles_text
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS
 from planner.ir.codec import plain
 from planner.ir.plan import Measured, Plan, Prediction, RankPrediction, Search
@@ -116,6 +115,7 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         + (f", messages over {prediction.transport})" if prediction.transport else ")")
         + _stream_line(prediction)
         + optimisation_line(plan)
+        + ("\n  prepares  the next step's sites and maps during this one" if decision.prepares_next_step else "")
         + _machines_line(plan)
         + _weights_line(plan, prediction)
         + _tie_line(plan)

@@ -151,7 +151,7 @@ def graph(plan: Plan, edges: Sequence[tuple[int, int]]) -> Figure:
     """The network from left to right, row by row, in the colours of its stages.
 
     Args:
-        edges: pairs of positions in the plan's layers (``halopipe.reports.report.layer_edges``).
+        edges: pairs of positions in the plan's layers (``halopipe.reports.graph_layout.layer_edges``).
     """
     names, places = list(plan.decision.layers), list(plan.decision.layers.values())
     drawn = graph_layout.draw(len(names), edges, _GRAPH_ASPECT)

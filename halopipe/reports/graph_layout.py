@@ -14,6 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from halopipe.terminal import units
+from planner.costs.cost_model import PriceBook
+from planner.export.rows import layout_text
+from planner.ir.errors import MissingMeasurementError
+from planner.ir.graph import SAMPLE, producer
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
 
 BOX_WIDTH, BOX_HEIGHT = 0.84, 0.66
 """Of a column's and a lane's extent."""
@@ -21,6 +30,18 @@ BOX_WIDTH, BOX_HEIGHT = 0.84, 0.66
 _ROW_GAP = 0.45
 LANES_PER_COLUMN = 3.0
 """A column's width over a lane's height."""
+
+
+_ASPECTS = {"wide": 2.3, "narrow": 0.8}
+"""Of the drawn network: for a desk, and for a telephone."""
+
+_EVIDENCE = {
+    "measured": "measured at this size",
+    "interpolated": "read between measured sizes",
+    "family": "by a model of measured layers like it",
+    "kernels": "by models of its kernels, which others measured on such a device",
+    "datasheet": "from a datasheet",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +162,69 @@ def _pieces(
         pieces.append((x, y, turn, y))
         x = turn
     return [*pieces, (x, y, end_x - half, end_y)]
+
+
+def network(plan: Plan, profile: Profile | None) -> dict[str, Any]:
+    """The drawn network: boxes and lines for each aspect, and what is said of each layer."""
+    edges = layer_edges(plan, profile)
+    costs = layer_costs(plan, profile) if profile is not None else {}
+    known = profile.graph.by_name() if profile is not None else {}
+    layers = []
+    for name, placement in plan.decision.layers.items():
+        ranks = plan.decision.stages[placement.stage].ranks
+        facts = [f"divided: {layout_text(placement, plan.decision.micro_batches[0])}"] if len(ranks) > 1 else []
+        layer = known.get(name)
+        if layer is not None and profile is not None:
+            shapes = ["x".join(map(str, spec.shape)) or "a scalar" for spec in layer.outputs]
+            facts.append(f"makes {', '.join(shapes)} for {units.count(profile.graph.samples, 'sample')}")
+            size = profile.graph.parameter_bytes(frozenset({name}))
+            facts += [f"parameters {units.size(size)}"] if size else []
+        if name in costs:
+            forward_s, backward_s, evidence, of = costs[name]
+            facts.append(f"forward {units.seconds(forward_s)}, backward {units.seconds(backward_s)} ({of})")
+            facts.append(_EVIDENCE.get(evidence, evidence))
+        layers.append([name, layer.kind if layer is not None else "", placement.stage, facts])
+    drawn = {word: draw(len(layers), edges, aspect) for word, aspect in _ASPECTS.items()}
+    return {
+        "layers": layers,
+        "edges": edges,
+        "drawn": {
+            word: {
+                "boxes": [[round(x, 2), round(y, 2)] for x, y in one.boxes],
+                "lines": [[round(number, 2) for number in line] for line in one.lines],
+                "size": [round(one.width, 2), round(one.height, 2)],
+            }
+            for word, one in drawn.items()
+        },
+    }
+
+
+def layer_edges(plan: Plan, profile: Profile | None) -> list[tuple[int, int]]:
+    """(maker, reader) by position in the plan; without the profile none are known, and layers stand in their order."""
+    if profile is None:
+        return [(number, number + 1) for number in range(len(plan.decision.layers) - 1)]
+    reads = {layer.name: [producer(value) for value in layer.inputs] for layer in profile.graph.layers}
+    return edges_of({name: reads.get(name, []) for name in plan.decision.layers})
+
+
+def layer_costs(plan: Plan, profile: Profile) -> dict[str, tuple[float, float, str, str]]:
+    """By layer: seconds forward and backward on its first rank, how they are known, and of what they are.
+
+    Of a layer that is cut along more than samples: of all of it on one device, since its parts are priced together.
+    """
+    book, decision, found = PriceBook(profile), plan.decision, {}
+    index = {layer.name: number for number, layer in enumerate(profile.graph.layers)}
+    full = decision.micro_batches[0]
+    for name, placement in decision.layers.items():
+        ranks = decision.stages[placement.stage].ranks
+        whole = any(dim != SAMPLE for dim in placement.cuts) or placement.ways > 1
+        samples = full if whole or not placement.cuts else placement.layout.samples(full)[0]
+        try:
+            table = book.at(book.kind(ranks[0]), samples, len(ranks) > 1)
+        except MissingMeasurementError:
+            continue
+        at = index[name]
+        forward_s, backward_s = (float(sums[at + 1] - sums[at]) for sums in (table.forward_s, table.backward_s))
+        of = f"{units.count(samples, 'sample')}{', undivided' if whole else ''}"
+        found[name] = (forward_s, backward_s, table.evidence[at], of)
+    return found

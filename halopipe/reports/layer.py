@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from halopipe.terminal import tables, units
-from halopipe.terminal import units as suggest
-from planner.export.rows import layout_text
+from planner.export.rows import layout_text, tiles_text
 from planner.ir.box import Box
 from planner.ir.constraints import FAMILIES
-from planner.ir.errors import UsageError
 from planner.ir.graph import producer
-from planner.ir.plan import Block, Decision, Plan
+from planner.ir.plan import Decision, Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.ir.schedule import Op
@@ -29,7 +27,7 @@ def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
     Raises:
         UnknownNameError: the plan has no such layer.
     """
-    suggest.require_known("layer", [name], list(plan.decision.layers))
+    units.require_known("layer", [name], list(plan.decision.layers))
     placement = plan.decision.layers[name]
     stage = plan.decision.stages[placement.stage]
     lines = [f"{name}: stage {placement.stage}, on {', '.join(stage.devices)}"]
@@ -63,14 +61,6 @@ def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
     lines.append(f"  parameters {units.size(parameter_bytes)}")
     others = render(splits_of(plan, profile, name), plan.prediction.step_s, len(stage.ranks))
     return "\n".join([*lines, "", _costs(profile, name), "", others])
-
-
-def tiles_text(block: Block) -> str:
-    """``each rank runs 8 tiles (height 4 x width 2)``."""
-    if block.num_tiles == 1:
-        return "each rank runs it in one piece"
-    grid = " x ".join(f"{dim} {parts}" for dim, parts in block.tiles.items() if parts > 1)
-    return f"each rank runs {block.num_tiles} tiles ({grid})"
 
 
 def layer_data(plan: Plan, profile: Profile | None, name: str) -> dict[str, Any]:
@@ -327,11 +317,9 @@ def parse_box(text: str) -> dict[str, tuple[int, int]]:
     Raises:
         UsageError: it is none of that.
     """
-    found = {}
-    for part in filter(None, text.split(",")):
-        dim, _, numbers = part.partition("=")
-        start, colon, stop = numbers.partition(":")
-        if not start.isdecimal() or (colon and not stop.isdecimal()):
-            raise UsageError(f"--box {part!r} says no rows", [], ["--box height=0:4,width=8"])
-        found[dim.strip()] = (int(start), int(stop) if colon else int(start) + 1)
-    return found
+
+    def rows(_: str, value: str) -> tuple[int, int]:
+        start, colon, stop = value.partition(":")
+        return units.whole(start, 0), units.whole(stop, 0) if colon else int(start) + 1
+
+    return units.parse_pairs(text, rows, "says no rows", "--box height=0:4,width=8")

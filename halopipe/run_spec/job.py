@@ -215,6 +215,16 @@ def cleared(folder: Path) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def result_path(folder: Path, rank: int) -> Path:
+    """Where a worker that succeeds writes what it found."""
+    return folder / f"result-{rank}.json"
+
+
+def error_path(folder: Path, rank: int) -> Path:
+    """Where a worker that fails says why."""
+    return folder / f"error-{rank}.json"
+
+
 def failed_path(reference: Path) -> Path:
     """Where it says why there is no reference."""
     return reference.with_suffix(".failed")

@@ -102,7 +102,7 @@ class RunOptions:
         mtbf_s: seconds between two failures of the whole job, on the average, for ``auto``; 0: what clusters show.
         grace_s: the longest from a SIGTERM to the end of the job; it saves within.
         resume: whatever plan the checkpoint was made under; its seed counts then.  ``auto``: the newest that is
-            sound, and anew where there is none (:func:`halopipe.training.checkpointing.settled`).
+            sound, and anew where there is none (:func:`halopipe.training.resuming.settled`).
         resume_step: of the checkpoint that was settled on; -1: the newest.
         restarts: see :mod:`halopipe.launch.restart`.
         deadline_s: the longest that one rank may wait for another, or do one thing.

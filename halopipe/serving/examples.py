@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from halopipe.launch.parallelize import Parallel
 from planner.ir.errors import FactoryError, NumericsError, UsageError
+from planner.ir.graph import SAMPLE
 from profiler.capture.user_module import evaluating, untouched
-from profiler.source.model import LoadedModel, fed_example
+from profiler.source.model import LoadedModel, fed_example, load_state
 from profiler.source.structure import BatchStructure, Nest, leaves
-from runtime.checkpoint.training_state import LOSS
 from runtime.numerics.compare import tolerance_of
 from runtime.pipeline.microbatches import InputSpecs, filled
 
@@ -128,12 +128,7 @@ class Example:
 
 def as_trained(run: Parallel, model: LoadedModel) -> LoadedModel:
     """``model`` with the weights and buffers that the ranks have now."""
-    state = run.state_dict()
-    model.module.load_state_dict({name: value for name, value in state.items() if not name.startswith(LOSS)})
-    function = getattr(model.loss_fn, "function", model.loss_fn)
-    if isinstance(function, nn.Module):
-        own = {name.removeprefix(LOSS): value for name, value in state.items() if name.startswith(LOSS)}
-        function.load_state_dict(own, strict=False)
+    load_state(model.owners, run.state_dict(), whole_loss=False)
     return model
 
 
@@ -164,6 +159,35 @@ def request(structure: BatchStructure, tensors: Mapping[str, Tensor]) -> tuple[A
     if structure.targets is None or not aims or len(aims) < len(names) - num_inputs:
         return inputs, None
     return inputs, structure.targets.filled(aims)
+
+
+def rows_of(specs: InputSpecs, names: Sequence[str], tensors: Sequence[Tensor]) -> int:
+    """Samples of a request, by the first of its tensors that has some."""
+    for name, tensor in zip(names, tensors, strict=False):
+        spec = specs.specs[name]
+        if spec.has_samples and tensor.ndim == len(spec.shape):
+            dim = spec.dims.index(SAMPLE)
+            return tensor.shape[dim] * specs.captured // spec.shape[dim]
+    return specs.captured
+
+
+def shape_of(specs: InputSpecs, name: str, rows: int) -> tuple[int, ...]:
+    """Of a tensor of a request of ``rows`` samples."""
+    return specs.shape(name, specs.specs[name].shape, rows)
+
+
+def cast(tensor: Tensor, name: str, specs: InputSpecs) -> Tensor:
+    """In the dtype that the model takes; floats are not cut down to integers.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    wanted: torch.dtype = getattr(torch, specs.specs[name].dtype)
+    if tensor.dtype == wanted:
+        return tensor
+    if (tensor.dtype.is_floating_point and not wanted.is_floating_point) or torch.bool in (wanted, tensor.dtype):
+        raise UsageError(f"{name} is {tensor.dtype}, the model takes {wanted}", [], [f"give it as {wanted}"])
+    return tensor.to(wanted)
 
 
 def _answer(model: LoadedModel, inputs: Sequence[Tensor], evaluated: bool) -> Any:

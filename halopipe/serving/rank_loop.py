@@ -17,6 +17,7 @@ import math
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -180,6 +181,38 @@ class _Answers:
             "pieces": pieces,
         }
         return encoded(header, tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What ranks said of themselves when they were ready.
+
+    Attributes:
+        speakers: ranks that answer.
+        reads: by rank, graph inputs of which it needs the numbers.
+        values: of the module's output: the value, its dims and dtype.
+        fixed: samples that a micro-batch must have; 0: any number.
+    """
+
+    inputs: InputSpecs
+    planned: tuple[int, ...]
+    fixed: int
+    values: tuple[tuple[str, tuple[str, ...], str], ...]
+    speakers: frozenset[int]
+    reads: Mapping[int, frozenset[str]]
+
+    @classmethod
+    def of(cls, told: Mapping[int, Mapping[str, Any]]) -> Told:
+        """Of what :class:`_Answers` of each rank tells."""
+        first = told[0]
+        return cls(
+            inputs_of(first["inputs"]),
+            tuple(first["planned"]),
+            first["fixed"],
+            tuple((value, tuple(dims), dtype) for value, dims, dtype in first["values"]),
+            frozenset(rank for rank, each in told.items() if each["answers"]),
+            {rank: frozenset(each["reads"]) for rank, each in told.items()},
+        )
 
 
 def pieces_of(header: Mapping[str, Any], tensors: Sequence[Tensor]) -> dict[tuple[int, str], list[Piece]]:

@@ -32,7 +32,7 @@ from halopipe.launch.job_environment import job_rank
 from halopipe.launch.parallelize import Parallel
 from halopipe.run_spec.options import SERVING_MODES, ScriptOptions
 from halopipe.serving import examples
-from halopipe.serving.rank_loop import END, HERE, READY, REQUEST, SHAPE, ZEROS, decoded, encoded, inputs_of, pieces_of
+from halopipe.serving.rank_loop import END, HERE, READY, REQUEST, SHAPE, ZEROS, Told, decoded, encoded, pieces_of
 from halopipe.terminal.units import require_known
 from planner.ir.box import hull
 from planner.ir.errors import BusyError, HalopipeError, UsageError
@@ -42,7 +42,7 @@ from planner.ir.profile import Profile
 from profiler import load_model
 from profiler.source.model import LoadedModel
 from runtime.pipeline.messages import Piece, assemble
-from runtime.pipeline.microbatches import InputSpecs, filled
+from runtime.pipeline.microbatches import filled
 
 MODULE, EVALUATION = SERVING_MODES
 _LOOK_S = 0.05
@@ -102,25 +102,6 @@ class _Waiting:
     missing: set[int]
     pieces: dict[tuple[int, str], list[Piece]] = field(default_factory=dict)
     losses: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What ranks said of themselves when they were ready.
-
-    Attributes:
-        speakers: ranks that answer.
-        reads: by rank, graph inputs of which it needs the numbers.
-        values: of the module's output: the value, its dims and dtype.
-        fixed: samples that a micro-batch must have; 0: any number.
-    """
-
-    inputs: InputSpecs
-    planned: tuple[int, ...]
-    fixed: int
-    values: tuple[tuple[str, tuple[str, ...], str], ...]
-    speakers: frozenset[int]
-    reads: Mapping[int, frozenset[str]]
 
 
 class Serving:
@@ -315,9 +296,9 @@ class Serving:
             given, aims = structure.apart((inputs, targets), "the request")
         specs = self._told.inputs
         names = list(specs.specs)
-        tensors = [_cast(tensor, name, specs) for name, tensor in zip(names, (*given, *aims), strict=False)]
+        tensors = [examples.cast(tensor, name, specs) for name, tensor in zip(names, (*given, *aims), strict=False)]
         missing = [
-            torch.empty(_shape(specs, name, _rows(specs, names, tensors)), device="meta")
+            torch.empty(examples.shape_of(specs, name, examples.rows_of(specs, names, tensors)), device="meta")
             for name in names[len(tensors) :]
         ]
         rows = specs.rows([*tensors, *missing])
@@ -333,14 +314,14 @@ class Serving:
     def _send(self, tensors: Sequence[Tensor | None], *, has_targets: bool, is_probe: bool) -> Future[Answer]:
         specs = self._told.inputs
         names = list(specs.specs)
-        rows = _rows(specs, names, [each for each in tensors if each is not None])
+        rows = examples.rows_of(specs, names, [each for each in tensors if each is not None])
         frames = []
         for rank in range(len(self._links)):
             header: dict[str, Any] = {"what": REQUEST, "probes": is_probe, "inputs": []}
             here = []
             for name, tensor in zip(names, tensors, strict=True):
                 is_read = name in self._told.reads[rank]
-                shape = tensor.shape if tensor is not None else _shape(specs, name, rows)
+                shape = tensor.shape if tensor is not None else examples.shape_of(specs, name, rows)
                 how = SHAPE if not is_read else ZEROS if tensor is None else HERE
                 header["inputs"].append([how, list(shape), specs.specs[name].dtype])
                 if how == HERE and tensor is not None:
@@ -373,7 +354,7 @@ class Serving:
         found: list[Tensor] = self._send(given, has_targets=False, is_probe=True).result().output
         return found
 
-    def _opened(self, door: socket.socket) -> tuple[list[Connection], _Told]:
+    def _opened(self, door: socket.socket) -> tuple[list[Connection], Told]:
         """A connection to each rank, in order, and what they say of themselves."""
         door.settimeout(_LOOK_S)
         links: dict[int, Connection] = {}
@@ -390,15 +371,7 @@ class Serving:
                 raise self.run.ranks.wait_for_failure() from None
             if header["what"] == READY:
                 links[header["rank"]], told[header["rank"]] = link, header
-        first = told[0]
-        return [links[rank] for rank in sorted(links)], _Told(
-            inputs_of(first["inputs"]),
-            tuple(first["planned"]),
-            first["fixed"],
-            tuple((value, tuple(dims), dtype) for value, dims, dtype in first["values"]),
-            frozenset(rank for rank, each in told.items() if each["answers"]),
-            {rank: frozenset(each["reads"]) for rank, each in told.items()},
-        )
+        return [links[rank] for rank in sorted(links)], Told.of(told)
 
     def _listen(self) -> None:
         """Puts answers together, until the ranks leave."""
@@ -474,34 +447,6 @@ class Serving:
         self._is_over = True
         for link in self._links:
             link.close()
-
-
-def _rows(specs: InputSpecs, names: Sequence[str], tensors: Sequence[Tensor]) -> int:
-    """Samples of a request, by the first of its tensors that has some."""
-    for name, tensor in zip(names, tensors, strict=False):
-        spec = specs.specs[name]
-        if spec.has_samples and tensor.ndim == len(spec.shape):
-            dim = spec.dims.index(SAMPLE)
-            return tensor.shape[dim] * specs.captured // spec.shape[dim]
-    return specs.captured
-
-
-def _shape(specs: InputSpecs, name: str, rows: int) -> tuple[int, ...]:
-    return specs.shape(name, specs.specs[name].shape, rows)
-
-
-def _cast(tensor: Tensor, name: str, specs: InputSpecs) -> Tensor:
-    """In the dtype that the model takes; floats are not cut down to integers.
-
-    Raises:
-        UsageError: it is of another kind.
-    """
-    wanted: torch.dtype = getattr(torch, specs.specs[name].dtype)
-    if tensor.dtype == wanted:
-        return tensor
-    if (tensor.dtype.is_floating_point and not wanted.is_floating_point) or torch.bool in (wanted, tensor.dtype):
-        raise UsageError(f"{name} is {tensor.dtype}, the model takes {wanted}", [], [f"give it as {wanted}"])
-    return tensor.to(wanted)
 
 
 def open_serving(

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from planner.ir.errors import UnknownNameError, UsageError
+
+T = TypeVar("T")
 
 
 def names_in(text: str) -> list[str]:
@@ -176,10 +178,57 @@ def parse_integers(text: str, what: str, example: str) -> tuple[int, ...]:
     Raises:
         UsageError: an entry is not a positive integer.
     """
-    parts = [part.strip() for part in text.split(",")] if text.strip() else []
-    if not all(part.isdecimal() and len(part) <= _MOST_DIGITS and int(part) > 0 for part in parts):
-        raise UsageError(f"{what} {text!r} is not a list of positive integers", [], [f"write it like {example}"])
-    return tuple(int(part) for part in parts)
+    try:
+        return tuple(whole(part.strip()) for part in text.split(",")) if text.strip() else ()
+    except ValueError:
+        remedies = [f"write it like {example}"]
+        raise UsageError(f"{what} {text!r} is not a list of positive integers", [], remedies) from None
+
+
+def whole(text: str, least: int = 1) -> int:
+    """A whole number of at least ``least``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < least:
+        raise ValueError(text)
+    return int(text)
+
+
+def parse_pair(entry: str) -> tuple[str, str]:
+    """Name and value of ``name=value``.
+
+    Raises:
+        ValueError: it is none, or one of the two is missing.
+    """
+    name, _, value = (piece.strip() for piece in entry.partition("="))
+    if not name or not value:
+        raise ValueError(entry)
+    return name, value
+
+
+def parse_pairs(text: str, parse: Callable[[str, str], T], fault: str, example: str) -> dict[str, T]:
+    """Values by name of ``name=value,name=value``.
+
+    Args:
+        parse: the value of a name, of its text; raises KeyError or ValueError where that is none.
+        fault: of an entry that is none, as said behind it: ``is no size``.
+        example: of how to write them.
+
+    Raises:
+        UsageError: an entry is none, or gives a name again.
+    """
+    found: dict[str, T] = {}
+    for entry in names_in(text):
+        try:
+            name, value = parse_pair(entry)
+            if name in found:
+                raise UsageError(f"{name} is given twice", [f"in {text}"], [f"keep {name}={value}, or the other"])
+            found[name] = parse(name, value)
+        except (KeyError, ValueError):
+            raise UsageError(f"{entry} {fault}", [f"in {text}"], [f"write it like {example}"]) from None
+    return found
 
 
 def parse_arguments(pairs: Iterable[str]) -> dict[str, Any]:

@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from halopipe.terminal import tables, units
-from halopipe.training.checkpointing import PLAN, SEED, Saved
+from halopipe.training.checkpointing import PLAN, SEED
+from halopipe.training.resuming import Saved
 from planner.ir.errors import CorruptFileError, InputFileError, MissingFileError, UsageError
 from planner.ir.files import replaced
 from planner.ir.plan import Plan
+from profiler.source.model import LoadedModel, load_state, state_of
 from profiler.source.source import load_model
 from runtime.checkpoint import Checkpoint, Number, RankState, complete_steps, save, whole_state_dict
 from runtime.checkpoint.folders import complete_path
 from runtime.checkpoint.state import MODEL
-from runtime.checkpoint.training_state import LOSS, STEP, WEIGHTS_ALONE
+from runtime.checkpoint.training_state import STEP, WEIGHTS_ALONE
 
 _NONE = "none"
 
@@ -144,29 +146,22 @@ def read_state_dict(path: Path, plan: Plan, folder: Path, seed: int = 0) -> Path
         raise UsageError(f"{folder} has checkpoints already", [f"steps {steps}"], ["another folder"])
     state = _state_dict(path)
     model = load_model(plan.inputs.model, seed)
-    function = getattr(model.loss_fn, "function", model.loss_fn)
-    load_weights(model.module, function, state)
-    whole = dict(model.module.state_dict())
-    if isinstance(function, nn.Module):
-        whole |= {LOSS + name: value for name, value in function.state_dict().items()}
-    tensors = {MODEL + name: value for name, value in whole.items() if isinstance(value, Tensor)}
+    load_weights(model, state)
+    tensors = {MODEL + name: value for name, value in state_of(model.owners).items() if isinstance(value, Tensor)}
     numbers: dict[str, Number] = {STEP: 0, SEED: seed, WEIGHTS_ALONE: True}
     everything = RankState(tensors, {}, numbers, frozenset(tensors) | frozenset(numbers))
     save(folder, 0, everything, 0, 1, lambda: None, {"model": plan.inputs.model_fingerprint})
     return complete_path(folder, 0)
 
 
-def load_weights(module: nn.Module, loss_fn: Any, state: Mapping[str, Any]) -> None:
+def load_weights(model: LoadedModel, state: Mapping[str, Any]) -> None:
     """Loads ``state``, in which what belongs to a loss that is a module is called ``loss_fn.*``.
 
     Raises:
         UsageError: it is another model's.
     """
     try:
-        module.load_state_dict({name: value for name, value in state.items() if not name.startswith(LOSS)})
-        if isinstance(loss_fn, nn.Module):
-            own = {name.removeprefix(LOSS): value for name, value in state.items() if name.startswith(LOSS)}
-            loss_fn.load_state_dict(own)
+        load_state(model.owners, state)
     except RuntimeError as error:
         raise UsageError(
             "the module is not the one that the plan was made for", str(error).splitlines()[1:], ["plan again"]

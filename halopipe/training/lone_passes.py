@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from halopipe.run_spec.options import ALWAYS, NEVER, RunOptions
 from halopipe.training.checkpointing import SAVE_S
@@ -17,7 +18,9 @@ from planner.ir.plan import Plan
 from planner.ir.timeline import LonePasses
 from runtime.engine import Engine
 from runtime.monitor.activity import Activity
-from runtime.stage.alone import LoneStage
+
+if TYPE_CHECKING:
+    from runtime.stage.alone import LoneStage
 
 LARGEST_SHARE, LONGEST_S = 0.05, 2.0
 LEAST_STEPS = 20

@@ -74,7 +74,7 @@ class Loop:
     _done: Position = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.engine.preparing is not None:
+        if self.engine.looks_ahead:
             self.feed = AheadFeed(self.feed, self.engine.expect)
         self._done = self.feed.position
 

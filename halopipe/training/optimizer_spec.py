@@ -241,16 +241,15 @@ _SEPARATOR = re.compile(r",(?![^(]*\))")
 def _parse_arguments(text: str, example: str) -> dict[str, Argument]:
     arguments = {}
     for pair in _SEPARATOR.split(text):
-        key, equals, value = (part.strip() for part in pair.partition("="))
         try:
-            argument = _argument(value) if equals and key.isidentifier() else None
+            key, value = units.parse_pair(pair)
+            if not key.isidentifier():
+                raise ValueError(key)
+            arguments[key] = _argument(value)
         except ValueError:
-            argument = None
-        if argument is None:
             raise UsageError(
                 f"argument {pair!r} is not key=number", ["nor key=true, key=false, key=(number,number)"], [example]
-            )
-        arguments[key] = argument
+            ) from None
     return arguments
 
 

@@ -34,8 +34,7 @@ from planner.ir.plan import Plan
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
-from profiler.capture.graph import Captured
-from profiler.measure.devices import capture_for
+from profiler.capture.graph import Captured, capture_for
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine, device_of
 from runtime.memory import limit_memory, out_of_memory
@@ -97,6 +96,7 @@ class Place:
         open_transport: joins the ranks.
         device: where its stages compute; None: on the processor.
         meter: counts the memory there.
+        spare_core, gives_way: of the thread that prepares batches, as of :class:`runtime.engine.Engine`.
         others: what the other ranks do, as one line.
         meet: waits for all ranks where others may take long, see :meth:`runtime.monitor.waits.Voice.meet`.
     """
@@ -110,6 +110,8 @@ class Place:
     meet: Callable[[], object] = str
     device: torch.device | None = None
     meter: MemoryMeter | None = None
+    spare_core: int | None = None
+    gives_way: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +176,16 @@ def open_rank(
     """
     decision = terms.plan.decision
     seat = rank_device.seat_of(decision, rank, device if isinstance(device, str) else rank_device.AS_PLANNED)
+    core, gives_way = None, False
     if local_rank is not None:
+        core, gives_way = rank_device.beside(seat, local_rank, decision)
         rank_device.prepare(seat, local_rank)
     where = rank_device.device_of(seat, terms.plan.prediction.ranks) if isinstance(device, str) else device
 
     def join(groups: tuple[tuple[int, ...], ...], program: Callable[[], Program]) -> Transport:
         hosts = rank_device.hosts_of(decision)
-        return rank_device.opened(seat, where, hosts, store, groups, program, SETUP_S, terms.transport)
+        rest = (groups, program, SETUP_S, terms.transport)
+        return rank_device.opened(seat, where, hosts, store, *rest, sleeps=gives_way)
 
     with contextlib.ExitStack() as stack:
         slow = _watch(terms) if rank == 0 and decision.num_ranks > 1 else None
@@ -188,6 +193,7 @@ def open_rank(
         meter = meter_of(where or CPU) if is_metered else None
         joins = open_transport or join
         place = Place(rank, decision.num_ranks, store, joins, voice.activity, voice.others, voice.meet, where, meter)
+        place = replace(place, spare_core=core, gives_way=gives_way)
         yield Rank(terms, place, stack)
 
 
@@ -274,6 +280,8 @@ class Rank:
             activity=place.activity,
             others=place.others,
             answers=terms.answers,
+            spare_core=place.spare_core,
+            gives_way=place.gives_way,
         )
         return Opened(engine, consumer, place.meet)
 

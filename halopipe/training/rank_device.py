@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cuda_ops.device.gpus import num_gpus, why_no_gpu
-from cuda_ops.device.host import core_of, cores_beside, device_description, prepare_process
+from cuda_ops.device.host import core_of, cores_beside, device_description, prepare_process, spare_core
 from halopipe.run_spec.options import AUTO
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.ir.plan import Decision, RankPrediction
@@ -160,6 +160,20 @@ def prepare(seat: Seat, local_rank: int) -> None:
     prepare_process(core_of(local_rank) if seat.gpu is None else cores_beside(*seat.beside))
 
 
+def beside(seat: Seat, local_rank: int, decision: Decision) -> tuple[int | None, bool]:
+    """Where a thread works beside the rank: (a core of this host that no rank has, or None; whether it gives way).
+
+    It gives way where the plan means it to work while the rank waits, and has given the rank a core of its own; ranks
+    that share cores take turns anyhow.  Call it before :func:`prepare`, which leaves the process one core.
+    """
+    if seat.gpu is not None:
+        return None, False
+    hosts = hosts_of(decision)
+    num_here = sum(host in ("", hosts[seat.rank]) for host in hosts)
+    core = spare_core(local_rank, num_here)
+    return core, decision.prepares_next_step and core is None and num_here <= device_description().num_cores
+
+
 def device_of(seat: Seat, ranks: Sequence[RankPrediction] = ()) -> torch.device | None:
     """Where the rank's stages compute, which is made the current device; None: on the processor.
 
@@ -212,6 +226,8 @@ def opened(
     program: Callable[[], Program],
     timeout_s: float,
     transport: str = AUTO,
+    *,
+    sleeps: bool = False,
 ) -> Transport:
     """The transport of a rank.
 
@@ -220,15 +236,18 @@ def opened(
         hosts: of each rank, in the plan.
         transport: one of ``TRANSPORTS``.
         program: asked where the transport must know it: NCCL has a communicator for each of its channels.
+        sleeps: whether the rank's waits leave its core to another thread.
     """
     from halopipe.data.feeds import MESSAGE_KINDS
-    from runtime.transport import channels_of, open_named, open_nccl
+    from runtime.transport import open_named
 
     if transport or not seat.over_nccl or device is None:
-        return open_named(transport, seat.rank, store, timeout_s, groups, hosts)
+        return open_named(transport, seat.rank, store, timeout_s, groups, hosts, sleeps=sleeps)
     interface = os.environ.get(_GLOO_INTERFACE, "")
     if interface not in ("", "lo"):
         os.environ.setdefault(_NCCL_INTERFACE, interface)
+    from runtime.transport import channels_of, open_nccl
+
     channels = channels_of(program())
     return open_nccl(str(device), channels, seat.rank, len(hosts), store, timeout_s, groups, MESSAGE_KINDS)
 

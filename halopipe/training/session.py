@@ -21,13 +21,15 @@ from halopipe.data.sources import Form, Item, Pair, bound, tensors_of
 from halopipe.run_spec.options import RESUME
 from halopipe.run_spec.result import Score
 from halopipe.terminal.units import require_known
-from halopipe.training.checkpointing import newest_sound, open_saved, other_micro_batches, save_now
+from halopipe.training.checkpointing import save_now
 from halopipe.training.evaluate import MakeMetrics, evaluate, loss_rank
 from halopipe.training.first_step import FirstStep, parting
 from halopipe.training.rank import Opened, Place, Prepared, Terms
+from halopipe.training.resuming import newest_sound, open_saved
 from halopipe.training.single_device import Reference, reference_of, why_not_compared
 from planner.ir.codec import plain
 from planner.ir.errors import CorruptFileError, HalopipeError, UnsupportedModelError, UsageError
+from planner.ir.graph import LOSS_PREFIX
 from planner.ir.profile import Profile
 from profiler.capture.graph import capture
 from profiler.source.clouds import samples_first
@@ -35,7 +37,6 @@ from profiler.source.graphs import raw_of
 from profiler.source.model import LoadedModel
 from profiler.source.structure import BatchStructure
 from runtime.checkpoint.lock import held
-from runtime.checkpoint.training_state import LOSS
 from runtime.engine import StepResult
 from runtime.monitor.activity import Activity
 from runtime.monitor.failure import write_error
@@ -313,7 +314,7 @@ class Execution:
                 [f"execute(..., seed={saved.seed(self._seed)})"],
             )
         self._engine.load_state(saved.checkpoint)
-        if self.rank == 0 and (word := other_micro_batches(saved, self._engine, self.plan.decision)):
+        if self.rank == 0 and (word := saved.other_micro_batches(self._engine, self.plan.decision)):
             _log.warning("%s", word)
         self._watched = None  # what was kept of the first step is not what goes on
         return self._engine.num_steps
@@ -378,12 +379,12 @@ class Execution:
             UsageError: they are not the module's, or gradients wait for the update.
         """
         self._require_updated()
-        of_loss = {name: value for name, value in state.items() if name.startswith(LOSS)}
+        of_loss = {name: value for name, value in state.items() if name.startswith(LOSS_PREFIX)}
         try:
             self.model.load_state_dict({name: value for name, value in state.items() if name not in of_loss})
         except RuntimeError as error:  # names and shapes
             raise UsageError("this is not the state of the model", str(error).splitlines()[1:]) from error
-        missing = [name for name in self._engine.state_dict() if name.startswith(LOSS) and name not in of_loss]
+        missing = [name for name in self._engine.state_dict() if name.startswith(LOSS_PREFIX) and name not in of_loss]
         if missing:
             raise UsageError("this is not the state of the model and its loss", [f"missing: {', '.join(missing)}"])
         self._engine.load_state_dict(state)
@@ -416,7 +417,7 @@ class Execution:
     def module(self) -> nn.Module:
         """The user's module with all that is trained by now, on every rank; all ranks ask for it together."""
         self.model.load_state_dict(
-            {name: value for name, value in self.state_dict().items() if not name.startswith(LOSS)}
+            {name: value for name, value in self.state_dict().items() if not name.startswith(LOSS_PREFIX)}
         )
         return self.model
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -37,9 +37,8 @@ from halopipe.training.rank import Terms
 from planner.ir.codec import plain
 from planner.ir.errors import UnsupportedModelError
 from planner.passes.versions import updates_within
-from profiler.capture.graph import Captured
-from profiler.measure.devices import capture_for, placed
-from profiler.source.model import LoadedModel
+from profiler.capture.graph import Captured, capture_for, placed
+from profiler.source.model import LoadedModel, named_buffers, named_parameters
 from profiler.source.source import load_model
 from runtime.engine import Engine, preparing_of
 from runtime.monitor.failure import write_error
@@ -67,7 +66,6 @@ from runtime.stage.shapes import varying_dims
 
 EXACT = torch.float64
 WHOLE, IN_PARTS = "the user's module on the whole batch", "the user's module on one micro-batch after another"
-_OF_LOSS = "loss_fn."
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +273,7 @@ def _floats(node: torch.fx.Node) -> list[Tensor]:
 def _disturb(model: LoadedModel | None, share: float) -> None:
     """Makes every trained number larger or smaller by this share of it, in the same way each time."""
     generator = torch.Generator().manual_seed(0)
-    for parameter in {id(each): each for each in named_of(model, "parameters").values()}.values() if model else ():
+    for parameter in _once(named_parameters(model.owners)).values() if model else ():
         signs = torch.randint(0, 2, parameter.shape, generator=generator).mul_(2).sub_(1)
         parameter.mul_(1 + share * signs.to(parameter))
 
@@ -359,7 +357,7 @@ def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[I
     loss_of = _shared(losses_of(model, captured, terms), terms.accumulate)
     if not trains(terms.plan):
         return _evaluated(terms, model, items[:1])
-    parameters, buffers = named_of(model, "parameters"), named_of(model, "buffers")
+    parameters, buffers = named_parameters(model.owners), named_buffers(model.owners)
     optimizer = cast("torch.optim.Optimizer", _Optimizer(terms, parameters))  # has what a step calls
     dtype = next(iter(_float_dtypes(model)), None)
     losses: list[float] = []
@@ -451,10 +449,8 @@ def _twin(model: LoadedModel) -> tuple[LoadedModel | None, str]:
         twin = copy.deepcopy(model)
     except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
         return None, f"it cannot be copied: {error}"
-    function = getattr(twin.loss_fn, "function", twin.loss_fn)
-    for module in (twin.module, function):
-        if isinstance(module, torch.nn.Module):
-            module.to(EXACT)
+    for module in twin.owners.values():
+        module.to(EXACT)
     clouds = twin.clouds and twin.clouds.to(EXACT)
     inputs, targets = _cast(twin.inputs, EXACT), _cast(twin.targets, EXACT)
     return replace(twin, inputs=inputs, targets=targets, clouds=clouds, autocast=None), ""
@@ -464,18 +460,10 @@ def _normalises_samples(node: torch.fx.Node) -> bool:
     return "batch_norm" in str(node.target) and arguments_of(node).get("training") is not False
 
 
-def named_of(model: LoadedModel, kind: str) -> dict[str, Tensor]:
-    """Parameters or buffers by the graph's names, tied ones under each; those of the loss behind the module's."""
-    function = getattr(model.loss_fn, "function", model.loss_fn)
-    owners = {"": model.module, **({_OF_LOSS: function} if isinstance(function, torch.nn.Module) else {})}
-    listed: Callable[[Any], Any] = lambda module: getattr(module, f"named_{kind}")(remove_duplicate=False)  # noqa: E731
-    return {prefix + name: tensor for prefix, module in owners.items() for name, tensor in listed(module)}
-
-
 def parameters_of(model: LoadedModel, captured: Captured) -> dict[str, torch.nn.Parameter]:
     """By all their names: the module's own, those of the loss, and the graph's."""
-    named = {**named_of(model, "parameters"), **dict(captured.graph_module.named_parameters(remove_duplicate=False))}
-    return cast("dict[str, torch.nn.Parameter]", named)
+    of_graph = dict(captured.graph_module.named_parameters(remove_duplicate=False))
+    return {**named_parameters(model.owners), **of_graph}
 
 
 def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

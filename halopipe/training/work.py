@@ -15,7 +15,7 @@ from halopipe.data.sharded_feed import Supply
 from halopipe.data.sources import Position, batches, take
 from halopipe.run_spec.job import Job, Journal, RankResult
 from halopipe.training.check_options import trains
-from halopipe.training.checkpointing import Checkpoints, Saved, other_micro_batches, resumed
+from halopipe.training.checkpointing import Checkpoints
 from halopipe.training.evaluate import loss_rank
 from halopipe.training.first_step import FirstStep, parting, read_when_written
 from halopipe.training.lone_passes import Timer, budget_s
@@ -34,12 +34,12 @@ from runtime.memory import with_peak
 from runtime.monitor.activity import Activity, Board
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import Difference
-from runtime.stage.alone import lone_stages
 from runtime.stage.captured import captured_model
 from runtime.stage.modes import cannot_evaluate
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
+    from halopipe.training.resuming import Saved
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class _Work:
         if saved is not None:
             self._activity.begin("reading the checkpoint")
             opened.engine.load_state(saved.checkpoint)
-            self._warn(other_micro_batches(saved, opened.engine, job.plan.decision))
+            self._warn(saved.other_micro_batches(opened.engine, job.plan.decision))
         if options.warmup and place.meter is None:
             with_peak(lambda: None)  # the profiler takes seconds to start
         self._activity.begin("waiting for the others")
@@ -135,6 +135,8 @@ class _Work:
         seconds = budget_s(plan, options, options.steps - num_done)
         if not seconds or options.compiler:
             return None
+        from runtime.stage.alone import lone_stages  # most runs are too short for it
+
         model, decision = captured_model(prepared.captured), plan.decision
         program = Boundaries.of_decision(model.graph, decision).program(decision)
         found = lone_stages(decision, model, program, place.rank, prepared.model.tensors, place.device)
@@ -167,7 +169,7 @@ class _Work:
                 opened.gather,
                 seed,
                 self._job.plan.decision,
-                begun,
+                (0, 0.0) if begun is None else begun.history,
                 self._activity,
                 self._end,
             ),
@@ -211,5 +213,9 @@ class _Resuming:
 
     def seed(self) -> int:
         """Looks for it, and gives its seed, if there is one."""
+        if not self._options.resume:
+            return self._options.seed
+        from halopipe.training.resuming import resumed  # most runs read no checkpoint
+
         self.saved = resumed(self._options, self._graph, self._place.store, self._place.rank)
-        return self._options.seed if self.saved is None else self.saved.seed(self._options.seed)
+        return self.saved.seed(self._options.seed)

@@ -19,18 +19,17 @@ import numpy as np
 
 from planner.baselines import data_parallel
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.device_mesh import REPLICA
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.placement import LayoutBook
 from planner.ir.errors import InfeasibleError
+from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
+from planner.layers.sized import REPLICA
 from planner.solvers.candidates.candidate import (
     Candidate,
-    equal_shares,
-    gives_all_work,
     micro_batch_sizes,
     micro_batches,
     require_divisible,
@@ -40,7 +39,7 @@ from planner.solvers.candidates.candidate import (
 from planner.solvers.candidates.choose import best_of, no_schedule
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import heuristic_plan, infeasible
-from planner.solvers.candidates.feasibility import as_asked
+from planner.solvers.candidates.feasibility import as_asked, gives_all_work
 from planner.solvers.layouts.factor_graph import Array, Assignment, LabelledGraph
 from planner.solvers.layouts.stage import Question, labelled_graph
 from planner.solvers.progress import Progress

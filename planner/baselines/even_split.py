@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.costs.cost_model import PriceBook
+from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.candidates.candidate import (
     Candidate,
     cut_positions,
-    equal_shares,
     is_covered,
     micro_batch_sizes,
     micro_batches,

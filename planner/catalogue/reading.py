@@ -16,7 +16,8 @@ from decimal import Decimal
 from typing import Any
 
 from planner.ir.errors import CorruptFileError
-from planner.ir.validation import MOST_DEVICES, limits_of
+from planner.ir.quantities import limits_of
+from planner.ir.validation import MOST_DEVICES
 
 BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS = "bytes", "bytes per second", "operations per second", "seconds"
 

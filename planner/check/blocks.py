@@ -15,12 +15,12 @@ from planner.costs.communication.collectives import call_s
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
-from planner.costs.shards.shapes import SizedLayer
 from planner.costs.shards.tiles import box_bytes, transient_bytes
 from planner.ir.box import Box, Interval, volume
 from planner.ir.cluster import PIECES
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, producer
 from planner.layers.division import BlockDivision, Division
+from planner.layers.sized import SizedLayer
 
 
 @dataclass(frozen=True, eq=False)

@@ -100,6 +100,7 @@ ROWS: Mapping[str, Row] = {
     "decision.layers.*.ways": Row(PARTLY, "divides the parts of some dim", WHOLLY, "and what the layer can; step"),
     "decision.layers.*.margin": Row(PARTLY, "0 to what was asked for", WHOLLY, "and the smallest part; step"),
     "decision.token_slices": Row(PARTLY, "positive, allowed; the program", WHOLLY, "what the layers can; step, memory"),
+    "decision.prepares_next_step": Row(PARTLY, "some rank prepares something", WHOLLY, "step and memory"),
     "decision.program": Row(WHOLLY, "legal, ends, and is what the schedule gives", WHOLLY, "with the model's edges"),
     "prediction.step_s": Row(WHOLLY, "the times of each rank add up to it; rate, gap", WHOLLY, "reckoned again"),
     "prediction.samples_per_s": Row(WHOLLY, "global batch over step", WHOLLY, "the same"),

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from planner.costs.communication.links import Network
 from planner.costs.stages.input_pipeline import has_host_beside
 from planner.ir.cluster import Cluster
-from planner.ir.program import Message, Program
+from planner.ir.program import Message, Program, sent_by
 from planner.ir.schedule import ALONE, COMPUTE, RECEIVE, SEND, Action, Op
 
 _DIGITS = 11
@@ -25,8 +25,8 @@ NOWHERE = -1
 _PASSES = (Op.FORWARD, Op.BACKWARD)
 _FULL = 1 + 1e-9
 Key = tuple[object, ...]
-Transfer = tuple[Key, int, int, int]
-"""(name of the message, source rank, destination rank, bytes)."""
+Transfer = tuple[Key, int, int, int, int]
+"""(name of the message, source rank, destination rank, bytes, bytes of the message that it joins: 0 if it is one)."""
 Spans = Sequence[Sequence[tuple[float, float]]]
 """When an action began and ended, by rank and place in its row."""
 Card = tuple[str, str]
@@ -80,20 +80,17 @@ class Computing:
 Row = Generator[Until | Work | Arrival | Together, float, None]
 
 
-def transfer(action: Action, sent: Message) -> Transfer:
-    """What ``action`` sends or receives of a message."""
-    forward = action.op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
-    src, dst = (sent.src, sent.dst) if forward else (sent.dst, sent.src)
-    size = sent.forward_bytes if forward else sent.backward_bytes
-    return (frozenset((action.stage, action.peer)), forward, action.microbatch, src, dst), src, dst, size
-
-
 class Step:
     """A step of a program.
 
     Args:
         action_s: seconds of an action of a rank, given its place in the row; of a send or receive beside its messages.
         sum_of: (seconds, bytes/s) of the sum of a stage's gradients; (0, 0) where it is not known what it moves.
+        next_step: by rank, seconds of preparing the next step, whether a core beside does it, and what the rank loses
+            to that in any case; empty: nobody does.
+
+    Attributes:
+        left_s: by rank, what was left of that behind its row.
     """
 
     def __init__(
@@ -102,15 +99,18 @@ class Step:
         program: Program,
         action_s: Callable[[int, Action, int], float],
         sum_of: Callable[[int], tuple[float, float]],
+        next_step: Sequence[tuple[float, bool, float]] = (),
     ) -> None:
         self.network, self.program, self.action_s, self.sum_of = network, program, action_s, sum_of
-        self.cluster, self.how = network.cluster, program.streams
+        self.next_step, self.left_s = next_step, [0.0 for _ in program.rows]
+        self.cluster, self.how, self.joined = network.cluster, program.streams, program.joined()
         self.arrived: set[Key] = set()
         self.called: set[Key] = set()
         self.wires: dict[object, list[Transfer]] = {}
         self.under_way: dict[Key, Moving] = {}
         self.slowing: dict[Key, Moving] = {}  # of these, what takes from cores
         self.members: dict[Key, list[int]] = {}
+        self.joined_s: dict[tuple[int, int | None], float] = {}  # when the last member was there
         self.work: dict[int, Computing] = {}
         self.ends = [0.0 for _ in program.rows]
         self.spans: list[list[tuple[float, float]]] = [[] for _ in program.rows]  # from, to: by rank and action
@@ -181,13 +181,15 @@ class Step:
     def _row(self, rank: int) -> Row:
         now_s = yield Until(0.0)
         host_free_s, ready_s = 0.0, dict[tuple[int, int | None], float]()
+        to_prepare_s, has_core, lost_s = self.next_step[rank] if self.next_step else (0.0, True, 0.0)
         for index, action in enumerate(self.program.rows[rank]):
             seconds = self.action_s(rank, action, index)
             since_s = now_s
-            moves = [transfer(action, each) for each in self.program.messages_of(rank, action)]
+            moves = [self._transfer(action, each) for each in self.program.messages_of(rank, action)]
             if action.op in RECEIVE:
                 for key, *_ in moves:
                     now_s = now_s if key in self.arrived else (yield Arrival(key))
+                to_prepare_s -= 0.0 if has_core else now_s - since_s
                 now_s = yield Until(now_s + seconds + (self._alone_s(moves) if action.blocking else 0.0))
             elif action.op in SEND:
                 for move in moves:
@@ -197,6 +199,7 @@ class Step:
                     now_s = yield from self._call(move, now_s, action.blocking)
             elif action.op is Op.REDUCE_GRAD:
                 now_s = yield Together(action.stage, action.microbatch)
+                to_prepare_s -= 0.0 if has_core else self.joined_s[action.stage, action.microbatch] - since_s
                 now_s = yield Until(now_s + max(0.0, seconds - self._sum(action.stage).seconds))
             elif action.op is Op.PREPARE and has_host_beside(self.cluster.devices[rank]):
                 host_free_s = max(now_s, host_free_s) + seconds
@@ -209,15 +212,27 @@ class Step:
                 since_s = now_s = (yield Until(from_s)) if from_s > now_s else now_s
                 now_s = yield Work(seconds)
             self.spans[rank].append((since_s, now_s))
+        if self.spans[rank]:
+            self.left_s[rank] = lost_s + max(0.0, to_prepare_s - (now_s if has_core else 0.0))
+        yield Until(now_s + self.left_s[rank])
+
+    def _transfer(self, action: Action, sent: Message) -> Transfer:
+        """What ``action`` sends or receives of a message."""
+        forward = action.op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
+        src, dst = (sent.src, sent.dst) if forward else (sent.dst, sent.src)
+        size = sent.forward_bytes if forward else sent.backward_bytes
+        send = action if action.op in SEND else sent_by(action)
+        ahead = sum(self.program.leg_bytes((src, each, dst)) for each in self.joined.get((src, send, dst), ()))
+        return (frozenset((action.stage, action.peer)), forward, action.microbatch, src, dst), src, dst, size, ahead
 
     def _call(self, move: Transfer, now_s: float, blocking: bool) -> Generator[Until | Arrival, float, float]:
         """One call that sends; when it is over."""
-        key, src, dst, size = move
+        key, src, dst, size, ahead = move
         self.called.add(key)
         self._begin(self._wire(move), now_s)
         if blocking:
             return now_s if key in self.arrived else (yield Arrival(key))
-        held_s = 0.0 if self._streams(src, dst) else self.network.sending_s(src, dst, size)
+        held_s = 0.0 if self._streams(src, dst) else called_s(self.network, src, dst, size, ahead)
         return (yield Until(now_s + held_s)) if held_s > 0 else now_s
 
     def _streams(self, src: int, dst: int) -> bool:
@@ -240,7 +255,7 @@ class Step:
         for op, peer in pairs:
             message_action = Action(action.stage, op, action.microbatch, peer)
             for sent in self.program.messages_of(rank, message_action):
-                _, src, dst, size = transfer(message_action, sent)
+                _, src, dst, size, _ = self._transfer(message_action, sent)
                 if self._streams(src, dst):
                     on[src, dst] = on.get((src, dst), 0.0) + self.network.transfer_s(src, dst, size)
         longest = max(on.values(), default=0.0)
@@ -253,18 +268,18 @@ class Step:
         return longest * (mine / (forward_s + backward_s) if forward_s + backward_s > 0 else 0.5)
 
     def _wire(self, move: Transfer) -> object:
-        _, src, dst, _ = move
+        _, src, dst, *_ = move
         return (src, dst) if self.cluster.link(src, dst).duplex else frozenset((src, dst))
 
     def _alone_s(self, moves: list[Transfer]) -> float:
-        return sum(self.network.transfer_s(src, dst, size) for _, src, dst, size in moves)
+        return sum(self.network.transfer_s(src, dst, size) for _, src, dst, size, _ in moves)
 
     def _begin(self, wire: object, now_s: float) -> None:
         """The first message in line travels, unless it does already or was not called yet."""
         line = self.wires[wire]
         while line and line[0][0] in self.called and line[0][0] not in self.under_way:
-            key, src, dst, size = line[0]
-            moving = Moving(0.0) if self._streams(src, dst) else message(self.network, src, dst, size)
+            key, src, dst, *sizes = line[0]
+            moving = Moving(0.0) if self._streams(src, dst) else message(self.network, src, dst, *sizes)
             if moving.seconds > 0:
                 self._start(key, moving, now_s)
                 return
@@ -286,6 +301,7 @@ class Step:
         members = self.members.setdefault(wait.key, [])
         members.append(rank)
         if len(members) == len(self.program.ranks[wait.stage]):
+            self.joined_s[wait.stage, wait.microbatch] = now_s
             moving = self._sum(wait.stage)
             if moving.cards:
                 self._start(("sum", *wait.key), moving, now_s)
@@ -362,16 +378,30 @@ class Moving:
     ends_s: float = 0.0
 
 
-def message(network: Network, src: int, dst: int, size: int) -> Moving:
-    """A message between two ranks."""
-    ends, seconds = (network.cluster.devices[src], network.cluster.devices[dst]), network.transfer_s(src, dst, size)
+def called_s(network: Network, src: int, dst: int, size: int, ahead: int = 0) -> float:
+    """How long a call that sends takes, or is longer for what joins ``ahead`` bytes."""
+    whole_s = network.sending_s(src, dst, ahead + size)
+    return max(0.0, whole_s - network.sending_s(src, dst, ahead)) if ahead else whole_s
+
+
+def message(network: Network, src: int, dst: int, size: int, ahead: int = 0) -> Moving:
+    """A message between two ranks, or by how much ``size`` bytes make one of ``ahead`` bytes longer."""
+    ends, seconds = (
+        (network.cluster.devices[src], network.cluster.devices[dst]),
+        network.transfer_s(src, dst, ahead + size),
+    )
+    cores_s = list(network.core_s(src, dst, ahead + size))
+    if ahead:
+        seconds -= network.transfer_s(src, dst, ahead)
+        less_s = network.core_s(src, dst, ahead)
+        cores_s = [max(0.0, whole - less) for whole, less in zip(cores_s, less_s, strict=True)]
     if seconds <= 0:
         return Moving(0.0)
     hosts = [device.host for device in ends]
     cards = ((hosts[0], "out"), (hosts[1], "in")) if hosts[0] != hosts[1] else ()
-    called_s, (sender_s, receiver_s) = network.sending_s(src, dst, size), network.core_s(src, dst, size)
-    behind_s = seconds - called_s if called_s < seconds else seconds
-    lost = {src: sender_s / behind_s * ends[0].core_share, dst: receiver_s / seconds * ends[1].core_share}
+    held_s = called_s(network, src, dst, size, ahead)
+    behind_s = seconds - held_s if held_s < seconds else seconds
+    lost = {src: cores_s[0] / behind_s * ends[0].core_share, dst: cores_s[1] / seconds * ends[1].core_share}
     return Moving(seconds, size / seconds, cards, {rank: loss for rank, loss in lost.items() if loss > 0})
 
 

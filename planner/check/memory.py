@@ -6,14 +6,14 @@ layer saves and needs is a price, and given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.graph import Graph, Layer, producer
 from planner.ir.plan import Decision
 from planner.ir.profile import Profile
-from planner.ir.program import Message, Program, receive_window
+from planner.ir.program import Leg, Message, Program, receive_window, sent_by, taken_by
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
 from planner.layers import prepared_inputs
 
@@ -111,8 +111,14 @@ class Account:
         site_bytes: int = 0,
     ) -> None:
         self._site_bytes = site_bytes
+        costs = (cost for several in profile.preparations.values() for cost in several)
+        self._is_prepared = decision.prepares_next_step or any(cost.is_beside for cost in costs)
         self._profile, self._decision, self._program, self._rank = profile, decision, program, rank
         self._row, self._holding, self._places = program.rows[rank], holding, places
+        self._joined = {leg: before for leg, before in program.joined().items() if leg[2] == rank}
+        self._others: dict[Leg, list[Action]] = {}  # what travels with a leg, in its message
+        for (sender, send, _), before in self._joined.items():
+            self._others.setdefault((sender, before[0], rank), []).append(send)
         self._beside: dict[tuple[Op, int, int | None], list[Action]] = {}
         for action in self._row:
             self._beside.setdefault((action.op, action.stage, action.microbatch), []).append(action)
@@ -146,14 +152,17 @@ class Account:
         now, most = _Now(), 0.0
         framed: dict[_Like, int] = {}  # by receiver and sizes of its messages, the most under way
         receives = [action for action in self._row if action.op in RECEIVE]
-        sizes = [sum(_buffer(*size) for size in self._sizes(action)) for action in receives]
-        posted = [sum(_buffer(*size) for size in self._sizes(action) if not size[2]) for action in receives]
+        coming = [list(self._coming(action)) for action in receives]
+        posted = [sum(_buffer(*size) for _, size in each if not size[2]) for each in coming]
         window = receive_window(size for action in receives for size, _, _ in self._sizes(action))
         now.posted, came = sum(posted[:window]), 0
+        if self._is_prepared:
+            made = [self._stage(a.stage, a.microbatch or 0).prepared for a in self._row if a.op is Op.PREPARE]
+            now.prepared = 2 * sum(made)
         for position, action in enumerate(self._row):
             if action.op in RECEIVE:
                 now.posted += (posted[came + window] if came + window < len(posted) else 0) - posted[came]
-                self._receive(now, action, sizes[came])
+                self._receive(now, action, coming[came])
                 came += 1
             elif action.op in SEND:
                 forward = action.op is Op.SEND_FORWARD
@@ -171,7 +180,8 @@ class Account:
             elif action.op in _COMPUTES:
                 most = max(most, self._compute(now, action), now.total())
             elif action.op is Op.PREPARE:
-                now.prepared += self._stage(action.stage, action.microbatch or 0).prepared
+                # Where the step before made them, they are there from the start.
+                now.prepared += 0 if self._is_prepared else self._stage(action.stage, action.microbatch or 0).prepared
             elif action.op is Op.REDUCE_GRAD:
                 one, several = self._stage(action.stage, 0), len(self._program.ranks[action.stage]) > 1
                 summed = min(_BUCKET, one.parameter_bytes) if several else 0
@@ -194,7 +204,7 @@ class Account:
         made = set(prepared_inputs(graph))
         times = self._decision.global_batch / graph.samples
         sizes = (s.num_bytes * (times if s.has_samples else 1) for n, s in graph.inputs.items() if n not in made)
-        return round(sum(sizes)) + self._site_bytes
+        return (2 if self._is_prepared else 1) * round(sum(sizes)) + self._site_bytes
 
     def _compute(self, now: _Now, action: Action) -> float:
         """What there is while it runs; ``now`` becomes what is there afterwards."""
@@ -256,10 +266,23 @@ class Account:
             found.append(min(max(0.0, levels[6] - mine), came, saved))
         return tuple(found)
 
-    def _receive(self, now: _Now, action: Action, size: int) -> None:
-        key = (action.stage, action.microbatch or 0)
-        where = now.inputs if action.op is Op.RECV_FORWARD else now.seeds
-        where[key] = where.get(key, 0) + size
+    def _coming(self, action: Action) -> Iterator[tuple[Action, tuple[int, int, bool]]]:
+        """What comes with a receive, by the receive that it belongs to: sizes as of :meth:`_sizes`."""
+        messages, forward = self._program.messages_of(self._rank, action), action.op is Op.RECV_FORWARD
+        for message, size in zip(messages, self._sizes(action), strict=True):
+            leg = (message.src if forward else message.dst, sent_by(action), self._rank)
+            if leg in self._joined:
+                continue
+            yield action, size
+            for send in self._others.get(leg, ()):
+                small = self._program.leg_bytes((leg[0], send, self._rank))
+                yield taken_by(send), (small, small, size[2])
+
+    def _receive(self, now: _Now, action: Action, coming: list[tuple[Action, tuple[int, int, bool]]]) -> None:
+        for one, size in coming:
+            key = (one.stage, one.microbatch or 0)
+            where = now.inputs if one.op is Op.RECV_FORWARD else now.seeds
+            where[key] = where.get(key, 0) + _buffer(*size)
         forward = action.op is Op.RECV_FORWARD
         for message in self._program.messages_of(self._rank, action):
             peer = message.src if forward else message.dst

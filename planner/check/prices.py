@@ -19,12 +19,12 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.layers.token_slices import SliceTable
 from planner.costs.shards.option import Option, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, pending_s, reduction_rate, sums_of
-from planner.costs.shards.shapes import SizedLayer
 from planner.costs.shards.tiles import tile_shards
 from planner.ir.graph import Layer, producer
 from planner.ir.plan import Block, Placement
 from planner.ir.profile import BACKWARD, FORWARD
 from planner.layers.division import Division
+from planner.layers.sized import SizedLayer
 
 SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
 QUANTITIES = (*SECONDS, "saved_bytes", "workspace_bytes")

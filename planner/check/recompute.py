@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,10 +16,13 @@ from planner.check.events import Spans, Step
 from planner.check.memory import Account, Holding
 from planner.check.prices import LaidOut, LayerPrices, Sliced
 from planner.check.structure import has_layouts, samples_of
+from planner.costs.communication.collectives import memory_factor
 from planner.costs.communication.links import shares_memory
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of
 from planner.costs.stages.gradient_overlap import exposed_s
+from planner.costs.stages.input_pipeline import spare_cores
+from planner.ir.cluster import GRADIENT_SUMS
 from planner.ir.graph import Layer
 from planner.ir.plan import Decision, Size, TokenSlice, samples_in
 from planner.ir.profile import Profile
@@ -88,12 +91,13 @@ def reckon(profile: Profile | PriceBook, decision: Decision, program: Program) -
     places: dict[int, dict[Action, int]] = {}
     ranks = range(len(program.rows))
     shared = any(len(group) > 1 for group in program.ranks)
-    sites = sum(book.preparations.found_bytes(rows, shared=shared) for rows in decision.micro_batches)
+    times = 2 if plain.is_prepared else 1  # this step's and the next one's
+    sites = times * sum(book.preparations.found_bytes(rows, shared=shared) for rows in decision.micro_batches)
     accounts = (Account(book.profile, decision, program, rank, plain.holding, places, sites) for rank in ranks)
     peaks = tuple(account.peak_bytes() for account in accounts)
-    step = Step(book.network, program, plain.action_s, plain.summed)
+    step = Step(book.network, program, plain.action_s, plain.summed, plain.next_step())
     step_s = step.seconds()
-    spent = tuple(times_of(program, step.spans, step_s, plain.exchanged_s))
+    spent = tuple(times_of(program, step.spans, step_s, plain.exchanged_s, step.left_s))
     sums = [sum_of_gradients_s(program.rows[rank], spans) for rank, spans in enumerate(step.spans)]
     messages_s = max((each.communication_s - last for each, (_, last) in zip(spent, sums, strict=True)), default=0.0)
     on_chip = tuple(plain.on_chip_bytes(rank) for rank in ranks)
@@ -131,6 +135,7 @@ class _Plain:
                 for name in layer.parameters:
                     self.users.setdefault(name, set()).add(stage)
         self.adding = {(rank, index) for rank, row in enumerate(program.rows) for index in adding_to_gradients(row)}
+        self.is_prepared = decision.prepares_next_step or book.preparations.look_ahead
         self._laid_out: dict[tuple[int, int], LaidOut] = {}
         self._slices: dict[tuple[int, TokenSlice], Sliced] = {}
         self._reductions: dict[int, float] = {}
@@ -145,13 +150,7 @@ class _Plain:
         if action.op in RECEIVE:
             return self.book.tables.overhead_s(kind)
         if action.op is Op.PREPARE:
-            samples, preparations = samples_in(self.sizes[action.microbatch or 0]), self.book.preparations
-            if not preparations.is_beside(kind):
-                return preparations.seconds(kind, self.indices[stage], samples, shared=len(group) > 1)
-            own = self.decision.layout_of(stage).samples(samples)[group.index(rank)] if len(group) > 1 else samples
-            passes = (replace(action, op=Op.FORWARD), replace(action, op=Op.BACKWARD))
-            computed_s = sum(self.action_s(rank, each, -1) for each in passes)
-            return preparations.exposed_s(kind, self.indices[stage], own, computed_s)
+            return 0.0 if self.is_prepared else self.prepare_s(rank, action)
         if action.op is Op.REDUCE_GRAD:
             return self._reduction_s(stage)
         if action.op is Op.UPDATE:
@@ -165,6 +164,33 @@ class _Plain:
         exchanged_s = self.exchanged_s(action)
         members = group if exchanged_s > 0 else (rank,)
         return exchanged_s + max(self._compute_s(m, action, accumulates) for m in members)
+
+    def prepare_s(self, rank: int, action: Action) -> float:
+        """Seconds of preparing on ``rank``, in whatever step it is done."""
+        stage, group, kind = action.stage, self.program.ranks[action.stage], self.book.kind(rank)
+        samples, preparations = samples_in(self.sizes[action.microbatch or 0]), self.book.preparations
+        if not preparations.is_beside(kind):
+            return preparations.seconds(kind, self.indices[stage], samples, shared=len(group) > 1)
+        own = self.decision.layout_of(stage).samples(samples)[group.index(rank)] if len(group) > 1 else samples
+        return preparations.seconds(kind, self.indices[stage], own)
+
+    def next_step(self) -> list[tuple[float, bool, float]]:
+        """By rank: seconds of preparing the next step in this one, whether a core beside does, and what that costs."""
+        if not self.is_prepared:
+            return []
+        rows = self.program.rows
+        own_s = [sum(self.prepare_s(r, a) for a in row if a.op is Op.PREPARE) for r, row in enumerate(rows)]
+        cores = spare_cores(self.book.profile.cluster, len(rows))
+        found = []
+        for rank, core in enumerate(cores):
+            on_core = [s for s, other in zip(own_s, cores, strict=True) if other == core]
+            has_core, kind, lost_s = core is not None, self.book.kind(rank), 0.0
+            for a in rows[rank]:
+                if a.op is Op.PREPARE:
+                    made_s = self.prepare_s(rank, a)
+                    lost_s += self.book.preparations.turns_s(kind, self.indices[a.stage], made_s, has_core)
+            found.append((sum(on_core) if has_core else own_s[rank], has_core, lost_s))
+        return found
 
     def on_chip_bytes(self, rank: int) -> int:
         """Parameters, gradients and optimiser state, if the device has a memory on chip that takes all of them."""
@@ -267,13 +293,17 @@ class _Plain:
             ends.__getitem__,
             lambda num_bytes: self.sum_s(group, num_bytes),
             lambda num_bytes: self.book.network.moving_s(group, num_bytes),
+            lambda num_bytes: (
+                memory_factor(self.book.profile.cluster, group) * self.book.network.around_s(GRADIENT_SUMS, num_bytes)
+            ),
         )
 
     def _update_s(self, stage: int, rank: int) -> float:
-        if self.has_layouts[stage]:
-            return self._of_size(stage, self.sizes[0]).update_s()
         group, kind = self.program.ranks[stage], self._kind(rank)
-        update_s, ties_s = sum(self.prices.update_s(layer, kind) for layer in self.layers[stage]), 0.0
+        beside = memory_factor(self.book.profile.cluster, group)  # all of them update at once
+        if self.has_layouts[stage]:
+            return beside * self._of_size(stage, self.sizes[0]).update_s()
+        update_s, ties_s = beside * sum(self.prices.update_s(layer, kind) for layer in self.layers[stage]), 0.0
         sizes: dict[frozenset[int], int] = {}
         for name, stages in self.users.items():  # gradients of several stages, summed with the lowest on each rank
             mine = [each for each in sorted(stages) if rank in self.program.ranks[each]]
@@ -419,18 +449,26 @@ class _Plain:
         return _Kept(found.kept.tolist(), found.same.tolist())
 
 
-def times_of(program: Program, spans: Spans, step_s: float, exchanged_s: Callable[[Action], float]) -> Iterator[Times]:
+def times_of(
+    program: Program,
+    spans: Spans,
+    step_s: float,
+    exchanged_s: Callable[[Action], float],
+    left_s: Sequence[float] = (),
+) -> Iterator[Times]:
     """The parts of the step by rank.
 
     Args:
         exchanged_s: of a forward or backward, how long ranks exchange parts of tensors in it.
+        left_s: by rank, of preparing the next step behind its row; empty: nothing.
     """
     began: dict[Action, list[float]] = {}
     for row, times in zip(program.rows, spans, strict=True):
         for action, (start_s, _) in zip(row, times, strict=True):
             if action.op in SEND or action.op is Op.REDUCE_GRAD:
                 began.setdefault(action, []).append(start_s)
-    for row, times in zip(program.rows, spans, strict=True):
+    behind_s = left_s or [0.0] * len(program.rows)
+    for row, times, more_s in zip(program.rows, spans, behind_s, strict=True):
         compute_s = communication_s = bubble_s = end_s = 0.0
         for action, (start_s, stop_s) in zip(row, times, strict=True):
             bubble_s += max(0.0, start_s - end_s)
@@ -446,7 +484,9 @@ def times_of(program: Program, spans: Spans, step_s: float, exchanged_s: Callabl
                 moved_s = min(exchanged_s(action), stop_s - start_s) if action.op in COMPUTE else 0.0
                 compute_s += stop_s - start_s - moved_s
                 communication_s += moved_s
-        yield Times(compute_s, communication_s, bubble_s, max(0.0, step_s - end_s), bool(row))
+        idle_s = max(0.0, step_s - end_s)
+        behind = min(idle_s, more_s)
+        yield Times(compute_s + behind, communication_s, bubble_s, idle_s - behind, bool(row))
 
 
 def _ready_s(action: Action, began: dict[Action, list[float]], stop_s: float) -> float | None:

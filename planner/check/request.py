@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from planner import schedules
 from planner.check.structure import has_layouts
-from planner.costs.shards.device_mesh import REPLICA
 from planner.ir.cluster import Cluster
 from planner.ir.constraints import FAMILIES, KIND, WHATS, Ways, broken
 from planner.ir.errors import HalopipeError
@@ -29,6 +28,7 @@ from planner.ir.problem import (
 from planner.ir.profile import Profile
 from planner.ir.schedule import FORWARD_PASS, Action
 from planner.layers.recomputed import cores_among
+from planner.layers.sized import REPLICA
 
 _PATH = "inputs.request"
 

@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from planner import schedules
-from planner.costs.shards.device_mesh import AXES, REPLICA, SPACE
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.box import volume, whole
 from planner.ir.errors import CorruptFileError, UnsupportedModelError, operator_of, remedies
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.plan import Decision, Placement
 from planner.ir.profile import Profile
+from planner.ir.schedule import Op
 from planner.layers import (
     batch_wide_layers,
     check_samples_apart,
@@ -26,6 +25,7 @@ from planner.layers import (
 )
 from planner.layers.contraction import contracted_dims, num_channels
 from planner.layers.recomputed import span_faults
+from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
 from planner.layers.tiling import block_faults
 from planner.layers.token_slices import require_sliceable
 
@@ -60,6 +60,8 @@ def structure_faults(decision: Decision) -> Iterator[str]:
         yield from _block_form_faults(decision, number)
         yield from span_faults(decision, number)
     yield from _slice_faults(decision)
+    if decision.prepares_next_step and not any(Op.PREPARE.value in text for row in decision.program for text in row):
+        yield "decision.prepares_next_step: the next step is prepared during this one, and no rank prepares anything"
 
 
 def _block_form_faults(decision: Decision, number: int) -> Iterator[str]:

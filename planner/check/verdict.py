@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from planner import schedules
 from planner.check.drawn import drawn
@@ -161,8 +162,13 @@ def _alternative_faults(plan: Plan, book: PriceBook, program: Program) -> Iterat
             yield f"{path}.name: {other.name!r} is no other schedule than {plan.decision.schedule}"
             continue
         decision, ordered = schedule_order(plan.decision, program, name)
-        found = reckon(book, decision, ordered)
-        yield from _reckoned_alternative_faults(plan, other, found, path, decision)
+        ways = [decision]
+        if ordered.stages.prepares:  # another schedule may pay where the next step is prepared otherwise
+            ways.append(replace(decision, prepares_next_step=not decision.prepares_next_step))
+        faults = (
+            list(_reckoned_alternative_faults(plan, other, reckon(book, each, ordered), path, each)) for each in ways
+        )
+        yield from min(faults, key=len)
 
 
 def _reckoned_alternative_faults(

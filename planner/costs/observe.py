@@ -201,6 +201,8 @@ def _travels(profile: Profile, decision: Decision) -> list[_Travel]:
     network, found = PriceBook(profile).network, []
     if program.blocking:
         return []
+    joined = program.joined()
+    shared = {(src, send, dst) for (src, last, dst), before in joined.items() for send in (*before, last)}
     for rank, row in enumerate(program.rows):
         for action in row:
             messages = program.messages_of(rank, action) if action.op in RECEIVE else ()
@@ -212,6 +214,8 @@ def _travels(profile: Profile, decision: Decision) -> list[_Travel]:
             size = message.forward_bytes if forward else message.backward_bytes
             op = Op.SEND_FORWARD if forward else Op.SEND_BACKWARD
             send = Action(action.peer, op, action.microbatch, action.stage, streams=action.streams)
+            if (source, send, rank) in shared:
+                continue
             seconds = network.transfer_s(source, rank, size)
             link = profile.cluster.link_class(source, rank)
             found.append(_Travel((source, str(send)), (rank, str(action)), link, seconds))

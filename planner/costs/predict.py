@@ -17,6 +17,7 @@ from planner.costs.simulator.prices import Prices, prices_of, transfer_bytes
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import placements
+from planner.costs.timeline import Trace
 from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, deciles_over_many, paired_steps
 from planner.ir.cluster import Evidence
 from planner.ir.plan import Decision, Prediction, RankPrediction, Size
@@ -72,7 +73,7 @@ def forecast(
     devices = book.profile.cluster.devices
     usable = [int(device.memory_bytes * (1 - memory_margin)) for device in devices]
     limits = [min(limit, memory_bytes) if memory_bytes else limit for limit in usable]
-    parts = _parts(compiled, costs, prices, seen)
+    parts = _parts(compiled, costs, prices, seen, trace)
     ranks = tuple(
         RankPrediction(
             rank,
@@ -213,15 +214,19 @@ def _compiled(book: PriceBook, decision: Decision) -> tuple[Program, StageCosts,
     """The decision's program, priced; and the bytes of its transfers."""
     program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
     validate(program)
-    costs = StageCosts(book, placements(book, decision), decision.sizes, program.trains)
+    costs = StageCosts(
+        book, placements(book, decision), decision.sizes, program.trains, prepares_next_step=decision.prepares_next_step
+    )
     compiled = compile_program(program, decision.sizes)
     return program, costs, compiled, transfer_bytes(program, compiled)
 
 
-def _parts(compiled: CompiledProgram, costs: StageCosts, prices: Prices, seen: Timeline) -> tuple[Parts, ...]:
+def _parts(
+    compiled: CompiledProgram, costs: StageCosts, prices: Prices, seen: Timeline, trace: Trace
+) -> tuple[Parts, ...]:
     """Where the time of each rank goes."""
     exchanged_s = [costs.exchange_s(action) if action.op in COMPUTE else 0.0 for row in compiled.grid for action in row]
-    return breakdown(seen, len(compiled.rows), exchanged_s, prices.beside)
+    return breakdown(seen, len(compiled.rows), exchanged_s, prices.beside, trace.left_s)
 
 
 def _network_evidence(costs: StageCosts, compiled: CompiledProgram, sizes: Sequence[int]) -> Iterator[Evidence]:

@@ -23,6 +23,7 @@ class Trace:
             for what its host prepares when that is there.
         sent, arrived: by message: when it got hold of its channel, and when it was there.
         released: by reduction: when its last member arrived.
+        left_s: by rank: of what is prepared of the next step, what is done after the row's end; empty: nothing.
     """
 
     starts: list[list[float]]
@@ -30,11 +31,13 @@ class Trace:
     sent: list[float]
     arrived: list[float]
     released: list[float]
+    left_s: Sequence[float] = ()
 
     @property
     def step_s(self) -> float:
         """The end of the last rank."""
-        return max((stops[-1] for stops in self.stops if stops), default=0.0)
+        left_s = self.left_s or [0.0] * len(self.stops)
+        return max((stops[-1] + more_s for stops, more_s in zip(self.stops, left_s, strict=True) if stops), default=0.0)
 
 
 def require_done(compiled: CompiledProgram, position: Sequence[int]) -> None:

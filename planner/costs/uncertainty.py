@@ -377,7 +377,7 @@ def replayed(
     ready = list(range(len(compiled.rows)))
     while ready:
         ready += replay.advance(ready.pop())
-    ends = [clock for row, clock in zip(compiled.rows, replay.clock, strict=True) if row]
+    ends = [replay.end(rank) for rank, row in enumerate(compiled.rows) if row]
     found: Draws = np.max(ends, axis=0) if ends else np.zeros(num_draws)
     return found
 
@@ -404,6 +404,14 @@ class _Replay:
         self.released: list[Draws | None] = [None] * len(compiled.reductions)
         self.prepared: dict[int, Draws] = {}
         self.host_free = [np.zeros(num_draws) for _ in compiled.rows]
+        self.waited_s = [np.zeros(num_draws) for _ in compiled.rows]
+
+    def end(self, rank: int) -> Draws:
+        """Of a rank whose row is done, with what is left of preparing the next step."""
+        now = self.clock[rank]
+        if not self.prices.next_step:
+            return now
+        return now + self.prices.next_step[rank].left_s(self.waited_s[rank], now)
 
     def advance(self, rank: int) -> list[int]:
         """Takes a rank as far as it gets; the ranks that can go on now."""
@@ -424,6 +432,7 @@ class _Replay:
                 released = self._reduced(rank, numbers[0], woken)
                 if released is None:
                     break
+                self.waited_s[rank] = self.waited_s[rank] + np.maximum(0.0, released - now)
                 now = released + (self.trace.stops[rank][position] - self.trace.released[numbers[0]])
             elif code == PREPARE_STEP:
                 stop = np.maximum(now, self.host_free[rank]) + lasts_s
@@ -453,6 +462,7 @@ class _Replay:
             if arrived is not None:
                 now = np.maximum(now, arrived)
             there_s = max(there_s, self.trace.arrived[number])
+        self.waited_s[rank] = self.waited_s[rank] + (now - self.clock[rank])
         return now + (self.trace.stops[rank][position] - there_s)
 
     def _sent(self, now: Draws, numbers: tuple[int, ...], woken: list[int]) -> Draws:

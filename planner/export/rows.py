@@ -10,7 +10,7 @@ from statistics import median
 from planner import passes
 from planner.ir.graph import SAMPLE
 from planner.ir.layout import Layout
-from planner.ir.plan import Decision, Placement, Plan
+from planner.ir.plan import Block, Decision, Placement, Plan
 from planner.ir.profile import Profile
 from planner.ir.program import Program
 from planner.ir.schedule import Action, Op
@@ -248,6 +248,14 @@ def stage_layouts(decision: Decision, stage: int) -> dict[str, int]:
             words = layout_text(decision.layers[name], decision.micro_batches[0])
             found[words] = found.get(words, 0) + 1
     return found
+
+
+def tiles_text(block: Block) -> str:
+    """``each rank runs 8 tiles (height 4 x width 2)``."""
+    if block.num_tiles == 1:
+        return "each rank runs it in one piece"
+    grid = " x ".join(f"{dim} {parts}" for dim, parts in block.tiles.items() if parts > 1)
+    return f"each rank runs {block.num_tiles} tiles ({grid})"
 
 
 def layout_text(placement: Placement, micro_batch: int) -> str:

@@ -72,8 +72,16 @@ ALL_REDUCE = "all_reduce"
 
 STATISTICS = "statistics"
 
-NORMALISATION, PIECES = "normalisation", "pieces"
-"""What a rank computes around an exchange of statistics, or of parts of a tensor: a collective over a group of one."""
+NORMALISATION, PIECES, SITES = "normalisation", "pieces", "sites"
+PARTIAL_SUMS, GRADIENT_SUMS = "partial sums", "gradient sums"
+"""What a rank computes around an exchange of statistics, of parts of a tensor, of rows over shared sites, around a
+small sum of what ranks have parts of, and around the sum of a bucket of gradients: collectives over a group of one."""
+
+MEMORY = "memory"
+"""Passes over memory (two numbers read, one written) by so many ranks of a host at once, and by one of them alone."""
+
+AROUND = (NORMALISATION, PIECES, SITES, PARTIAL_SUMS, GRADIENT_SUMS)
+"""All of these; a profile that was made before one of them was measured lacks it."""
 """A small sum between two operators: the others may still compute, and the thread that moves messages sleeps."""
 
 

@@ -12,6 +12,9 @@ SAMPLE = "sample"
 SITES = "sites"
 """The dim that holds the active sites of a sparse tensor; on further levels ``sites_1``, ``sites_2``, ..."""
 
+LOSS_PREFIX = "loss_fn."
+"""Begins the names of what belongs to a loss that is a module with parameters or buffers of its own."""
+
 MIXES_SAMPLES = "mixes_samples"
 """Attribute of a layer whose result for a sample depends on others; the capture finds it by trying."""
 

@@ -87,3 +87,19 @@ def cut_points(shares: tuple[int, ...]) -> tuple[int, ...]:
     for share in shares:
         points.append(points[-1] + share)
     return tuple(points)
+
+
+def equal_shares(samples: int, num_ranks: int) -> tuple[int, ...]:
+    """As equal as can be, the first ones larger."""
+    each, more = divmod(samples, num_ranks)
+    return (each + 1,) * more + (each,) * (num_ranks - more)
+
+
+def samples_of(shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """Samples of each rank in a micro-batch of ``rows``, where ``shares`` are those of a full one."""
+    return Layout({SAMPLE: cut_points(shares)} if len(shares) > 1 else {}).samples(rows)
+
+
+def parts_of(shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
+    """The same where ranks share the sites of a stage: fractions of samples (``costs.stages.placement.loads``)."""
+    return tuple(rows * share / sum(shares) for share in shares)

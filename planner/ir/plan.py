@@ -144,6 +144,8 @@ class Decision:
         program: actions by rank, as text; of token slices what they number are the slices of all micro-batches.
         token_slices: tokens of each slice that every micro-batch's sequences are cut into (TeraPipe, Li et al. 2021);
             empty: they are not.
+        prepares_next_step: whether a thread of each rank prepares the next step's inputs (``PREP``) during this one; a
+            step's own are there when it begins.  Of sampled graphs it does so under every plan.
     """
 
     schedule: str
@@ -152,6 +154,7 @@ class Decision:
     layers: Mapping[str, Placement]
     program: tuple[tuple[str, ...], ...]
     token_slices: tuple[int, ...] = field(default=(), metadata={"added": "0.1"})
+    prepares_next_step: bool = field(default=False, metadata={"added": "0.1"})
 
     @property
     def num_slices(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.ir.box import Box
-from planner.ir.schedule import FORWARD_PASS, RECEIVE, Action, Op, StageGraph, dependencies
+from planner.ir.schedule import FORWARD_PASS, RECEIVE, SEND, Action, Op, StageGraph, dependencies
 
 BUCKET_BYTES = 8 * 2**20
 """Most bytes of gradients that are copied together; a larger gradient is summed where it is.
@@ -55,6 +55,28 @@ def receive_window(message_bytes: Iterable[int]) -> int:
     return max(LEAST_POSTED, POSTED_BYTES // max((1, *message_bytes)))
 
 
+JOINED_BYTES = 64 * 2**10
+"""Most bytes of several sends that travel as one message.
+
+Small ones cost a message's latency each, and joined they cost it once; of large ones the first would wait for the bytes
+of the others, while its reader, which comes first, waits for it.
+"""
+
+
+def num_joined(sizes: Sequence[int]) -> int:
+    """How many of the messages before the last of ``sizes`` it travels with; 0: it begins a message.
+
+    Args:
+        sizes: bytes of what is sent one after another to one rank (:meth:`Program.sent_before`); first come, first
+            joined.
+    """
+    count = total = 0
+    for size in sizes:
+        count = count + 1 if count and total + size <= JOINED_BYTES else 1
+        total = total + size if count > 1 else size
+    return max(0, count - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A box (in coordinates of the micro-batch) of one value."""
@@ -89,6 +111,9 @@ class Message:
 
 Route = tuple[int, int, int]
 """(source stage, destination stage, micro-batch)."""
+
+Leg = tuple[int, Action, int]
+"""(rank that sends, its send, rank that receives): what one send moves to one rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +163,67 @@ class Program:
             and (message.parts if forward else message.gradient_parts)
         )
 
+    def sent_before(self) -> dict[Leg, tuple[Action, ...]]:
+        """By leg, the sends just before it to the same rank: what one action makes for several stages that are there.
+
+        Only such as are received in the order in which they are sent; legs that have none before them are left out, and
+        so are programs whose messages block or stream.
+        """
+        if self.blocking or self.streams or not self._sends_twice():
+            return {}
+        places = [{action: place for place, action in enumerate(row)} for row in self.rows]
+        found: dict[Leg, tuple[Action, ...]] = {}
+        for rank, row in enumerate(self.rows):
+            maker: tuple[object, ...] = ()
+            before: dict[int, tuple[Action, ...]] = {}
+            for action in row:
+                made_by = (action.stage, action.op, action.microbatch)
+                if made_by != maker:
+                    maker, before = made_by, {}
+                for message in self.messages_of(rank, action) if action.op in SEND else ():
+                    other = message.src + message.dst - rank
+                    behind = before.get(other, ())
+                    if behind and not _in_order(places[other], behind[-1], action):
+                        behind = ()
+                    if behind:
+                        found[rank, action, other] = behind
+                    before[other] = (*behind, action)
+        return found
+
+    def joined(self) -> dict[Leg, tuple[Action, ...]]:
+        """By leg, the sends that it travels with in one message, which is named after the first of them.
+
+        Legs that begin a message are left out.  The receive of the first takes it all, and those of the others find
+        what is theirs there.
+        """
+        found = {}
+        for leg, before in self.sent_before().items():
+            rank, send, other = leg
+            count = num_joined([self.leg_bytes((rank, each, other)) for each in (*before, send)])
+            if count:
+                found[leg] = before[-count:]
+        return found
+
+    def leg_bytes(self, leg: Leg) -> int:
+        """Payload of a leg."""
+        rank, send, other = leg
+        return sum(
+            message.forward_bytes if send.op is Op.SEND_FORWARD else message.backward_bytes
+            for message in self.messages_of(rank, send)
+            if message.src + message.dst - rank == other
+        )
+
+    def _sends_twice(self) -> bool:
+        """Whether a stage has two edges, of one direction, whose other ends have a rank in common."""
+        ends: dict[tuple[bool, int], set[int]] = {}
+        for edge in self.stages.edges:
+            for key, far in (((True, edge.src), edge.dst), ((False, edge.dst), edge.src)):
+                known = ends.setdefault(key, set())
+                if not known.isdisjoint(self.ranks[far]):
+                    return True
+                known.update(self.ranks[far])
+        return False
+
     def receive_window(self, rank: int) -> int:
         """:func:`receive_window` of the messages that ``rank`` receives."""
         received = (action for action in self.rows[rank] if action.op in RECEIVE)
@@ -162,3 +248,27 @@ class Program:
             tuple((rank, alternative) for alternative in sorted(alternatives, key=str))
             for alternatives in dependencies(action, self.stages)
         )
+
+
+_TAKES = {Op.SEND_FORWARD: Op.RECV_FORWARD, Op.SEND_BACKWARD: Op.RECV_BACKWARD}
+
+
+def taken_by(send: Action) -> Action:
+    """The receive of what ``send`` sends."""
+    if send.peer is None:
+        raise ValueError(f"{send} names no other stage")
+    return Action(send.peer, _TAKES[send.op], send.microbatch, send.stage)
+
+
+def sent_by(receive: Action) -> Action:
+    """The send of what ``receive`` receives."""
+    if receive.peer is None:
+        raise ValueError(f"{receive} names no other stage")
+    op = Op.SEND_FORWARD if receive.op is Op.RECV_FORWARD else Op.SEND_BACKWARD
+    return Action(receive.peer, op, receive.microbatch, receive.stage)
+
+
+def _in_order(places: Mapping[Action, int], first: Action, second: Action) -> bool:
+    """Whether a row, given by the places of its actions, receives ``first`` before ``second``."""
+    here, there = places.get(taken_by(first)), places.get(taken_by(second))
+    return here is not None and there is not None and here < there

@@ -2,8 +2,8 @@
 
 Types are the codec's.  Here are the rules that types cannot say: names that refer to something, layers in topological
 order, quantities that are none (a bandwidth of 0, a negative cost, 1e30 s) and shapes that contradict each other.
-Quantities are judged by their names, which end in their unit.  What layer kinds ask of attributes and shapes is theirs
-to say (:mod:`planner.layers.fitting`), and joins by :func:`also`.
+Quantities are judged by their names (:mod:`planner.ir.quantities`).  What layer kinds ask of attributes and shapes is
+theirs to say (:mod:`planner.layers.fitting`), and joins by :func:`also`.
 
     graph.layers[3].inputs[0]: reads 'conv9', which layers[7] makes: layers are in topological order
     cluster.links.across-hosts.bandwidth_bytes_per_s: 0 is not above 0
@@ -11,7 +11,6 @@ to say (:mod:`planner.layers.fitting`), and joins by :func:`also`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
@@ -24,6 +23,7 @@ from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec
 from planner.ir.plan import Decision, Placement, Plan
 from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD
 from planner.ir.profile import Measurement, PreparationCost, Profile
+from planner.ir.quantities import BYTES, SECONDS, Fault, out_of_limits
 from planner.ir.schedule import Action
 from planner.ir.timeline import Timeline, TimelineFile
 
@@ -36,57 +36,6 @@ MOST_EXTENT = 2**40
 MOST_RATIO = 1e12
 """Costs of one kind of device further apart than this are no measurements; solvers lose their digits on them."""
 
-_SECONDS = (0.0, 1e9)
-_BYTES = (0.0, 2.0**60)
-_LEAST_RATE = 1e-3
-
-Fault = tuple[str, str]
-"""Path, and what is wrong there."""
-
-_ROUNDING = 1e-9
-_LIMITS: Mapping[str, tuple[float, float]] = {
-    "bytes_per_s": (_LEAST_RATE, 1e18),
-    "flop_per_s": (_LEAST_RATE, 1e21),
-    "samples_per_s": (0.0, 1e18),
-    "_s": _SECONDS,
-    "_seconds": _SECONDS,
-    "_bytes": _BYTES,
-}
-"""By how a field's name ends, the first that fits: least and most."""
-
-_OF_FIELDS: Mapping[str, tuple[float, float]] = {
-    "seconds": _SECONDS,
-    "num_bytes": _BYTES,
-    "rows": (0.0, 2.0**40),
-    "core_share": (0.0, 1.0),
-    "occupancy": (0.0, 1.0),
-    "spread": (0.0, 1e9),
-    "process_spread": (0.0, 1e9),
-    "run_delay": (0.0, 1e9),
-    "state_bytes_per_parameter_byte": (0.0, 1e3),
-    "num_runs": (0.0, 1e12),
-    "num_steps": (0.0, 1e12),
-    "num_plans": (0.0, 1e9),
-    "num_simulated": (0.0, 1e18),
-    "num_candidates": (0.0, 1e18),
-    "factor": (1e-6, 1e6),
-    "bubble_fraction": (0.0, 1.0),
-    "memory_margin": (0.0, 1.0),
-    "halo_depth": (0.0, 1e6),
-    "speeds": (0.0, 1e6),
-    "time_limit_s": _SECONDS,
-    "clocks": (0.0, 1e15),
-    "forward": _BYTES,
-    "backward": _BYTES,
-    "backward_input": _BYTES,
-    "backward_weight": _BYTES,
-    "left": _BYTES,
-    "outputs_saved": _BYTES,
-    "inputs_saved": _BYTES,
-    "gradients_left": _BYTES,
-}
-_ANY = (-1e18, 1e18)
-
 _EXTRA: dict[type, list[Callable[[Any], Iterable[Fault]]]] = {}
 
 
@@ -97,7 +46,7 @@ def also(cls: type, rule: Callable[[Any], Iterable[Fault]]) -> None:
 
 def faults(value: object) -> tuple[str, ...]:
     """What is wrong with a profile, plan or timeline, in the order of the file; nothing if it makes sense."""
-    found = [*_numbers(value, "", "")]
+    found = [*out_of_limits(value, "", "")]
     rules: Mapping[type, Callable[[Any], Iterator[Fault]]] = {
         Profile: _profile,
         Plan: _plan,
@@ -109,48 +58,6 @@ def faults(value: object) -> tuple[str, ...]:
     for extra in () if found else _EXTRA.get(type(value), ()):
         found += extra(value)
     return tuple(f"{path}: {text}" for path, text in found)
-
-
-# Quantities.
-
-
-def _numbers(value: Any, path: str, name: str) -> Iterator[Fault]:
-    """Quantities outside of what their names allow."""
-    if isinstance(value, (bool, str)) or value is None:
-        return
-    if isinstance(value, (int, float)):
-        low, high = limits_of(name)
-        slack = 0.0 if name in _OF_FIELDS else _ROUNDING
-        if not low - slack <= value <= high:
-            yield path, _out_of_range(value, low, high)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _numbers(getattr(value, field.name), f"{path}.{field.name}".lstrip("."), field.name)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _numbers(item, f"{path}.{key}", name)
-    elif isinstance(value, tuple):
-        if value and all(type(item) in (int, float) for item in value):
-            low, high = limits_of(name)
-            if low - _ROUNDING <= min(value) and max(value) <= high:
-                return
-        for index, item in enumerate(value):
-            yield from _numbers(item, f"{path}[{index}]", name)
-
-
-def limits_of(name: str) -> tuple[float, float]:
-    """Least and most that a field of that name may be."""
-    if name in _OF_FIELDS:
-        return _OF_FIELDS[name]
-    return next((limits for ending, limits in _LIMITS.items() if name.endswith(ending)), _ANY)
-
-
-def _out_of_range(value: int | float, low: float, high: float) -> str:
-    is_long = isinstance(value, int) and abs(value) > 10**18
-    shown = f"an integer of {len(str(value))} digits" if is_long else f"{value:g}"
-    if value > high:
-        return f"{shown} is more than {high:g}, beyond any machine"
-    return f"{shown} is not above 0" if low == _LEAST_RATE else f"{shown} is less than {low:g}"
 
 
 def _at_least(path: str, value: int, least: int, most: int = MOST_EXTENT) -> Iterator[Fault]:
@@ -258,7 +165,7 @@ def _spec(path: str, spec: TensorSpec, samples: int) -> Iterator[Fault]:
         yield from _at_least(f"{path}.shape[{position}]", extent, 0)
         if spec.dims[position] == SAMPLE and samples > 0 and extent % samples:
             yield f"{path}.shape[{position}]", f"{extent} is no multiple of graph.samples, {samples}"
-    if all(extent >= 0 for extent in spec.shape) and prod(spec.shape) > _BYTES[1] / 16:
+    if all(extent >= 0 for extent in spec.shape) and prod(spec.shape) > BYTES[1] / 16:
         yield f"{path}.shape", f"{' x '.join(map(str, spec.shape))} elements are beyond any machine"
 
 
@@ -300,7 +207,7 @@ def _cluster(cluster: Cluster) -> Iterator[Fault]:
         yield "cluster.devices", f"{len(cluster.devices)} devices; {MOST_DEVICES} are the most"
     yield from _twice("cluster.devices", "a device called", (device.name for device in cluster.devices))
     for index, device in enumerate(cluster.devices):
-        yield from _at_least(f"cluster.devices[{index}].memory_bytes", device.memory_bytes, 1, int(_BYTES[1]))
+        yield from _at_least(f"cluster.devices[{index}].memory_bytes", device.memory_bytes, 1, int(BYTES[1]))
         for name in ("name", "kind", "host"):
             if not getattr(device, name):
                 yield f"cluster.devices[{index}].{name}", "is empty"
@@ -378,9 +285,9 @@ def _link(path: str, link: Link) -> Iterator[Fault]:
 def _points(path: str, points: Sequence[tuple[int, float]], *, above_zero: bool = False) -> Iterator[Fault]:
     """A table of (message bytes, seconds), by growing size; read on logarithms where it must be above zero."""
     for index, (size, seconds) in enumerate(points):
-        if not 0 < size <= _BYTES[1]:
+        if not 0 < size <= BYTES[1]:
             yield f"{path}[{index}][0]", f"{size:g} is no size of a message"
-        if not 0 <= seconds <= _SECONDS[1] or (above_zero and seconds <= 0):
+        if not 0 <= seconds <= SECONDS[1] or (above_zero and seconds <= 0):
             yield f"{path}[{index}][1]", f"{seconds:g} s is no duration of a message"
     for index, ((a, _), (b, _)) in enumerate(pairwise(points)):
         if b <= a:
@@ -415,7 +322,7 @@ def _request(plan: Plan) -> Iterator[Fault]:
     yield from _known(f"{path}.recompute", "way to recompute", request.recompute, RECOMPUTE)
     yield from _known(f"{path}.shard", "way to shard", request.shard, SHARD)
     for name in ("max_stages", "num_ranks", "memory_bytes"):
-        yield from _at_least(f"{path}.{name}", getattr(request, name), 0, int(_BYTES[1]))
+        yield from _at_least(f"{path}.{name}", getattr(request, name), 0, int(BYTES[1]))
     for index, size in enumerate(request.micro_batch_sizes):
         yield from _at_least(f"{path}.micro_batch_sizes[{index}]", size, 1, MOST_SAMPLES)
     for name in ("fix", "forbid"):

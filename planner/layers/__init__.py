@@ -1,7 +1,8 @@
 """Layer kinds: one class a kind, which states the kind's access relation, in a module for each family.
 
-Read ``_kinds`` (the registry) and ``convolution``; then ``division`` and ``boundary``, which put relations to use.  A
-kind has these functions, all pure; boxes are in global coordinates of a micro-batch:
+Read ``_kinds`` (the registry) and ``convolution``; then ``sized`` (a layer at a number of samples), ``division`` and
+``boundary``, which put relations to use.  A kind has these functions, all pure; boxes are in global coordinates of a
+micro-batch:
 
     work(layer, inputs) -> TensorSpec
         the space a layout divides: the output, or, for a reduction such as the loss, what it reduces over

@@ -26,9 +26,7 @@ from planner.ir.plan import Block, Decision, Placement
 from planner.layers import kind
 from planner.layers.contraction import contraction_of
 from planner.layers.receptive_field import read_back
-
-SPACE = ("depth", "height", "width")
-"""Dims along which a rank may work beyond its part."""
+from planner.layers.sized import SPACE
 
 Boxes = tuple[Box, ...]
 """One a rank, by its position in the stage."""

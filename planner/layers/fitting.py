@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from planner.ir.box import Box, Interval, whole
 from planner.ir.graph import Attribute, Graph, Layer, TensorSpec
 from planner.ir.profile import Profile
-from planner.ir.validation import MOST_EXTENT, Fault
+from planner.ir.quantities import Fault
+from planner.ir.validation import MOST_EXTENT
 from planner.layers._kinds import kind, kinds
 
 _POSITIVE = ("kernel", "stride", "dilation", "groups", "step", "factor_numerators", "factor_denominators")

@@ -287,7 +287,9 @@ def _moved(program: Program, rank: int, compute: Action, prepared: tuple[Action,
         after = [Action(stage, Op.SEND_FORWARD, microbatch, edge.dst) for edge in program.stages.out_of(stage)]
     elif compute.op in _BACKWARD:
         before = [Action(stage, Op.RECV_BACKWARD, microbatch, edge.dst) for edge in program.stages.out_of(stage)]
-        after = [Action(stage, Op.SEND_BACKWARD, microbatch, edge.src) for edge in program.stages.into(stage)]
+        # Backward comes to later stages first: in this order sends are received, so that those to one rank may join.
+        later_first = reversed(program.stages.into(stage))
+        after = [Action(stage, Op.SEND_BACKWARD, microbatch, edge.src) for edge in later_first]
     receives = [action for action in before if program.messages_of(rank, action)]
     yield from (*prepared, *receives) if ahead else (*receives, *prepared)
     yield compute

@@ -34,10 +34,8 @@ from planner.ir.plan import Placement
 from planner.layers import kind
 from planner.layers.contraction import ContractedDims, contracted_dims
 from planner.layers.elementwise import CLASS, has_classes_apart
+from planner.layers.sized import REPLICA
 from planner.transformers.shape import Ways
-
-REPLICA = "replica"
-"""A dim that no tensor has: ranks along it do the same."""
 
 _NUMBERED = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 

@@ -13,6 +13,10 @@ Views in a traced graph, and what a write to a view makes of the tensor that it 
 Whoever reads ``x``, or another view of it, before the write reads what it was.
 
 Of sampled graphs, views of row numbers go to their readers (:func:`keep_indices_home`).
+
+Constants that are made beside a tensor, ``x.new_ones(3, 3)``, take its dtype and device and read nothing of it.  They
+become ``ones(3, 3)``, so that nobody has to send ``x`` for them; those as long as there are samples stay
+(:func:`detach_constants`).  Rows that are divided again are not merged (:func:`keep_rows_apart`).
 """
 
 from __future__ import annotations
@@ -42,6 +46,8 @@ _SELF_INVERSE = frozenset(["swapaxes", "swapdims", "t", "transpose"])
 _SAME = frozenset(["alias", "contiguous", "to", "type_as"])
 _SPLITS = frozenset(["chunk", "split", "split_with_sizes", "tensor_split"])
 _UNSUPPORTED = frozenset(["expand", "movedim"])
+_MAKERS = {"ones": _aten.ones.default, "zeros": _aten.zeros.default, "full": _aten.full.default}
+_VIEWS, _ROWS = frozenset(["view", "reshape", "_unsafe_view"]), 2
 
 
 class Views:
@@ -360,3 +366,74 @@ def _select_rather_than_unbind(graph: fx.Graph, names: frozenset[str]) -> None:
             user.replace_all_uses_with(made)
             graph.erase_node(user)
         graph.erase_node(node)
+
+
+def detach_constants(graph: fx.Graph) -> None:
+    """Rewrites ``new_*`` and ``*_like`` of fixed shapes, and ``type_as``, which reads a dtype of its other tensor."""
+    for node in list(graph.nodes):
+        if not isinstance(node.target, OpOverload) or not isinstance(node.meta.get("val"), Tensor):
+            continue
+        if node.target is _aten.type_as.default:
+            node.target, node.args = _aten.to.dtype, (node.args[0], node.meta["val"].dtype)
+            continue
+        maker = _MAKERS.get(operation(node).removeprefix("new_").removesuffix("_like"))
+        shape = tuple(node.meta["val"].shape)
+        if maker is None or not node.args or not isinstance(node.args[0], fx.Node) or not _is_fixed(shape):
+            continue
+        value = node.meta["val"]
+        with graph.inserting_before(node):
+            made = graph.call_function(
+                maker, (list(shape), *_fill(node)), {"dtype": value.dtype, "device": value.device}
+            )
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+
+
+def keep_rows_apart(graph: fx.Graph) -> None:
+    """Takes a product of rows on the dims that they are made of again, where those begin with another than samples.
+
+    ``nn.MultiheadAttention`` merges time and samples to rows for its last product, and divides them again; rows of one
+    sample would not lie together in between.  The product itself is the same.
+    """
+    for divided in list(graph.nodes):
+        product = _sole_input(divided)
+        merged = _sole_input(product)
+        if product is None or merged is None or product.target is not _aten.linear.default:
+            continue
+        if operation(divided) not in _VIEWS or operation(merged) not in _VIEWS or product.meta["val"].dim() != _ROWS:
+            continue
+        shape, width = divided.meta["val"].shape, merged.meta["val"].shape[-1]
+        first, *others, last = shape
+        if last != product.meta["val"].shape[-1] or not _is_fixed((first,)) or _is_fixed(tuple(others)):
+            continue
+        sizes = [*cast("list[Any]", divided.args[1])[:-1], width]
+        with graph.inserting_before(divided):
+            rows = graph.call_function(_aten.reshape.default, (merged.args[0], sizes))
+            made = graph.call_function(product.target, (rows, *product.args[1:]), product.kwargs)
+        rows.meta = {**merged.meta, "val": merged.meta["val"].reshape((*shape[:-1], width))}
+        made.meta = {**product.meta, "val": divided.meta["val"]}
+        divided.replace_all_uses_with(made)
+        for node in (divided, product, merged):
+            graph.erase_node(node)
+
+
+def _sole_input(node: fx.Node | None) -> fx.Node | None:
+    """What a tensor is made of first, if nothing else is made of that."""
+    found = node.args[0] if node is not None and node.op == "call_function" and node.args else None
+    if not isinstance(found, fx.Node) or found.op != "call_function" or len(found.users) > 1:
+        return None
+    return found if isinstance(found.meta.get("val"), Tensor) else None
+
+
+def _is_fixed(shape: tuple[Any, ...]) -> bool:
+    return all(isinstance(size, int) for size in shape)
+
+
+def _fill(node: fx.Node) -> tuple[Any, ...]:
+    """What ``full`` is full of."""
+    names = [argument.name for argument in schema_of(overload_of(node)).arguments]
+    if "fill_value" not in names:
+        return ()
+    place = names.index("fill_value")
+    return (node.args[place] if place < len(node.args) else node.kwargs["fill_value"],)

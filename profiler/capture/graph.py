@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
+from cuda_ops.device.placing import move, on_device, tensors_of
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import (
     MIXES_SAMPLES,
@@ -125,19 +125,56 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
             that was said to vary cannot, or an operator that was said to be elementwise is not.
     """
     _require_initialised(model.module)
-    loss = getattr(model.loss_fn, "function", model.loss_fn)
-    with untouched(model.module, *([loss] if isinstance(loss, nn.Module) else [])):
-        return _captured(model, dataclasses.replace(rules, elementwise=rules.elementwise | model.elementwise))
+    with untouched(*model.owners.values()):
+        return _captured(model, replace(rules, elementwise=rules.elementwise | model.elementwise))
 
 
 Judge = Callable[[Traced, "tuple[Group, ...]", LoadedModel], "tuple[Dependence, ...]"]
 """Which layers depend on other samples."""
 
 
+def capture_for(
+    model: LoadedModel, device: torch.device, rules: Rules = NO_RULES, *, whole: bool = True
+) -> tuple[LoadedModel, Captured]:
+    """The model and its graph, to be run on ``device``.
+
+    It is captured on the processor, so that its graph is the same wherever it is measured or trained; under autocast
+    alone where it runs, since which operators cast differs from device to device, and dtypes are in the graph.
+
+    Args:
+        model: as it was loaded, on the processor.
+        rules: as of :func:`capture`.
+        whole: move it there; else (but for autocast) all stays on the processor, for the runtime to move what a rank
+            needs.
+
+    Raises:
+        UnsupportedModelError: the model cannot be captured.
+    """
+    if device.type == "cpu":
+        return model, capture(model, rules)
+    if model.autocast is not None:
+        model = placed(model, device)
+        return model, capture(model, rules)
+    captured = capture(model, rules)
+    if not whole:
+        return model, captured
+    captured = replace(captured, graph_module=on_device(captured.graph_module, device))
+    move(tensors_of(captured.graph_module), device)  # constants, too, which the module may not list
+    return placed(model, device), captured
+
+
+def placed(model: LoadedModel, device: torch.device) -> LoadedModel:
+    """The model with its parameters, buffers and example on ``device``; clouds are prepared on the processor."""
+    for module in model.owners.values():
+        move((*module.parameters(), *module.buffers()), device)
+    inputs, targets = (tuple(tensor.to(device) for tensor in each) for each in (model.inputs, model.targets))
+    return replace(model, inputs=inputs, targets=targets)
+
+
 def capture_unchecked(model: LoadedModel, rules: Rules, judge: Judge) -> Captured:
     """Captures a model whose tensors have no values: nothing is compared, and ``judge`` says what samples depend on."""
     _require_initialised(model.module)
-    rules = dataclasses.replace(rules, elementwise=rules.elementwise | model.elementwise)
+    rules = replace(rules, elementwise=rules.elementwise | model.elementwise)
     traced = trace(model)
     if model.autocast is not None:
         correct_dtypes(traced, model)
@@ -161,7 +198,7 @@ def _captured(model: LoadedModel, rules: Rules) -> Captured:
     except UnsupportedModelError as error:
         raise traced.refusal or error from error
     require_known_parameters(traced, model)
-    traced = dataclasses.replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in idle})
+    traced = replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in idle})
     evaluation = evaluation_fault(traced, model)
     if model.autocast is not None:
         correct_dtypes(traced, model)
@@ -344,11 +381,9 @@ def _with_pairs(graph: Graph, model: LoadedModel) -> Graph:
     def pairs(layer: Layer) -> Layer:
         if layer.kind not in _MAPPED:
             return layer
-        return dataclasses.replace(
-            layer, attributes={**layer.attributes, "pairs": int((tensors[layer.inputs[1]] >= 0).sum())}
-        )
+        return replace(layer, attributes={**layer.attributes, "pairs": int((tensors[layer.inputs[1]] >= 0).sum())})
 
-    return dataclasses.replace(graph, layers=tuple(map(pairs, graph.layers)))
+    return replace(graph, layers=tuple(map(pairs, graph.layers)))
 
 
 def _raw(model: LoadedModel) -> dict[str, TensorSpec]:
@@ -416,6 +451,6 @@ def _marked(
             mark: True for mark in (mark, NEEDS_WHOLE_BATCH if on.needs_whole_batch else "") if mark
         }
         marks |= {SHARED_STATE: shared[layer.name]} if layer.name in shared else {}
-        return dataclasses.replace(layer, attributes={**layer.attributes, **marks}) if marks else layer
+        return replace(layer, attributes={**layer.attributes, **marks}) if marks else layer
 
-    return dataclasses.replace(graph, layers=tuple(map(marked, graph.layers)))
+    return replace(graph, layers=tuple(map(marked, graph.layers)))

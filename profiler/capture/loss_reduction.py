@@ -13,25 +13,28 @@ largest of a batch, a softmax over the samples) needs the whole batch at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from cuda_ops._torch import HigherOrderOperator, OpOverload, schema_of
-from planner.ir.graph import is_sites
+from planner.ir.graph import MIXES_SAMPLES, is_sites
 from profiler.capture.functional import is_write
 from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import MEANS_OVER_PLACES, RESHAPES, nodes_in, operation, overload_of
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.capture.trace import Traced
+from profiler.source.model import is_alike
 
 MEAN, SUM, TERMS, WHOLE_SUM, WHOLE_MEAN = "mean", "sum", "terms", "whole sum", "whole mean"
 
 DIVIDED = "divided"
 """Of a sum that becomes a mean at once: it is divided by the number of its samples."""
 
+_PAIR = 2
 _BY_MEAN = 1
 """torch's number of ``reduction="mean"``."""
 
@@ -220,3 +223,119 @@ def leaves(value: Any) -> Iterator[Tensor]:
     for item in value if isinstance(value, (tuple, list)) else (value,):
         if isinstance(item, Tensor):
             yield item
+
+
+@dataclass(eq=False)
+class Executed:
+    """One execution of the graph.
+
+    Attributes:
+        values: of the nodes that are read again.
+        summed: of means over classes, the sum that they divide by the number of terms.
+    """
+
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+    summed: dict[fx.Node, Tensor] = field(default_factory=dict)
+
+
+class Numbers:
+    """Values without a sample dim: how parts make up those that samples are reduced to, and what is made of these.
+
+    Args:
+        runs: on two samples together and on each alone.
+    """
+
+    def __init__(self, traced: Traced, runs: Sequence[Executed]) -> None:
+        self._traced, self._runs = traced, runs
+        self._of_inputs = of_inputs_alone(traced)
+        self._reduced: set[fx.Node] = set()
+        self._divided: set[fx.Node] = set()
+        self.reductions: dict[fx.Node, str] = {}
+
+    def is_one(self, node: fx.Node) -> bool:
+        """Whether it is such a value: reduced from samples, or made of those that are."""
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor) or grows(value, self._traced):
+            return False
+        return is_reduction(node, self._traced) or any(argument in self._reduced for argument in node.all_input_nodes)
+
+    def judged(self, node: fx.Node, is_known: bool) -> str:
+        """Whether it mixes samples; the parts go on with values whose mean is that of the pair.
+
+        Args:
+            is_known: whether there are values to compare; else the operator alone decides.
+        """
+        reduction = self._reduction(node, is_known) if is_reduction(node, self._traced) else self._made(node)
+        of_inputs = node in self._of_inputs
+        if not of_inputs:
+            self._reduced.add(node)
+        if reduction == DIVIDED:
+            self._divided.add(node)
+            return ""
+        if reduction is None:
+            return self._go_on_as_the_pair(node, MIXES_SAMPLES)
+        if reduction in (SUM, TERMS, WHOLE_SUM, WHOLE_MEAN):
+            self.reductions[node] = reduction
+        if of_inputs:
+            return self._go_on_as_the_pair(node, "")
+        whole: Any
+        alone: list[Any]
+        whole, *alone = (run.values.get(node) for run in self._runs)
+        if not is_known or whole is None or any(value is None for value in alone):
+            return ""
+        if reduction == SUM:
+            alone = [value * _PAIR for value in alone]
+        elif reduction == TERMS:
+            alone = self._by_terms(node, whole)
+        if not is_alike(whole, (alone[0] + alone[1]) / _PAIR):
+            self.reductions.pop(node, None)
+            return self._go_on_as_the_pair(node, MIXES_SAMPLES)
+        for run, value in zip(self._runs[1:], alone, strict=True):
+            run.values[node] = value
+        return ""
+
+    def _made(self, node: fx.Node) -> str | None:
+        if any(argument in self._divided for argument in node.all_input_nodes):
+            return DIVIDED if is_divided_by_samples(node, self._traced) else MEAN
+        return MEAN if is_linear(node, self._reduced) else None
+
+    def _reduction(self, node: fx.Node, is_known: bool) -> str | None:
+        if any(argument in self._reduced for argument in node.all_input_nodes):
+            return None  # of samples and of numbers together: not linear, or not known to be
+        values = (argument.meta.get("val") for argument in node.all_input_nodes)
+        if any(isinstance(each, Tensor) and site_dims(each, self._traced) for each in values):
+            return None  # sites that two parts have in common count once on one device
+        if is_over_terms(node):
+            if knows_terms(node, self._of_inputs):
+                return TERMS
+            return MEAN if all_count(node) else None
+        found = next((each for each in likely(node) if not is_known or self._is(node, each)), None)
+        if node in self._of_inputs:
+            is_fixed = all(isinstance(size, int) for size in node.meta["val"].shape)
+            return f"whole {found}" if found is not None and is_fixed else None
+        if found == SUM and is_divided_by_samples(node, self._traced):
+            return DIVIDED
+        return found
+
+    def _is(self, node: fx.Node, reduction: str) -> bool:
+        whole, *alone = (run.values[node] for run in self._runs)
+        total = alone[0] + alone[1]
+        if reduction == SUM:
+            return is_alike(whole, total)
+        return whole.is_floating_point() and is_alike(whole, total / _PAIR)
+
+    def _by_terms(self, node: fx.Node, whole: Tensor) -> list[Tensor]:
+        """Each part's sum over the number of terms of the pair; of a pair without a term, what the pair has."""
+        totals = [run.summed[node] for run in self._runs]
+        number = totals[0] / whole
+        if not bool(number.isfinite()) or not bool(number):
+            return [whole, whole]
+        return [total / number * _PAIR for total in totals[1:]]
+
+    def _go_on_as_the_pair(self, node: fx.Node, answer: str) -> str:
+        values = [run.values.get(node) for run in self._runs]
+        if values[0] is not None:
+            for run in self._runs[1:]:
+                if node in run.values:
+                    run.values[node] = values[0]
+        return answer

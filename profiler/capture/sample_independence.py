@@ -20,8 +20,6 @@ from torch import Tensor, fx
 
 from cuda_ops._torch import OpOverload, schema_of
 from cuda_ops.dense.user_functions import LINEAR_BACKWARD, is_user_function
-from cuda_ops.sampling.preparation import draw_of
-from cuda_ops.sampling.sampler import joined
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
 from profiler.capture.functional import INDEX
@@ -162,20 +160,19 @@ def _samples(traced: Traced, model: LoadedModel) -> list[_Run]:
 
 def _pieces(traced: Traced, example: GraphExample) -> list[_Run]:
     """Two seeds of a graph network side by side, and each alone: the rows of one are none of the other's."""
-    preparation = example.preparation
-    raw = [each[:_PAIR] for each in (*example.inputs, *example.targets)]
-    levels = [preparation.sampler.levels(raw[0][at : at + 1].numpy(), draw_of(raw[1])) for at in range(_PAIR)]
+    seeds, draws, *targets = (each[:_PAIR] for each in (*example.inputs, *example.targets))
+    pieces = [slice(at, at + 1) for at in range(_PAIR)]
+    given = example.preparation.side_by_side([seeds[piece] for piece in pieces], draws)
     runs = []
-    for of, rows in ((joined(levels), slice(0, _PAIR)), (levels[0], slice(0, 1)), (levels[1], slice(1, _PAIR))):
-        inputs = [preparation.tensor(of, name) for name in preparation.names[: preparation.num_inputs]]
-        tensors = (*inputs, *(target[rows] for target in raw[len(example.inputs) :]))
-        runs.append(_Run(traced, len(of.blocks[-1][1]), dict(zip(traced.inputs, tensors, strict=True))))
+    for inputs, rows in zip(given, (slice(0, _PAIR), *pieces), strict=True):
+        tensors = (*inputs, *(target[rows] for target in targets))
+        runs.append(_Run(traced, len(inputs[0]), dict(zip(traced.inputs, tensors, strict=True))))
     return runs
 
 
 def _dependence(traced: Traced, found: tuple[Group, ...], runs: list[_Run]) -> tuple[Dependence, ...]:
     answers = dict.fromkeys((group.main for group in found), "")
-    numbers = Numbers(traced, runs)
+    numbers = loss_reduction.Numbers(traced, runs)
     unknown: set[fx.Node] = set()
     together: set[fx.Node] = set()  # of the pair alone: there is no value for one sample
     for node in traced.module.graph.nodes:
@@ -212,114 +209,6 @@ def _joins_the_batch(node: fx.Node, mark: str) -> bool:
     if kind_of(node)[0] == "batch_norm":
         return False
     return mark == MIXES_SAMPLES or MIXES_SAMPLES in kind_of(node)[1]
-
-
-class Numbers:
-    """Values without a sample dim: how parts make up those that samples are reduced to, and what is made of these."""
-
-    def __init__(self, traced: Traced, runs: list[_Run]) -> None:
-        self._traced, self._runs = traced, runs
-        self._of_inputs = loss_reduction.of_inputs_alone(traced)
-        self._reduced: set[fx.Node] = set()
-        self._divided: set[fx.Node] = set()
-        self.reductions: dict[fx.Node, str] = {}
-
-    def is_one(self, node: fx.Node) -> bool:
-        """Whether it is such a value: reduced from samples, or made of those that are."""
-        value = node.meta.get("val")
-        if not isinstance(value, Tensor) or loss_reduction.grows(value, self._traced):
-            return False
-        return loss_reduction.is_reduction(node, self._traced) or any(
-            argument in self._reduced for argument in node.all_input_nodes
-        )
-
-    def judged(self, node: fx.Node, is_known: bool) -> str:
-        """Whether it mixes samples; the parts go on with values whose mean is that of the pair.
-
-        Args:
-            is_known: whether there are values to compare; else the operator alone decides.
-        """
-        reduction = (
-            self._reduction(node, is_known) if loss_reduction.is_reduction(node, self._traced) else self._made(node)
-        )
-        of_inputs = node in self._of_inputs
-        if not of_inputs:
-            self._reduced.add(node)
-        if reduction == loss_reduction.DIVIDED:
-            self._divided.add(node)
-            return ""
-        if reduction is None:
-            return self._go_on_as_the_pair(node, MIXES_SAMPLES)
-        if reduction in (loss_reduction.SUM, loss_reduction.TERMS, loss_reduction.WHOLE_SUM, loss_reduction.WHOLE_MEAN):
-            self.reductions[node] = reduction
-        if of_inputs:
-            return self._go_on_as_the_pair(node, "")
-        whole: Any
-        alone: list[Any]
-        whole, *alone = (run.values.get(node) for run in self._runs)
-        if not is_known or whole is None or any(value is None for value in alone):
-            return ""
-        if reduction == loss_reduction.SUM:
-            alone = [value * _PAIR for value in alone]
-        elif reduction == loss_reduction.TERMS:
-            alone = self._by_terms(node, whole)
-        if not is_alike(whole, (alone[0] + alone[1]) / _PAIR):
-            self.reductions.pop(node, None)
-            return self._go_on_as_the_pair(node, MIXES_SAMPLES)
-        for run, value in zip(self._runs[1:], alone, strict=True):
-            run.values[node] = value
-        return ""
-
-    def _made(self, node: fx.Node) -> str | None:
-        if any(argument in self._divided for argument in node.all_input_nodes):
-            return (
-                loss_reduction.DIVIDED
-                if loss_reduction.is_divided_by_samples(node, self._traced)
-                else loss_reduction.MEAN
-            )
-        return loss_reduction.MEAN if loss_reduction.is_linear(node, self._reduced) else None
-
-    def _reduction(self, node: fx.Node, is_known: bool) -> str | None:
-        if any(argument in self._reduced for argument in node.all_input_nodes):
-            return None  # of samples and of numbers together: not linear, or not known to be
-        values = (argument.meta.get("val") for argument in node.all_input_nodes)
-        if any(isinstance(each, Tensor) and loss_reduction.site_dims(each, self._traced) for each in values):
-            return None  # sites that two parts have in common count once on one device
-        if loss_reduction.is_over_terms(node):
-            if loss_reduction.knows_terms(node, self._of_inputs):
-                return loss_reduction.TERMS
-            return loss_reduction.MEAN if loss_reduction.all_count(node) else None
-        likely = loss_reduction.likely(node)
-        found = next((each for each in likely if not is_known or self._is(node, each)), None)
-        if node in self._of_inputs:
-            is_fixed = all(isinstance(size, int) for size in node.meta["val"].shape)
-            return f"whole {found}" if found is not None and is_fixed else None
-        if found == loss_reduction.SUM and loss_reduction.is_divided_by_samples(node, self._traced):
-            return loss_reduction.DIVIDED
-        return found
-
-    def _is(self, node: fx.Node, reduction: str) -> bool:
-        whole, *alone = (run.values[node] for run in self._runs)
-        total = alone[0] + alone[1]
-        if reduction == loss_reduction.SUM:
-            return is_alike(whole, total)
-        return whole.is_floating_point() and is_alike(whole, total / _PAIR)
-
-    def _by_terms(self, node: fx.Node, whole: Tensor) -> list[Tensor]:
-        """Each part's sum over the number of terms of the pair; of a pair without a term, what the pair has."""
-        totals = [run.summed[node] for run in self._runs]
-        number = totals[0] / whole
-        if not bool(number.isfinite()) or not bool(number):
-            return [whole, whole]
-        return [total / number * _PAIR for total in totals[1:]]
-
-    def _go_on_as_the_pair(self, node: fx.Node, answer: str) -> str:
-        values = [run.values.get(node) for run in self._runs]
-        if values[0] is not None:
-            for run in self._runs[1:]:
-                if node in run.values:
-                    run.values[node] = values[0]
-        return answer
 
 
 @torch.enable_grad()
@@ -395,19 +284,13 @@ def _run_all(runs: list[_Run], node: fx.Node) -> bool:
     return True
 
 
-class _Run:
-    """One execution of the graph, node by node; buffers are copies.
-
-    Attributes:
-        values: of the nodes that are read again.
-        summed: of means over classes, the sum that they divide by the number of terms.
-    """
+class _Run(loss_reduction.Executed):
+    """Node by node; buffers are copies."""
 
     def __init__(self, traced: Traced, samples: int, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
         self.traced = traced
         self.given = traced.given(tensors, samples)
-        self.values: dict[fx.Node, Any] = {}
-        self.summed: dict[fx.Node, Tensor] = {}
         self.readers = {node: len(node.users) for node in traced.module.graph.nodes}
 
     def keep(self) -> None:

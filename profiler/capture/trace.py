@@ -5,11 +5,7 @@ the bit).  It is asked for a graph in which the number of samples is a symbol, a
 varies; where the model's own code fixes the number of samples, the graph holds for the example's number alone.  Guards
 are dropped: the callers keep shapes straight (for what stays of them see ``profiler.capture.sizes``).  Under autocast
 the model sees the dtypes that its values have then; the graph holds its operators, which cast when they are run under
-it.
-
-Constants that are made beside a tensor, ``x.new_ones(3, 3)``, take its dtype and device and read nothing of it.
-
-They become ``ones(3, 3)``, so that nobody has to send ``x`` for them.  Those as long as there are samples stay.
+it.  What the graph is rewritten to: :mod:`profiler.capture.functional`.
 """
 
 from __future__ import annotations
@@ -28,7 +24,6 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from cuda_ops._torch import (
     HigherOrderOperator,
-    OpOverload,
     buffers_of,
     schema_of,
     tree_unflatten,
@@ -38,9 +33,16 @@ from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_fin
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from cuda_ops.sparse.errors import SparseInputError
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.functional import is_write, keep_indices_home, rewrite_in_place
+from planner.ir.graph import LOSS_PREFIX
+from profiler.capture.functional import (
+    detach_constants,
+    is_write,
+    keep_indices_home,
+    keep_rows_apart,
+    rewrite_in_place,
+)
 from profiler.capture.kinds import arguments_of
-from profiler.capture.operators import name_read, node_argument, operation, overload_of, place
+from profiler.capture.operators import name_read, node_argument, place
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.capture.user_module import kept_functions, refuse_hooks, users_line_of
 from profiler.source.model import GraphExample, LoadedModel
@@ -48,83 +50,6 @@ from profiler.source.structure import named_tensors
 
 _log = logging.getLogger(__name__)
 _aten = torch.ops.aten
-_MAKERS = {"ones": _aten.ones.default, "zeros": _aten.zeros.default, "full": _aten.full.default}
-
-
-def detach_constants(graph: fx.Graph) -> None:
-    """Rewrites ``new_*`` and ``*_like`` of fixed shapes, and ``type_as``, which reads a dtype of its other tensor."""
-    for node in list(graph.nodes):
-        if not isinstance(node.target, OpOverload) or not isinstance(node.meta.get("val"), Tensor):
-            continue
-        if node.target is _aten.type_as.default:
-            node.target, node.args = _aten.to.dtype, (node.args[0], node.meta["val"].dtype)
-            continue
-        maker = _MAKERS.get(operation(node).removeprefix("new_").removesuffix("_like"))
-        shape = tuple(node.meta["val"].shape)
-        if maker is None or not node.args or not isinstance(node.args[0], fx.Node) or not _is_fixed(shape):
-            continue
-        value = node.meta["val"]
-        with graph.inserting_before(node):
-            made = graph.call_function(
-                maker, (list(shape), *_fill(node)), {"dtype": value.dtype, "device": value.device}
-            )
-        made.meta = dict(node.meta)
-        node.replace_all_uses_with(made)
-        graph.erase_node(node)
-
-
-_VIEWS, _ROWS = frozenset(["view", "reshape", "_unsafe_view"]), 2
-
-
-def keep_rows_apart(graph: fx.Graph) -> None:
-    """Takes a product of rows on the dims that they are made of again, where those begin with another than samples.
-
-    ``nn.MultiheadAttention`` merges time and samples to rows for its last product, and divides them again; rows of one
-    sample would not lie together in between.  The product itself is the same.
-    """
-    for divided in list(graph.nodes):
-        product = _sole_input(divided)
-        merged = _sole_input(product)
-        if product is None or merged is None or product.target is not _aten.linear.default:
-            continue
-        if operation(divided) not in _VIEWS or operation(merged) not in _VIEWS or product.meta["val"].dim() != _ROWS:
-            continue
-        shape, width = divided.meta["val"].shape, merged.meta["val"].shape[-1]
-        first, *others, last = shape
-        if last != product.meta["val"].shape[-1] or not _is_fixed((first,)) or _is_fixed(tuple(others)):
-            continue
-        sizes = [*cast("list[Any]", divided.args[1])[:-1], width]
-        with graph.inserting_before(divided):
-            rows = graph.call_function(_aten.reshape.default, (merged.args[0], sizes))
-            made = graph.call_function(product.target, (rows, *product.args[1:]), product.kwargs)
-        rows.meta = {**merged.meta, "val": merged.meta["val"].reshape((*shape[:-1], width))}
-        made.meta = {**product.meta, "val": divided.meta["val"]}
-        divided.replace_all_uses_with(made)
-        for node in (divided, product, merged):
-            graph.erase_node(node)
-
-
-def _sole_input(node: fx.Node | None) -> fx.Node | None:
-    """What a tensor is made of first, if nothing else is made of that."""
-    found = node.args[0] if node is not None and node.op == "call_function" and node.args else None
-    if not isinstance(found, fx.Node) or found.op != "call_function" or len(found.users) > 1:
-        return None
-    return found if isinstance(found.meta.get("val"), Tensor) else None
-
-
-def _is_fixed(shape: tuple[Any, ...]) -> bool:
-    return all(isinstance(size, int) for size in shape)
-
-
-def _fill(node: fx.Node) -> tuple[Any, ...]:
-    """What ``full`` is full of."""
-    names = [argument.name for argument in schema_of(overload_of(node)).arguments]
-    if "fill_value" not in names:
-        return ()
-    place = names.index("fill_value")
-    return (node.args[place] if place < len(node.args) else node.kwargs["fill_value"],)
-
-
 _PREFIX = "module."
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError)  # what torch.export raises for a fixed sample dim
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -183,9 +108,8 @@ class _WithLoss(nn.Module):
         self.call = model.call
         self.num_inputs = len(model.inputs)
         self.has_outputs = model.clouds is None
-        function = _loss_function(model)
-        if isinstance(function, nn.Module):
-            self.loss_fn = function  # registered, so that its buffers have names
+        if LOSS_PREFIX in model.owners:
+            self.loss_fn = model.owners[LOSS_PREFIX]  # registered, so that its buffers have names
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         buffers = [(part, dict(buffers_of(part))) for part in self.module.modules()]
@@ -517,15 +441,10 @@ def _has_effects(node: fx.Node) -> bool:
     return node.is_impure() or node.target is require or isinstance(node.target, HigherOrderOperator)
 
 
-def _loss_function(model: LoadedModel) -> Callable[..., Any]:
-    return getattr(model.loss_fn, "function", model.loss_fn)
-
-
 def _canonical_names(model: LoadedModel) -> dict[int, str]:
     """The user's name of each parameter and buffer, the first one where several are tied."""
-    function = _loss_function(model)
     found: dict[int, str] = {}
-    for prefix, module in (("", model.module), *([("loss_fn.", function)] if isinstance(function, nn.Module) else [])):
+    for prefix, module in model.owners.items():
         for name, value in (*module.named_parameters(), *module.named_buffers()):
             found.setdefault(id(value), prefix + name)
     return found

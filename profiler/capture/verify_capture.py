@@ -135,7 +135,7 @@ def correct_dtypes(traced: Traced, model: LoadedModel) -> None:
     """
     samples = _PAIR if traced.is_polymorphic else traced.samples
     given = traced.given(example_of(traced.inputs, model, samples), samples)
-    with torch.random.fork_rng(devices=[]), kept_buffers(*_modules(model)), model.precision():
+    with torch.random.fork_rng(devices=[]), kept_buffers(*model.owners.values()), model.precision():
         _Correcting(traced.module).run(*given.values())
 
 
@@ -157,7 +157,7 @@ def evaluation_fault(traced: Traced, model: LoadedModel) -> str:
             return found
 
     try:
-        with evaluating(*_modules(model)):
+        with evaluating(*model.owners.values()):
             expected = _loss_alone(model, lambda: _loss_of(model, [each.clone() for each in tensors.values()]))
     except Exception as error:  # noqa: BLE001 - the user's module may refuse this in any way
         return f"the module itself raises in evaluation mode: {type(error).__name__}: {error}"
@@ -203,7 +203,8 @@ def module_loss(model: LoadedModel, tensors: Iterable[Tensor], *, calm: bool = F
         calm: batch norms by their running statistics, and nothing dropped.
     """
     values = tuple(tensors)
-    with torch.random.fork_rng(devices=[]), kept_buffers(*_modules(model)), _calm(model) if calm else nullcontext():
+    calmed = _calm(model) if calm else nullcontext()
+    with torch.random.fork_rng(devices=[]), kept_buffers(*model.owners.values()), calmed:
         torch.manual_seed(0)
         return model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
 
@@ -303,7 +304,7 @@ def _runs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:
-    modules = _modules(model)
+    modules = model.owners.values()
     with untouched(*modules), fresh_gradients(*modules):
         torch.manual_seed(0)
         loss = loss_of()
@@ -317,7 +318,7 @@ def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:
 
 
 def _loss_alone(model: LoadedModel, loss_of: Callable[[], Tensor]) -> Tensor:
-    with torch.random.fork_rng(devices=[]), kept_buffers(*_modules(model)):
+    with torch.random.fork_rng(devices=[]), kept_buffers(*model.owners.values()):
         torch.manual_seed(0)
         return loss_of().detach()
 
@@ -328,14 +329,8 @@ def _dense(gradient: Tensor) -> Tensor:
 
 def _trained(model: LoadedModel) -> Iterator[tuple[str, nn.Parameter]]:
     """Parameters by the names that the graph has for them; those of the loss function behind those of the module."""
-    prefixes = ("", "loss_fn.")
-    for prefix, module in zip(prefixes, _modules(model), strict=False):
+    for prefix, module in model.owners.items():
         yield from ((prefix + name, p) for name, p in module.named_parameters() if p.requires_grad)
-
-
-def _modules(model: LoadedModel) -> tuple[nn.Module, ...]:
-    loss = getattr(model.loss_fn, "function", model.loss_fn)
-    return (model.module, loss) if isinstance(loss, nn.Module) else (model.module,)
 
 
 def _require_same_gradients(

@@ -3,26 +3,39 @@
     normalisation    a batch norm with shared statistics less torch's own (``runtime.stage.batch_norm``): moments, what
                      ranks tell each other put together, a function of autograd
     pieces           halos, changes of layout (``runtime.spatial.exchange``): packing, unpacking, a function of autograd
+    sites            a sparse convolution with a halo less the same pairs in one call (``runtime.sparse.halo``): own
+                     rows and those of others apart, packing, a function of autograd
+    partial sums     a small sum of which each rank has a part (``runtime.spatial.collectives``), such as a pool's
+    gradient sums    a bucket of gradients (``runtime.optim.sharding``): hooks on its parameters, gradients put together
 
-Each is timed forward and backward, by processor time; a table says the mean of the two.  It is of one rank, as a
-collective over a group of one.  Tensors are small, so that passes over the layer's own data are hardly in it.
+Each is timed by processor time; where there are two passes, a table says the mean of forward and backward.  It is of
+one rank, as a collective over a group of one.  Tensors are small, so that passes over the layer's own data are hardly
+in it; but of gradient sums, where copying them is what takes.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from types import SimpleNamespace
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
+from cuda_ops.sparse import operators
+from cuda_ops.sparse.geometry import MapSpec, geometry_of
+from cuda_ops.sparse.local import Owned, local_map
 from planner.ir.box import Interval, Transfer
-from planner.ir.cluster import NORMALISATION, PIECES, Collective
+from planner.ir.cluster import GRADIENT_SUMS, NORMALISATION, PARTIAL_SUMS, PIECES, SITES, Collective
 from profiler.measure.child_process import Child, Report
+from runtime.optim.sharding import GradientBuckets
+from runtime.sparse.halo import shared_conv
+from runtime.spatial.collectives import summed
 from runtime.spatial.exchange import PeerGroup, redistribute
+from runtime.spatial.step import Step
 from runtime.stage.batch_norm import synchronised_batch_norm
 from runtime.transport import Transport
 from runtime.transport.small_allgather import Told
@@ -30,33 +43,48 @@ from runtime.transport.small_allgather import Told
 SILENCE_S = 60.0
 _CHANNELS = (16, 128, 1024)
 _WIDTHS = (16, 256, 4096)
+_EDGES = (4, 8, 16)
+_SUMMED = (256, 16384)
+_BUCKETS = (1 << 16, 1 << 19, 1 << 22)
+_PARAMETERS = 12
 _ROWS = 4
 _NUM_RUNS = 10
 _ELEMENT_BYTES, _STATISTIC_BYTES = 4, 8
 
-
-def exchange_calls(link: str) -> tuple[Collective, ...]:
-    """Seconds of the calls by the bytes of their messages, as collectives over one rank of the tier ``link``."""
-    norms = tuple((2 * (1 + 2 * channels) * _STATISTIC_BYTES, _norm_s(channels)) for channels in _CHANNELS)
-    pieces = tuple((_CHANNELS[0] * width * _ELEMENT_BYTES, _pieces_s(width)) for width in _WIDTHS)
-    return tuple(
-        Collective(operation, 1, link, points) for operation, points in ((NORMALISATION, norms), (PIECES, pieces))
-    )
+Points = tuple[tuple[int, float], ...]
 
 
-def measure_calls(link: str, core: int | Collection[int] | None) -> tuple[Collective, ...]:
+def exchange_calls(link: str, sites: bool = False) -> tuple[Collective, ...]:
+    """Seconds of the calls by the bytes of their messages, as collectives over one rank of the tier ``link``.
+
+    Args:
+        sites: whether those over shared sites are wanted as well, which sparse networks have.
+    """
+    return tuple(Collective(operation, 1, link, points) for operation, points in _measured(sites))
+
+
+def measure_calls(link: str, core: int | Collection[int] | None, sites: bool = False) -> tuple[Collective, ...]:
     """:func:`exchange_calls` in a process of its own, as ranks are.
 
     Raises:
         WorkerError: it died or took too long.
     """
-    with Child("profiler.links.calls:_calls", link, core=core) as child:
+    with Child("profiler.links.calls:_calls", link, sites, core=core) as child:
         found: tuple[Collective, ...] = child.result(SILENCE_S)
         return found
 
 
-def _calls(_: Report, link: str) -> tuple[Collective, ...]:
-    return exchange_calls(link)
+def _calls(_: Report, link: str, sites: bool) -> tuple[Collective, ...]:
+    return exchange_calls(link, sites)
+
+
+def _measured(sites: bool) -> Iterator[tuple[str, Points]]:
+    yield NORMALISATION, tuple((2 * (1 + 2 * channels) * _STATISTIC_BYTES, _norm_s(channels)) for channels in _CHANNELS)
+    yield PIECES, tuple((_CHANNELS[0] * width * _ELEMENT_BYTES, _pieces_s(width)) for width in _WIDTHS)
+    if sites:
+        yield SITES, tuple((_CHANNELS[0] * edge**2 * _ELEMENT_BYTES, _sites_s(edge)) for edge in _EDGES)
+    yield PARTIAL_SUMS, tuple((size * _ELEMENT_BYTES, _partial_sums_s(size)) for size in _SUMMED)
+    yield GRADIENT_SUMS, tuple((size, _gradient_sums_s(size)) for size in _BUCKETS)
 
 
 def _norm_s(channels: int) -> float:
@@ -85,14 +113,65 @@ def _pieces_s(width: int) -> float:
     halos = Transfer(1, 0, rows(_ROWS, _ROWS + 1)), Transfer(0, 1, rows(_ROWS - 1, _ROWS))
     held = rows(0, _ROWS), rows(_ROWS, 2 * _ROWS)
     wanted = rows(0, _ROWS + 1), rows(_ROWS - 1, 2 * _ROWS)
-    exchange = PeerGroup(cast("Transport", _Alone()), (0, 1), 0.0).exchange(held, wanted, halos)
+    exchange = _alone().exchange(held, wanted, halos)
     return _call_s(lambda: redistribute(x, exchange), lambda: x.view_as(x))
+
+
+def _sites_s(edge: int) -> float:
+    """Of a cube of sites cut in two, of which this rank has the half below; a face of it is the halo."""
+    axis = torch.arange(edge, dtype=torch.int32)
+    cube = torch.cartesian_prod(torch.zeros(1, dtype=torch.int32), axis, axis, axis)
+    geometry, _ = geometry_of(cube)
+    below = Owned.by((geometry.coordinates(())[:, 1] >= edge // 2).to(torch.int16), 0)
+    local = local_map(geometry.map(MapSpec((), (), (3, 3, 3))), below, below).split()
+    x = torch.randn(local.num_own, _CHANNELS[0], requires_grad=True)
+    halo = torch.zeros(local.halo.num_received, _CHANNELS[0])
+    weight = torch.randn(27, _CHANNELS[0], _CHANNELS[0], requires_grad=True)
+    wire = _alone()
+    return _call_s(
+        lambda: shared_conv(x, weight, local, wire),
+        lambda: operators.sparse_conv(torch.cat([x, halo]), weight, local.neighbours, local.reverse),
+    )
+
+
+def _partial_sums_s(size: int) -> float:
+    x = torch.randn(size, requires_grad=True)
+    table = Told(torch.zeros(2, size))
+    step = cast("Step", SimpleNamespace(memo={"rows": lambda parts, dtype: table}, later=None))
+    return _call_s(lambda: summed(step, x), lambda: x.view_as(x))
+
+
+def _gradient_sums_s(num_bytes: int) -> float:
+    """Of one of two buckets, which is summed while the backward goes on."""
+    size = num_bytes // (_PARAMETERS * _ELEMENT_BYTES)
+    parameters = [nn.Parameter(torch.randn(size)) for _ in range(2 * _PARAMETERS)]
+    gradients = [torch.ones(size) for _ in parameters]
+    buckets = GradientBuckets(parameters, lambda flat: _Alone(), num_bytes)
+
+    def backward(is_summed: bool) -> float:
+        outputs = [parameter.view(-1) for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        start_s = time.thread_time()
+        if is_summed:
+            buckets.arm()
+        torch.autograd.backward(outputs, gradients)
+        if is_summed:
+            buckets.reduce()
+        return time.thread_time() - start_s
+
+    return _median_s(lambda: backward(True) - backward(False)) / len(buckets.buckets)
 
 
 def _call_s(call: Callable[[], Tensor], instead: Callable[[], Tensor]) -> float:
     """By how much ``call`` takes longer than ``instead``: the mean of forward and backward; at least 1 us."""
-    longer = [_passes_s(call) - _passes_s(instead) for _ in range(_NUM_RUNS + 2)][2:]
-    return float(f"{max(1e-6, statistics.median(longer) / 2):.4g}")
+    return _median_s(lambda: (_passes_s(call) - _passes_s(instead)) / 2)
+
+
+def _median_s(longer_s: Callable[[], float]) -> float:
+    """Of several, but for the first two; at least 1 us."""
+    found = [longer_s() for _ in range(_NUM_RUNS + 2)][2:]
+    return float(f"{max(1e-6, statistics.median(found)):.4g}")
 
 
 def _passes_s(call: Callable[[], Tensor]) -> float:
@@ -105,13 +184,19 @@ def _passes_s(call: Callable[[], Tensor]) -> float:
     return middle_s - start_s + time.thread_time() - again_s
 
 
+def _alone() -> PeerGroup:
+    return PeerGroup(cast("Transport", _Alone()), (0, 1), 0.0)
+
+
 class _Alone:
     """A transport whose peer has sent everything already."""
 
     rank = 0
 
-    def start_exchange(self, *_: object) -> _Alone:
-        """See :class:`Transport`."""
+    def start_exchange(self, sent: object, received: dict[int, Tensor], *_: object) -> _Alone:
+        """See :class:`Transport`; zeros, as numbers next to 0 would take a processor longer."""
+        for tensor in received.values():
+            tensor.zero_()
         return self
 
     def wait(self) -> None:

@@ -37,7 +37,7 @@ import torch
 
 from cuda_ops import core_of
 from cuda_ops._torch import FileStore
-from planner.ir.cluster import ALL_REDUCE, STATISTICS, Collective, Link, PairLink, host_tier
+from planner.ir.cluster import ALL_REDUCE, MEMORY, STATISTICS, Collective, Link, PairLink, host_tier
 from profiler.links.calls import exchange_calls
 from profiler.links.host_pairs import SILENCE_S, measure_across, measure_fully, rounded
 from profiler.links.messages import DEADLINE_S, FULL, LEAST_LAST_BYTES, QUICK, Effort, Points
@@ -53,6 +53,7 @@ SIZES = tuple(1024 * 4**power for power in range(9))  # 1 KiB ... 64 MiB
 STATISTICS_SIZES = tuple(1024 * 4**power for power in range(5))  # 1 KiB ... 256 KiB
 _COMPUTE_S = 0.0015  # between two sums of statistics, about what a layer takes
 _ELEMENT_BYTES = 4
+_MEMORY_BYTES, _MEMORY_RUNS = 64 << 20, 3
 
 
 def gradients(transport: Transport, ranks: tuple[int, ...], effort: Effort) -> Points:
@@ -135,20 +136,26 @@ class LinkCosts:
 
 
 def measure_links(
-    num_workers: int, quick: bool, progress: Callable[[str, float], None] | None = None, transport: str = ""
+    num_workers: int,
+    quick: bool,
+    progress: Callable[[str, float], None] | None = None,
+    transport: str = "",
+    *,
+    sites: bool = False,
 ) -> LinkCosts:
     """Measures in ``num_workers`` (at least 2) processes of this host.
 
     Args:
         progress: called with what has been measured and its seconds, ``num_measurements`` times.
         transport: as of :func:`opened`.
+        sites: as of :func:`profiler.links.calls.exchange_calls`.
 
     Raises:
         TransportError: the workers cannot exchange by it.
         WorkerError: a process died or waited too long.
     """
     cores = [core_of(rank) for rank in range(num_workers)]
-    return in_processes("profiler.links.cpu:measure_rank", cores, quick, progress, transport)
+    return in_processes("profiler.links.cpu:measure_rank", cores, quick, progress, transport, sites)
 
 
 def in_processes(
@@ -156,7 +163,7 @@ def in_processes(
     cores: Sequence[int | Collection[int] | None],
     quick: bool,
     progress: Callable[[str, float], None] | None = None,
-    *more: str,
+    *more: object,
 ) -> LinkCosts:
     """What ``function(report, rank, number of ranks, meeting place, quick, *more)`` finds as the first of its ranks.
 
@@ -189,13 +196,19 @@ def num_measurements(num_workers: int) -> int:
 
 
 def measure_rank(
-    report: Report, rank: int, num_workers: int, meeting: str, quick: bool, transport: str = ""
+    report: Report,
+    rank: int,
+    num_workers: int,
+    meeting: str,
+    quick: bool,
+    transport: str = "",
+    sites: bool = False,
 ) -> LinkCosts:
     """One rank's part, in its own process; all ranks call it together, rank 0's answer counts."""
     store, hosts = FileStore(meeting, num_workers), ("",) * num_workers
     joined = opened(transport, rank, store, hosts)
     try:
-        return measure_together(joined, store, hosts, QUICK if quick else FULL, report)
+        return measure_together(joined, store, hosts, QUICK if quick else FULL, report, sites=sites)
     finally:
         joined.close()
 
@@ -213,7 +226,13 @@ def opened(name: str, rank: int, store: Store, hosts: Sequence[str]) -> Transpor
 
 
 def measure_together(
-    transport: Transport, store: Store, hosts: Sequence[str], effort: Effort, report: Report
+    transport: Transport,
+    store: Store,
+    hosts: Sequence[str],
+    effort: Effort,
+    report: Report,
+    *,
+    sites: bool = False,
 ) -> LinkCosts:
     """One rank's part; all ranks of the transport call it together, rank 0's answer counts.
 
@@ -222,6 +241,7 @@ def measure_together(
         store: that the ranks share.
         hosts: by rank.
         report: called with what has been measured and the seconds of it.
+        sites: as of :func:`profiler.links.calls.exchange_calls`.
     """
     links: dict[str, Link] = {}
     pairs: tuple[PairLink, ...] = ()
@@ -243,9 +263,34 @@ def measure_together(
             points = _told(store, f"{operation} {ranks}", points, transport.rank == ranks[0])
             sums.append(Collective(operation, len(ranks), host_tier(on), points, len(on)))
             report((f"{operation} over {len(ranks)}", points[0][1]))
+    sums += _memory(transport, store, hosts, effort)
     if transport.rank == 0:
-        sums += exchange_calls(next(iter(links)))
+        sums += exchange_calls(next(iter(links)), sites)
     return LinkCosts(links, tuple(sums), pairs)
+
+
+def _memory(transport: Transport, store: Store, hosts: Sequence[str], effort: Effort) -> list[Collective]:
+    """Passes over memory by one rank of a host, then by all of each group within it at once."""
+    groups = [ranks for ranks in groups_of(hosts) if len({hosts[rank] for rank in ranks}) == 1]
+    found = []
+    for ranks in [groups[0][:1], *groups] if groups else []:
+        transport.barrier(SILENCE_S)
+        points: Points = ((_MEMORY_BYTES, _passes_s(transport, ranks, effort)),) if transport.rank in ranks else ()
+        points = _told(store, f"{MEMORY} {ranks}", points, transport.rank == ranks[0])
+        found.append(Collective(MEMORY, len(ranks), host_tier({hosts[ranks[0]]}), points))
+    return found
+
+
+def _passes_s(transport: Transport, ranks: tuple[int, ...], effort: Effort) -> float:
+    total, more = (torch.ones(_MEMORY_BYTES // (2 * _ELEMENT_BYTES)) for _ in range(2))
+    times = []
+    for _ in range(effort.rounds * _MEMORY_RUNS + 1):
+        if len(ranks) > 1:
+            _agreed(transport, ranks, 0.0)
+        start_s = time.thread_time()
+        total.add_(more)
+        times.append(time.thread_time() - start_s)
+    return statistics.median(times[1:])
 
 
 def groups_of(hosts: Sequence[str]) -> list[tuple[int, ...]]:

@@ -2,20 +2,12 @@
 
 Everything else in the profiler asks ``torch.device``: tensors are made where the model is, and
 :mod:`profiler.measure.noise` times by its type.
-
-Which implementation a convolution uses: costs are interpolated inside one only.
-
-A model on the device that it is measured on.
-
-It is built, and captured, on the processor: so its weights and its graph are the same wherever it is measured or
-trained.  Under autocast alone it is captured where it runs, since which operators cast differs from device to device,
-and the dtypes of values are in the graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -26,20 +18,19 @@ from cuda_ops import core_of, cores_beside, device_description
 from cuda_ops._torch import conv_backend
 from cuda_ops.dense.conv_kernels import onednn_convolution
 from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, num_gpus, why_no_gpu
-from cuda_ops.device.placing import move, on_device, tensors_of
 from planner.ir.cluster import DeviceSpec
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.layers import is_convolution
-from profiler.capture.graph import Captured, capture
-from profiler.capture.kinds import NO_RULES, Rules, arguments_of
+from profiler.capture.graph import Captured
+from profiler.capture.kinds import arguments_of
 from profiler.measure.child_process import Child, Report
-from profiler.source.model import LoadedModel
 
 
 def back_end_keys(captured: Captured, samples: int) -> dict[str, str]:
     """The back end by layer, for ``samples`` samples, where the parameters are; empty for what is no convolution.
 
-    On a GPU that is cuDNN or not; which algorithm cuDNN then chooses cannot be asked.
+    Costs are interpolated inside one only.  On a GPU that is cuDNN or not; which algorithm cuDNN then chooses cannot be
+    asked.
     """
     values = captured.graph.values()
     parameter = next(captured.graph_module.parameters(), None)
@@ -179,40 +170,3 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
         CUDA: Backend(CUDA, "gpu", num_gpus, _gpus, cores_beside, gpu_clocks, is_accelerator=True),
     }
 )
-
-
-def capture_for(
-    model: LoadedModel, device: torch.device, rules: Rules = NO_RULES, *, whole: bool = True
-) -> tuple[LoadedModel, Captured]:
-    """The model and its graph, to be run on ``device``.
-
-    Args:
-        model: as it was loaded, on the processor.
-        rules: as of :func:`profiler.capture.graph.capture`.
-        whole: move it there; else (but for autocast) all stays on the processor, for the runtime to move what a rank
-            needs.
-
-    Raises:
-        UnsupportedModelError: the model cannot be captured.
-    """
-    if device.type == "cpu":
-        return model, capture(model, rules)
-    if model.autocast is not None:
-        model = placed(model, device)
-        return model, capture(model, rules)
-    captured = capture(model, rules)
-    if not whole:
-        return model, captured
-    captured = replace(captured, graph_module=on_device(captured.graph_module, device))
-    move(tensors_of(captured.graph_module), device)  # constants, too, which the module may not list
-    return placed(model, device), captured
-
-
-def placed(model: LoadedModel, device: torch.device) -> LoadedModel:
-    """The model with its parameters, buffers and example on ``device``; clouds are prepared on the processor."""
-    loss = getattr(model.loss_fn, "function", model.loss_fn)
-    for module in (model.module, loss):
-        if isinstance(module, torch.nn.Module):
-            move((*module.parameters(), *module.buffers()), device)
-    inputs, targets = (tuple(tensor.to(device) for tensor in each) for each in (model.inputs, model.targets))
-    return replace(model, inputs=inputs, targets=targets)

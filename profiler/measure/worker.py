@@ -18,7 +18,7 @@ from planner.ir.errors import StaleFileError, UnsupportedModelError, UsageError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
-from profiler.capture.graph import Captured
+from profiler.capture.graph import Captured, capture_for
 from profiler.capture.kinds import Rules
 from profiler.measure.alike import time_alike
 from profiler.measure.beside_layers import (
@@ -31,7 +31,7 @@ from profiler.measure.beside_layers import (
     still_optimizer,
 )
 from profiler.measure.child_process import Report
-from profiler.measure.devices import BACKENDS, back_end_keys, capture_for
+from profiler.measure.devices import BACKENDS, back_end_keys
 from profiler.measure.memory import footprints
 from profiler.measure.noise import Clock, RunDelay, canary_s, clock_for
 from profiler.measure.partial_results import CapturedGraph, Chosen, Done, ModelCosts, PartCosts, Rest, SizeCosts

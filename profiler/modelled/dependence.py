@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from types import SimpleNamespace
 from typing import Any, cast
 
 from torch import Tensor, fx
@@ -28,7 +27,7 @@ from profiler.capture import loss_reduction
 from profiler.capture.kinds import ELEMENTWISE, OPAQUE, arguments_of, kind_of
 from profiler.capture.layers import Group
 from profiler.capture.operators import MEANS_OVER_ELEMENTS, MEANS_OVER_PLACES, PERMUTATIONS, RESHAPES, operation
-from profiler.capture.sample_independence import Dependence, Numbers, is_comparable, sample_dims
+from profiler.capture.sample_independence import Dependence, is_comparable, sample_dims
 from profiler.capture.trace import Traced
 from profiler.source.model import LoadedModel
 
@@ -58,7 +57,7 @@ class _Rules:
     partial: set[fx.Node] = field(default_factory=set)
 
     def of(self, found: tuple[Group, ...]) -> tuple[Dependence, ...]:
-        numbers = Numbers(self.traced, [SimpleNamespace(values={}, summed={}) for _ in range(3)])  # type: ignore[misc]  # runs without values
+        numbers = loss_reduction.Numbers(self.traced, [loss_reduction.Executed() for _ in range(3)])
         answers = dict.fromkeys((group.main for group in found), "")
         of_inputs = loss_reduction.of_inputs_alone(self.traced)
         for node in self.traced.module.graph.nodes:

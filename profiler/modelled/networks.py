@@ -98,9 +98,8 @@ def _faked(model: LoadedModel, mode: FakeTensorMode) -> LoadedModel:
             known[id(tensor)] = empty, tensor  # kept, so that its id stays its own
         return known[id(tensor)][0]
 
-    loss = getattr(model.loss_fn, "function", model.loss_fn)
-    for root in (model.module, loss):
-        for part in root.modules() if isinstance(root, nn.Module) else ():
+    for root in model.owners.values():
+        for part in root.modules():
             tables: tuple[dict[str, Tensor | None], ...] = (part._parameters, part._buffers)  # type: ignore[assignment]  # torch's types part them
             for table in tables:
                 table.update({name: fake(value) for name, value in table.items() if value is not None})

@@ -10,6 +10,7 @@ from planner.ir.cluster import Collective
 from planner.ir.errors import MissingDeviceError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import Measurement, PartShape, Profile
+from planner.layers import over_sites
 from profiler.links import calls
 from profiler.measure.child_process import Child
 from profiler.measure.devices import BACKENDS, Backend, described
@@ -92,7 +93,8 @@ def measure_calls(profile: Profile, device_kind: str) -> tuple[Collective, ...]:
         MissingDeviceError: this machine has no device of that kind.
         WorkerError: the measuring process died.
     """
-    return calls.measure_calls(next(iter(profile.cluster.links)), backend_of(device_kind).cores(0, 1))
+    link, core = next(iter(profile.cluster.links)), backend_of(device_kind).cores(0, 1)
+    return calls.measure_calls(link, core, bool(over_sites(profile.graph)))
 
 
 def backend_of(device_kind: str) -> Backend:

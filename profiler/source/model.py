@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from cuda_ops.dense.recurrent import autocast
 from planner.ir.errors import FactoryError, UnsupportedModelError
-from planner.ir.graph import SAMPLE
+from planner.ir.graph import LOSS_PREFIX, SAMPLE
 from profiler.source.structure import BatchStructure, leaves
 
 if TYPE_CHECKING:
@@ -45,6 +45,43 @@ def fed_example(model: LoadedModel, samples: int) -> tuple[Tensor, ...]:
             tensor = (torch.cat([tensor] * repeats) if repeats > 1 else tensor)[:samples]
         result.append(tensor)
     return tuple(result)
+
+
+def owners(module: nn.Module, loss_fn: Any) -> dict[str, nn.Module]:
+    """The module, and the loss where it is one too, by what begins the names of their tensors."""
+    return {"": module, **({LOSS_PREFIX: loss_fn} if isinstance(loss_fn, nn.Module) else {})}
+
+
+def named_parameters(owned: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """Of :func:`owners`, by the graph's names, tied ones under each of theirs."""
+    listed = ((prefix, module.named_parameters(remove_duplicate=False)) for prefix, module in owned.items())
+    return {prefix + name: each for prefix, named in listed for name, each in named}
+
+
+def named_buffers(owned: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """The same of buffers."""
+    listed = ((prefix, module.named_buffers(remove_duplicate=False)) for prefix, module in owned.items())
+    return {prefix + name: each for prefix, named in listed for name, each in named}
+
+
+def state_of(owned: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """The state dict of :func:`owners`, that of the loss behind the module's."""
+    return {prefix + name: value for prefix, module in owned.items() for name, value in module.state_dict().items()}
+
+
+def load_state(owned: Mapping[str, nn.Module], state: Mapping[str, Any], *, whole_loss: bool = True) -> None:
+    """Loads what :func:`state_of` gave.
+
+    Args:
+        whole_loss: whether all of the loss's state has to be there.
+
+    Raises:
+        RuntimeError: it is another model's.
+    """
+    for prefix, module in owned.items():
+        own = {name: value for name, value in state.items() if name.startswith(LOSS_PREFIX) == bool(prefix)}
+        own = {name.removeprefix(prefix): value for name, value in own.items()}
+        module.load_state_dict(own, strict=whole_loss or not prefix)
 
 
 def is_alike(a: Tensor, b: Tensor) -> bool:
@@ -242,6 +279,11 @@ class LoadedModel:
     clouds: CloudExample | GraphExample | None = None
     structure: BatchStructure | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def owners(self) -> dict[str, nn.Module]:
+        """See :func:`owners`, with the loss as its user has it."""
+        return owners(self.module, getattr(self.loss_fn, "function", self.loss_fn))
 
     @property
     def batch(self) -> BatchStructure:

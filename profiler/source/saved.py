@@ -75,7 +75,7 @@ def save_module(result: Any, folder: str | Path = FOLDER, input_shape: tuple[int
     """
     model = model_of("hp.profile", result, input_shape)
     dtype = _dtype(model.module)
-    for module in _modules(model):
+    for module in model.owners.values():
         refuse_hooks(module)
     if input_shape and isinstance(result, nn.Module):
         result = (result, model.inputs)
@@ -244,8 +244,8 @@ def _append_folders(*folders: str) -> tuple[str, ...]:
 @contextmanager
 def _by_value(model: LoadedModel) -> Iterator[None]:
     """Within it, code of modules that another process could not import goes into the file, as that of cells does."""
-    owners: list[Any] = [*model.module.modules(), getattr(model.loss_fn, "function", model.loss_fn)]
-    names = {getattr(owner, "__module__", None) or "" for each in owners for owner in (each, *type(each).__mro__)}
+    owned: list[Any] = [*model.module.modules(), getattr(model.loss_fn, "function", model.loss_fn)]
+    names = {getattr(owner, "__module__", None) or "" for each in owned for owner in (each, *type(each).__mro__)}
     private = [sys.modules[name] for name in sorted(names) if name in sys.modules and not _is_importable(name)]
     for module in private:
         cloudpickle.register_pickle_by_value(module)
@@ -267,7 +267,7 @@ def _is_importable(name: str) -> bool:
 
 def _loss(model: LoadedModel) -> Tensor | None:
     """Of the example, by the module itself, which is left as it was; None of one that is not on the processor."""
-    modules = _modules(model)
+    modules = model.owners.values()
     if any(parameter.device.type != "cpu" for module in modules for parameter in module.parameters()):
         return None
     with untouched(*modules), seeded(0), torch.no_grad():
@@ -277,11 +277,6 @@ def _loss(model: LoadedModel) -> Tensor | None:
             raise FactoryError(
                 f"the module does not run on its example: {type(error).__name__}", [str(error), where(error)]
             ) from error
-
-
-def _modules(model: LoadedModel) -> list[nn.Module]:
-    loss = getattr(model.loss_fn, "function", model.loss_fn)
-    return [each for each in (model.module, loss) if isinstance(each, nn.Module)]
 
 
 def _dtype(module: nn.Module) -> str:

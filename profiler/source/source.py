@@ -195,10 +195,8 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
     dtype = _float_dtype(source.dtype)
     autocast = _autocast_dtype(source)
     model = _saved(source) if source.is_file else _made(source, seed)
-    model.module.to(dtype)
-    loss = getattr(model.loss_fn, "function", model.loss_fn)
-    if isinstance(loss, nn.Module):
-        loss.to(dtype)
+    for module in model.owners.values():
+        module.to(dtype)
     return replace(
         model,
         inputs=_cast(model.inputs, dtype),

@@ -6,10 +6,14 @@
 
 from __future__ import annotations
 
-from runtime.checkpoint.folders import complete_steps
-from runtime.checkpoint.reader import Checkpoint, whole_state_dict
-from runtime.checkpoint.saving import BackgroundSaver, save
-from runtime.checkpoint.state import BoxOf, Number, RankState, Slice, joined
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runtime.checkpoint.folders import complete_steps
+    from runtime.checkpoint.reader import Checkpoint, whole_state_dict
+    from runtime.checkpoint.saving import BackgroundSaver, save
+    from runtime.checkpoint.state import BoxOf, Number, RankState, Slice, joined
 
 __all__ = [
     "BackgroundSaver",
@@ -23,3 +27,18 @@ __all__ = [
     "save",
     "whole_state_dict",
 ]
+
+_HOMES = {
+    "BackgroundSaver": "saving",
+    "Checkpoint": "reader",
+    "complete_steps": "folders",
+    "save": "saving",
+    "whole_state_dict": "reader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first used: most ranks neither write nor read one."""
+    if name in __all__:
+        return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'state')}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

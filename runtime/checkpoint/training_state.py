@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Decision
 from runtime.checkpoint.state import MODEL, BoxOf, Number, RankState, joined
 from runtime.optim.optimizer_state import StateSource, load_state, state_of
@@ -18,9 +19,6 @@ from runtime.spatial.parameters import Part
 from runtime.stage.captured import CapturedModel, attribute
 from runtime.stage.cut import attributes_behind, stages_using, written
 from runtime.stage.local_stage import Resident
-
-LOSS = "loss_fn."
-"""Begins the names of what belongs to the loss."""
 
 STEP = "run/step"
 """Key of the number of training steps done."""
@@ -51,7 +49,7 @@ def _of_loss(residents: Mapping[int, Resident], model: CapturedModel) -> dict[st
         name
         for resident in residents.values()
         for name in (*resident.parameters, *(changing & resident.buffers.keys()))
-        if name.startswith(LOSS)
+        if name.startswith(LOSS_PREFIX)
     ]
     return {name: attribute(model.graph_module, name) for name in sorted(names)}
 

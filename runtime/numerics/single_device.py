@@ -12,11 +12,8 @@ from contextlib import nullcontext
 import torch
 from torch.optim import Optimizer
 
-from cuda_ops.dense.recurrent import autocast
-from runtime.stage.captured import CapturedModel
-from runtime.stage.cut import cut_stage
 from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.random.streams import Draw, Draws
+from runtime.stage.random.streams import Draw
 from runtime.stage.random.user_module import Answers
 
 Tensors = tuple[torch.Tensor, ...]
@@ -95,30 +92,6 @@ def serial_step_each(
                 total += loss.item() * weight
     optimizer.step()
     return total
-
-
-def drawing_loss(model: CapturedModel, draw: Draw) -> LossOf:
-    """The loss by the captured graph, whose random numbers are those that a plan draws."""
-    whole = cut_stage(
-        model.graph_module,
-        [layer.name for layer in model.graph.layers],
-        model.layer_of_node,
-        model.node_of_value,
-        (model.graph.loss,),
-        Draws(model).rule(draw),
-        model.sizes,
-    )
-    state = tuple(whole.attributes.values())
-
-    def loss_of(inputs: Tensors, targets: Tensors) -> torch.Tensor:
-        given = dict(zip(model.graph.inputs, (*inputs, *targets), strict=True))
-        sizes = (given[name].shape[dim] for name, dim in (model.sizes[size] for size in whole.sizes))
-        device = inputs[0].device.type
-        with autocast(device, model.autocast):
-            (loss,) = whole.function(draw.total, *sizes, *(given[name] for name in whole.inputs), *state)
-        return loss
-
-    return loss_of
 
 
 def in_rows(tensors: Tensors, first: int, count: int, global_batch: int) -> Tensors:

@@ -240,6 +240,7 @@ class Executor:
             deadline_s=around.deadline_s,
             lookahead=around.lookahead or binding.program.receive_window(self._rank),
             device=around.device,
+            joined=binding.program.joined(),
         )
         # All ranks finish a step together, also those that have nothing to update.
         self._finishes_at_end = not evaluates and not any(_ends_step(action) for action in row)

@@ -3,6 +3,10 @@
 What a stage makes is cut into the pieces that others read.  Those for other ranks wait in the outbox for their send,
 those for stages of this rank go straight to where they are read.  Receives are announced ahead of their place in the
 row, ``lookahead`` at a time, so that messages travel while this rank computes.
+
+Small pieces that one action makes for several stages of one rank leave as one message
+(:meth:`planner.ir.program.Program.joined`): the first of their sends takes them all, and at the other end the first of
+their receives brings them; the other sends and receives of the row find nothing left to do.
 """
 
 from __future__ import annotations
@@ -11,14 +15,15 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from planner.ir.program import Route
+from planner.ir.program import Leg, Route, sent_by, taken_by
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
 from runtime.pipeline.messages import MessageSlice, Piece, Plumbing
-from runtime.transport import Key, Transport
+from runtime.transport import Key, Spec, Transport
 
 FORWARD, BACKWARD = "F", "B"
 """Kinds of messages: activations and gradients."""
@@ -28,21 +33,37 @@ _Pieces = defaultdict[tuple[int, int], defaultdict[str, list[Piece]]]
 
 
 @dataclass(frozen=True, slots=True)
+class Parcel:
+    """One message of this rank to another, or from it.
+
+    Attributes:
+        routes: along which its pieces go, each with the message of it.
+    """
+
+    peer: int
+    routes: tuple[tuple[Route, MessageSlice], ...]
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """Shape and dtype of each tensor."""
+        return tuple(spec for _, wire in self.routes for spec in wire.specs)
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """What one send or receive moves between this rank and others.
 
     Attributes:
         kind: ``FORWARD`` or ``BACKWARD``.
         src, dst: the stage that sends and the one that receives (of a gradient, ``dst`` is the edge's source).
-        wires: its messages that leave or enter this rank.
+        parcels: the messages that leave or enter this rank with it.
     """
 
     kind: str
     src: int
     dst: int
     microbatch: int
-    route: Route
-    wires: tuple[MessageSlice, ...]
+    parcels: tuple[Parcel, ...]
 
     def key(self, turn: int) -> Key:
         """Equal at both ends."""
@@ -56,6 +77,7 @@ class Post:
         row: of this rank.
         lookahead: receives announced ahead.
         device: where pieces are needed.
+        joined: which sends travel in one message, of the program.
     """
 
     def __init__(
@@ -67,7 +89,12 @@ class Post:
         deadline_s: float,
         lookahead: int,
         device: torch.device,
+        joined: Mapping[Leg, tuple[Action, ...]] | None = None,
     ) -> None:
+        self._joined = dict(joined or {})
+        self._behind: dict[Leg, list[Action]] = {}  # by the leg that a message is named after, what else is in it
+        for (rank, send, other), before in self._joined.items():
+            self._behind.setdefault((rank, before[0], other), []).append(send)
         self._plumbing, self._transport = plumbing, transport
         self._deadline_s, self._lookahead, self._device = deadline_s, lookahead, device
         self._moves_device = device.type != "cpu"
@@ -121,19 +148,25 @@ class Post:
     def _send(self, traffic: Traffic, blocking: bool) -> None:
         """Sends what waits for it; where it blocks, until it has been taken."""
         key = traffic.key(self._turn)
-        for wire in traffic.wires:
-            self._transport.send(key, wire.peer, self._outbox.pop((traffic.kind, traffic.route, wire.peer)))
+        for parcel in traffic.parcels:
+            pieces = [self._outbox.pop((traffic.kind, route, parcel.peer)) for route, _ in parcel.routes]
+            self._transport.send(key, parcel.peer, pieces[0] if len(pieces) == 1 else tuple(chain(*pieces)))
         if blocking:
             self._transport.flush(self._deadline_s)
 
     def _receive(self, traffic: Traffic) -> None:
         """Waits for its messages, and announces the next receive."""
         key = traffic.key(self._turn)
-        for wire in traffic.wires:
-            tensors = self._transport.receive(key, wire.peer, self._deadline_s)
+        for parcel in traffic.parcels:
+            tensors = self._transport.receive(key, parcel.peer, self._deadline_s)
             if self._moves_device:
                 tensors = tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
-            self._put(traffic.kind, traffic.dst, traffic.microbatch, wire, tensors)
+            first = 0
+            for route, wire in parcel.routes:
+                last = first + len(wire.specs)
+                reader = route[1] if traffic.kind == FORWARD else route[0]
+                self._put(traffic.kind, reader, traffic.microbatch, wire, tensors[first:last])
+                first = last
         self._announce(1)
 
     def flush(self) -> None:
@@ -143,8 +176,8 @@ class Post:
     def _announce(self, count: int) -> None:
         for traffic in self._receives[self._num_posted : self._num_posted + count]:
             key = traffic.key(self._turn)
-            for wire in traffic.wires:
-                self._transport.post_receive(key, wire.peer, wire.specs)
+            for parcel in traffic.parcels:
+                self._transport.post_receive(key, parcel.peer, parcel.specs)
         self._num_posted += count
 
     def _put(self, kind: str, stage: int, microbatch: int, wire: MessageSlice, tensors: tuple[Tensor, ...]) -> None:
@@ -153,20 +186,37 @@ class Post:
             where[value].append((box, tensor))
 
     def _moved(self, action: Action) -> Traffic:
-        stage, peer, plumbing = action.stage, action.peer or 0, self._plumbing
-        microbatch = action.microbatch or 0
-        src, dst = (stage, peer) if action.op in SEND else (peer, stage)
+        """What ``action`` moves, with what else travels in the same messages."""
+        rank, sends = self._transport.rank, action.op in SEND
+        kind, route, wires = self._wires(action)
+        src, dst = route[:2] if kind == FORWARD else route[1::-1]
+        parcels = []
+        for wire in wires:
+            if wire.peer == rank:
+                continue
+            leg = (rank, action, wire.peer) if sends else (wire.peer, sent_by(action), rank)
+            if leg in self._joined:
+                continue
+            routes = [(route, wire)]
+            for send in self._behind.get(leg, ()):
+                _, other, theirs = self._wires(send if sends else taken_by(send))
+                routes += [(other, each) for each in theirs if each.peer == wire.peer]
+            parcels.append(Parcel(wire.peer, tuple(routes)))
+        return Traffic(kind, src, dst, route[2], tuple(parcels))
+
+    def _wires(self, action: Action) -> tuple[str, Route, tuple[MessageSlice, ...]]:
+        """The kind of what a send or receive moves, along which route, and its messages, those within the rank too."""
+        stage, peer, microbatch, plumbing = action.stage, action.peer or 0, action.microbatch or 0, self._plumbing
         match action.op:
             case Op.SEND_FORWARD:
-                kind, route, wires = FORWARD, (src, dst, microbatch), plumbing.forward_out
+                kind, route, wires = FORWARD, (stage, peer, microbatch), plumbing.forward_out
             case Op.RECV_FORWARD:
-                kind, route, wires = FORWARD, (src, dst, microbatch), plumbing.forward_in
+                kind, route, wires = FORWARD, (peer, stage, microbatch), plumbing.forward_in
             case Op.SEND_BACKWARD:
-                kind, route, wires = BACKWARD, (dst, src, microbatch), plumbing.backward_out
+                kind, route, wires = BACKWARD, (peer, stage, microbatch), plumbing.backward_out
             case _:
-                kind, route, wires = BACKWARD, (dst, src, microbatch), plumbing.backward_in
-        away = tuple(wire for wire in wires[route] if wire.peer != self._transport.rank)
-        return Traffic(kind, src, dst, microbatch, route, away)
+                kind, route, wires = BACKWARD, (stage, peer, microbatch), plumbing.backward_in
+        return kind, route, wires[route]
 
 
 def _by_value() -> defaultdict[str, list[Piece]]:

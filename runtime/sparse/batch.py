@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from planner.ir.plan import Decision
 from planner.sites.arrangement import Arrangement, arrange, cut_places
 from planner.sites.keys import block_keys
 from planner.sites.partition import BlockWork, Level
-from planner.sites.prices import Pairs, Prices, network_work, prices
+from planner.sites.prices import Pairs, Prices, network_work
 from runtime.pipeline.microbatches import Batch, Shapes
 
 
@@ -207,6 +207,10 @@ class PreparedBatch:
 
     Args:
         speeds: of the ranks that share out sites in the largest stage; empty: no stage does, rows stay sorted.
+
+    Attributes:
+        shares: by stage and micro-batch, a rank's share of sites that was made ahead; whoever binds the batch takes
+            it away (:func:`runtime.sparse.share.share_of`), as it refers to the batch.
     """
 
     def __init__(self, raw: Batch, prepared: Prepared, price: Prices, speeds: Sequence[float] = ()) -> None:
@@ -215,6 +219,8 @@ class PreparedBatch:
         self._raw, self._price, self._speeds = raw, price, tuple(speeds)
         self._clouds: dict[int, Clouds | ArrangedClouds] = {}
         self._made: dict[tuple[int, str], Tensor] = {}
+        self._graphs: dict[int, Graph] = {}
+        self.shares: dict[tuple[int, int], Any] = {}
 
     @property
     def neighbours(self) -> frozenset[str]:
@@ -239,7 +245,11 @@ class PreparedBatch:
 
     def graph(self, microbatch: int) -> Graph:
         """The graph in the shapes of a micro-batch."""
-        return graph_of_sites(self.prepared.graph, self.rows[microbatch], self.sizes(microbatch))
+        found = self._graphs.get(microbatch)
+        if found is None:
+            sizes = self.sizes(microbatch)
+            found = self._graphs[microbatch] = graph_of_sites(self.prepared.graph, self.rows[microbatch], sizes)
+        return found
 
     def shapes(self, microbatch: int) -> Shapes:
         graph, sizes, rows = self.prepared.graph, self.sizes(microbatch), self.rows[microbatch]
@@ -259,41 +269,6 @@ class PreparedBatch:
         found = self.whole(name, microbatch)
         spec = self.prepared.graph.inputs[name]
         return found if spec.has_sites else found[start : start + count]
-
-
-@dataclass(frozen=True, slots=True)
-class Preparing:
-    """Prepares the batches of a run.
-
-    Attributes:
-        speeds: shares of the ranks of the largest stage that shares out sites; empty: there is none.
-    """
-
-    prepared: Prepared
-    price: Prices
-    speeds: tuple[float, ...]
-
-    @classmethod
-    def of(cls, decision: Decision, model: SparseModel) -> Preparing | None:
-        """For a plan of a model; None where the model takes batches as they are."""
-        prepared = model.prepared
-        if prepared is None:
-            return None
-        found = [site_speeds(decision, stage) for stage in range(len(decision.stages))]
-        return cls(prepared, prices(prepared.graph), max(found, key=len, default=()))
-
-    def batch(self, raw: Batch) -> PreparedBatch:
-        """``raw`` as the graph's inputs."""
-        return PreparedBatch(raw, self.prepared, self.price, self.speeds)
-
-
-class SparseModel(Protocol):
-    """A captured model that may be of a sparse network."""
-
-    @property
-    def prepared(self) -> Prepared | None:
-        """None: it is not."""
-        ...
 
 
 def site_speeds(decision: Decision, stage: int) -> tuple[float, ...]:

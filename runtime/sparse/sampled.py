@@ -12,13 +12,12 @@ known (:meth:`SampledPreparing.expect`).
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Container, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Container, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,9 +30,9 @@ from planner.ir.graph import MIXES_SAMPLES, SAMPLE, Graph, graph_of_sites, spec_
 from planner.ir.plan import Decision
 from planner.sites.partition import balanced_cuts
 from runtime.pipeline.microbatches import Batch, Shapes
+from runtime.sparse.ahead import Beside, Clock, Expected
 from runtime.sparse.batch import Prepared, site_speeds
 
-T = TypeVar("T")
 _FEATURES = "features"
 
 
@@ -72,43 +71,26 @@ def telling(microbatch: int) -> Iterator[None]:
         raise StageFailedError(f"seeds of micro-batch {microbatch} cannot be sampled for", [str(error)]) from error
 
 
-@dataclass(slots=True)
-class Clock:
-    """Seconds of preparing.
-
-    Attributes:
-        busy_s: processor time of the thread that samples.
-        waited_s: of the rank's own thread, until what it asked for was there.
-    """
-
-    busy_s: float = 0.0
-    waited_s: float = 0.0
-
-    @property
-    def hidden(self) -> float:
-        """The share of preparing that nobody waited for."""
-        return max(0.0, 1 - self.waited_s / self.busy_s) if self.busy_s else 1.0
-
-
 @dataclass(frozen=True, slots=True)
 class SampledPreparing:
     """Prepares the batches of a run.
 
     Attributes:
         speeds: by stage of several ranks, their shares.
-        clock: what the thread and its waiters took.
+        aside: the thread that samples.
     """
 
     prepared: Prepared
     preparation: SampledPreparation
     decision: Decision
     speeds: dict[int, tuple[float, ...]]
-    clock: Clock = field(default_factory=Clock)
-    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "samples"))
-    _expected: list[SampledBatch] = field(default_factory=list)
+    aside: Beside = field(default_factory=Beside)
+    _expected: Expected[SampledBatch] = field(default_factory=Expected)
 
     @classmethod
-    def of(cls, decision: Decision, prepared: Prepared, preparation: SampledPreparation) -> SampledPreparing:
+    def of(
+        cls, decision: Decision, prepared: Prepared, preparation: SampledPreparation, aside: Beside | None = None
+    ) -> SampledPreparing:
         """For a plan.
 
         Raises:
@@ -126,41 +108,27 @@ class SampledPreparing:
                 ],
                 ["nn.LayerNorm over channels instead of batch norm over nodes", "plan with one rank a stage"],
             )
-        return cls(prepared, preparation, decision, speeds)
+        return cls(prepared, preparation, decision, speeds, aside or Beside())
+
+    @property
+    def clock(self) -> Clock:
+        """What the thread and its waiters took."""
+        return self.aside.clock
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Always: a rank samples for its own seeds alone, and needs nobody's word."""
+        return True
 
     def batch(self, raw: Batch) -> SampledBatch:
         """``raw`` as the graph's inputs; what was expected, if it was."""
-        found = next((each for each in self._expected if each.raw is raw), None)
-        if found is None:
-            return SampledBatch(raw, self)
-        self._expected.remove(found)
-        return found
+        return self._expected.take(raw) or SampledBatch(raw, self)
 
     def expect(self, raw: Batch, rank: int) -> None:
         """Begins with ``raw``, a batch that this rank is given soon, beside what is computed now."""
         batch = SampledBatch(raw, self)
         batch.begin(rank)
-        self._expected[:] = [*self._expected[-1:], batch]  # this step's, maybe, and the next one's
-
-    def beside(self, work: Callable[[], T]) -> Future[T]:
-        """``work`` in the thread that samples, behind what it was given before."""
-
-        def timed() -> T:
-            start_s = time.thread_time()
-            try:
-                return work()
-            finally:
-                self.clock.busy_s += time.thread_time() - start_s
-
-        return self._thread.submit(timed)
-
-    def result(self, found: Future[T]) -> T:
-        """Once it is there."""
-        start_s = time.perf_counter()
-        try:
-            return found.result()
-        finally:
-            self.clock.waited_s += time.perf_counter() - start_s
+        self._expected.add(raw, batch)
 
 
 class SampledBatch:
@@ -237,7 +205,7 @@ class SampledBatch:
             pieces = self._between(microbatch, start, stop)
             futures = [self._features_of(microbatch, piece) for piece in pieces]
             with telling(microbatch):
-                parts = [self._preparing.result(each) for each in futures]
+                parts = [self._preparing.aside.result(each) for each in futures]
             return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(dtype)
         return self._preparation.tensor(self.levels(microbatch, start, stop), own).to(dtype)
 
@@ -248,7 +216,7 @@ class SampledBatch:
         if found is None:
             futures = [self._piece(microbatch, piece) for piece in self._between(microbatch, start, stop)]
             with telling(microbatch):
-                found = joined([self._preparing.result(each) for each in futures])
+                found = joined([self._preparing.aside.result(each) for each in futures])
             self._joined[key] = found
         return found
 
@@ -275,7 +243,7 @@ class SampledBatch:
         if found is None:
             seeds, draw = self._seeds(microbatch, first), self._draws(microbatch)
             sampler = self._preparation.sampler
-            found = self._preparing.beside(lambda: sampler.levels(seeds, draw_of(draw)))
+            found = self._preparing.aside.begin(lambda: sampler.levels(seeds, draw_of(draw)))
             self._pieces[microbatch, first] = found
         return found
 
@@ -283,7 +251,7 @@ class SampledBatch:
         found = self._features.get((microbatch, first))
         if found is None:
             piece, sampler = self._piece(microbatch, first), self._preparation.sampler
-            found = self._preparing.beside(lambda: sampler.features(piece.result().nodes))
+            found = self._preparing.aside.begin(lambda: sampler.features(piece.result().nodes))
             self._features[microbatch, first] = found
         return found
 

@@ -121,7 +121,10 @@ AnyBatch = PreparedBatch | SampledBatch
 
 
 def share_of(decision: Decision, batch: AnyBatch, microbatch: int, stage: int, position: int) -> AnyShare:
-    """The share of a micro-batch that the rank at ``position`` of a stage of several has."""
+    """The share of a micro-batch that the rank at ``position`` of a stage of several has; that made ahead, if any."""
+    if isinstance(batch, PreparedBatch) and (stage, microbatch) in batch.shares:
+        made: SiteShare = batch.shares.pop((stage, microbatch))
+        return made
     speeds = site_speeds(decision, stage)
     if isinstance(batch, SampledBatch):
         return SampledShare(batch, microbatch, batch.cuts(microbatch, speeds), position)

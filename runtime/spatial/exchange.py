@@ -87,10 +87,8 @@ class _Mail:
         return self.pack([narrowed(x, cuts) for cuts in self.cuts])
 
     def pack(self, pieces: Sequence[Tensor]) -> Tensor:
-        """One contiguous tensor."""
-        if len(pieces) == 1:
-            return pieces[0].contiguous()
-        return torch.cat([piece.reshape(-1) for piece in pieces])
+        """One tensor, of whatever strides: the transport copies it to where it is sent from."""
+        return pieces[0] if len(pieces) == 1 else torch.cat([piece.reshape(-1) for piece in pieces])
 
     def empty(self, like: Tensor) -> Tensor:
         """Room for what comes."""

@@ -7,14 +7,19 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from runtime.transport.base import Exchanging, Key, Pending, Spec, Transport
 from runtime.transport.collectives import GroupExchanges
-from runtime.transport.gloo import GlooTransport, open_gloo
-from runtime.transport.hosts import MixedTransport, open_named, open_shared
-from runtime.transport.inprocess import Hub, InProcessTransport
-from runtime.transport.mpi import MpiTransport, open_mpi
-from runtime.transport.nccl import Channel, ChannelTransport, channels_of, open_nccl
-from runtime.transport.shared_memory import SharedMemoryTransport
+
+if TYPE_CHECKING:
+    from runtime.transport.gloo import GlooTransport, open_gloo
+    from runtime.transport.hosts import MixedTransport, open_named, open_shared
+    from runtime.transport.inprocess import Hub, InProcessTransport
+    from runtime.transport.mpi import MpiTransport, open_mpi
+    from runtime.transport.nccl import Channel, ChannelTransport, channels_of, open_nccl
+    from runtime.transport.shared_memory import SharedMemoryTransport
 
 __all__ = [
     "Channel",
@@ -38,3 +43,27 @@ __all__ = [
     "open_nccl",
     "open_shared",
 ]
+
+_HOMES = {
+    "Channel": "nccl",
+    "ChannelTransport": "nccl",
+    "GlooTransport": "gloo",
+    "Hub": "inprocess",
+    "InProcessTransport": "inprocess",
+    "MixedTransport": "hosts",
+    "MpiTransport": "mpi",
+    "SharedMemoryTransport": "shared_memory",
+    "channels_of": "nccl",
+    "open_gloo": "gloo",
+    "open_mpi": "mpi",
+    "open_named": "hosts",
+    "open_nccl": "nccl",
+    "open_shared": "hosts",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first used: a rank exchanges in one way."""
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -125,7 +125,7 @@ class Transport(Protocol):
         those that something goes to or comes from take part.
 
         Args:
-            sent: contiguous; nobody may write to them before the wait has returned.
+            sent: of any strides, as cut out of larger tensors; nobody may write to them before the wait has returned.
             received: contiguous, of the shape and dtype that their sender sends.
             key: below 2**30, the same at both ends, of an exchange that comes again and again with the same shapes: its
                 next receives may then be announced long before, and what is sent is waited for by the next one or by
@@ -222,12 +222,22 @@ def add_in_order(own: torch.Tensor, position: int, others: Sequence[torch.Tensor
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether its values are the bytes that follow one another in this process's memory."""
-    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return tensor.is_contiguous() and has_values(tensor)
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether what lies in this process's memory are its values, and not others that it stands for."""
+    return tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg()
 
 
 def plain(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
     """Its values as bytes that follow one another on ``device``: its own memory, or a copy."""
     return tensor.detach().to(device).contiguous().resolve_conj().resolve_neg()
+
+
+def plain_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values as bytes that follow one another, in memory of their own: one pass over what has other strides."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
 
 
 def plain_like(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:

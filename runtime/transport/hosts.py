@@ -23,7 +23,6 @@ from planner.ir.cluster import GLOO, SHARED_MEMORY, transport_text
 from planner.ir.errors import TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, Transport, default_group, join
 from runtime.transport.gloo import GlooTransport, open_gloo
-from runtime.transport.mpi import open_mpi
 from runtime.transport.segments import Address, Segments
 from runtime.transport.shared_memory import SPIN_S, SharedMemoryTransport
 
@@ -40,6 +39,8 @@ def open_named(
     timeout_s: float,
     groups: Iterable[Sequence[int]],
     hosts: Sequence[str],
+    *,
+    sleeps: bool = False,
 ) -> Transport:
     """The transport of a rank that computes on a processor; a run and the profile of its links ask for it here.
 
@@ -47,11 +48,14 @@ def open_named(
         name: ``shared`` (memory within a host, gloo between), ``gloo`` or ``mpi``; empty: MPI in a job of mpiexec, else
             shared, where that can be had.
         hosts: of each rank.
+        sleeps: whether this rank sleeps while it waits, at once, since something else uses its core meanwhile.
 
     Raises:
         TransportError: the ranks did not find each other, or cannot exchange by it.
     """
     if MPI_JOB in os.environ and name in ("", "mpi"):
+        from runtime.transport.mpi import open_mpi  # of MPI's jobs alone
+
         return open_mpi(rank, len(hosts), timeout_s, groups)
     if name == "mpi":
         raise TransportError(
@@ -65,7 +69,7 @@ def open_named(
         )
     if name == "gloo":
         return open_gloo(rank, len(hosts), store, timeout_s, groups)
-    return open_shared(rank, len(hosts), store, timeout_s, groups, hosts, required=bool(name))
+    return open_shared(rank, len(hosts), store, timeout_s, groups, hosts, required=bool(name), sleeps=sleeps)
 
 
 def open_shared(
@@ -77,6 +81,7 @@ def open_shared(
     hosts: Sequence[str] = (),
     *,
     required: bool = False,
+    sleeps: bool = False,
 ) -> Transport:
     """Join the default process group; its ranks share memory within a host, and talk over gloo between hosts.
 
@@ -84,17 +89,18 @@ def open_shared(
         rank, world_size, store, timeout_s, groups: as in :func:`runtime.transport.gloo.open_gloo`.
         hosts: of each rank, in the plan; empty: all are on one.
         required: whether ranks of one host that cannot share memory are an error; else they talk over gloo as well.
+        sleeps: as of :func:`open_named`.
 
     Raises:
         TransportError: the ranks did not find each other, or cannot share memory.
         DeadlineError: not all of them were ready in time.
     """
-    transport = join("gloo", rank, world_size, store, timeout_s, partial(_meet, tuple(groups), hosts, required))
+    transport = join("gloo", rank, world_size, store, timeout_s, partial(_meet, tuple(groups), hosts, required, sleeps))
     transport.barrier(timeout_s)  # a rank that leaves early would break the others' connecting
     return transport
 
 
-def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: bool) -> Transport:
+def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: bool, sleeps: bool) -> Transport:
     """The transport of this rank of the default process group."""
     world = default_group()
     rank, size = world.rank(), world.size()
@@ -131,7 +137,7 @@ def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: boo
         return alone
     beside = [neighbours[other] for other in neighbours if tuple(sorted((rank, other))) in near]
     cores = set(mine.cores).union(*(address.cores for address in beside))
-    spin_s = SPIN_S if len(cores) > len(beside) else 0.0
+    spin_s = SPIN_S if len(cores) > len(beside) and not sleeps else 0.0
     if len(near) == len(pairs):
         return SharedMemoryTransport(segments, size, groups, spin_s=spin_s, owns_group=True)
     shared = SharedMemoryTransport(segments, size, groups, spin_s=spin_s, in_parts=False)

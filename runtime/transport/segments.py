@@ -53,6 +53,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "attach": (_RANK, (_CONTEXT, _RANK, _RANK, _RANK, ctypes.c_char_p)),
     "block": (_NUMBER, (_CONTEXT, _NUMBER, _RANK, _GUARD)),
     "put": (_NUMBER, (_CONTEXT, _RANK, _NUMBER, ctypes.c_void_p, _NUMBER, _GUARD)),
+    "put_rows": (_NUMBER, (_CONTEXT, _RANK, _NUMBER, ctypes.c_void_p, _NUMBER, _NUMBER, _NUMBER, _GUARD)),
     "fetch": (
         _RANK,
         (_CONTEXT, _RANK, _NUMBER, ctypes.c_void_p, _NUMBER, _GUARD, _NANOSECONDS, _NANOSECONDS, _PLACE, _PLACE),
@@ -191,6 +192,20 @@ class Segments:
         calls = self._calls if tensor.nbytes < _SHORT_BYTES else self._waits
         if not calls.put(self._context, rank, channel, tensor.data_ptr(), tensor.nbytes, guard):
             raise self._is_full(tensor.nbytes)
+
+    def put_cut(self, tensor: torch.Tensor, rank: int, channel: int, guard: int) -> bool:
+        """As :meth:`put` of what is cut out of a tensor along one dim; nothing, and False, if it lies otherwise.
+
+        Raises:
+            OutOfMemoryError: there is no room.
+        """
+        rows = _rows(tensor.shape, tensor.stride(), tensor.itemsize)
+        if rows is None:
+            return False
+        calls = self._calls if tensor.nbytes < _SHORT_BYTES else self._waits
+        if not calls.put_rows(self._context, rank, channel, tensor.data_ptr(), *rows, guard):
+            raise self._is_full(tensor.nbytes)
+        return True
 
     def fetch(
         self, tensor: torch.Tensor, rank: int, channel: int, guard: int, limit_s: float, spin_s: float, watches: bool
@@ -334,6 +349,25 @@ class Segments:
     def _all_of(self, rank: int) -> torch.Tensor:
         base, size = self._calls.base(self._context, rank), self._calls.size(self._context, rank)
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(base), dtype=torch.uint8)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rows(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> tuple[int, int, int] | None:
+    """(how many stretches, bytes of each, bytes from one to the next) that make up such a tensor; None: it is no such.
+
+    Elements of a stretch follow one another, and stretches are equally far apart.
+    """
+    each, rows, pitch = 1, 1, 0
+    for size, stride in reversed([one for one in zip(shape, strides, strict=True) if one[0] > 1]):
+        if not pitch and stride == each:
+            each *= size
+        elif not pitch and stride > each:
+            rows, pitch = size, stride
+        elif pitch and stride == rows * pitch:
+            rows *= size
+        else:
+            return None
+    return rows, each * itemsize, (pitch or each) * itemsize
 
 
 def boot_id() -> str:

@@ -34,6 +34,7 @@ from runtime.transport.base import (
     declare,
     flat_on_cpu,
     gone,
+    has_values,
     is_plain,
     largest,
     parts,
@@ -216,6 +217,8 @@ class SharedMemoryTransport:
             raise self._gone(what, ranks[0])
         if len(ranks) == 1 and is_plain(tensor):
             self.segments.put(tensor, ranks[0], channel, _guard(tensor))
+            return
+        if len(ranks) == 1 and has_values(tensor) and self.segments.put_cut(tensor, ranks[0], channel, _guard(tensor)):
             return
         offset = self.segments.block(tensor.nbytes, len(ranks), _guard(tensor))
         self.segments.tensor(self.rank, offset, tensor.shape, tensor.dtype).copy_(tensor)

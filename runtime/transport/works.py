@@ -2,7 +2,7 @@
 
 A barrier that knows who is missing: every rank tells every other that it is there.
 
-Receives that stand ready for exchanges that come again and again: halos, statistics.
+Receives that stand ready for what comes again and again: halos, statistics, small sums of two ranks, barriers.
 
 gloo sends nothing before it knows that the receive is posted, and hears of that on a thread of its own, which a busy
 core runs at the next tick of the scheduler.  Posted together with its send, a receive thus costs such a tick at either
@@ -16,6 +16,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -25,7 +26,8 @@ import torch
 import torch.distributed as dist
 
 from planner.ir.cluster import STANDING_BYTES
-from runtime.transport.base import Deadline, Pending, gone
+from planner.ir.errors import TransportError
+from runtime.transport.base import Deadline, Pending, gone, is_plain, plain, plain_copy
 
 T = TypeVar("T")
 Words = tuple[object, ...]
@@ -111,13 +113,25 @@ _CODE = 28 << 26  # the upper five bits of a tag, which no message has
 _WHAT = ("barrier",)
 
 
+@dataclass(slots=True)
+class Ready:
+    """A posted receive and its buffer."""
+
+    work: dist.Work
+    buffer: torch.Tensor
+
+
 class Barrier:
-    """Of all ranks of ``world``, over its backend for CPU tensors, which must be gloo."""
+    """Of all ranks of ``world``, over its backend for CPU tensors, which must be gloo.
+
+    The receives of the next one are posted when one is over, so that nobody who comes to it waits for a posting.
+    """
 
     def __init__(self, world: dist.ProcessGroup, works: Works) -> None:
         self._world, self._works = world, works
         self._others = [rank for rank in range(world.size()) if rank != world.rank()]
         self._num_done = 0
+        self._coming: dict[int, Ready] = {}
 
     def wait(self, deadline: Deadline, word: int = 0) -> int:
         """Until every rank is here; the largest word of all, see :meth:`runtime.transport.base.Transport.barrier`.
@@ -125,17 +139,26 @@ class Barrier:
         Raises:
             DeadlineError, TransportError: they name a rank that is not.
         """
-        number = _CODE | self._num_done % (1 << 26)
-        self._num_done += 1
-        token = torch.full((1,), word, dtype=torch.uint8)
-        words_of = {rank: torch.empty_like(token) for rank in self._others}
-        start = self._works.start
-        came = {r: start(partial(self._world.recv, [words_of[r]], r, number), _WHAT, ("rank", r)) for r in self._others}
-        told = {r: start(partial(self._world.send, [token], r, number), _WHAT, ("rank", r)) for r in self._others}
-        for works in (came, told):
+        token, number = torch.full((1,), word, dtype=torch.uint8), self._number()
+        came, self._coming = {rank: self._coming.get(rank) or self._posted(rank) for rank in self._others}, {}
+        begin, start = self._world.send, self._works.start
+        told = {r: start(partial(begin, [token], r, number), _WHAT, ("rank", r)) for r in self._others}
+        for works in ({rank: ready.work for rank, ready in came.items()}, told):
             for rank, work in works.items():
                 self._works.wait(work, _WHAT, ("rank", rank), deadline)
-        return max([word, *(int(each.item()) for each in words_of.values())])
+        self._num_done += 1
+        with suppress(TransportError):  # who has left by now was here: the next one, if there is any, will say so
+            for rank in self._others:
+                self._coming[rank] = self._posted(rank)
+        return max([word, *(int(ready.buffer.item()) for ready in came.values())])
+
+    def _number(self) -> int:
+        return _CODE | self._num_done % (1 << 26)
+
+    def _posted(self, rank: int) -> Ready:
+        buffer = torch.empty(1, dtype=torch.uint8)
+        begin = partial(self._world.recv, [buffer], rank, self._number())
+        return Ready(self._works.start(begin, _WHAT, ("rank", rank)), buffer)
 
 
 KEYED = 1 << 30
@@ -156,20 +179,12 @@ _Start = Callable[[list[torch.Tensor], int, int], dist.Work]
 """Starts a send or a receive: the tensors, the other rank and the tag."""
 
 
-@dataclass(slots=True)
-class _Ready:
-    """A posted receive and its buffer."""
-
-    work: dist.Work
-    buffer: torch.Tensor
-
-
 class Standing:
     """The standing receives of one rank, on a communicator of pairs of ranks; None where the rank is alone."""
 
     def __init__(self, group: dist.ProcessGroup | None, works: Works) -> None:
         self._group, self._works = group, works
-        self._ready: dict[_Place, _Ready] = {}
+        self._ready: dict[_Place, Ready] = {}
         self._sent: dict[int, list[_Sent]] = {}
 
     def start(
@@ -216,12 +231,14 @@ class Standing:
         """Until a receive or send is done."""
         self._works.wait(work, _RECEIVING, ("rank", rank), deadline)
 
-    def _posted(self, place: _Place, buffer: torch.Tensor) -> _Ready:
-        return _Ready(self._begin(self._pairs().recv, buffer, place[0], place[1]), buffer)
+    def _posted(self, place: _Place, buffer: torch.Tensor) -> Ready:
+        return Ready(self._begin(self._pairs().recv, buffer, place[0], place[1]), buffer)
 
     def _send(self, tensor: torch.Tensor, rank: int, key: int) -> _Sent:
         if tensor.nbytes <= STANDING_BYTES:  # the caller may write to it before this send is waited for
-            tensor = tensor.detach().clone()
+            tensor = plain_copy(tensor)
+        elif not is_plain(tensor):
+            tensor = plain(tensor)
         return self._begin(self._pairs().send, tensor, rank, key), rank, tensor
 
     def _begin(self, start: _Start, tensor: torch.Tensor, rank: int, key: int) -> dist.Work:
@@ -242,7 +259,7 @@ class _Coming:
 
     standing: Standing
     key: int
-    came: list[tuple[_Place, _Ready, torch.Tensor]]
+    came: list[tuple[_Place, Ready, torch.Tensor]]
     sends: list[_Sent]
     deadline_s: float
 

@@ -8,8 +8,19 @@ import torch
 
 from benchmarks import sparse_conv
 from benchmarks.report import Row
-from benchmarks.sparse_clouds import SCAN, scan_coordinates
-from benchmarks.sparse_conv import OURS, SPCONV, TORCH, agreement, layer_of, medians_ms, ours, plain, rows_of
+from benchmarks.sparse_conv import (
+    OURS,
+    SCAN,
+    SPCONV,
+    TORCH,
+    agreement,
+    layer_of,
+    medians_ms,
+    ours,
+    plain,
+    rows_of,
+    scan_coordinates,
+)
 
 RESULTS = Path(sparse_conv.__file__).parent / "results" / "sparse_conv.json"
 SPENT = {

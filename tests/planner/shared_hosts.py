@@ -19,11 +19,14 @@ from tests.planner.factories import chain_profile
 Points = tuple[tuple[int, float], ...]
 
 
-def random_plan(draw: random.Random, schedule: str, *, alone: bool = False) -> tuple[Profile, Decision]:
+def random_plan(
+    draw: random.Random, schedule: str, *, alone: bool = False, small: bool = False
+) -> tuple[Profile, Decision]:
     """Stages of 1 to 3 ranks on 2 to 4 hosts of several ranks each, links that differ in all that a link can.
 
     Args:
         alone: each rank on a host of its own, cards that nothing fills, calls and cores that cost nothing.
+        small: more skips of fewer bytes, so that several sends of an action travel as one message.
     """
     per_position = traits(schedule).stages_per_position
     num_positions = draw.randint(2, 4)
@@ -33,15 +36,15 @@ def random_plan(draw: random.Random, schedule: str, *, alone: bool = False) -> t
         first = sum(map(len, groups))
         groups.append(tuple(range(first, first + (draw.choice((1, 1, 2, 3)) if per_position == 1 else 1))))
     num_ranks, num_layers = sum(map(len, groups)), len(where) + draw.randint(0, 2)
-    profile = _profile(draw, num_layers, num_ranks, alone)
+    profile = _profile(draw, num_layers, num_ranks, alone, small)
     return profile, _decision(draw, profile, schedule, where, tuple(groups))
 
 
-def _profile(draw: random.Random, num_layers: int, num_ranks: int, alone: bool) -> Profile:
+def _profile(draw: random.Random, num_layers: int, num_ranks: int, alone: bool, small: bool) -> Profile:
     hosts = [f"n{rank}" for rank in range(num_ranks)]
     if not alone:
         hosts = [f"n{draw.randint(0, draw.choice((1, 3)))}" for _ in range(num_ranks)]
-    num_skips = draw.randint(0, 2) if num_layers > 2 else 0
+    num_skips = (6 if small else draw.randint(0, 2)) if num_layers > 2 else 0
     skips = {tuple(sorted(draw.sample(range(num_layers), 2))) for _ in range(num_skips)}
     profile = chain_profile(
         num_layers,
@@ -49,7 +52,7 @@ def _profile(draw: random.Random, num_layers: int, num_ranks: int, alone: bool) 
         forward_s=[draw.uniform(1e-4, 2e-3) for _ in range(num_layers)],
         backward_s=[draw.uniform(1e-4, 4e-3) for _ in range(num_layers)],
         parameter_bytes=[4 * draw.randint(1, 50_000) for _ in range(num_layers)],
-        activation_bytes=[4 * draw.randint(1, 50_000) for _ in range(num_layers)],
+        activation_bytes=[4 * draw.randint(1, 2_000 if small else 50_000) for _ in range(num_layers)],
         update_s=draw.choice((0.0, 1e-4)),
         accumulate_s=draw.choice((0.0, 1e-4)),
         speeds=[draw.choice((1.0, 0.7)) for _ in range(num_ranks)],

@@ -7,7 +7,7 @@ import torch
 
 from cuda_ops.device.placing import tensors_of
 from planner.ir.profile import ModelSource, Optimizer, Profile
-from profiler.measure.devices import capture_for
+from profiler.capture.graph import capture_for
 from profiler.measure.memory import footprints
 from profiler.measure.noise import clock_for
 from profiler.measure.timing import SegmentedPass, segments

@@ -10,7 +10,17 @@ import pytest
 
 from planner.costs.layers.shards import part_shapes
 from planner.ir import codec
-from planner.ir.cluster import ALL_REDUCE, MEASURED, NORMALISATION, PIECES, STATISTICS, WITHIN_HOST
+from planner.ir.cluster import (
+    ALL_REDUCE,
+    GRADIENT_SUMS,
+    MEASURED,
+    MEMORY,
+    NORMALISATION,
+    PARTIAL_SUMS,
+    PIECES,
+    STATISTICS,
+    WITHIN_HOST,
+)
 from planner.ir.errors import FactoryError, ModelNotFoundError, UnsupportedModelError, UsageError
 from planner.ir.profile import ModelSource, Optimizer, Profile
 from profiler import ProfileProgress, profile
@@ -65,7 +75,8 @@ def test_a_profile_describes_two_workers_and_the_link_between_them(
     sizes = {ALL_REDUCE: cpu.SIZES, STATISTICS: cpu.STATISTICS_SIZES}
     assert [(c.operation, c.num_ranks, c.link) for c in found.cluster.collectives] == [
         *((operation, 2, WITHIN_HOST) for operation in sizes),
-        *((operation, 1, WITHIN_HOST) for operation in (NORMALISATION, PIECES)),
+        *((MEMORY, number, WITHIN_HOST) for number in (1, 2)),
+        *((operation, 1, WITHIN_HOST) for operation in (NORMALISATION, PIECES, PARTIAL_SUMS, GRADIENT_SUMS)),
     ]
     assert found.action_overhead_s.keys() == found.measurements.keys()
     assert all(0 <= seconds < 0.1 for seconds in found.action_overhead_s.values())

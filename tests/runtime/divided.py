@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.graph import Graph, Layer
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision, Placement
 from planner.layers import check_samples_apart
-from planner.layers.division import SPACE
+from planner.layers.sized import SPACE, SizedLayer
 from tests.runtime.plans import decide
 
 Cuts = Mapping[str, tuple[int, ...]]

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from cuda_ops.dense.recurrent import autocast
 from planner.ir.plan import Decision
-from profiler.capture.graph import Captured
+from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine, Evaluation
+from runtime.numerics.single_device import LossOf
 from runtime.stage.builder import groups_of
+from runtime.stage.captured import CapturedModel
+from runtime.stage.cut import cut_stage
+from runtime.stage.random.streams import Draw, Draws
 from runtime.transport import InProcessTransport
-from tests.runtime.plans import Trained, batch_of, engine_of
+from tests.runtime.plans import Trained, batch_of, engine_of, model_of
 from tests.runtime.ranks import on_ranks
 
 T = TypeVar("T")
 Network = tuple[LoadedModel, Captured]
 Tensors = tuple[Tensor, ...]
+
+
+def network_of(factory: str, shape: tuple[int, ...], arguments: Mapping[str, object]) -> Network:
+    """A reference network in float64 with its graph; what torch draws next is the same each time."""
+    torch.manual_seed(1)
+    model = model_of(factory, shape, **arguments)
+    return model, capture(model)
 
 
 def on_engines(
@@ -84,3 +96,27 @@ def evaluated(network: Network, decision: Decision, inputs: Tensors, targets: Te
 def _output(evaluation: Evaluation, microbatch: int) -> Tensor:
     """The first value that the loss reads; others may be the targets as it takes them."""
     return next(iter(evaluation.outputs[microbatch].values()))[1]
+
+
+def drawing_loss(model: CapturedModel, draw: Draw) -> LossOf:
+    """The loss by the captured graph, whose random numbers are those that a plan draws."""
+    whole = cut_stage(
+        model.graph_module,
+        [layer.name for layer in model.graph.layers],
+        model.layer_of_node,
+        model.node_of_value,
+        (model.graph.loss,),
+        Draws(model).rule(draw),
+        model.sizes,
+    )
+    state = tuple(whole.attributes.values())
+
+    def loss_of(inputs: Tensors, targets: Tensors) -> torch.Tensor:
+        given = dict(zip(model.graph.inputs, (*inputs, *targets), strict=True))
+        sizes = (given[name].shape[dim] for name, dim in (model.sizes[size] for size in whole.sizes))
+        device = inputs[0].device.type
+        with autocast(device, model.autocast):
+            (loss,) = whole.function(draw.total, *sizes, *(given[name] for name in whole.inputs), *state)
+        return loss
+
+    return loss_of

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
+from typing import ClassVar
 
 import pytest
 import torch
 
 from planner.ir.errors import CorruptFileError, UnsupportedModelError, UsageError
 from planner.ir.profile import ModelSource
+from planner.ir.schedule import SEND, Pipeline, Schedule
+from planner.layers.boundary import Boundaries
+from planner.schedules import schedule
 from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.memory import storage_bytes
-from runtime.transport import Hub, InProcessTransport
+from runtime.transport import Hub, InProcessTransport, Key
+from tests.runtime.engines import Network, network_of
 from tests.runtime.plans import (
     Trained,
     assert_equal,
@@ -21,7 +28,6 @@ from tests.runtime.plans import (
     decide,
     engine_of,
     folded,
-    model_of,
     run_ranks,
     sgd,
     split_backward,
@@ -94,10 +100,8 @@ def one_thread() -> None:
 
 
 @cache
-def network(name: str) -> tuple[LoadedModel, Captured]:
-    factory, shape, arguments = NETWORKS[name]
-    model = model_of(factory, shape, **arguments)
-    return model, capture(model)
+def network(name: str) -> Network:
+    return network_of(*NETWORKS[name])
 
 
 @cache
@@ -118,6 +122,35 @@ def test_a_skip_connection_crosses_several_stages() -> None:
     decision = decide(graph, **PLANS["four ranks, a later micro-batch larger"])
     sends = {action for row in decision.program for action in row if "SEND_F0" in action}
     assert {"0SEND_F0>1", "0SEND_F0>3"} <= sends
+
+
+class Counted(InProcessTransport):
+    """Notes the keys of what is sent."""
+
+    sent: ClassVar[list[tuple[int, str, int]]] = []
+
+    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+        self.sent.append((self.rank, str(key), len(tensors)))
+        super().send(key, destination, tensors)
+
+
+def two_a_rank(pipeline: Pipeline) -> Schedule:
+    return schedule("interleaved")(replace(pipeline, positions=(0, 1, 0, 1)))
+
+
+def test_what_an_action_makes_for_two_stages_of_a_rank_is_one_message() -> None:
+    model, captured = network("unet")
+    ranks = [(0,), (1,), (0,), (1,)]
+    decision = decide(captured.graph, [0.25, 0.5, 0.75], (2, 2), ranks, schedule=two_a_rank)
+    program = Boundaries.of_decision(captured.graph, decision).program(decision)
+    joined = program.joined()
+    assert {"0SEND_F0>3", "3SEND_B0>0"} <= {str(send) for _, send, _ in joined}
+    Counted.sent = []
+    assert_equal(train_by_plan(model, decision, transport=Counted), serial("unet", (2, 2)))
+    legs = [a for rank, row in enumerate(program.rows) for a in row if a.op in SEND and program.messages_of(rank, a)]
+    assert len(Counted.sent) == 3 * (len(legs) - len(joined))
+    assert {count for _, key, count in Counted.sent if "F 0->1" in key} == {2}
+    assert not any("F 0->3" in key for _, key, _ in Counted.sent)
 
 
 def test_the_comparison_with_one_device_can_fail() -> None:

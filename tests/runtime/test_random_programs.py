@@ -97,6 +97,7 @@ def count(seen: Counter[str], boundaries: Boundaries, program: Program, options:
             "divided optimiser": bool(options.sharded),
             "recompute": bool(options.recompute),
             "rendezvous": options.rendezvous,
+            "joined messages": bool(program.joined()),
         }
     )
 

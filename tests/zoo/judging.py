@@ -25,7 +25,7 @@ from planner.ir.graph import Graph
 from planner.ir.layout import cut_points
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from planner.layers.division import SPACE
+from planner.layers.sized import SPACE
 from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model

@@ -29,7 +29,9 @@ from planner.ir.cluster import (
     ALL_REDUCE,
     INTERPOLATED,
     MEASURED,
+    MEMORY,
     NORMALISATION,
+    PARTIAL_SUMS,
     STATISTICS,
     Cluster,
     Collective,
@@ -62,11 +64,32 @@ def norm_s(cluster: Cluster, ranks: tuple[int, ...], num_bytes: ArrayLike) -> Ar
     return summed_s + call_s(cluster, NORMALISATION, num_bytes) if len(ranks) > 1 else summed_s
 
 
+def partial_sum_s(cluster: Cluster, ranks: tuple[int, ...], num_bytes: ArrayLike) -> Array:
+    """Seconds in which ``ranks`` sum something small of which each has a part, and what each computes around it."""
+    summed_s = collective_s(cluster, STATISTICS, ranks, num_bytes)
+    return summed_s + call_s(cluster, PARTIAL_SUMS, num_bytes) if len(ranks) > 1 else summed_s
+
+
 def call_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -> Array:
     """Seconds that a rank computes around an exchange of ``num_bytes``, elementwise; 0 for nothing, or if not known."""
     size = np.asarray(num_bytes, dtype=np.float64)
     table = next((t for t in cluster.collectives if t.operation == operation), None)
     return np.zeros_like(size) if table is None else np.where(size > 0, read_points(table.points, size), 0.0)
+
+
+def memory_factor(cluster: Cluster, ranks: tuple[int, ...]) -> float:
+    """How many times as long a rank's passes over memory take where all of ``ranks`` make theirs at once.
+
+    Such as updates of parameters that all have, or putting gradients together.  Of the host that most of them are on;
+    straight between the numbers of ranks that were measured, 1 where none was.
+    """
+    hosts = [cluster.devices[rank].host for rank in ranks]
+    most = max(map(hosts.count, hosts), default=1)
+    found = sorted((table.num_ranks, table.points[-1][1]) for table in cluster.collectives if table.operation == MEMORY)
+    if most < 2 or len(found) < 2 or found[0][0] != 1:
+        return 1.0
+    seconds = np.interp(most, [number for number, _ in found], [seconds for _, seconds in found])
+    return max(1.0, float(seconds) / found[0][1])
 
 
 def collective_evidence(cluster: Cluster, operation: str, ranks: tuple[int, ...], num_bytes: float) -> Evidence:

@@ -9,6 +9,8 @@ What ranks that share sites exchange inside a stage: rows beside their own, and 
                                   backward: its gradient, back again, where x has one
     segment, segment_expand       forward and backward: a sum over the ranks of [samples, channels]
 
+and what each computes around it (``call_s``; of gradients of the network's inputs, which nobody wants, nothing).
+
 The rows of a halo depend on how finely a cloud is cut, so they are read by parts a sample, q = parts / samples: between
 measured q in log-log, below as at the smallest (ranks cut few samples, whatever their number), beyond the largest in
 proportion to q^(-2/3), the surface of a part.  Of a layer that was not measured they are 6 n^(2/3), the surface of a
@@ -23,10 +25,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.collectives import collective_s, group_links, transfer_s
+from planner.costs.communication.collectives import call_s, group_links, partial_sum_s, transfer_s
 from planner.costs.shards.boxes import Boxes, Counts, moved
 from planner.costs.shards.option import Shards
-from planner.ir.cluster import STATISTICS, Cluster
+from planner.ir.cluster import SITES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile, SiteHalo
 from planner.layers import has_halo, is_convolution
@@ -105,13 +107,13 @@ def site_exchanges_s(profile: Profile, ranks: tuple[int, ...], samples: int) -> 
             x = values[layer.inputs[0]]
             rows = halo_rows(measured.get(layer.name, ()), graph, x.shape[0], len(ranks), samples)
             size = rows * x.shape[-1] * BYTES_PER_ELEMENT[x.dtype]
-            seconds[:, index] = _apart_s(cluster, ranks, size)
+            seconds[:, index] = _apart_s(cluster, ranks, size) + float(call_s(cluster, SITES, size))
             if layer.inputs[0] in graph.inputs:
                 seconds[1, index] = 0.0
         elif layer.kind in SUMMED:
             y = layer.outputs[0]
             size = samples * math.prod(y.shape[1:]) * BYTES_PER_ELEMENT[y.dtype]
-            seconds[:, index] = float(collective_s(cluster, STATISTICS, ranks, size))
+            seconds[:, index] = float(partial_sum_s(cluster, ranks, size))
     return seconds[0], seconds[1]
 
 

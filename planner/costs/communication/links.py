@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import (
     Points,
+    call_s,
     collective_evidence,
     collective_s,
     read_delays,
@@ -92,6 +93,10 @@ class Network:
         if found is None:
             found = self._collectives[key] = float(collective_s(self.cluster, ALL_REDUCE, ranks, num_bytes))
         return found
+
+    def around_s(self, operation: str, num_bytes: float) -> float:
+        """What a rank computes around an exchange of ``num_bytes``, as of :func:`call_s`."""
+        return float(call_s(self.cluster, operation, num_bytes))
 
     def moving_s(self, ranks: tuple[int, ...], num_bytes: int) -> float:
         """What an all-reduce takes from the core of the rank that loses most, as a ring's messages do."""

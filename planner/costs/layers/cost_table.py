@@ -1,6 +1,6 @@
-"""Costs of all layers at one size as running sums, so that any stretch of layers is priced by one subtraction.
+"""Costs of all layers at one size: running sums, so that any stretch is one subtraction, and what has no sum.
 
-Columns over the layers of a graph: running sums, so that any stretch is one subtraction, and what has no sum.
+How far off such costs may be where they were read between measured sizes: :class:`HeldBack`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.layers.confidence import Range, default_range, weakest
-from planner.costs.layers.cross_validation import HeldBack
+from planner.costs.layers.confidence import INTERPOLATED_RANGE, Range, default_range, range_of, weakest
 from planner.costs.layers.interpolation import (
     QUANTITIES,
     LayerCost,
@@ -23,7 +22,7 @@ from planner.costs.layers.interpolation import (
     measured_alike,
     neighbours,
 )
-from planner.costs.layers.regression import Families, Features
+from planner.costs.layers.regression import Families, Features, family_names
 from planner.costs.layers.roofline import under_a_roof
 from planner.costs.layers.shards import MeasuredParts
 from planner.ir.cluster import INTERPOLATED, Evidence
@@ -384,3 +383,48 @@ def _norm(layer: Layer) -> tuple[int, int]:
 def running(values: Array) -> Array:
     """Running sums, from 0."""
     return np.concatenate(([0.0], np.cumsum(values)))
+
+
+_Name = tuple[object, ...]
+
+
+@dataclass(slots=True, eq=False)
+class HeldBack:
+    """Ranges of interpolated figures on one kind of device, by family, between measured sizes or beyond them.
+
+    A family of few measurements has the range of all.  Nothing is computed before the first question.
+
+    Attributes:
+        by_layer: the measurements of each layer of ``graph``, by growing number of samples.
+    """
+
+    graph: Graph
+    by_layer: Sequence[Sequence[Measurement]]
+    _ratios: dict[tuple[_Name, bool], list[float]] = field(init=False, default_factory=dict, repr=False)
+    _ranges: dict[tuple[_Name, bool], Range] = field(init=False, default_factory=dict, repr=False)
+
+    def range(self, index: int, key: str, inside: bool) -> Range:
+        """Of layer number ``index``, read on back end ``key``."""
+        if not self._ratios:
+            self._hold_back()
+        name = family_names(self.graph, self.graph.layers[index], key)[0]
+        found = self._ranges.get((name, inside))
+        if found is None:
+            of_all = range_of(self._ratios.get(((), inside), ()), INTERPOLATED_RANGE)
+            found = self._ranges[name, inside] = range_of(self._ratios.get((name, inside), ()), of_all)
+        return found
+
+    def _hold_back(self) -> None:
+        self._ratios[(), True] = []
+        for layer, measured in zip(self.graph.layers, self.by_layer, strict=True):
+            for position, one in enumerate(measured):
+                others = (*measured[:position], *measured[position + 1 :])
+                line = neighbours(others, one.samples)
+                actual_s = one.forward_s + one.backward_s
+                if line is None or actual_s <= 0:
+                    continue
+                predicted_s = sum(layer_cost(others, one.samples).values[:2])
+                if predicted_s > 0:
+                    name = family_names(self.graph, layer, line.low.key)[0]
+                    for each in (name, ()):
+                        self._ratios.setdefault((each, line.inside), []).append(actual_s / predicted_s)

@@ -42,12 +42,12 @@ from scipy.optimize import nnls
 
 from planner.costs.layers.confidence import FAMILY_RANGE, Range, range_of, weakest
 from planner.costs.layers.interpolation import QUANTITIES, LayerCost
-from planner.costs.shards.shapes import Signature, SizedLayer
 from planner.ir.box import Box, Interval, volume
 from planner.ir.cluster import FAMILY, Evidence
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec
 from planner.ir.profile import Measurement, Profile
 from planner.layers import kind as kind_named
+from planner.layers.sized import Signature, SizedLayer
 
 Rows = NDArray[np.int64]
 Name = tuple[object, ...]

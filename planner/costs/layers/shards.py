@@ -36,13 +36,13 @@ from planner.costs.layers.regression import Families
 from planner.costs.shards.boxes import boxes_of
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts
 from planner.costs.shards.option import Shards
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.problem import TIME_DIMS
 from planner.ir.profile import Measurement, PartShape, Profile
 from planner.layers import check_samples_apart
+from planner.layers.sized import SizedLayer
 from planner.layers.token_slices import TokenAxes
 
 

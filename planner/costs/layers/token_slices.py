@@ -22,11 +22,11 @@ import numpy as np
 from planner.costs.layers.cost_table import Array, CostTables
 from planner.costs.layers.interpolation import values_of
 from planner.costs.layers.shards import alike_layers, part_of
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.box import volume
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer
 from planner.ir.plan import TokenSlice
 from planner.layers import check_samples_apart
+from planner.layers.sized import SizedLayer
 from planner.layers.token_slices import SlicedDivision, TokenAxes
 
 SAVED, WORKSPACE = 4, 5

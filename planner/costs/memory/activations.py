@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from planner.costs.stages.placement import StagePlacement
 from planner.costs.stages.stage_cost import StageCost
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.plan import Size, samples_in
-from planner.ir.program import Part, Program, receive_window
+from planner.ir.program import Part, Program, num_joined, receive_window
 from planner.ir.schedule import Op
 
 _Part = tuple[int, int, Size]
@@ -279,9 +279,10 @@ class Holdings:
         buffers: by message, what it takes where it is received; posted: from its announcement on.
         sent: by message, what it keeps alive where it was sent, and what of that is in a frame.
         frames: by message, equal for those that may use one frame after another.
+        joined: by message that others travel with, those; they are there from its arrival on.
         acknowledged: by message, those that its receiver then knows to have come.
         update, reduction: what an update, and a sum of gradients, need besides, by rank and stage.
-        prepared: what the host makes of a micro-batch, by rank, stage and micro-batch.
+        prepared: what is made of a micro-batch in its step, by rank, stage and micro-batch.
     """
 
     activations: tuple[Activation, ...]
@@ -295,6 +296,7 @@ class Holdings:
     update: dict[tuple[int, int], int]
     reduction: dict[tuple[int, int], int]
     prepared: dict[tuple[int, int, int], int]
+    joined: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 def activations(
@@ -361,7 +363,8 @@ def activations(
         _acknowledged(compiled),
         update,
         reduction,
-        _prepared(costs, compiled),
+        {place: 0 if costs.is_prepared else size for place, size in prepared_bytes(costs, compiled).items()},
+        _joined(compiled, transfer_bytes),
     )
 
 
@@ -385,7 +388,8 @@ def framed_bytes(parts: Iterable[Part]) -> int:
     return sum(part.num_bytes for part in parts if part.num_bytes < ALONE_BYTES)
 
 
-def _prepared(costs: StageCosts, compiled: CompiledProgram) -> dict[tuple[int, int, int], int]:
+def prepared_bytes(costs: StageCosts, compiled: CompiledProgram) -> dict[tuple[int, int, int], int]:
+    """What is prepared of a step: by rank, stage and micro-batch."""
     return {
         (rank, action.stage, action.microbatch or 0): costs.prepared_bytes(
             action.stage, costs.stages[action.stage].ranks.index(rank), action.microbatch or 0
@@ -406,6 +410,17 @@ def buffer_bytes(payload: int, small: int, is_block: bool = False) -> int:
         return payload
     alone = payload - small
     return payload + min(alone // 8, SPARE_BYTES) + min(small, SPARE_BYTES)
+
+
+def _joined(compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """By message that others travel with, those (:func:`planner.ir.program.num_joined`)."""
+    found: dict[int, tuple[int, ...]] = {}
+    for message, before in compiled.sent_before.items():
+        count = num_joined([transfer_bytes[compiled.messages[each][0]] for each in (*before, message)])
+        if count:
+            first = before[-count]
+            found[first] = (*found.get(first, ()), message)
+    return found
 
 
 def _acknowledged(compiled: CompiledProgram) -> dict[int, tuple[int, ...]]:
@@ -481,11 +496,7 @@ class _Walk:
 
     def __init__(self, compiled: CompiledProgram, rank: int, found: Holdings) -> None:
         self._compiled, self._rank, self._found = compiled, rank, found
-        self._buffers = [
-            sum(found.buffers[message] for message in messages)
-            for code, _, messages in compiled.rows[rank]
-            if code == RECEIVE_STEP
-        ]
+        self._elsewhere = {other for others in found.joined.values() for other in others}  # come with another message
         window = receive_window(
             found.messages[message]
             for code, _, messages in compiled.rows[rank]
@@ -495,7 +506,7 @@ class _Walk:
         self._window = window
         self._num_received = 0
         self._posting = [
-            sum(found.posted[message] for message in messages)
+            sum(found.posted[each] for message in messages for each in self._coming(message))
             for code, _, messages in compiled.rows[rank]
             if code == RECEIVE_STEP
         ]
@@ -521,7 +532,7 @@ class _Walk:
             zip(actions, self._compiled.rows[self._rank], strict=True)
         ):
             if code == RECEIVE_STEP:
-                self._receive(action.stage, action.microbatch or 0, action.op is Op.RECV_FORWARD, messages)
+                self._receive(action.microbatch or 0, messages)
             elif code == SEND_STEP:
                 self._outgoing += sum(self._found.sent[message][0] for message in messages)
                 yield self._held(position, 0)
@@ -542,14 +553,22 @@ class _Walk:
                     self._with_gradients.discard(action.stage)
                     self._early.pop(action.stage, None)
 
-    def _receive(self, stage: int, microbatch: int, forward: bool, messages: Sequence[int]) -> None:
-        came = self._buffers[self._num_received]
+    def _coming(self, message: int) -> tuple[int, ...]:
+        """What comes with a message, itself first; nothing with one that comes with another."""
+        return () if message in self._elsewhere else (message, *self._found.joined.get(message, ()))
+
+    def _receive(self, microbatch: int, messages: Sequence[int]) -> None:
         self._posted -= self._posting[self._num_received]
         coming = self._num_received + self._window
         self._posted += self._posting[coming] if coming < len(self._posting) else 0
         self._num_received += 1
-        (self._inputs if forward else self._seeds)[stage, microbatch] += came
         for message in messages:
+            for each in self._coming(message):
+                transfer = self._compiled.transfers[self._compiled.messages[each][0]]
+                where, stage = (
+                    (self._inputs, transfer.route[1]) if transfer.forward else (self._seeds, transfer.route[0])
+                )
+                where[stage, microbatch] += self._found.buffers[each]
             self._outgoing -= sum(self._found.sent[own][0] for own in self._found.acknowledged.get(message, ()))
 
     def _alone(self, position: int, slot: int, key: tuple[int, int]) -> Held:

@@ -3,7 +3,9 @@
     parameters + optimiser state (or a part of it) + buffers              all the time; of forward passes alone no
                                                                           state; all versions of parameters in use
     the batch, whole; the sites of all its clouds                         all the time: every rank is given it
-    prepared inputs (kernel maps)                                         from their making to the end of the step
+    prepared inputs (kernel maps)                                         from their making to the end of the step;
+                                                                          where the next step is prepared in this one,
+                                                                          those and the batch of both, all the time
     receive buffers, with room to spare; in shared memory none            from their announcement to their receive
     what was received, in its buffer                                      inputs: from then to the end of B (or W);
                                                                           gradients: to the end of B, or to that of W if
@@ -41,7 +43,7 @@ from dataclasses import dataclass, replace
 
 from planner.costs.communication.links import shares_memory
 from planner.costs.layers.cost_table import span
-from planner.costs.memory.activations import Held, activations, walk
+from planner.costs.memory.activations import Held, activations, prepared_bytes, walk
 from planner.costs.simulator.program import CompiledProgram
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
@@ -119,7 +121,8 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
         transfer_bytes: by transfer slot.
     """
     versions = compiled.versions
-    batch = _batch_bytes(costs) + costs.found_bytes()
+    batch = costs.num_steps_held * _batch_bytes(costs) + costs.found_bytes()
+    ahead = prepared_bytes(costs, compiled) if costs.is_prepared else {}
     found = []
     for rank, row in enumerate(compiled.rows):
         stages = [stage for stage in costs.stages if rank in stage.ranks]
@@ -134,7 +137,8 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
         )
         buffers = round(sum(span(costs.book.tables.graph.buffer_bytes, stage.runs) for stage in stages))
         standing = round(sum(_standing_bytes(costs, stage, rank) for stage in stages))
-        found.append(Resident(parameters + older, 0, state, buffers, standing, batch if row else 0))
+        made = costs.num_steps_held * sum(size for (at, _, _), size in ahead.items() if at == rank)
+        found.append(Resident(parameters + older, 0, state, buffers, standing, batch + made if row else 0))
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""What each rank of a group has of a layer: device meshes, boxes, options, partial sums and shapes."""
+"""What each rank of a group has of a layer: device meshes, boxes, options and partial sums."""
 
 from __future__ import annotations
 

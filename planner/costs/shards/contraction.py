@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.shards.boxes import Boxes, Counts, boxes_of, volumes
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.layout import Layout, scaled_intervals
 from planner.layers.contraction import ContractedDims, contracted_dims, num_channels
+from planner.layers.sized import SizedLayer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,25 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from planner.costs.shards.boxes import boxes_of
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout, cut_points
-from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS
-
-REPLICA = "replica"
-"""A dim that no tensor has: ranks along it hold the same."""
-
-AXES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "sample": (SAMPLE_DIMS, (SAMPLE,)),
-    "depth": (SPATIAL_DIMS, ("depth",)),
-    "height": (SPATIAL_DIMS, ("height",)),
-    "width": (SPATIAL_DIMS, ("width",)),
-    "channel": (CHANNEL_DIMS, ("channel", "head", "feature")),
-}
-"""Axes of the grid of ranks: family (``Problem.allow``) and dims, the first that a layer has. Samples vary slowest,
-so that what talks most (halos, channels) stays within a host."""
-
-SPACE = tuple(dim for family, dims in AXES.values() for dim in dims if family == SPATIAL_DIMS)
+from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
 
 
 def axes_of(graph: Graph, allow: Collection[str]) -> tuple[str, ...]:
@@ -45,7 +29,7 @@ def candidate_layouts(sized: SizedLayer, speeds: tuple[float, ...], axes: tuple[
         speeds: of each rank; along each axis shares are in proportion to them.
     """
     found: dict[bytes, Layout] = {}
-    for grid in _grids(len(speeds), len(axes) + 1):
+    for grid in factorisations(len(speeds), len(axes) + 1):
         layout = layout_on(sized, speeds, dict(zip((*axes, REPLICA), grid, strict=True)))
         if layout is not None:
             found.setdefault(boxes_of(layout, sized.work, sized.samples).tobytes(), layout)
@@ -118,7 +102,7 @@ def _unused(cuts: Mapping[str, tuple[int, ...]]) -> str:
 
 
 @functools.cache
-def _grids(size: int, axes: int) -> tuple[tuple[int, ...], ...]:
+def factorisations(size: int, axes: int) -> tuple[tuple[int, ...], ...]:
     """Every way to write ``size`` as a product of ``axes`` ordered factors.
 
     Those with many parts along the first axes come first, and win ties: a cut of samples, then of height, leaves pieces
@@ -127,5 +111,8 @@ def _grids(size: int, axes: int) -> tuple[tuple[int, ...], ...]:
     if axes == 1:
         return ((size,),)
     return tuple(
-        (first, *rest) for first in range(size, 0, -1) if size % first == 0 for rest in _grids(size // first, axes - 1)
+        (first, *rest)
+        for first in range(size, 0, -1)
+        if size % first == 0
+        for rest in factorisations(size // first, axes - 1)
     )

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from planner.costs.shards.boxes import Boxes, Counts, as_box, as_boxes, boxes_of, volumes
 from planner.costs.shards.contraction import PartialSums, partial_sums
-from planner.costs.shards.device_mesh import SPACE
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.layout import Layout
 from planner.ir.plan import Placement
+from planner.layers.sized import SPACE, SizedLayer
 
 
 @dataclass(frozen=True, slots=True)

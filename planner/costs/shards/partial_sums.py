@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.collectives import collective_s, norm_s
+from planner.costs.communication.collectives import norm_s, partial_sum_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.boxes import Boxes, boxes_of, volumes
 from planner.costs.shards.option import Shards
-from planner.ir.cluster import STATISTICS, Cluster
+from planner.ir.cluster import GRADIENT_SUMS, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers.elementwise import CLASS, has_classes_apart
 
@@ -84,9 +84,11 @@ def equal_ranks(boxes: Boxes) -> tuple[Members, ...]:
 
 
 def reduction_rate(book: PriceBook, ranks: tuple[int, ...]) -> float:
-    """Seconds a byte of a sum over ``ranks`` as large as all parameters of the graph."""
+    """Seconds a byte of a sum over ``ranks`` as large as all parameters of the graph, and of putting them together."""
     total = int(book.tables.graph.parameter_bytes[-1])
-    return book.network.all_reduce_s(ranks, total) / total if total and len(ranks) > 1 else 0.0
+    if not total or len(ranks) < 2:
+        return 0.0
+    return (book.network.all_reduce_s(ranks, total) + book.network.around_s(GRADIENT_SUMS, total)) / total
 
 
 def statistics_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:
@@ -153,6 +155,6 @@ def pending_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array
         for k, groups in enumerate(map(equal_ranks, owned)):
             for members in groups:
                 group = tuple(ranks[member] for member in members)
-                seconds = float(collective_s(cluster, STATISTICS, group, num_bytes[k, members[0]]))
+                seconds = float(partial_sum_s(cluster, group, num_bytes[k, members[0]]))
                 found[:passes, k] = np.maximum(found[:passes, k], seconds)
     return found

@@ -12,11 +12,11 @@ import numpy as np
 
 from planner.costs.shards.boxes import Boxes, as_boxes, volumes
 from planner.costs.shards.option import Option, Shards
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.box import Box, intersect, volume, whole
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers import is_convolution
 from planner.layers.division import LayerDivision
+from planner.layers.sized import SizedLayer
 
 _OF_LOSS = 3
 """Tensors of a prediction's size that elementwise losses and a logarithm of softmax make on their way."""

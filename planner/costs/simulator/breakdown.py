@@ -2,7 +2,8 @@
 
 Every instant between a step's start and its end counts once, as one of
 
-    compute          forward, backward, update, preparing on the rank itself, and what the executor does about them
+    compute          forward, backward, update, preparing on the rank itself (of the next step: what its waits did not
+                     hide), and what the executor does about them
     communication    sends, and what is not hidden behind computing: waiting for a message after its sender began to
                      send it, for a sum of gradients once all members are there, exchanges inside an action
     bubble           waiting for what another rank has not computed yet, while the rank has something left to do
@@ -18,7 +19,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.ir.timeline import Span, Timeline
 
@@ -40,12 +41,14 @@ def breakdown(
     num_ranks: int,
     exchanged_s: Sequence[float] = (),
     beside: Sequence[bool] = (),
+    left_s: Sequence[float] = (),
 ) -> tuple[Parts, ...]:
     """The parts by rank.
 
     Args:
         exchanged_s: by span of the timeline, how much of it ranks exchange parts of tensors; empty: not known.
         beside: by rank, whether what is prepared is prepared beside it; empty: nowhere.
+        left_s: by rank, what it prepares of the next step behind its last action; empty: nothing.
     """
     sends: dict[str, list[float]] = defaultdict(list)
     joined: dict[str, list[float]] = defaultdict(list)
@@ -57,7 +60,12 @@ def breakdown(
             joined[span.action].append(span.start_s)
         if not ("PREP" in span.action and beside and beside[span.rank]):
             rows[span.rank].append((span, exchanged_s[number] if exchanged_s else 0.0))
-    return tuple(_of_rank(row, timeline.step_s, sends, joined) for row in rows)
+    found = [_of_rank(row, timeline.step_s, sends, joined) for row in rows]
+    more_s = [min(each.idle_s, own_s) for each, own_s in zip(found, left_s or [0.0] * num_ranks, strict=True)]
+    return tuple(
+        replace(each, compute_s=each.compute_s + own_s, idle_s=each.idle_s - own_s)
+        for each, own_s in zip(found, more_s, strict=True)
+    )
 
 
 def mean_parts(parts: Sequence[Parts]) -> Parts:

@@ -6,7 +6,8 @@ that sends (``Link.sending``); a message starts with its call. A receive waits f
 what the action behind it takes longer after a wait; a reduction starts when its last member has arrived. A message that
 blocks holds its sender until it has left, and then its receiver for as long again (it is sent, then taken, by ranks
 that do nothing else meanwhile). What is prepared of a micro-batch occupies its rank or, beside an accelerator, a thread
-of the host: one after another, from when the rank asks for it, and the forward waits (``costs.stages.input_pipeline``).
+of the host: one after another, from when the rank asks for it, and the forward waits (``costs.stages.input_pipeline``);
+what is prepared of the next step fills a rank's waits (:mod:`planner.costs.simulator.next_step`).
 What must precede what comes from ``dependencies``, checked when the program was compiled.
 
 :func:`execute` runs a program whose messages share nothing but their channels;
@@ -26,6 +27,7 @@ from heapq import heapify, heappop, heappush
 from planner.costs.memory.activations import activations, small_bytes, walk
 from planner.costs.memory.peak import resident
 from planner.costs.simulator.contention import execute_shared
+from planner.costs.simulator.next_step import with_next_step
 from planner.costs.simulator.prices import Prices, prices_of, transfer_bytes
 from planner.costs.simulator.program import (
     COMPUTE_STEP,
@@ -64,8 +66,10 @@ def run(compiled: CompiledProgram, prices: Prices) -> Trace:
         IllegalProgramError: the program never ends.
     """
     if prices.traffic is not None:
-        return execute_shared(compiled, prices, prices.traffic)
-    return execute(compiled, prices.action_s, prices.transfer_s, prices.wires, prices.beside, prices.sending_s)
+        trace = execute_shared(compiled, prices, prices.traffic)
+    else:
+        trace = execute(compiled, prices.action_s, prices.transfer_s, prices.wires, prices.beside, prices.sending_s)
+    return with_next_step(compiled, trace, prices.next_step)
 
 
 def least_s(compiled: CompiledProgram, prices: Prices) -> float:

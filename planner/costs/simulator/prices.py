@@ -13,6 +13,10 @@ A message delays computing at its ends by ``Network.core_s`` in all, evenly whil
 call), so that what a core loses goes with the message's speed; several add.  ``DeviceSpec.core_share`` says how much of
 that a device feels.
 
+What several sends of one action bring to one rank may travel as one message
+(:meth:`planner.ir.program.Program.joined`): what is behind the first then costs by how much it makes the message
+dearer, one latency less than a message of its own.
+
 Where messages stream (:attr:`planner.ir.schedule.Action.streams`) between devices that can, a forward or backward lasts
 at least as long as what it sends, and as what it receives, and the message costs nothing beside it (``streamed``).
 
@@ -24,19 +28,21 @@ up; and that sums of gradients cost cores anything beside their members' waiting
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 import numpy as np
 
 from planner.costs.communication.links import Network
+from planner.costs.simulator.next_step import NextStep, next_steps
 from planner.costs.simulator.program import CompiledProgram, TransferSlot
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import has_host_beside
 from planner.ir.cluster import Cluster
 from planner.ir.plan import Size
-from planner.ir.program import Program
+from planner.ir.program import Program, num_joined
 from planner.ir.schedule import IN_PAIRS, Op
 
 
@@ -51,6 +57,7 @@ class Prices:
         wires: by channel (:func:`resources`).
         beside: by rank, whether its host prepares while it computes; empty: nowhere.
         traffic: what messages share; None if nothing of it can make a difference.
+        next_step: by rank, what it prepares of the next step; empty: nothing.
     """
 
     action_s: Sequence[float]
@@ -59,6 +66,7 @@ class Prices:
     wires: Sequence[int]
     beside: Sequence[bool]
     traffic: Traffic | None
+    next_step: Sequence[NextStep] = ()
 
 
 def prices_of(
@@ -82,6 +90,7 @@ def prices_of(
         resources(compiled, network) if wires is None else wires,
         hosts_beside(compiled, costs),
         traffic_of(compiled, costs, sizes, transfer_s),
+        next_steps(compiled, costs),
     )
 
 
@@ -97,14 +106,37 @@ def transfer_bytes(program: Program, compiled: CompiledProgram) -> list[int]:
 
 def transfer_prices(compiled: CompiledProgram, sizes: Sequence[int], network: Network) -> list[float]:
     """Seconds by transfer slot."""
-    return [network.transfer_s(slot.src, slot.dst, size) for slot, size in zip(compiled.transfers, sizes, strict=True)]
+    return _by_slot(compiled, sizes, network.transfer_s)
 
 
 def sending_prices(compiled: CompiledProgram, sizes: Sequence[int], network: Network) -> list[float]:
     """Seconds of the call that sends, by transfer slot; empty if none of them takes any."""
-    slots = zip(compiled.transfers, sizes, strict=True)
-    found = [network.sending_s(slot.src, slot.dst, size) for slot, size in slots]
+    found = _by_slot(compiled, sizes, network.sending_s)
     return found if any(found) else []
+
+
+def _by_slot(compiled: CompiledProgram, sizes: Sequence[int], price: Callable[[int, int, int], float]) -> list[float]:
+    """``price(src, dst, bytes)`` by transfer slot."""
+    return [
+        _more(partial(price, slot.src, slot.dst), size, bytes_ahead(slot, size, sizes) if slot.before else None)
+        for slot, size in zip(compiled.transfers, sizes, strict=True)
+    ]
+
+
+def _more(price: Callable[[int], float], size: int, ahead: int | None) -> float:
+    """The price of a message of ``size`` bytes; of what joins one of ``ahead`` bytes, how much dearer it makes that."""
+    return price(size) if ahead is None else max(0.0, price(ahead + size) - price(ahead))
+
+
+def bytes_ahead(slot: TransferSlot, size: int, sizes: Sequence[int]) -> int | None:
+    """Bytes of the message that a transfer of ``size`` bytes joins; None: it begins one.
+
+    Args:
+        sizes: by transfer slot.
+    """
+    before = [sizes[each] for each in slot.before]
+    count = num_joined([*before, size])
+    return sum(before[-count:]) if count else None
 
 
 def streamed(
@@ -296,19 +328,23 @@ def traffic_of(
         if seconds <= 0:
             flows.append(Flow(0.0))
             continue
-        flows.append(Flow(seconds, size / seconds, cards, _losses(network, slot, size, seconds)))
+        ahead = bytes_ahead(slot, size, sizes) if slot.before else None
+        flows.append(Flow(seconds, size / seconds, cards, _losses(network, slot, (size, ahead), seconds)))
     flows += _sums(compiled, costs, number_of)
     capacities = _capacities(cluster, hosts)
     traffic = Traffic(tuple(flows), capacities)
     return traffic if _matters(compiled, traffic) else None
 
 
-def _losses(network: Network, slot: TransferSlot, size: int, seconds: float) -> tuple[tuple[int, float], ...]:
-    """(rank, what it loses of its computing speed) at both ends of a message."""
-    sender_s, receiver_s = network.core_s(slot.src, slot.dst, size)
+def _losses(
+    network: Network, slot: TransferSlot, moved: tuple[int, int | None], seconds: float
+) -> tuple[tuple[int, float], ...]:
+    """(rank, what it loses of its computing speed) at both ends of a message; ``moved`` as of :func:`_more`."""
+    cores_s = partial(network.core_s, slot.src, slot.dst)
+    sender_s, receiver_s = _more(lambda n: cores_s(n)[0], *moved), _more(lambda n: cores_s(n)[1], *moved)
     if not sender_s and not receiver_s:
         return ()
-    behind_s = seconds - network.sending_s(slot.src, slot.dst, size)
+    behind_s = seconds - _more(partial(network.sending_s, slot.src, slot.dst), *moved)
     devices = network.cluster.devices
     both = (
         (slot.src, sender_s / (behind_s if behind_s > 0 else seconds) * devices[slot.src].core_share),

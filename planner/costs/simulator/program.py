@@ -6,14 +6,14 @@ all actions (or messages) of a program that must cost the same: of one rank, sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from planner.costs.stages.stage_sums import adds_gradients
 from planner.ir.errors import IllegalProgramError
 from planner.ir.plan import Size
-from planner.ir.program import Part, Program, Route
+from planner.ir.program import Part, Program, Route, sent_by
 from planner.ir.schedule import COMPUTE, MESSAGE, SEND, Action, Op, format_grid
 from planner.passes.lowering import Numbering
 from planner.passes.versions import versions_kept
@@ -42,12 +42,17 @@ class ActionSlot:
 
 @dataclass(frozen=True, slots=True)
 class TransferSlot:
-    """One of the messages that share a price; ranks are those it moves between, a gradient's from the edge's end."""
+    """One of the messages that share a price; ranks are those it moves between, a gradient's from the edge's end.
+
+    ``before``: the slots of what is sent just before to the same rank, with which it may travel
+    (:meth:`planner.ir.program.Program.sent_before`).
+    """
 
     route: Route
     forward: bool
     src: int
     dst: int
+    before: tuple[int, ...] = ()
 
     def parts(self, program: Program) -> tuple[Part, ...]:
         """What such a message carries."""
@@ -83,6 +88,7 @@ class CompiledProgram:
         streams: how they stream between devices that can; empty: they do not.
         trains: by rank, whether it has backwards.
         versions: by stage, how many versions of its weights are in use at once.
+        sent_before: by message, those that are sent just before it to the same rank; only of messages that have some.
     """
 
     rows: tuple[tuple[Step, ...], ...]
@@ -100,6 +106,7 @@ class CompiledProgram:
     num_prepared: int = 0
     reduced_stages: tuple[int, ...] = ()
     streams: str = ""
+    sent_before: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 def compile_program(program: Program, micro_batches: Sequence[Size]) -> CompiledProgram:
@@ -136,6 +143,7 @@ def compile_program(program: Program, micro_batches: Sequence[Size]) -> Compiled
         len(numbers.prepared.values),
         tuple(stage for _, stage in numbers.reductions.values),
         program.streams,
+        numbers.sent_before,
     )
 
 
@@ -180,6 +188,8 @@ class _Numbers:
         self.prepared: _Numbered[None] = _Numbered()
         self._with_gradients: set[tuple[int, int]] = set()
         self._transfer_of: dict[tuple[object, ...], tuple[int, int]] = {}
+        self.sent_before: dict[int, tuple[int, ...]] = {}
+        self._legs_before = numbering.program.sent_before()
 
     def step(self, rank: int, action: Action, number: int) -> Step:
         """The action as a step; to be called in the order of the row.  ``number`` is its own in the numbering."""
@@ -226,12 +236,20 @@ class _Numbers:
         sends = op in SEND
         src, dst = (rank, other) if sends else (other, rank)
         first, last = (action.stage, peer) if sends == forward else (peer, action.stage)
-        alike = (first, last, self.micro_batches[microbatch], forward, src, dst)
+        before: tuple[int, ...] = ()
+        if self._legs_before:
+            sent = self._legs_before.get((src, action if sends else sent_by(action), dst), ())
+            before = tuple(self._message(src, dst, each) for each in sent)
+        slots = tuple(self.messages.values[each][0] for each in before)
+        alike = (first, last, self.micro_batches[microbatch], forward, src, dst, *slots)
         travels = self._transfer_of.get(alike)
         if travels is None:
-            slot = self.transfers.number(alike, TransferSlot((first, last, microbatch), forward, src, dst))
+            slot = self.transfers.number(alike, TransferSlot((first, last, microbatch), forward, src, dst, slots))
             travels = self._transfer_of[alike] = slot, self.channels.number((src, dst), (src, dst))
-        return self.messages.number((first, last, microbatch, forward, src, dst), travels)
+        number = self.messages.number((first, last, microbatch, forward, src, dst), travels)
+        if before:
+            self.sent_before[number] = before
+        return number
 
     def _size(self, microbatch: int | None) -> Size:
         return 0 if microbatch is None else self.micro_batches[microbatch]

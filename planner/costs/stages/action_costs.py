@@ -11,21 +11,24 @@ messages between layers included (``costs.stages.stage_cost``). Where ranks divi
 gradients is a reduce-scatter and the update is of one part, then an all-gather: each half of an all-reduce (a ring is
 made of the two; Patarasuk and Yuan 2009). Otherwise, on a stage cut along samples alone, sums run behind the last
 backward (``costs.stages.gradient_overlap``). Gradients of parameters that several stages use are summed over all their
-ranks before the update, and priced with it. What runs of plans corrected (``costs.calibration``) is in all of these; of
-compute, what differs between stages of one rank and shared ones is put on here.
+ranks before the update, and priced with it. Where ranks of a host update at once, they share its memory
+(``collectives.memory_factor``), as when they put gradients together. What runs of plans corrected
+(``costs.calibration``) is in all of these; of compute, what differs between stages of one rank and shared ones is put
+on here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from planner.costs.communication.collectives import memory_factor
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import SizeTable, before, layers_of, span
 from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.placement import StagePlacement, placements
 from planner.costs.stages.stage_sums import exchange_s
-from planner.ir.cluster import Evidence
+from planner.ir.cluster import GRADIENT_SUMS, Evidence
 from planner.ir.plan import Size, TokenSlice, samples_in
 from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
 
@@ -39,12 +42,15 @@ class StageCosts:
     Attributes:
         micro_batches: samples of each of the program's, or which token slice it is.
         trains: whether there are gradients and an optimiser's state beside the parameters.
+        prepares_next_step: whether the plan has the step's inputs prepared during the one before; of graphs they always
+            are (:attr:`is_prepared`).
     """
 
     book: PriceBook
     stages: tuple[StagePlacement, ...]
     micro_batches: tuple[Size, ...]
     trains: bool = True
+    prepares_next_step: bool = False
     _local: dict[tuple[int, int, Op, Size, bool], float] = field(init=False, default_factory=dict, repr=False)
     _exchanged: dict[tuple[int, Op, Size], float] = field(init=False, default_factory=dict, repr=False)
     _reductions: dict[int, float] = field(init=False, default_factory=dict, repr=False)
@@ -62,14 +68,16 @@ class StageCosts:
         if action.microbatch is not None and action.op in COMPUTE:
             return self._compute_s(action.stage, rank, action.op, action.microbatch, accumulates)
         if action.op is Op.PREPARE and action.microbatch is not None:
-            return self._prepare_s(rank, action.stage, action.microbatch)
+            return 0.0 if self.is_prepared else self.prepare_s(rank, action.stage, action.microbatch)
         once = stage.once
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
-            return once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s
+            beside = memory_factor(self.book.profile.cluster, stage.ranks)
+            return once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s * beside
         if action.op is Op.REDUCE_GRAD:
             return self.waited_s(action.stage)
         if action.op is Op.UPDATE:
-            update_s = span(self.book.tables.parameters(self.kind(rank)).update_s, stage.runs)
+            beside = memory_factor(self.book.profile.cluster, stage.ranks)
+            update_s = beside * span(self.book.tables.parameters(self.kind(rank)).update_s, stage.runs)
             ties_s = sum(
                 self.book.network.all_reduce_s(tie.ranks, tie.num_bytes)
                 for tie in stage.ties
@@ -109,14 +117,19 @@ class StageCosts:
         per_byte = self.book.profile.optimizer.state_bytes_per_parameter_byte
         return round((self.parameter_bytes(rank) - divided) * per_byte)
 
-    def _prepare_s(self, rank: int, number: int, microbatch: int) -> float:
+    def prepare_s(self, rank: int, number: int, microbatch: int) -> float:
+        """Seconds in which the rank prepares what stage ``number`` reads of a micro-batch."""
         stage, samples, kind = self.stages[number], samples_in(self.micro_batches[microbatch]), self.book.kind(rank)
         preparations, layers = self.book.preparations, layers_of(stage.runs)
         if not preparations.is_beside(kind):
             return preparations.seconds(kind, layers, samples, shared=len(stage.ranks) > 1)
         own = stage.samples[samples][stage.ranks.index(rank)] if stage.samples else samples
-        computed_s = sum(self._compute_s(number, rank, op, microbatch, False) for op in (Op.FORWARD, Op.BACKWARD))
-        return preparations.exposed_s(kind, layers, own, computed_s)
+        return preparations.seconds(kind, layers, own)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a step finds its inputs made, but for what the step before had no time for."""
+        return self.prepares_next_step or self.book.preparations.look_ahead
 
     def computing_part(self, action: Action, seconds: float) -> float:
         """The part of a compute action of ``seconds`` in which layers compute, and no messages move."""
@@ -142,11 +155,13 @@ class StageCosts:
             slowest_s = max(backward_s, key=lambda sums: span(sums, stage.runs))
             exchanges_s = self.book.exchanges_s(stage.ranks, last)[1]
             hides = self.book.network.in_background(stage.ranks)
+            beside = memory_factor(self.book.profile.cluster, stage.ranks)
             found = self._reductions[number] = exposed_s(
                 self.book.buckets(stage.runs, stage.tied),
                 lambda layer: hides * sum(span(sums, before(stage.runs, layer)) for sums in (slowest_s, exchanges_s)),
                 lambda num_bytes: self.book.network.all_reduce_s(stage.ranks, num_bytes),
                 lambda num_bytes: self.book.network.moving_s(stage.ranks, num_bytes),
+                lambda num_bytes: beside * self.book.network.around_s(GRADIENT_SUMS, num_bytes),
             )
         return found
 
@@ -157,10 +172,15 @@ class StageCosts:
         return self.book.preparations.num_bytes(layers_of(placed.runs), samples, len(placed.ranks))
 
     def found_bytes(self) -> int:
-        """What every rank holds of the sites of a step."""
+        """What every rank holds of the sites of a step; of the next one's as well, where they are prepared in it."""
         shared = any(len(stage.ranks) > 1 for stage in self.stages)
         found = self.book.preparations.found_bytes
-        return sum(found(samples_in(size), shared=shared) for size in self.micro_batches)
+        return self.num_steps_held * sum(found(samples_in(size), shared=shared) for size in self.micro_batches)
+
+    @property
+    def num_steps_held(self) -> int:
+        """Of how many steps a rank has the batch and what is prepared of it: this one, and maybe the next."""
+        return 2 if self.is_prepared else 1
 
     @property
     def num_samples(self) -> int:

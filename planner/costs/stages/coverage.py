@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from planner.costs.communication.halo import SUMMED
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.layers.shards import part_of
@@ -12,9 +13,11 @@ from planner.costs.shards.option import Option
 from planner.costs.stages.input_pipeline import has_host_beside
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.placement import StagePlacement, placements
-from planner.ir.cluster import MEASURED, PIECES
+from planner.ir.cluster import AROUND, GRADIENT_SUMS, MEASURED, NORMALISATION, PARTIAL_SUMS, PIECES, SITES
 from planner.ir.plan import Decision, TokenSlice
 from planner.ir.profile import PartShape
+from planner.ir.schedule import Op
+from planner.layers import has_halo
 
 _Whole = tuple[str, int]
 
@@ -27,13 +30,14 @@ class Unmeasured:
         sizes: numbers of samples at which layers are used whole that were not measured there.
         shapes: parts, by growing number of samples.
         waits: actions wait for messages, and it is not known by how much they are longer then.
-        exchanges: ranks share layers, and it is not known what they compute around what they exchange.
+        exchanges: kinds of exchanges between ranks that share layers, of which it is not known what they compute around
+            them (:data:`planner.ir.cluster.AROUND`), in that order.
     """
 
     sizes: tuple[int, ...] = ()
     shapes: tuple[PartShape, ...] = ()
     waits: bool = False
-    exchanges: bool = False
+    exchanges: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.sizes or self.shapes or self.waits or self.exchanges)
@@ -56,25 +60,27 @@ def unmeasured(book: PriceBook, decisions: Iterable[Decision]) -> dict[str, Unme
     }
     wanted: dict[tuple[str, str, int, tuple[int, ...]], None] = {}
     waiting: set[str] = set()
-    exchanging: set[str] = set()
+    exchanging: dict[str, set[str]] = {}
+    known = {table.operation for table in book.profile.cluster.collectives}
     for decision in decisions:
         stages = placements(book, decision)
         waiting |= _processors(book, stages) if len(stages) > 1 else set()
-        exchanging |= _processors(book, [stage for stage in stages if _exchanges(book, stage)])
         for stage in stages:
+            unknown = _exchanges(book, decision, stage) - known
+            for kind in _processors(book, [stage]) if unknown else ():
+                exchanging.setdefault(kind, set()).update(unknown)
             wanted.update(dict.fromkeys(_uses(book, decision, stage)))
     missing = [each for each in wanted if each not in measured]
     waiting -= book.profile.action_overhead_s.keys()
-    if any(table.operation == PIECES for table in book.profile.cluster.collectives):
-        exchanging.clear()
     found = {}
-    for kind in dict.fromkeys((*(kind for kind, *_ in missing), *sorted(waiting | exchanging))):
+    for kind in dict.fromkeys((*(kind for kind, *_ in missing), *sorted(waiting | exchanging.keys()))):
         sizes = sorted({samples for other, _, samples, part in missing if other == kind and not part})
         shapes = [
             PartShape((layer,), samples, part) for other, layer, samples, part in missing if other == kind if part
         ]
         shapes.sort(key=lambda shape: shape.samples)
-        found[kind] = Unmeasured(tuple(sizes), tuple(shapes), kind in waiting, kind in exchanging)
+        around = tuple(each for each in AROUND if each in exchanging.get(kind, ()))
+        found[kind] = Unmeasured(tuple(sizes), tuple(shapes), kind in waiting, around)
     return found
 
 
@@ -84,10 +90,25 @@ def _processors(book: PriceBook, stages: Iterable[StagePlacement]) -> set[str]:
     return {device.kind for device in devices if not has_host_beside(device)}
 
 
-def _exchanges(book: PriceBook, stage: StagePlacement) -> bool:
-    """Whether its ranks exchange statistics or parts of tensors."""
-    norms = any(book.tables.graph.norm_channels[index] for index in layers_of(stage.runs))
-    return len(stage.ranks) > 1 and (bool(stage.laid_out) or norms)
+def _exchanges(book: PriceBook, decision: Decision, stage: StagePlacement) -> set[str]:
+    """What its ranks exchange, in the words of :data:`planner.ir.cluster.AROUND`."""
+    if len(stage.ranks) < 2:
+        return set()
+    own, graph = layers_of(stage.runs), book.profile.graph
+    kinds = {graph.layers[index].kind for index in own}
+    found = set()
+    if any(book.tables.graph.norm_channels[index] for index in own):
+        found.add(NORMALISATION)
+    if stage.laid_out:
+        found |= {PIECES, PARTIAL_SUMS}
+    elif book.has_sites and any(has_halo(kind) for kind in kinds):
+        found.add(SITES)
+    if book.has_sites and kinds.intersection(SUMMED):
+        found.add(PARTIAL_SUMS)
+    sums = Op.REDUCE_GRAD.value
+    if not stage.sharded and stage.own_bytes and any(sums in text for row in decision.program for text in row):
+        found.add(GRADIENT_SUMS)
+    return found
 
 
 def _uses(

@@ -8,8 +8,9 @@ Buckets are the runtime's (``planner.ir.program``).  A bucket's sum starts when 
 before it has ended.  What is waited for is the longest, over all buckets, of what they and those after them take, less
 the backward that is still to come when the first of these is complete; it begins when the slowest rank is there.  While
 sums run behind a backward, the thread that moves them takes its time from the core that computes.  Where only the ranks
-themselves move them (shared memory), nothing runs behind: a sum takes as long, whenever its parts are done.  Ignored:
-that two sums may share the link, and that gradients of the halves of a backward come later than those of a whole one.
+themselves move them (shared memory), nothing runs behind: a sum takes as long, whenever its parts are done.  Putting
+the gradients of a bucket together takes the core in any case (``planner.ir.cluster.GRADIENT_SUMS``).  Ignored: that two
+sums may share the link, and that gradients of the halves of a backward come later than those of a whole one.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def exposed_s(
     behind_s: Callable[[int], float],
     sum_s: Callable[[int], float],
     core_s: Callable[[int], float],
+    copied_s: Callable[[int], float],
 ) -> float:
     """Seconds that ranks wait for the sums of ``found`` after their backward.
 
@@ -72,16 +74,18 @@ def exposed_s(
         behind_s: of backward, that sums can run behind: those that come after the layer of that index.
         sum_s: of a sum of so many bytes.
         core_s: that moving so many bytes takes from the core that computes.
+        copied_s: of hearing of each gradient and putting so many bytes of them together.
     """
+    copying_s = sum(copied_s(bucket.copied_bytes) for bucket in found)
     if len(found) < 2:  # it is complete when backward ends
-        return sum(sum_s(bucket.num_bytes) for bucket in found)
+        return copying_s + sum(sum_s(bucket.num_bytes) for bucket in found)
     left_s = waited_s = hidden_s = 0.0
     for bucket in reversed(found):
         left_s += sum_s(bucket.num_bytes)
         hidden_s = behind_s(bucket.first_layer)
         waited_s = max(waited_s, left_s - hidden_s)
     moved_s = sum(core_s(bucket.num_bytes) for bucket in found)
-    return waited_s + moved_s * min(1.0, hidden_s / left_s if left_s > 0 else 0.0)
+    return copying_s + waited_s + moved_s * min(1.0, hidden_s / left_s if left_s > 0 else 0.0)
 
 
 def least_reduction_s(

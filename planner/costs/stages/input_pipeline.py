@@ -5,10 +5,10 @@
 in proportion to the samples, from the measurement nearest in size.  Every rank of a stage prepares the whole
 micro-batch: which rows are its own follows from all of them.  Inputs that no preparation of the profile makes arrive
 ready.  Where the device is a core of the host, preparing occupies the rank; beside an accelerator it is done in order
-by a thread of the host, and the forward waits for it.
+by a thread of the host, and the forward waits for it.  Where a plan prepares the next step during this one, that is
+``costs.simulator.next_step``.
 
-What a thread of each rank makes a step ahead (neighbours of a graph's seeds, those of its own samples alone) is waited
-for as long as it takes longer than the forward and backward of a micro-batch: one is made while another is computed.
+Neighbours of a graph's seeds are always made a step ahead, each rank's for its own samples alone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from planner.costs.communication.halo import halo_rows
-from planner.ir.cluster import DeviceSpec
+from planner.ir.cluster import Cluster, DeviceSpec
 from planner.ir.graph import SITES, Graph, is_sites
 from planner.ir.profile import PreparationCost, Profile, SiteHalo
 from planner.layers import prepared_inputs
+
+TURN_S, TURN_SHARE = 2e-4, 0.1
+"""What a rank's own thread loses to a thread that finds sites and makes maps: on another core so much for each thing
+that is made, since both want the interpreter (3 ms of 17 things, whatever the clouds' sizes: a step of 260 ms lost 0 to
+3.6 ms, one of 22 ms, in the interpreter all the time, all of 4.7 ms that were to be gained); on the same core a share
+of the thread's time (0.3 of 4.7, 0.7 of 8 ms), on two cores of an AMD EPYC.  A thread that samples neighbours is in
+native code throughout, and takes nothing."""
 
 _CORE = "cpu"
 _COORDINATES_BYTES = 3 * 4  # int32 (cuda_ops.sparse.preparation)
@@ -31,6 +38,33 @@ _ORDER_BYTES = 4 * 8 + 2 * 8 + 4  # runtime.sparse.batch: coordinates with sampl
 def has_host_beside(device: DeviceSpec) -> bool:
     """Whether the device computes while its host prepares (``n0/gpu0``, but not ``n0/cpu0``)."""
     return not device.name.rpartition("/")[2].startswith(_CORE)
+
+
+def spare_cores(cluster: Cluster, num_ranks: int) -> tuple[int | None, ...]:
+    """By rank, the core of its host that works for it beside, as a device's number; None where all cores have ranks.
+
+    Ranks take them by turns, in the order of both, as :func:`cuda_ops.device.host.spare_core` has it.  Beside an
+    accelerator the rank has its host anyhow: its own number.  Parts of cores do not count (``DeviceSpec.core_share``).
+    """
+    found: list[int | None] = []
+    for rank in range(num_ranks):
+        host = cluster.devices[rank].host
+        if has_host_beside(cluster.devices[rank]):
+            found.append(rank)
+            continue
+        spare = [
+            number
+            for number, device in enumerate(cluster.devices)
+            if number >= num_ranks and device.host == host and is_core(device)
+        ]
+        before = sum(device.host == host for device in cluster.devices[:rank])
+        found.append(spare[before % len(spare)] if spare else None)
+    return tuple(found)
+
+
+def is_core(device: DeviceSpec) -> bool:
+    """Whether the device is a core of its host, all of it: what else runs there takes from its computing."""
+    return not has_host_beside(device) and device.core_share > 0
 
 
 @dataclass(slots=True, eq=False)
@@ -83,21 +117,25 @@ class Preparations:
         """Whether a thread of each rank prepares a step ahead, for the rank's own samples."""
         return any(cost.is_beside for cost in self.profile.preparations.get(kind, ()))
 
-    def exposed_s(self, kind: str, layers: Iterable[int], own_samples: float, computed_s: float) -> float:
-        """What a forward waits for such a thread, which makes one micro-batch while another is computed.
+    def turns_s(self, kind: str, layers: Iterable[int], seconds: float, has_core: bool) -> float:
+        """What a rank's own thread loses to one that prepares ``seconds`` for layers, on another core or the rank's."""
+        if self.is_beside(kind):
+            return 0.0
+        if not has_core:
+            return TURN_SHARE * seconds
+        made = closure(self.profile.preparations.get(kind, ()), self.read(layers))
+        return min(seconds, TURN_S * len(made))
 
-        Args:
-            own_samples: of the micro-batch, on this rank.
-            computed_s: forward and backward of the stage.
-        """
-        return max(0.0, self.seconds(kind, layers, own_samples) - computed_s) if own_samples else 0.0
+    @property
+    def look_ahead(self) -> bool:
+        """Whether such threads are there under every plan: the next step is always prepared during this one."""
+        return any(map(self.is_beside, self.profile.preparations))
 
     def num_bytes(self, layers: Iterable[int], samples: float, parts: int = 1) -> int:
         """Bytes of what is made of a micro-batch for layers, which read ``samples`` samples of it.
 
         Features are copied in the order of the sites.  Of a map whose sites several ranks share, each has its part, and
-        apart what joins its own sites where it borrows others.  What a thread makes a step ahead is there twice: this
-        step's and the next one's.
+        apart what joins its own sites where it borrows others.
 
         Args:
             parts: ranks that share out the sites.
@@ -109,9 +147,7 @@ class Preparations:
         copied = sum(
             input_bytes(graph, name, samples) for name in read - self._prepared if graph.inputs[name].has_sites
         )
-        if any(map(self.is_beside, self.profile.preparations)):
-            return 2 * (copied + sum(input_bytes(graph, name, samples) for name in self.read(layers)))
-        twice = 2 if parts > 1 and self._borrows(parts, samples * parts) else 1
+        twice = 2 if parts > 1 and not self.look_ahead and self._borrows(parts, samples * parts) else 1
         return copied + twice * sum(input_bytes(graph, name, samples) for name in self.read(layers))
 
     def found_bytes(self, samples: float, *, shared: bool) -> int:

@@ -30,10 +30,10 @@ from planner.costs.shards.boxes import volumes
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts, most_margin
 from planner.costs.shards.option import Option, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, producer
 from planner.ir.problem import SAMPLE_DIMS
 from planner.layers import check_samples_apart
+from planner.layers.sized import SizedLayer
 
 Array = NDArray[np.float64]
 

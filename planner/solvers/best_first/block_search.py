@@ -29,7 +29,7 @@ import numpy as np
 
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.layers.shards import part_of
-from planner.costs.shards.device_mesh import REPLICA, SPACE, layout_on
+from planner.costs.shards.device_mesh import factorisations, layout_on
 from planner.costs.shards.option import Option
 from planner.costs.shards.tiles import box_bytes, transient_bytes
 from planner.ir.box import Box, intersect, volume, whole
@@ -40,6 +40,7 @@ from planner.ir.plan import Block
 from planner.ir.problem import SPATIAL_DIMS, Problem
 from planner.layers import kind, over_sites
 from planner.layers.division import BlockReader, Division, LayerDivision, made_box
+from planner.layers.sized import REPLICA, SPACE
 from planner.layers.tiling import block_faults
 from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
@@ -96,7 +97,7 @@ def with_blocks(evaluator: Evaluator, outcome: Outcome, time_limit_s: float) -> 
     for size in micro_batch_sizes(problem, evaluator.book):
         bounds.append(float(least_work_s(evaluator, size, NONE).sum()) / len(problem.ranks))
         for ranks in _groups(problem):
-            for cuts in _rank_grids(problem, len(ranks)):
+            for cuts in _grids(len(ranks), _space_of(problem)):
                 if time.monotonic() >= stops and best is not None:
                     break
                 num += 1
@@ -129,19 +130,9 @@ def _groups(problem: Problem) -> list[tuple[int, ...]]:
     return list(dict.fromkeys((*found, problem.ranks)))
 
 
-def _rank_grids(problem: Problem, num_ranks: int) -> Iterator[Grid]:
-    """How many parts along each dim of space, as a product of all ranks."""
-    dims = _space_of(problem)
-
-    def parted(left: int, rest: Sequence[str]) -> Iterator[Grid]:
-        if len(rest) == 1:
-            yield {rest[0]: left}
-            return
-        for parts in range(left, 0, -1):
-            if left % parts == 0:
-                yield from ({rest[0]: parts} | other for other in parted(left // parts, rest[1:]))
-
-    yield from parted(num_ranks, dims) if dims else ()
+def _grids(count: int, dims: Sequence[str]) -> Iterator[Grid]:
+    """How many parts along each of ``dims``, ``count`` in all; none where there are no dims."""
+    return (dict(zip(dims, parts, strict=True)) for parts in (factorisations(count, len(dims)) if dims else ()))
 
 
 def _space_of(problem: Problem) -> list[str]:
@@ -393,7 +384,7 @@ class _Stretch:
         found: list[list[Grid]] = []
         count = 2
         while not self._is_alone and count <= min(MOST_TILES, prod(most.values()) if most else 1):
-            grids = [grid for grid in _products(count, self._dims) if all(grid[dim] <= most[dim] for dim in grid)]
+            grids = [grid for grid in _grids(count, self._dims) if all(grid[dim] <= most[dim] for dim in grid)]
             if not grids:
                 break
             squarest = min(
@@ -524,14 +515,3 @@ class _Stretch:
                 left[value] -= 1
             live = {v: size for v, size in live.items() if left.get(v, 0) > 0 or v in self._reader.ends}
         return most
-
-
-def _products(count: int, dims: Sequence[str]) -> Iterator[Grid]:
-    """All ways to write ``count`` as a product of powers of two along ``dims``."""
-    if len(dims) == 1:
-        yield {dims[0]: count}
-        return
-    parts = count
-    while parts >= 1:
-        yield from ({dims[0]: parts} | rest for rest in _products(count // parts, dims[1:]))
-        parts //= 2

@@ -30,6 +30,7 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
 from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
+from planner.ir.layout import samples_of
 from planner.ir.problem import AUTO, Problem
 from planner.ir.schedule import Action, Op
 from planner.schedules import positions, traits
@@ -43,7 +44,6 @@ from planner.solvers.candidates.candidate import (
     mixing_layers,
     recompute_choices,
     replica_shares,
-    samples_of,
     schedule_names,
     usable,
 )

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from planner.costs.calibration.apply_corrections import corrected_cluster
 from planner.costs.communication.collectives import collective_s, transfer_s
 from planner.costs.communication.links import without_pairs
-from planner.costs.layers.cost_table import Array, SizeTable
+from planner.costs.layers.cost_table import Array
 from planner.costs.shards.option import Option
 from planner.costs.stages.gradient_overlap import least_exposed_s
 from planner.costs.stages.layouts import LayoutPrices
@@ -42,18 +42,11 @@ from planner.ir.cluster import ALL_REDUCE
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, TensorSpec, producer
+from planner.ir.layout import samples_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
 from planner.layers import kind
 from planner.layers.boundary import without_gradient
-from planner.solvers.candidates.candidate import (
-    Pool,
-    group_shares,
-    may_stream,
-    micro_batches,
-    mixing_layers,
-    samples_of,
-    usable,
-)
+from planner.solvers.candidates.candidate import Pool, group_shares, may_stream, micro_batches, mixing_layers, usable
 from planner.solvers.candidates.constraints import Constraints, Flags
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.layouts.factor_graph import LabelledGraph
@@ -242,27 +235,25 @@ class TableMaker:
         """Exchanges of statistics of one F and B."""
         if len(ranks) < 2:
             return np.zeros((1, 1))
-        forward, backward = self.evaluator.book.exchanges_s(ranks, self.rest or self.size)
-        times = 2 if self.problem.recompute == ALWAYS and self.backward != NONE else 1
-        return _between(forward) * times + (0.0 if self.backward == NONE else _between(backward))
+        again = self.problem.recompute == ALWAYS
+        forward, backward = self.evaluator.book.exchanges_s(ranks, self.rest or self.size, again)
+        return _between(forward) + (0.0 if self.backward == NONE else _between(backward))
 
     def _member(self, kind: str, samples: int, rest: int, exchanged: Array, shared: bool) -> tuple[Array, Array]:
         """(a step, one F and B) of a rank with so many samples, and so many of the last micro-batch."""
         book = self.evaluator.book
-        once_s = self._pass(book.at(kind, samples, shared)) + exchanged
-        step_s = self.num_full * once_s + (self._pass(book.at(kind, rest, shared)) + exchanged if rest else 0.0)
+        once_s = self._pass(kind, samples, shared) + exchanged
+        step_s = self.num_full * once_s + (self._pass(kind, rest, shared) + exchanged if rest else 0.0)
         if self.backward == NONE:
             return step_s, once_s
         again, updates = self.num_full - (not self.rest), _between(book.tables.parameters(kind).update_s)
         return step_s + again * _between(book.accumulate_s(kind, shared)) + updates, once_s
 
-    def _pass(self, table: SizeTable) -> Array:
+    def _pass(self, kind: str, samples: int, shared: bool) -> Array:
         """One F and B."""
-        if self.backward == NONE:
-            return _between(table.forward_s)
-        whole, halves = table.backward_s, table.backward_input_s + table.backward_weight_s
-        least = whole if self.backward == WHOLE else _sums(np.minimum(np.diff(whole), np.diff(halves)))
-        return _between(least) + _between(table.forward_s) * (2 if self.problem.recompute == ALWAYS else 1)
+        sums = self.evaluator.book.sums(kind, samples, shared, self.problem.recompute == ALWAYS)
+        back_s = 0.0 if self.backward == NONE else _between(sums.whole_back_s(self.backward != WHOLE))
+        return _between(sums.forward_s) + back_s
 
 
 def _between(sums: Array) -> Array:

@@ -50,8 +50,6 @@ from planner.solvers.candidates.candidate import (
     Candidate,
     Pool,
     cut_positions,
-    gives_all_work,
-    joins_all_ranks,
     micro_batch_sizes,
     micro_batches,
     mixing_layers,
@@ -64,6 +62,7 @@ from planner.solvers.candidates.candidate import (
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.feasibility import gives_all_work, joins_all_ranks
 from planner.solvers.layouts.stage import LEAST, NONE, WHOLE, Options, Question, best_layouts, options_of
 
 MOST_CHAINS = 300

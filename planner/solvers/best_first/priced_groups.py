@@ -12,22 +12,14 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.stage_bound import Stage, StageBound, StageBounds
 from planner.ir.errors import MissingMeasurementError
+from planner.ir.layout import parts_of, samples_of
 from planner.ir.problem import Problem
 from planner.layers import throughout_sites
 from planner.layers.recomputed import cores_by_index
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Cuts, Flags, Numbers
 from planner.solvers.best_first.search_space import Freedom
-from planner.solvers.candidates.candidate import (
-    Pool,
-    Recomputes,
-    again_of,
-    group_shares,
-    parts_of,
-    samples_of,
-    site_shares,
-    usable,
-)
+from planner.solvers.candidates.candidate import Pool, Recomputes, again_of, group_shares, site_shares, usable
 
 _ROUNDING = 1e-9
 

@@ -1,15 +1,13 @@
-"""The space that solvers search: pools of like devices, places to cut, micro-batch sizes, schedules.
+"""The space that solvers search, and the way from what a solver chooses in it to a whole plan.
 
-From what a solver chooses (where to cut, on which ranks, which micro-batches and schedule) to a whole plan.
-
-How many samples of a micro-batch each rank of a stage takes.
-
-Candidates some of whose stages give each layer a layout of its own.
+The space: pools of like devices, schedules, micro-batch sizes, places to cut, samples of each rank of a stage.  A
+``Candidate`` says where to cut, on which ranks, which micro-batches and schedule; some of its stages may give each
+layer a layout of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import chain, groupby, pairwise
@@ -27,7 +25,7 @@ from planner.costs.stages.stage_sums import Again
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import SAMPLE, Graph
-from planner.ir.layout import Layout, cut_points
+from planner.ir.layout import Layout, cut_points, equal_shares, parts_of, samples_of
 from planner.ir.plan import (
     Alternative,
     Block,
@@ -301,6 +299,8 @@ class Candidate:
         recompute: by stage, which activations are computed again for the backward; empty: none anywhere.
         options: by layer: how it is divided where its stage is not cut along samples alone, else None; empty: nowhere.
         prepares_ahead: whether hosts prepare inputs one micro-batch ahead (``passes.lower``).
+        prepares_next_step: whether threads prepare the next step's inputs during this one; whoever evaluates the
+            candidate decides (:meth:`planner.solvers.candidates.evaluate.Evaluator.evaluate`).
         blocks: by stage, layers that are run in blocks; empty: nowhere.
         token_slices: tokens of each slice that sequences are cut into; empty: they are not.
     """
@@ -316,6 +316,7 @@ class Candidate:
     prepares_ahead: bool = True
     blocks: tuple[tuple[Block, ...], ...] = ()
     token_slices: tuple[int, ...] = ()
+    prepares_next_step: bool = False
 
     @classmethod
     def chain(
@@ -434,6 +435,7 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
         layers={layer.name: candidate.placement_of(index) for index, layer in enumerate(profile.graph.layers)},
         program=tuple(tuple(str(action) for action in row) for row in program.rows),
         token_slices=candidate.token_slices,
+        prepares_next_step=candidate.prepares_next_step,
     )
 
 
@@ -460,22 +462,6 @@ def plan_of(
 
 _PARTS = 1000
 """Into how many parts, or somewhat fewer, the sites of a stage are divided."""
-
-
-def equal_shares(samples: int, num_ranks: int) -> tuple[int, ...]:
-    """As equal as can be, the first ones larger."""
-    each, more = divmod(samples, num_ranks)
-    return (each + 1,) * more + (each,) * (num_ranks - more)
-
-
-def samples_of(shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
-    """Samples of each rank in a micro-batch of ``rows``, where ``shares`` are those of a full one."""
-    return Layout({SAMPLE: cut_points(shares)} if len(shares) > 1 else {}).samples(rows)
-
-
-def parts_of(shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
-    """The same where ranks share the sites of a stage: fractions of samples (``costs.stages.placement.loads``)."""
-    return tuple(rows * share / sum(shares) for share in shares)
 
 
 def site_shares(problem: Problem, book: PriceBook, ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
@@ -542,33 +528,6 @@ def with_options(layouts: LayoutBook, candidate: Candidate, options: Mapping[int
         for index, option in found.items():
             own[index] = None if plain else option
     return replace(candidate, shares=tuple(shares), options=tuple(own) if any(o is not None for o in own) else ())
-
-
-def gives_all_work(
-    layouts: LayoutBook, ranks: tuple[int, ...], options: Mapping[int, Option], sizes: Collection[int]
-) -> bool:
-    """Whether no rank is left without a part of a layer, in micro-batches of any of ``sizes``."""
-    for rows in sizes:
-        prices = layouts.prices(ranks, rows)
-        if any((prices.shards(index, (option,)).share <= 0).any() for index, option in options.items()):
-            return False
-    return True
-
-
-def joins_all_ranks(graph: Graph, candidate: Candidate) -> bool:
-    """Whether every rank has a part in each hand-over of its stage.
-
-    Of ranks that hold the same, some might send nothing and so get no gradient back, which no program allows.
-    """
-    boundaries = boundaries_of(graph, candidate)
-    for edge in boundaries.edges():
-        for rows in set(candidate.micro_batches):
-            messages = boundaries.messages(edge, rows)
-            senders = {message.src for message in messages if message.gradient_parts or not edge.gradient}
-            receivers = {message.dst for message in messages}
-            if senders != set(candidate.groups[edge.src]) or receivers != set(candidate.groups[edge.dst]):
-                return False
-    return True
 
 
 def _shares(option: Option, samples: int) -> tuple[int, ...]:

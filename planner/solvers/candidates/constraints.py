@@ -26,8 +26,6 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.costs.shards.device_mesh import AXES
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.constraints import (
     DEVICE,
     FAMILIES,
@@ -57,6 +55,7 @@ from planner.ir.problem import (
     Rule,
 )
 from planner.layers import check_samples_apart
+from planner.layers.sized import AXES, SizedLayer
 
 Flags = NDArray[np.bool_]
 Counts = NDArray[np.int64]

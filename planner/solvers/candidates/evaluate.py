@@ -19,23 +19,18 @@ from planner.costs.simulator.events import least_s, run
 from planner.costs.simulator.prices import Prices, prices_of, resources
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.input_pipeline import is_core
 from planner.costs.stages.placement import LayoutBook, StagePlacement
 from planner.costs.ties import Ties
 from planner.ir.graph import Graph, producer
+from planner.ir.layout import parts_of, samples_of
 from planner.ir.problem import Problem
 from planner.ir.schedule import Edge
 from planner.layers import prepared_inputs, throughout_sites
 from planner.layers.boundary import Boundaries
 from planner.layers.recomputed import cores_by_index
 from planner.schedules import traits
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    boundaries_of,
-    parts_of,
-    program_of,
-    samples_of,
-    schedule_names,
-)
+from planner.solvers.candidates.candidate import Candidate, boundaries_of, program_of, schedule_names
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import unmet
 
@@ -55,6 +50,9 @@ Edges = Mapping[tuple[int, int], Mapping[int, Pieces]]
 """By (source stage, destination stage), then by samples of the micro-batch."""
 
 _ROUNDING = 1e-9
+
+_WORTH = 0.005
+"""Of a step: for less no thread prepares the next one, as two threads of a process take turns with the interpreter."""
 
 _ACTION_S = 3e-5
 """Seconds that an action of a program takes to lower, compile and simulate, until that is known better."""
@@ -157,6 +155,10 @@ class Evaluator:
     def evaluate(self, candidate: Candidate, known_s: float = float("inf")) -> Evaluation:
         """The candidate's step and memory, as ``predict`` would find them.
 
+        Where its ranks prepare inputs on their own cores, it is looked at both ways: each step prepared in itself, or
+        in the waits of the one before.  The latter is taken where it fits and is shorter by ``_WORTH``; in the
+        evaluation the candidate says which.  Of graphs there is but the latter.
+
         Args:
             known_s: a step that is had already: a candidate that cannot be as short keeps a lower bound of its own
                 (above ``known_s``), which takes a tenth of the time where messages share anything.
@@ -165,6 +167,9 @@ class Evaluator:
             MissingMeasurementError: the profile does not say what a layer costs at a size the candidate uses.
         """
         started, num_shapes = time.monotonic(), len(self._shapes)
+        always = self.book.preparations.look_ahead
+        if candidate.prepares_next_step is not always:
+            candidate = replace(candidate, prepares_next_step=always)
         trains = schedules.traits(candidate.schedule).trains
         costs = StageCosts(self.book, self._placed(candidate), candidate.micro_batches, trains)
         edges = self._edges(candidate)
@@ -176,6 +181,14 @@ class Evaluator:
         if excess is None:
             self.num_simulated += 1
             step_s = self._step_s(compiled, prices_of(compiled, costs, sizes, wires), known_s)
+        if trains and not always and candidate.prepares_ahead and self._may_prepare(compiled):
+            ahead = replace(costs, prepares_next_step=True)
+            held = rank_memories(ahead, compiled, sizes, framed)
+            if self._excess_rank(held) is None:
+                sooner_s = self._step_s(compiled, prices_of(compiled, ahead, sizes, wires), known_s)
+                if sooner_s < step_s * (1 - _WORTH):
+                    candidate = replace(candidate, prepares_next_step=True)
+                    step_s, memories = sooner_s, held
         if len(self._shapes) > num_shapes and _num_actions(candidate) >= _MANY_ACTIONS:
             self._action_s = max(self._action_s, (time.monotonic() - started) / _num_actions(candidate))
         if self.problem.rate_per_s and excess is None and step_s <= known_s:
@@ -183,6 +196,13 @@ class Evaluator:
             if found_per_s < self.problem.rate_per_s * (1 - _ROUNDING):
                 return Evaluation(candidate, float("inf"), memories, None, found_per_s)
         return Evaluation(candidate, step_s, memories, excess)
+
+    def _may_prepare(self, compiled: CompiledProgram) -> bool:
+        """Whether ranks prepare inputs on the cores that they compute on."""
+        if not compiled.num_prepared:
+            return False
+        devices = self.problem.profile.cluster.devices
+        return all(is_core(devices[rank]) for rank, row in enumerate(compiled.grid) if row)
 
     def sustained_per_s(self, candidate: Candidate) -> float:
         """Samples a second of a stream of forward passes, as ``predict`` would find them."""

@@ -6,6 +6,7 @@
     recompute                   nowhere, or everywhere, or of attention's cores, unless it is left open
     allow, halo depth           no layer is cut along another family of dims, no rank works further beyond its part
     fix, forbid                 every rule, of every layer
+    layouts                     no rank is left without a part of a layer, or of a hand-over
 
 Whoever looks at candidates asks here: the strategies that a search starts from, its leaves, baselines, published
 planners.  Memory is the simulator's business (``Evaluation.fits``).
@@ -13,12 +14,22 @@ planners.  Memory is the simulator's business (``Evaluation.fits``).
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from planner.costs.shards.option import Option
+from planner.costs.stages.placement import LayoutBook
 from planner.ir.constraints import FAMILIES, Ways, broken
+from planner.ir.graph import Graph
 from planner.ir.plan import Decision, Stage
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SELECTIVE, SPATIAL_DIMS, Problem
-from planner.solvers.candidates.candidate import Candidate, Recomputes, schedule_names, virtual_schedule_names
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    Recomputes,
+    boundaries_of,
+    schedule_names,
+    virtual_schedule_names,
+)
 from planner.solvers.candidates.constraints import Constraints
 
 
@@ -121,3 +132,30 @@ def _broken_rule(problem: Problem, candidate: Candidate) -> str:
     layers = {layer.name: candidate.placement_of(index) for index, layer in enumerate(problem.profile.graph.layers)}
     decision = Decision(candidate.schedule, candidate.micro_batches, stages, layers, ())
     return next(iter(broken(problem.fix, problem.forbid, decision, problem.profile.cluster)), "a side constraint")
+
+
+def gives_all_work(
+    layouts: LayoutBook, ranks: tuple[int, ...], options: Mapping[int, Option], sizes: Collection[int]
+) -> bool:
+    """Whether no rank is left without a part of a layer, in micro-batches of any of ``sizes``."""
+    for rows in sizes:
+        prices = layouts.prices(ranks, rows)
+        if any((prices.shards(index, (option,)).share <= 0).any() for index, option in options.items()):
+            return False
+    return True
+
+
+def joins_all_ranks(graph: Graph, candidate: Candidate) -> bool:
+    """Whether every rank has a part in each hand-over of its stage.
+
+    Of ranks that hold the same, some might send nothing and so get no gradient back, which no program allows.
+    """
+    boundaries = boundaries_of(graph, candidate)
+    for edge in boundaries.edges():
+        for rows in set(candidate.micro_batches):
+            messages = boundaries.messages(edge, rows)
+            senders = {message.src for message in messages if message.gradient_parts or not edge.gradient}
+            receivers = {message.dst for message in messages}
+            if senders != set(candidate.groups[edge.src]) or receivers != set(candidate.groups[edge.dst]):
+                return False
+    return True

@@ -21,18 +21,11 @@ from planner.costs.layers.cost_table import Array, Flags
 from planner.ir.cluster import Cluster, Link
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, producer
+from planner.ir.layout import parts_of, samples_of
 from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.layers import throughout_sites
 from planner.layers.boundary import without_gradient
-from planner.solvers.candidates.candidate import (
-    group_shares,
-    like_groups,
-    parts_of,
-    pools,
-    samples_of,
-    site_shares,
-    usable,
-)
+from planner.solvers.candidates.candidate import group_shares, like_groups, pools, site_shares, usable
 from planner.solvers.candidates.constraints import Constraints
 
 FEW_COMPOSITIONS = 40

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayerTable, LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
+from planner.costs.stages.stage_sums import least_backward_s
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import ALWAYS, NEVER
 from planner.solvers.layouts.factor_graph import Array, LabelledGraph
@@ -168,7 +169,9 @@ def rivals(prices: LayoutPrices, chosen: Mapping[int, Option], index: int, quest
     for (u, v), cost in graph.edge_cost.items():
         messages += cost.reshape(-1) if node in (u, v) else 0.0
         memory = memory + graph.edge_memory[u, v].reshape(-1, memory.shape[-1])
-    compute, sums, reduction, update = _parts(prices, question, index, table, own.recompute)
+    compute, sums, reduction, update = _parts(
+        question, table, prices.apart_s(index, table.shards, layers), own.recompute
+    )
     limit = np.array(question.memory_limit_bytes)
     ways = _ways(prices, chosen, index, options)
     found = [
@@ -211,21 +214,16 @@ def labelled_graph(prices: LayoutPrices, question: Question, options: Sequence[O
             outputs = prices.output_bytes(question.layers[u], tables[u].shards)[place[u]]
             received = crossing.received_bytes[pairs]
             edge_memory[u, v] = _edge_memory(question, received, outputs, again[u], again[v])
-    apart = [
-        prices.apart_s(index, table.shards, question.layers)
-        for index, table in zip(question.layers, tables, strict=True)
-    ]
-    nodes = tuple(_node_cost(question, table, sums)[at] for table, sums, at in zip(tables, apart, place, strict=True))
-    repeated = (
-        repeats * flag * (table.seconds[FORWARD].max(axis=-1) + table.statistics_s[0] + sums)[at]
-        for table, sums, at, flag in zip(tables, apart, place, again, strict=True)
+    nodes = tuple(
+        _node_cost(question, table, prices.apart_s(index, table.shards, question.layers), at, flag)
+        for index, table, at, flag in zip(question.layers, tables, place, again, strict=True)
     )
     memory = tuple(
         _node_memory(prices, question, table, at, flag) for table, at, flag in zip(tables, place, again, strict=True)
     )
     limit = np.array(question.memory_limit_bytes, dtype=np.float64)
     return LabelledGraph(
-        tuple(cost + more for cost, more in zip(nodes, repeated, strict=True)),
+        nodes,
         edge_cost,
         memory if is_limited else (),
         edge_memory,
@@ -234,19 +232,27 @@ def labelled_graph(prices: LayoutPrices, question: Question, options: Sequence[O
     )
 
 
-def _node_cost(question: Question, table: LayerTable, apart_s: Array) -> Array:
-    slowest = table.seconds.max(axis=-1)
-    found: Array = question.micro_batches * (slowest[FORWARD] + table.statistics_s[0] + apart_s)
-    if question.backward == NONE:
-        return found
-    halves = slowest[BACKWARD_INPUT] + slowest[BACKWARD_WEIGHT]
-    backward = slowest[BACKWARD] if question.backward == WHOLE else np.minimum(slowest[BACKWARD], halves)
-    found = found + question.micro_batches * (backward + table.statistics_s[1] + apart_s)
-    if not question.once_a_step:
-        return found
-    more = max(0.0, question.micro_batches - 1) * table.accumulate_s.max(axis=-1)
-    found = found + more + table.reduction_s + table.update_s.max(axis=-1)
+def _node_cost(question: Question, table: LayerTable, apart_s: Array, at: Places, again: Flags) -> Array:
+    """Of options that stand ``at`` a place among those of ``table``, computed ``again`` or not."""
+    kept, repeated = (np.sum(_parts(question, table, apart_s, times), axis=0) for times in (False, True))
+    found: Array = np.where(again, repeated[at], kept[at])
     return found
+
+
+def _parts(question: Question, table: LayerTable, apart_s: Array, again: bool) -> tuple[Array, Array, Array, Array]:
+    """(compute, sums within the layer, sum of gradients, update and additions) of a step, by option."""
+    slowest, sums_s = table.seconds.max(axis=-1), table.statistics_s[0] + apart_s
+    nothing = np.zeros_like(sums_s)
+    if question.backward == NONE:
+        return question.micro_batches * slowest[FORWARD], question.micro_batches * sums_s, nothing, nothing
+    halves = slowest[BACKWARD_INPUT], slowest[BACKWARD_WEIGHT]
+    backward_s = least_backward_s(slowest[BACKWARD], *halves, question.backward != WHOLE)
+    compute_s = question.micro_batches * ((1 + again) * slowest[FORWARD] + backward_s)
+    sums_s = question.micro_batches * ((1 + again) * sums_s + table.statistics_s[1] + apart_s)
+    if not question.once_a_step:
+        return compute_s, sums_s, nothing, nothing
+    more = max(0.0, question.micro_batches - 1)
+    return compute_s, sums_s, table.reduction_s, table.update_s.max(axis=-1) + more * table.accumulate_s.max(axis=-1)
 
 
 def _edge_cost(question: Question, forward: Array, backward: Array) -> Array:
@@ -297,24 +303,6 @@ def _candidates(prices: LayoutPrices, index: int, own: Option) -> Options:
             continue
         found.append(again)
     return tuple(found)
-
-
-def _parts(
-    prices: LayoutPrices, question: Question, index: int, table: LayerTable, again: bool
-) -> tuple[Array, Array, Array, Array]:
-    """(compute, sums within the layer, sum of gradients, update and additions) of a step, by option."""
-    slowest, apart = table.seconds.max(axis=-1), prices.apart_s(index, table.shards, question.layers)
-    compute, sums = slowest[FORWARD], table.statistics_s[0] + apart
-    if question.backward == NONE:
-        nothing = np.zeros_like(compute)
-        return question.micro_batches * compute, question.micro_batches * sums, nothing, nothing
-    halves, whole = slowest[BACKWARD_INPUT] + slowest[BACKWARD_WEIGHT], slowest[BACKWARD]
-    backward = whole if question.backward == WHOLE else np.minimum(whole, halves)
-    compute = question.micro_batches * ((1 + again) * compute + backward)
-    sums = question.micro_batches * ((1 + again) * sums + table.statistics_s[1] + apart)
-    more = max(0.0, question.micro_batches - 1)
-    update = table.update_s.max(axis=-1) + more * table.accumulate_s.max(axis=-1)
-    return compute, sums, table.reduction_s, update
 
 
 def _ways(prices: LayoutPrices, chosen: Mapping[int, Option], index: int, options: Options) -> list[int]:

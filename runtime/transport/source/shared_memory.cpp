@@ -32,6 +32,7 @@
 #include <deque>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
@@ -400,6 +401,30 @@ HALOPIPE_CALL std::uint64_t halopipe_shared_put(Context* context, std::int32_t r
   const std::uint64_t offset = halopipe_shared_block(context, bytes, 1, guard);
   if (offset == 0) return 0;
   std::memcpy(context->own().base + offset, from, bytes);
+  halopipe_shared_announce(context, rank, channel, offset);
+  return offset;
+}
+
+// As `halopipe_shared_put` of `rows` stretches of `row_bytes`, which begin `pitch` bytes after one another: a halo is cut
+// out of a tensor so, and is packed where it is sent from.
+HALOPIPE_CALL std::uint64_t halopipe_shared_put_rows(Context* context, std::int32_t rank, std::uint64_t channel,
+                                                     const void* from, std::uint64_t rows, std::uint64_t row_bytes,
+                                                     std::uint64_t pitch, std::uint32_t guard) {
+  const std::uint64_t offset = halopipe_shared_block(context, rows * row_bytes, 1, guard);
+  if (offset == 0) return 0;
+  char* to = context->own().base + offset;
+  const char* source = static_cast<const char*>(from);
+  const auto copy = [&](auto length) {
+    for (std::uint64_t row = 0; row < rows; ++row, to += length, source += pitch) std::memcpy(to, source, length);
+  };
+  // Of one number a row, as of a column, the length is known when this is compiled: a load and a store.
+  if (row_bytes == 4) {
+    copy(std::integral_constant<std::uint64_t, 4>{});
+  } else if (row_bytes == 8) {
+    copy(std::integral_constant<std::uint64_t, 8>{});
+  } else {
+    copy(row_bytes);
+  }
   halopipe_shared_announce(context, rank, channel, offset);
   return offset;
 }

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.robustness.hostile_inputs import Hostile, rows, verdict
+from benchmarks.robustness.hostile_files import Hostile
+from benchmarks.robustness.hostile_inputs import rows, verdict
 
 ROWS = rows()
 

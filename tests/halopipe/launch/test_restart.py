@@ -16,7 +16,7 @@ from halopipe.launch.run import run_plan
 from halopipe.run_spec.job import Journal, journal_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress, RunResult, Saves, Score
-from halopipe.training.checkpointing import newest_sound
+from halopipe.training.resuming import newest_sound
 from planner.ir import errors
 from planner.ir.errors import (
     CheckpointError,
@@ -165,7 +165,7 @@ def test_attempts_are_one_run(job: Callable[..., tuple[RunResult, Attempts, list
 def test_a_loss_behind_the_last_checkpoint_leaves_nothing_to_do(
     job: Callable[..., tuple[RunResult, Attempts, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halopipe.training.checkpointing._require_model", lambda saved, mine: None)
+    monkeypatch.setattr("halopipe.training.resuming._require_model", lambda saved, mine: None)
     result, attempts, _ = job((8, lost()))
     assert (len(attempts.asked), result.losses, result.first_step) == (1, tuple(map(float, range(8))), 0)
     assert result.end.startswith("all 8 steps are done: ")

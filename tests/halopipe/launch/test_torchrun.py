@@ -22,7 +22,7 @@ from planner.ir.codec import dump
 from planner.ir.errors import StageFailedError, TransportError, UsageError
 from runtime.monitor.activity import Board
 from runtime.monitor.failure import read_error, write_error
-from runtime.transport import hosts, open_mpi
+from runtime.transport import mpi, open_mpi
 from tests.forks import forked, places_in_mpi
 from tests.halopipe.plans import mined
 from tests.halopipe.ranks import run_job
@@ -87,7 +87,7 @@ def test_ranks_of_mpiexec_join_as_those_of_torchrun_and_train_alike(tmp_path: Pa
 
     opened: list[str] = []
     with pytest.MonkeyPatch.context() as patch, places_in_mpi(2) as places:
-        patch.setattr(hosts, "open_mpi", lambda *given: opened.append("open_mpi") or open_mpi(*given))
+        patch.setattr(mpi, "open_mpi", lambda *given: opened.append("open_mpi") or open_mpi(*given))
         (losses, *over_mpi), others = forked(2, work, places)
     assert (others, over_mpi) == (((), True), [True])
     assert losses == pytest.approx(run_job(plan, tmp_path, **options).losses, rel=1e-6)

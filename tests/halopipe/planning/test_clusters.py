@@ -41,7 +41,7 @@ def test_a_cluster_is_shown_by_host_and_kind(tmp_path: Path) -> None:
     path.write_text(MIXED)
     shown = clusters.cluster_text(clusters.on_cluster(PROFILE, path).cluster, PROFILE.measurements).splitlines()
     assert shown[1].split() == ["m0", "cpu0", "...", "cpu1", "(2)", "kind-1", "1.00", "GiB", "measured"]
-    assert shown[2].split() == ["m0", "gpu0", "T4", "16.0", "GiB", "–"]
+    assert shown[2].split() == ["m0", "gpu0", "T4", "14.8", "GiB", "–"]
     assert shown[-2].split()[-1] == MEASURED
     assert shown[-1].split() == ["across-hosts", "1.16", "GiB/s", "0", "s", DATASHEET]
 

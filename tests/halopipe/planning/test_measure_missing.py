@@ -13,7 +13,15 @@ from halopipe.planning import measure_missing, solve
 from halopipe.planning.measure_missing import MOST_ROUNDS, plan_and_measure, with_measurements
 from halopipe.planning.problem import make_problem
 from planner.costs.stages.coverage import Unmeasured
-from planner.ir.cluster import NORMALISATION, PIECES, WITHIN_HOST, Collective
+from planner.ir.cluster import (
+    AROUND,
+    GRADIENT_SUMS,
+    NORMALISATION,
+    PARTIAL_SUMS,
+    PIECES,
+    WITHIN_HOST,
+    Collective,
+)
 from planner.ir.codec import dump
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.ir.profile import Measurement, Profile
@@ -81,7 +89,8 @@ def test_what_actions_take_longer_after_waits_is_measured_once() -> None:
     def waits(given: Profile, kind: str, wanted: Unmeasured) -> Found:
         return replace(slower(given, kind, wanted), action_overhead_s=1e-3 if wanted.waits else None)
 
-    old = replace(profile(), action_overhead_s={})
+    sums = [Collective(GRADIENT_SUMS, 1, WITHIN_HOST, ((1024, 1e-6),))]  # a rival's
+    old = measure_missing.with_calls(replace(profile(), action_overhead_s={}), sums)
     problem = make_problem(old, global_batch=8, micro_batch=[1, 8])
     found = plan_and_measure(problem, solver("even-split"), waits)
     assert len(found.plan.decision.stages) == 2
@@ -91,22 +100,26 @@ def test_what_actions_take_longer_after_waits_is_measured_once() -> None:
 
 
 def test_calls_around_exchanges_are_measured_once_and_kept() -> None:
-    calls = tuple(Collective(what, 1, WITHIN_HOST, ((1024, 1e-2),)) for what in (NORMALISATION, PIECES))
+    old = Collective(PIECES, 1, WITHIN_HOST, ((1024, 1e-3),))
+    calls = tuple(Collective(what, 1, WITHIN_HOST, ((1024, 1e-2),)) for what in AROUND)
     given = priced(*residual(samples=4), speeds=(1.0, 1.0), sizes=(1, 2, 4))
+    given = measure_missing.with_calls(given, [old])  # of an older profile, measured anew
     problem = make_problem(given, global_batch=4, micro_batch=[4])
     found = plan_and_measure(problem, solver("data-parallel"), lambda *_: Found((), calls=calls))
-    assert "calls around exchanges on kind-1" in found.rounds[0]
+    assert "calls around exchanges (normalisation, gradient sums) on kind-1" in found.rounds[0]
     assert len(found.rounds) == 1
-    assert measure_missing.stored(given, found.profile).cluster.collectives[-2:] == calls
+    kept = measure_missing.stored(given, found.profile).cluster.collectives
+    assert tuple(each for each in kept if each.operation in AROUND) == calls
     assert found.plan.prediction.step_s > solver("data-parallel")(problem).prediction.step_s
 
 
 @pytest.mark.exhaustive("a process that loads torch")
 def test_calls_around_exchanges_are_measured_on_this_machine() -> None:
     here = described(BACKENDS["cpu"], "n0", 1)[0].kind
-    wanted = Unmeasured(exchanges=True)
+    wanted = Unmeasured(exchanges=(PIECES,))
     found = measure_missing.measure_here(quiet=True)(profile(), here, wanted)
-    assert [(table.operation, table.num_ranks) for table in found.calls] == [(NORMALISATION, 1), (PIECES, 1)]
+    assert [table.operation for table in found.calls] == [NORMALISATION, PIECES, PARTIAL_SUMS, GRADIENT_SUMS]
+    assert {table.num_ranks for table in found.calls} == {1}
     assert found.whole == ()
 
 

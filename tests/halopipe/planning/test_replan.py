@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from halopipe.cli.app import app
 from halopipe.planning import problem as problems
 from halopipe.planning import solve
-from halopipe.planning.replan import LEAST_GAIN, Speeds, is_worth, replan, standing_text
+from halopipe.planning.problem import standing_text
+from halopipe.planning.replan import LEAST_GAIN, Speeds, is_worth, replan
 from planner.check import check
 from planner.costs.predict import predict
 from planner.ir.codec import dump, load

@@ -91,6 +91,22 @@ def test_what_is_no_list_of_integers_is_refused(text: str) -> None:
         units.parse_integers(text, "--input", "8,3")
 
 
+def test_pairs_are_read_by_name_and_their_values_by_whoever_asks() -> None:
+    read = units.parse_pairs(" height = 8,width=4,", lambda name, value: name[0] + value, "is no size", "height=8")
+    assert read == {"height": "h8", "width": "w4"}
+
+
+@pytest.mark.parametrize("text", ["height", "height=", "=8", "height=x", "height=0", "width=4,height=²"])
+def test_a_pair_that_is_none_is_refused_by_name(text: str) -> None:
+    with pytest.raises(UsageError, match=f"{text.split(',')[-1]} is no size"):
+        units.parse_pairs(text, lambda _, value: units.whole(value), "is no size", "height=8")
+
+
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(UsageError, match="height is given twice"):
+        units.parse_pairs("height=8,width=4,height=9", lambda _, value: units.whole(value), "is no size", "height=8")
+
+
 def test_arguments_are_json_or_text() -> None:
     found = units.parse_arguments(["num_classes=10", "depths=[1,2]", "mode=fast", "x=NaN", "empty=", "eq=a=b"])
     assert found == {"num_classes": 10, "depths": [1, 2], "mode": "fast", "x": "NaN", "empty": "", "eq": "a=b"}

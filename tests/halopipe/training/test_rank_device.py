@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cuda_ops.device import host
 from cuda_ops.device.host import DeviceDescription
 from halopipe.launch.parallelize import Ranks
 from halopipe.launch.run import run_plan
@@ -15,9 +16,11 @@ from halopipe.run_spec.options import RunOptions
 from halopipe.training import rank_device
 from halopipe.training.rank import Terms, open_rank
 from halopipe.training.rank_device import Seat, device_of, number_here, require_devices, seat_of, seats_of
+from planner.costs.stages.input_pipeline import spare_cores
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.ir.plan import Decision, RankPrediction, Stage
 from tests.halopipe.plans import mined
+from tests.planner.factories import cluster
 
 
 def decision(*devices: tuple[str, ...]) -> Decision:
@@ -36,6 +39,32 @@ def test_each_rank_has_the_gpu_of_its_device_and_its_share_of_the_cores() -> Non
     assert [seat.gpu for seat in found] == [1, 0, 3]
     assert [seat.beside for seat in found] == [(0, 2), (0, 1), (1, 2)]
     assert all(seat.over_nccl for seat in found)
+
+
+@pytest.mark.parametrize(
+    ("cores", "ahead", "expected"),
+    [
+        ([4, 5, 6], True, (6, False)),  # one to spare, for both
+        ([4, 5, 6], False, (6, False)),
+        ([4, 5], True, (None, True)),  # the rank's own, while it waits
+        ([4, 5], False, (None, False)),
+        ([4], True, (None, False)),  # ranks share it: their threads take turns as they are
+    ],
+)
+def test_a_thread_beside_a_rank_has_a_spare_core_or_gives_way_as_the_plan_means_it(
+    cores: list[int], ahead: bool, expected: tuple[int | None, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_cores", lambda: cores)
+    plan = replace(decision(("n0/cpu0",), ("n0/cpu1",)), prepares_next_step=ahead)
+    assert [rank_device.beside(seat, seat.rank, plan) for seat in seats_of(plan)] == [expected] * 2
+    gpus = replace(decision(("n0/gpu0", "n0/gpu1")), prepares_next_step=ahead)
+    assert rank_device.beside(seat_of(gpus, 0), 0, gpus) == (None, False)
+
+
+def test_ranks_of_a_host_take_its_spare_cores_by_turns_as_the_planner_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_cores", lambda: list(range(5)))
+    found = [host.spare_core(rank, 3) for rank in range(3)]
+    assert tuple(found) == spare_cores(cluster((1.0,) * 5), 3) == (3, 4, 3)
 
 
 @pytest.mark.parametrize(

@@ -36,3 +36,17 @@ def test_equal_stages_whose_messages_meet_are_ordered_alike(duplex: bool) -> Non
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
     predicted, _ = predict(profile, decision)
     assert reckon(profile, decision, program).step_s == pytest.approx(predicted.step_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
+def test_the_checker_joins_messages_as_the_simulator_does(schedule: str) -> None:
+    num_joined = 0
+    for seed in range(20):
+        profile, decision = random_plan(random.Random(seed), schedule, small=True)
+        program = Boundaries.of_decision(profile.graph, decision).program(decision)
+        joined = program.joined()
+        if joined:
+            num_joined += len(joined)
+            predicted, _ = predict(profile, decision)
+            assert reckon(profile, decision, program).step_s == pytest.approx(predicted.step_s, rel=1e-9)
+    assert num_joined > 20, "hardly any message was joined"

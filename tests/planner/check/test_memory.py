@@ -11,8 +11,10 @@ import pytest
 from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.levels import course
+from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.problem import Problem
 from planner.ir.profile import Levels, Measurement, Profile
+from planner.layers.boundary import Boundaries
 from planner.schedules import names, positions, traits
 from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluator
@@ -86,3 +88,18 @@ def test_gradients_that_cannot_wait_come_with_those_of_inputs() -> None:
     whole = course(saved, gradients, levels)
     assert (whole.early, whole.input_first, whole.weight_first) == (0, 0, 111)
     assert found.backward_first == whole.backward_first == 111
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
+@pytest.mark.parametrize("transport", ["gloo", SHARED_MEMORY])
+def test_what_comes_with_another_message_is_there_from_then_on(schedule: str, transport: str) -> None:
+    """Layer 0 is read by a second stage of the other rank, in one message where that is small."""
+    profile = with_levels(chain_profile(8, 2, activation_bytes=2**12, skips=[(0, 3), (0, 4), (0, 7)]), 0)
+    links = {name: replace(link, transport=transport) for name, link in profile.cluster.links.items()}
+    profile = replace(profile, cluster=replace(profile.cluster, links=links))
+    ranks = tuple((rank,) for rank in positions(schedule, 2, 2))
+    candidate = Candidate.chain((0, 2, 4, 6, 9), ranks, ((1,),) * len(ranks), (1,) * 4, schedule)
+    evaluator = Evaluator(Problem(profile, 4, memory_margin=0.0), PriceBook(profile))
+    plan = plan_of_candidate(evaluator, candidate)
+    assert Boundaries.of_decision(profile.graph, plan.decision).program(plan.decision).joined()
+    assert check(plan, profile) == ()

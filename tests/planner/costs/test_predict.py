@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from planner.check.recompute import reckon
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict, unflushed_step_s
-from planner.ir.cluster import DATASHEET, INTERPOLATED, MEASURED
+from planner.ir.cluster import DATASHEET, GRADIENT_SUMS, INTERPOLATED, MEASURED, MEMORY, WITHIN_HOST, Collective
 from planner.ir.errors import IllegalProgramError
 from planner.ir.graph import TensorSpec
 from planner.ir.profile import Optimizer, Profile
+from planner.ir.schedule import Action, Op
+from planner.layers.boundary import Boundaries
 from tests.planner.factories import batch_bytes, chain_decision, chain_profile
 
 
@@ -32,6 +35,30 @@ def test_the_parts_of_every_rank_sum_to_the_step() -> None:
     prediction, _ = predict(profile, chain_decision(profile, (2, 3), (3, 3, 2), [(0,), (1,), (2,)]))
     for rank in prediction.ranks:
         assert rank.compute_s + rank.communication_s + rank.bubble_s + rank.idle_s == pytest.approx(prediction.step_s)
+
+
+def test_ranks_of_a_host_that_update_and_copy_gradients_at_once_share_its_memory() -> None:
+    """Updates of two of them take half as long again; so does putting a bucket of two gradients together."""
+    profile = chain_profile(2, update_s=1e-3, parameter_bytes=4096, all_reduce_latency_s=1e-4)
+    copying = Collective(GRADIENT_SUMS, 1, WITHIN_HOST, ((1024, 4e-4), (1 << 20, 4e-4)))
+    passes = tuple(Collective(MEMORY, n, WITHIN_HOST, ((1 << 26, s),)) for n, s in ((1, 2.0), (2, 3.0)))
+
+    def spans(op: Op, *more: Collective, ranks: tuple[int, ...] = (0, 1)) -> float:
+        cluster = replace(profile.cluster, collectives=(*profile.cluster.collectives, *more))
+        known = replace(profile, cluster=cluster)
+        decision = chain_decision(known, (), (2,), (ranks,), ((1,) * len(ranks),))
+        prediction, timeline = predict(known, decision)
+        found = reckon(known, decision, Boundaries.of_decision(known.graph, decision).program(decision))
+        assert found.step_s == pytest.approx(prediction.step_s, rel=1e-12)
+        return sum(s.stop_s - s.start_s for s in timeline.spans if s.rank == 0 and Action.parse(s.action).op is op)
+
+    assert spans(Op.UPDATE) == pytest.approx(2e-3)
+    assert spans(Op.UPDATE, *passes) == pytest.approx(3e-3)
+    assert spans(Op.UPDATE, *passes, ranks=(0,)) == pytest.approx(2e-3)
+    summed_s = spans(Op.REDUCE_GRAD)
+    assert spans(Op.REDUCE_GRAD, *passes) == pytest.approx(summed_s)
+    assert spans(Op.REDUCE_GRAD, copying) == pytest.approx(summed_s + 4e-4)
+    assert spans(Op.REDUCE_GRAD, copying, *passes) == pytest.approx(summed_s + 6e-4)
 
 
 def test_memory_counts_optimiser_state_and_the_margin() -> None:

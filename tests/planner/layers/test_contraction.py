@@ -7,13 +7,13 @@ import pytest
 
 from planner.costs.shards.boxes import as_boxes
 from planner.costs.shards.contraction import partial_sums
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.box import Box, Interval, intersect, volume, whole
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.layout import Layout
 from planner.layers import kind
 from planner.layers.contraction import Contraction, contraction_of
+from planner.layers.sized import SizedLayer
 
 SAMPLES = 4
 IMAGE = ("sample", "channel", "height", "width")

@@ -11,6 +11,7 @@ from itertools import combinations, pairwise, product
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import off_chip
 from planner.ir.graph import Graph, producer
+from planner.ir.layout import parts_of, samples_of
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost
 from planner.layers import throughout_sites
@@ -19,9 +20,7 @@ from planner.solvers.candidates.candidate import (
     Candidate,
     Recomputes,
     group_shares,
-    parts_of,
     recompute_choices,
-    samples_of,
     schedule_names,
     site_shares,
     split_batch,

@@ -6,20 +6,13 @@ import random
 from dataclasses import replace
 
 from planner.costs.predict import forecast
+from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import AUTO, Problem
 from planner.ir.profile import Optimizer, Profile
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    decision_of,
-    equal_shares,
-    gives_all_work,
-    joins_all_ranks,
-    micro_batches,
-    plan_of,
-    with_options,
-)
+from planner.solvers.candidates.candidate import Candidate, decision_of, micro_batches, plan_of, with_options
 from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.feasibility import gives_all_work, joins_all_ranks
 from tests.planner.networks import Named, Network, mesh_like, plain, priced, residual
 from tests.planner.parts import with_parts
 

@@ -12,10 +12,10 @@ from planner.costs.shards.device_mesh import proportional
 from planner.ir.codec import dumps, load, loads
 from planner.ir.errors import InfeasibleError, UnknownNameError
 from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH
+from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import baselines, names, solver
-from planner.solvers.candidates.candidate import equal_shares
 from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import random_problem
 

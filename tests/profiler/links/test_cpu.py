@@ -11,7 +11,19 @@ from typing import Any, cast
 import pytest
 import torch.distributed as dist
 
-from planner.ir.cluster import ACROSS_HOSTS, GLOO, MEASURED, NORMALISATION, PIECES, SHARED_MEMORY, WITHIN_HOST, Link
+from planner.ir.cluster import (
+    ACROSS_HOSTS,
+    GLOO,
+    GRADIENT_SUMS,
+    MEASURED,
+    MEMORY,
+    NORMALISATION,
+    PARTIAL_SUMS,
+    PIECES,
+    SHARED_MEMORY,
+    WITHIN_HOST,
+    Link,
+)
 from planner.ir.errors import TransportError
 from profiler.links import cpu as sums
 from profiler.links import host_pairs, messages
@@ -70,7 +82,7 @@ def test_ranks_measure_the_links_within_and_across_hosts(found: tuple[LinkCosts,
 
 
 def test_sums_are_measured_by_world_size_and_hosts(found: tuple[LinkCosts, list[Any]]) -> None:
-    summed = [table for table in found[0].collectives if table.num_ranks > 1]
+    summed = [table for table in found[0].collectives if table.num_ranks > 1 and table.operation != MEMORY]
     tables = {(table.operation, table.num_ranks, table.num_hosts): table for table in summed}
     groups = [(2, 1), (2, 2), (3, 2)]
     assert list(tables) == [(operation, *group) for group in groups for operation in ("all_reduce", "statistics")]
@@ -83,11 +95,24 @@ def test_sums_are_measured_by_world_size_and_hosts(found: tuple[LinkCosts, list[
 
 def test_what_ranks_compute_around_exchanges_is_measured_without_a_peer(found: tuple[LinkCosts, list[Any]]) -> None:
     calls = {table.operation: table for table in found[0].collectives if table.num_ranks == 1}
-    assert list(calls) == [NORMALISATION, PIECES]
+    assert list(calls)[:1] == [MEMORY]
+    del calls[MEMORY]
+    assert list(calls) == [NORMALISATION, PIECES, PARTIAL_SUMS, GRADIENT_SUMS]
     for table in calls.values():
         assert table.link == WITHIN_HOST
         assert [size for size, _ in table.points] == sorted({size for size, _ in table.points})
         assert all(1e-6 < seconds < 0.1 for _, seconds in table.points)
+
+
+def test_passes_over_memory_are_measured_of_one_rank_and_of_those_of_a_host_at_once(
+    found: tuple[LinkCosts, list[Any]],
+) -> None:
+    tables = [table for table in found[0].collectives if table.operation == MEMORY]
+    assert [(table.num_ranks, table.link) for table in tables] == [(1, WITHIN_HOST), (2, WITHIN_HOST)]
+    (size, alone_s), (other, both_s) = (point for table in tables for point in table.points)
+    assert size == other
+    assert 1e-4 < alone_s < 1.0
+    assert 0.2 < both_s / alone_s < 20
 
 
 def test_which_groups_are_measured() -> None:

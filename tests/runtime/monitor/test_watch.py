@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from halopipe.launch.processes import Member, Processes, error_path, result_path, worker_environment
+from halopipe.launch.processes import Member, Processes, worker_environment
+from halopipe.run_spec.job import error_path, result_path
 from planner.ir.errors import DeadlineError, StageFailedError, TransportError, WorkerDiedError
 from planner.ir.schedule import Action
 from runtime.monitor import watch

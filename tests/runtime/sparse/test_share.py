@@ -12,7 +12,7 @@ from planner.ir.profile import ModelSource
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.pipeline.microbatches import InputSpecs, WholeBatch
-from runtime.sparse.batch import Preparing
+from runtime.sparse.preparing import Preparing
 from runtime.sparse.share import SiteShare
 from runtime.stage.captured import captured_model
 from runtime.stage.shapes import varying_dims
@@ -34,7 +34,7 @@ def prepared(name: str, num_ranks: int) -> object:
     decision = decide(captured.graph, [], (4,), [tuple(range(num_ranks))], [(1,) * num_ranks])
     (inputs, targets), whole = batch_of(model, 4, 0), captured_model(captured)
     specs = InputSpecs(whole.fed, whole.graph.samples, varying_dims(whole))
-    return Preparing.of(decision, whole).batch(WholeBatch(specs, (*inputs, *targets), (4,)))
+    return Preparing.of(decision, whole.prepared).batch(WholeBatch(specs, (*inputs, *targets), (4,)))
 
 
 @pytest.mark.parametrize(("speeds", "shares"), SPEEDS, ids=str)

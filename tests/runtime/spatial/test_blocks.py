@@ -17,12 +17,10 @@ from planner.ir.graph import Graph
 from planner.ir.plan import Block, Decision
 from planner.layers.division import Division
 from planner.layers.tiling import block_faults
-from profiler.capture.graph import capture
 from runtime.engine import Evaluation
 from runtime.pipeline.messages import assemble
 from tests.runtime.divided import at_random, divided
-from tests.runtime.engines import Network, on_engines
-from tests.runtime.plans import model_of
+from tests.runtime.engines import Network, network_of, on_engines
 
 NETWORKS = {
     "unet2d": ("unet2d:unet2d", (2, 1, 32, 24), {"width": 2}),
@@ -40,14 +38,12 @@ def one_thread() -> None:
 @cache
 def network(name: str) -> Network:
     """With running statistics that are not those of a new module."""
-    factory, shape, arguments = NETWORKS[name]
-    torch.manual_seed(1)
-    model = model_of(factory, shape, **arguments)
+    model, captured = network_of(*NETWORKS[name])
     for part in model.module.modules():
         if isinstance(part, nn.BatchNorm2d | nn.BatchNorm3d):
             part.running_mean.normal_()
             part.running_var.uniform_(0.5, 2.0)
-    return model, capture(model)
+    return model, captured
 
 
 @cache

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from planner.costs.shards.boxes import as_boxes
 from planner.costs.shards.contraction import partial_sums
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.box import Box, whole
 from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.layout import Layout
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision, layer_division
+from planner.layers.sized import SizedLayer
 from runtime.pipeline.messages import slices
 from runtime.spatial.contraction import contract
 from runtime.spatial.exchange import PeerGroup

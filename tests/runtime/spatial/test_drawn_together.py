@@ -15,11 +15,11 @@ from planner.ir.profile import ModelSource
 from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
-from runtime.numerics.single_device import drawing_loss, serial_step
+from runtime.numerics.single_device import serial_step
 from runtime.stage.captured import captured_model
 from runtime.stage.random.streams import Draw
 from tests.runtime.divided import divided
-from tests.runtime.engines import trained
+from tests.runtime.engines import drawing_loss, trained
 from tests.runtime.plans import Trained, assert_equal, batch_of, sgd
 
 ROWS, SEED, STEPS = (3, 3), 5, 2

@@ -8,10 +8,9 @@ from functools import cache
 import pytest
 import torch
 
-from profiler.capture.graph import capture
 from tests.runtime.divided import at_random
-from tests.runtime.engines import Network, trained
-from tests.runtime.plans import Trained, assert_equal, model_of, train_serially
+from tests.runtime.engines import Network, network_of, trained
+from tests.runtime.plans import Trained, assert_equal, train_serially
 
 NETWORKS = {
     "resnet": ("resnet:resnet18", (3, 3, 32, 24), {"num_classes": 5, "width": 4}),
@@ -34,10 +33,7 @@ def one_thread() -> None:
 
 @cache
 def network(name: str) -> Network:
-    factory, shape, arguments = NETWORKS[name]
-    torch.manual_seed(1)
-    model = model_of(factory, shape, **arguments)
-    return model, capture(model)
+    return network_of(*NETWORKS[name])
 
 
 def micro_batches(name: str) -> tuple[int, ...]:

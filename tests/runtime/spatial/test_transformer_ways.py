@@ -30,8 +30,8 @@ from profiler.models.example import Example
 from profiler.source.source import load_model
 from runtime.checkpoint import Checkpoint, save
 from runtime.engine import Engine
-from tests.runtime.engines import Network, on_engines, trained, trained_on
-from tests.runtime.plans import Trained, assert_equal, batch_of, decide, model_of, train_serially
+from tests.runtime.engines import Network, network_of, on_engines, trained, trained_on
+from tests.runtime.plans import Trained, assert_equal, batch_of, decide, train_serially
 from tests.runtime.training import sharded
 
 BATCH = 4
@@ -77,10 +77,7 @@ def one_thread() -> None:
 
 @cache
 def network(name: str) -> Network:
-    factory, shape, arguments = NETWORKS[name]
-    torch.manual_seed(1)
-    model = model_of(factory, shape, **arguments)
-    return model, capture(model)
+    return network_of(*NETWORKS[name])
 
 
 @cache

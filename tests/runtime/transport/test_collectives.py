@@ -44,6 +44,41 @@ def test_started_sums_end_as_sums_do_with_the_same_bits_on_all_ranks(run, size):
         assert all(torch.equal(terms[number], results[0][number]) for terms in results)
 
 
+@pytest.mark.parametrize("size", [6, 30_000, 60_000])
+def test_what_comes_again_in_every_step_never_meets_what_another_step_left(run, size):
+    """Receives that stand ready for sums, gathers and exchanges of one size are taken in the order they were posted.
+
+    Those of the largest size do not all find room to stand ready.
+    """
+
+    def program(transport):
+        rank, wrong = transport.rank, []
+        for step in range(5):
+            base = 100.0 * step
+            terms = [torch.full((size,), base + 10.0 * number + rank) for number in range(4)]
+            pending = [transport.start_sum(term, (0, 1), DEADLINE_S) for term in terms]
+            flat = torch.full((2 * size,), base + rank)
+            if step % 2:
+                transport.all_gather(flat, [size, size], (0, 1), DEADLINE_S)
+                transport.reduce_scatter(flat, [size, size], (0, 1), DEADLINE_S)
+            else:
+                transport.reduce_scatter(flat, [size, size], (0, 1), DEADLINE_S)
+                transport.all_gather(flat, [size, size], (0, 1), DEADLINE_S)
+            for sum_ in reversed(pending) if step % 3 else pending:
+                sum_.wait()
+            transport.barrier(DEADLINE_S, step)
+            now = torch.full((size,), base + rank)
+            transport.all_reduce(now, (0, 1), DEADLINE_S)
+            found = [*(term.unique().tolist() for term in (*terms, now))]
+            wanted = [[2 * base + 20.0 * number + 1] for number in range(4)] + [[2 * base + 1]]
+            scattered = [2 * (base + place) for place in (0, 1)] if step % 2 else [2 * base + 1] * 2
+            if found != wanted or flat.view(2, size)[rank].unique().tolist() != [scattered[rank]]:
+                wrong.append((step, found, flat.unique().tolist()))
+        return wrong
+
+    assert run(2, program) == [[], []]
+
+
 def test_started_sums_never_meet_other_sums_whatever_comes_first_on_each_rank(run):
     def program(transport):
         found = []

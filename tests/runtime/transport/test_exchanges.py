@@ -54,6 +54,47 @@ def test_values_are_sent_and_not_bytes_that_mean_others(run, view):
     assert run(2, program) == [True, True]
 
 
+@pytest.mark.parametrize("key", [None, 4])
+@pytest.mark.parametrize("rows", [7, 70_000])
+def test_what_is_cut_out_of_a_tensor_is_sent_as_it_lies(run, key, rows):
+    """A column of a matrix, a halo's shape; small ones may be written to when the wait has returned."""
+
+    def program(transport):
+        peer, right = 1 - transport.rank, []
+        for step in range(3):
+            whole = torch.stack([of(transport.rank, peer, 10 * step + column, rows) for column in range(4)], 1)
+            came = torch.empty(rows, 2, dtype=torch.float64)
+            transport.start_exchange({peer: whole[:, 1:3]}, {peer: came}, DEADLINE_S, key).wait()
+            whole.zero_()
+            wanted = torch.stack([of(peer, transport.rank, 10 * step + column, rows) for column in (1, 2)], 1)
+            right.append(torch.equal(came, wanted))
+        return right
+
+    assert run(2, program) == [[True] * 3] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_halos_of_all_dims_are_packed_where_they_are_sent_from(run, dtype):
+    """Slabs of one dim lie in equal stretches; corners, and what is turned, do not."""
+
+    def program(transport):
+        peer, wrong = 1 - transport.rank, []
+        numbers = torch.arange(2 * 3 * 5 * 7).view(2, 3, 5, 7).to(dtype)
+        mine, theirs = numbers + 10 * transport.rank, numbers + 10 * peer
+        cuts = [lambda x, dim=dim: x.narrow(dim, 1, 1) for dim in range(4)]
+        cuts += [lambda x, dim=dim: x.narrow(dim, 0, 2) for dim in range(1, 4)]
+        cuts += [lambda x: x[:, 1:, 1:3, 2:4], lambda x: x.transpose(1, 3), lambda x: x[:, :, ::2, :1], lambda x: x[:0]]
+        cuts += [lambda x: x[:1, :1, :1, :1].expand(2, 3, 5, 7), lambda x: x.to(memory_format=torch.channels_last)]
+        for number, cut in enumerate(cuts):
+            came = torch.empty(cut(mine).shape, dtype=dtype)
+            transport.start_exchange({peer: cut(mine)}, {peer: came}, DEADLINE_S, 2 * number).wait()
+            if not torch.equal(came, cut(theirs)):
+                wrong.append(number)
+        return wrong
+
+    assert run(2, program) == [[], []]
+
+
 def test_exchanges_of_a_pair_are_matched_in_the_order_they_were_started(run):
     def program(transport):
         peer = 1 - transport.rank

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from cuda_ops.memory import available, install
 from planner.ir.errors import DeadlineError, OutOfMemoryError, TransportError
-from runtime.transport import Key, SharedMemoryTransport
+from runtime.transport import Key, SharedMemoryTransport, open_named
 from runtime.transport.base import add_in_order
 from runtime.transport.segments import Segments
 from runtime.transport.shared_memory import IN_PARTS_BYTES
+from tests.runtime.transport.conftest import run_in_processes
 
 DEADLINE_S = 20.0
 SPEC = [((1000,), torch.float32)]
@@ -184,6 +186,19 @@ def test_a_wait_spins_only_where_every_rank_has_a_core(run):
 
     found = run(3, program)
     assert found == [(cores >= 3, cores) for _, cores in found]
+
+
+def test_a_rank_whose_core_something_else_uses_sleeps_at_once_and_the_others_as_they_are(run, tmp_path):
+    def opened(rank, world_size, groups, store):
+        meeting = dist.FileStore(str(store), world_size)
+        return open_named("shared", rank, meeting, 20.0, groups, ("n0",) * world_size, sleeps=rank == 1)
+
+    def program(transport):
+        transport.barrier(DEADLINE_S)
+        return transport.spin_s > 0
+
+    expected = [len(os.sched_getaffinity(0)) > 1, False]
+    assert run_in_processes(2, program, (), tmp_path / "store", opened) == expected
 
 
 def test_after_its_deadline_a_rank_is_lost_for_its_peers_and_for_itself(run):

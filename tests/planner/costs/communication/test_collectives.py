@@ -6,13 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.costs.communication.collectives import collective_evidence, collective_s, norm_s, read_delays, transfer_s
+from planner.costs.communication.collectives import (
+    collective_evidence,
+    collective_s,
+    memory_factor,
+    norm_s,
+    read_delays,
+    transfer_s,
+)
 from planner.ir.cluster import (
     ACROSS_HOSTS,
     ALL_REDUCE,
     DATASHEET,
     INTERPOLATED,
     MEASURED,
+    MEMORY,
     NORMALISATION,
     STATISTICS,
     WITHIN_HOST,
@@ -59,6 +67,17 @@ def test_a_shared_normalisation_is_a_sum_and_what_each_rank_computes_around_it()
     assert norm_s(known, (0, 1), [0, 100, 1000, 10000]) == pytest.approx([0.0, 1.5, 3.0**0.5 + 1.0, 5.0])
     assert norm_s(known, (0,), 100) == 0.0
     assert collective_s(known, STATISTICS, (0, 1), 100) == 1.0
+
+
+def test_ranks_of_a_host_that_pass_over_memory_at_once_share_it() -> None:
+    tables = tuple(Collective(MEMORY, n, WITHIN_HOST, ((1 << 26, s),)) for n, s in ((1, 2.0), (2, 3.0), (4, 7.0)))
+    machines = cluster("aaab", *tables)
+    assert [memory_factor(machines, ranks) for ranks in ((0,), (0, 3), (0, 1), (0, 1, 3), (0, 1, 2))] == pytest.approx(
+        [1.0, 1.0, 1.5, 1.5, 2.5]
+    )
+    assert memory_factor(cluster("aa"), (0, 1)) == memory_factor(cluster("aa", *tables[1:]), (0, 1)) == 1.0
+    quicker = (tables[0], Collective(MEMORY, 2, WITHIN_HOST, ((1 << 26, 1.0),)))
+    assert memory_factor(cluster("aa", *quicker), (0, 1)) == 1.0
 
 
 def test_where_nothing_was_measured_it_is_a_ring() -> None:

@@ -8,6 +8,8 @@ import pytest
 from planner.costs.communication.halo import halo_rows, site_exchanges_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
+from planner.ir.cluster import PARTIAL_SUMS as SUMS
+from planner.ir.cluster import SITES, WITHIN_HOST, Collective
 from planner.ir.profile import SiteHalo
 from planner.ir.schedule import Op
 from tests.planner.costs.plain_prices import site_exchange_s
@@ -46,6 +48,20 @@ def test_what_goes_to_samples_is_summed() -> None:
     forward, backward = site_exchanges_s(PROFILE, (0, 1, 2, 3), 4)
     index = next(i for i, layer in enumerate(GRAPH.layers) if layer.kind == "segment")
     assert forward[index] == backward[index] == pytest.approx(2 * 3 / 4 * 1024 / 1e9)  # no message below 1 KiB
+
+
+def test_what_each_rank_computes_around_rows_and_sums_is_paid_where_there_is_an_exchange() -> None:
+    calls = tuple(Collective(each, 1, WITHIN_HOST, ((64, s), (1 << 20, s))) for each, s in ((SITES, 1.0), (SUMS, 16.0)))
+    known = replace(PROFILE, cluster=replace(PROFILE.cluster, collectives=(*PROFILE.cluster.collectives, *calls)))
+    without, found = (np.array(site_exchanges_s(each, (0, 1), 4)) for each in (PROFILE, known))
+    halos, sums = (
+        np.array([layer.kind in kinds for layer in GRAPH.layers])
+        for kinds in (("sparse_conv", "sparse_pool"), ("segment", "segment_expand"))
+    )
+    expected = 1.0 * halos + 16.0 * sums
+    assert found[0] - without[0] == pytest.approx(expected)
+    assert found[1] - without[1] == pytest.approx(expected * (np.arange(len(expected)) > 0))  # of features no gradient
+    assert not np.any(site_exchanges_s(known, (0,), 4))
 
 
 def test_one_rank_exchanges_nothing_nor_does_a_dense_network() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from planner.costs.communication.collectives import collective_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
+from planner.costs.shards.partial_sums import reduction_rate
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost, with_ways
-from planner.ir.cluster import STATISTICS
+from planner.ir.cluster import GRADIENT_SUMS, PARTIAL_SUMS, STATISTICS, WITHIN_HOST, Collective
 from tests.planner.networks import Named, Network, priced
 
 EVERYTHING = ("sample", "spatial", "channel")
@@ -37,6 +41,22 @@ def test_a_global_pool_over_cut_space_sums_its_output_there_and_back() -> None:
     assert expected > 0
     assert forward == pytest.approx([expected, 0, 0, expected])  # copies take part in the sum
     assert backward == pytest.approx([expected, 0, 0, expected])
+
+
+def test_what_each_rank_computes_around_a_sum_and_around_its_gradients_is_paid_by_those_that_meet() -> None:
+    profile = priced(*pooled(), speeds=(1.0, 1.0), latency_s=1e-5)
+    calls = tuple(
+        Collective(each, 1, WITHIN_HOST, ((64, 0.5), (1 << 20, 0.5))) for each in (PARTIAL_SUMS, GRADIENT_SUMS)
+    )
+    known = replace(profile, cluster=replace(profile.cluster, collectives=(*profile.cluster.collectives, *calls)))
+    before, after = (LayoutPrices(PriceBook(each), (0, 1), 4, EVERYTHING) for each in (profile, known))
+    for index in range(len(before.layers)):
+        longer, shorter = (each.layer(index, (H2, S2, C2, ALL)).statistics_s for each in (after, before))
+        assert longer - shorter == pytest.approx(np.array([[0.5, 0, 0, 0.5]] * 2) * (index == 1))
+    total = int(PriceBook(profile).tables.graph.parameter_bytes[-1])
+    rates = [reduction_rate(PriceBook(each), (0, 1)) for each in (profile, known)]
+    assert (rates[1] - rates[0]) * total == pytest.approx(0.5 if total else 0.0)
+    assert reduction_rate(PriceBook(known), (0,)) == 0.0
 
 
 def test_only_ranks_with_parts_of_one_sum_meet() -> None:

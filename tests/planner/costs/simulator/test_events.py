@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from planner.check.recompute import reckon
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import Network, transfer_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
 from planner.costs.simulator.events import simulate
+from planner.costs.simulator.prices import transfer_bytes, transfer_prices
 from planner.costs.simulator.program import compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import placements
@@ -271,3 +272,24 @@ def test_sums_in_shared_memory_hide_behind_no_backward() -> None:
         assert span.stop_s - span.start_s == pytest.approx(number * sum_s, rel=1e-6)
         predicted = predict(each, decision)[0].step_s
         assert reckon(each, decision, program_of(each, decision)).step_s == pytest.approx(predicted, rel=1e-9)
+
+
+def test_two_sends_of_an_action_to_one_rank_cost_one_latency() -> None:
+    """Layer 0 is read on rank 1 by stages 1 and 3, whose messages of 4 KB are one of 8 KB; of 80 KB each are two."""
+    latency_s, bandwidth = 1e-3, 1e8
+    found, alone_s, both_s = {}, {}, {}
+    for size in (4_000, 80_000):
+        profile = chain_profile(
+            4, 2, activation_bytes=size, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth, skips=[(0, 3)]
+        )
+        decision = interleaved(profile, 4, 2, "interleaved", 2)
+        program = program_of(profile, decision)
+        compiled = compile_program(program, decision.micro_batches)
+        prices = transfer_prices(compiled, transfer_bytes(program, compiled), Network(profile.cluster))
+        (link,) = profile.cluster.links.values()
+        found[size] = {slot.route[:2]: s for slot, s in zip(compiled.transfers, prices, strict=True) if slot.forward}
+        alone_s[size], both_s[size] = (float(transfer_s(link, count * size)) for count in (1, 2))
+    assert alone_s[4_000] == pytest.approx(latency_s, rel=0.05)
+    others = dict.fromkeys(((0, 1), (1, 2), (2, 3)), alone_s[4_000])
+    assert found[4_000] == pytest.approx({(0, 3): both_s[4_000] - alone_s[4_000], **others})
+    assert found[80_000] == pytest.approx(dict.fromkeys(found[4_000], alone_s[80_000]))

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.stages.coverage import Unmeasured, unmeasured
-from planner.ir.cluster import PIECES, WITHIN_HOST, Collective
-from planner.ir.plan import Plan
+from planner.ir.cluster import GRADIENT_SUMS as SUMS
+from planner.ir.cluster import NORMALISATION, PARTIAL_SUMS, PIECES, SITES, WITHIN_HOST, Collective
+from planner.ir.plan import Decision, Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers import solver
+from tests.planner.factories import chain_decision
 from tests.planner.networks import mesh_like, plain, priced, residual
+from tests.planner.sparse_networks import classifier, sparse_profile
 
 KIND = "kind-1"
 
@@ -38,7 +41,7 @@ def test_a_size_between_is_missing_until_it_is_measured() -> None:
 
 
 def test_what_actions_take_longer_after_waits_is_missing_where_stages_wait() -> None:
-    profile = replace(priced(*plain(samples=4), speeds=(1.0, 1.0)), action_overhead_s={})
+    profile = knows(replace(priced(*plain(samples=4), speeds=(1.0, 1.0)), action_overhead_s={}), SUMS)
     alone = made(profile, 4, micro_batch_sizes=(4,))
     piped = solver("even-split")(Problem(profile, 4, micro_batch_sizes=(4,)))
     assert len(piped.decision.stages) == 2
@@ -51,13 +54,36 @@ def test_what_actions_take_longer_after_waits_is_missing_where_stages_wait() -> 
 def test_calls_around_exchanges_are_missing_where_ranks_share_what_they_normalise() -> None:
     profile = priced(*residual(samples=4), speeds=(1.0, 1.0), sizes=(1, 2, 4))
     shared = solver("data-parallel")(Problem(profile, 4, micro_batch_sizes=(4,)))
-    assert unmeasured(PriceBook(profile), [shared.decision]) == {KIND: Unmeasured(exchanges=True)}
-    calls = Collective(PIECES, 1, WITHIN_HOST, ((1024, 1e-4),))
-    completed = replace(profile, cluster=replace(profile.cluster, collectives=(calls,)))
-    assert unmeasured(PriceBook(completed), [shared.decision]) == {}
+    assert unmeasured(PriceBook(profile), [shared.decision]) == {KIND: Unmeasured(exchanges=(NORMALISATION, SUMS))}
+    assert unmeasured(PriceBook(knows(profile, NORMALISATION, PIECES)), [shared.decision])[KIND].exchanges == (SUMS,)
+    assert unmeasured(PriceBook(knows(profile, NORMALISATION, SUMS)), [shared.decision]) == {}
     normless = priced(*plain(samples=4), speeds=(1.0, 1.0), sizes=(1, 2, 4))
     summed = solver("data-parallel")(Problem(normless, 4, micro_batch_sizes=(4,)))
-    assert unmeasured(PriceBook(normless), [summed.decision]) == {}
+    assert unmeasured(PriceBook(normless), [summed.decision])[KIND].exchanges == (SUMS,)
+
+
+def test_each_kind_of_exchange_is_asked_for_where_a_plan_has_it() -> None:
+    clouds = sparse_profile(classifier(samples=4), (1.0, 1.0))
+    shared = chain_decision(clouds, (), (4,), ((0, 1),), ((1, 1),))
+    assert asked(clouds, shared) == (NORMALISATION, SITES, PARTIAL_SUMS, SUMS)
+    alone = chain_decision(clouds, (3,), (4,), ((0,), (1,)), ((1,), (1,)))
+    assert asked(clouds, alone) == ()
+    images = priced(*mesh_like(height=256), speeds=(1.0, 1.0))
+    divided = made(images, 1, micro_batch_sizes=(1,), allow=("spatial",)).decision
+    assert set(asked(images, divided)) >= {PIECES, PARTIAL_SUMS, SUMS}
+    forward = made(images, 1, micro_batch_sizes=(1,), allow=("spatial",), objective="latency").decision
+    assert SUMS not in asked(images, forward)
+
+
+def asked(profile: Profile, decision: Decision) -> tuple[str, ...]:
+    """The kinds of exchanges that are missing, of whatever device."""
+    found = unmeasured(PriceBook(profile), [decision]).values()
+    return next((each.exchanges for each in found if each.exchanges), ())
+
+
+def knows(profile: Profile, *operations: str) -> Profile:
+    calls = tuple(Collective(each, 1, WITHIN_HOST, ((1024, 1e-4),)) for each in operations)
+    return replace(profile, cluster=replace(profile.cluster, collectives=(*profile.cluster.collectives, *calls)))
 
 
 def test_parts_of_layers_that_are_cut_are_missing_until_they_are_measured() -> None:

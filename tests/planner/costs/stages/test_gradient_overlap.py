@@ -61,22 +61,36 @@ def nothing(_: int) -> float:
 
 
 def test_a_bucket_alone_waits_for_the_whole_backward() -> None:
-    assert exposed_s([Bucket(10, 0)], lambda layer: 5.0, lambda size: float(size), nothing) == 10.0
+    assert exposed_s([Bucket(10, 0)], lambda layer: 5.0, lambda size: float(size), nothing, nothing) == 10.0
 
 
 def test_sums_hide_behind_what_is_left_of_the_backward() -> None:
     left = {3: 6.0, 2: 4.0, 0: 0.0}
     found = [Bucket(4, 3), Bucket(4, 2), Bucket(1, 0)]
     # The first starts at -6 and ends at -2, the second ends at 2, the third at 3.
-    assert exposed_s(found, left.__getitem__, float, nothing) == pytest.approx(3.0)
+    assert exposed_s(found, left.__getitem__, float, nothing, nothing) == pytest.approx(3.0)
     # On a fast link only the last is left.
-    assert exposed_s(found, left.__getitem__, lambda size: size / 10, nothing) == pytest.approx(0.1)
+    assert exposed_s(found, left.__getitem__, lambda size: size / 10, nothing, nothing) == pytest.approx(0.1)
 
 
 def test_what_moves_gradients_takes_its_time_from_the_backward() -> None:
     left = {1: 5.0, 0: 0.0}
     found = [Bucket(2, 1), Bucket(2, 0)]
-    assert exposed_s(found, left.__getitem__, lambda size: size / 2, lambda size: size / 4) == pytest.approx(1.0 + 1.0)
+    found_s = exposed_s(found, left.__getitem__, lambda size: size / 2, lambda size: size / 4, nothing)
+    assert found_s == pytest.approx(1.0 + 1.0)
+
+
+def test_putting_gradients_together_takes_the_core_whatever_hides_the_sums() -> None:
+    left = {1: 5.0, 0: 0.0}
+    found = [Bucket(2, 1, 2), Bucket(3, 0)]  # the second is a single gradient, which is not copied
+
+    def copied_s(num_bytes: int) -> float:
+        return num_bytes * 0.25
+
+    several = exposed_s(found, left.__getitem__, lambda size: size / 2, nothing, copied_s)
+    assert several == pytest.approx(1.5 + 0.5)
+    assert exposed_s([Bucket(4, 0, 4)], left.__getitem__, float, nothing, copied_s) == pytest.approx(4.0 + 1.0)
+    assert exposed_s([], left.__getitem__, float, nothing, copied_s) == 0.0
 
 
 @given(
@@ -97,7 +111,7 @@ def test_equal_to_a_clock_that_goes_bucket_by_bucket(
     def core_s(size: int) -> float:
         return size * core_s_per_byte
 
-    ours = exposed_s(found, lambda layer: float(ends[layer]), sum_s, core_s)
+    ours = exposed_s(found, lambda layer: float(ends[layer]), sum_s, core_s, nothing)
     made = [Made(size, float(end)) for size, end in zip(sizes, ends[:-1], strict=True)]
     assert ours == pytest.approx(waited_s(made, sum_s, core_s), rel=1e-9, abs=1e-12)
 
@@ -115,6 +129,6 @@ def test_no_stage_waits_less_than_the_bound(layers: list[tuple[int, float]], sec
     sizes, backward = zip(*layers, strict=True)
     ends = np.concatenate(([0.0], np.cumsum(backward)))
     found = [Bucket(sum(sizes[place] for place in places), min(places)) for places in in_buckets(sizes)]
-    exact = exposed_s(found, lambda k: float(ends[k]), lambda n: network.all_reduce_s((0, 1), n), nothing)
+    exact = exposed_s(found, lambda k: float(ends[k]), lambda n: network.all_reduce_s((0, 1), n), nothing, nothing)
     total = np.array([float(sum(sizes))])
     assert least_exposed_s(cluster, (0, 1), total, np.array([ends[-1]]))[0] <= exact + 1e-12

@@ -6,8 +6,11 @@ from itertools import pairwise
 import pytest
 
 from planner.check.recompute import reckon
+from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
+from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import Preparations, closure, has_host_beside
+from planner.costs.stages.placement import placements
 from planner.ir.graph import is_sites
 from planner.ir.plan import Decision
 from planner.ir.profile import PreparationCost, Profile
@@ -140,27 +143,34 @@ def beside(seconds: float) -> Profile:
     return replace(sparse_profile(GRAPH, (1.0,)), preparations={"kind-1": (cost,)})
 
 
-def test_what_a_thread_makes_a_step_ahead_is_waited_for_as_far_as_it_takes_longer_than_the_passes() -> None:
-    def step_s(seconds: float) -> float:
-        profile = beside(seconds)
+def test_what_a_thread_always_makes_a_step_ahead_is_priced_as_a_plan_that_does_so() -> None:
+    """Of one's own samples; on a core of its own all of it counts, on a spare one what is longer than the step."""
+
+    def step_s(seconds: float, num_devices: int) -> float:
+        profile = replace(beside(seconds), cluster=cluster((1.0,) * num_devices))
         decision = chain_decision(profile, micro_batches=(2, 2), schedule="gpipe")
         reckoned(profile, decision)
+        said = replace(decision, prepares_next_step=True)
+        assert predict(profile, said)[0] == predict(profile, decision)[0]
         return predict(profile, decision)[0].step_s
 
-    nothing_s = step_s(0.0)
-    profile = beside(0.0)
-    _, timeline = predict(profile, chain_decision(profile, micro_batches=(2, 2), schedule="gpipe"))
-    passes_s = sum(stop - start for op in (Op.FORWARD, Op.BACKWARD) for start, stop in spans(timeline, op)) / 2
-    assert step_s(0.4 * passes_s) == pytest.approx(nothing_s)  # of 2 samples: 0.8 of what a micro-batch computes
-    assert step_s(1.5 * passes_s) == pytest.approx(nothing_s + 2 * 2 * passes_s, rel=0.05)
+    nothing_s = step_s(0.0, 1)
+    assert step_s(nothing_s, 1) == pytest.approx(5 * nothing_s)  # a sample takes as long as the step without
+    assert step_s(0.2 * nothing_s, 2) == pytest.approx(nothing_s)
+    assert step_s(nothing_s, 2) == pytest.approx(4 * nothing_s)
 
 
 def test_a_thread_makes_what_its_own_ranks_samples_need() -> None:
     found = Preparations(beside(1e-3))
     kind = "kind-1"
     assert found.is_beside(kind)
-    assert not Preparations(sparse_profile(GRAPH, preparation_s=1e-3)).is_beside(kind)
-    assert found.exposed_s(kind, ALL, 3, 1e-3) == pytest.approx(2e-3)
+    assert found.look_ahead
     alone = Preparations(sparse_profile(GRAPH, preparation_s=1e-3))
-    assert found.num_bytes(ALL, 4, 2) == found.num_bytes(ALL, 4) == 2 * alone.num_bytes(ALL, 4)  # the next step's, too
-    assert found.exposed_s(kind, ALL, 0, 0.0) == found.exposed_s(kind, ALL, 3, 1.0) == 0.0
+    assert not alone.is_beside(kind)
+    assert not alone.look_ahead
+    assert found.num_bytes(ALL, 4, 2) == found.num_bytes(ALL, 4) == alone.num_bytes(ALL, 4)
+    profile = replace(beside(1e-3), cluster=cluster((1.0, 1.0)))
+    decision = chain_decision(profile, micro_batches=(4,), ranks=((0, 1),), shares=((1, 3),), schedule="gpipe")
+    costs = StageCosts(PriceBook(profile), placements(PriceBook(profile), decision), (4,))
+    assert [costs.prepare_s(rank, 0, 0) for rank in (0, 1)] == pytest.approx([1e-3, 3e-3])
+    reckoned(profile, decision)

@@ -13,20 +13,15 @@ from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.constraints import Ways, parse_rule
+from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
 from planner.schedules import default_names
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
 from planner.solvers.best_first.search import Outcome, Queue
 from planner.solvers.best_first.warm_start import Start
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    equal_shares,
-    gives_all_work,
-    joins_all_ranks,
-    micro_batches,
-    with_options,
-)
+from planner.solvers.candidates.candidate import Candidate, micro_batches, with_options
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.feasibility import gives_all_work, joins_all_ranks
 from tests.planner.networks import mesh_like, plain, priced, residual
 from tests.planner.solvers.laid_out_plans import EVERYTHING, plan_of_candidate
 from tests.sampling import everything, some

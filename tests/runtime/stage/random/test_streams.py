@@ -19,11 +19,12 @@ from planner.ir.profile import ModelSource
 from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
-from runtime.numerics.single_device import drawing_loss, serial_step
+from runtime.numerics.single_device import serial_step
 from runtime.stage.captured import captured_model
 from runtime.stage.cut import cut_stage
 from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.random.streams import Draw, Draws, Noise
+from tests.runtime.engines import drawing_loss
 from tests.runtime.plans import (
     Trained,
     assert_equal,

@@ -12,10 +12,11 @@ from torch.nn import functional
 
 from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel, mean_of_squares
-from runtime.numerics.single_device import drawing_loss, serial_step
+from runtime.numerics.single_device import serial_step
 from runtime.stage.captured import captured_model
 from runtime.stage.random.streams import Draw
 from runtime.stage.random.user_module import Answers, UnlikeDrawsError
+from tests.runtime.engines import drawing_loss
 from tests.runtime.plans import Trained, assert_equal, batch_of, sgd
 
 SEED = 5

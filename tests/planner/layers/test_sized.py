@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.costs.shards.shapes import SizedLayer
 from planner.ir.graph import Attribute, Graph, Layer, TensorSpec
+from planner.layers.sized import SizedLayer
 
 IMAGE = ("sample", "channel", "height", "width")
 ROWS = ("sample", "time", "feature")

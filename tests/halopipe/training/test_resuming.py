@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from halopipe.run_spec.options import RunOptions
-from halopipe.training.checkpointing import Start, said_by_rank_0, settled, settled_by_rank_0
+from halopipe.training.resuming import Start, said_by_rank_0, settled, settled_by_rank_0
 from planner.ir.errors import CorruptFileError, NewerFileError, StaleFileError
 from planner.ir.plan import Plan
 from runtime.checkpoint import complete_steps

@@ -8,7 +8,24 @@ from functools import cached_property
 
 from planner.ir.box import Box, Interval, intersect, volume, whole
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec
-from planner.layers import Kind, kind
+from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS
+from planner.layers._kinds import Kind, kind
+
+REPLICA = "replica"
+"""A dim that no tensor has: ranks along it hold the same."""
+
+AXES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "sample": (SAMPLE_DIMS, (SAMPLE,)),
+    "depth": (SPATIAL_DIMS, ("depth",)),
+    "height": (SPATIAL_DIMS, ("height",)),
+    "width": (SPATIAL_DIMS, ("width",)),
+    "channel": (CHANNEL_DIMS, ("channel", "head", "feature")),
+}
+"""Axes of the grid of ranks: family (``Problem.allow``) and dims, the first that a layer has. Samples vary slowest,
+so that what talks most (halos, channels) stays within a host."""
+
+SPACE = tuple(dim for family, dims in AXES.values() for dim in dims if family == SPATIAL_DIMS)
+"""Dims along which a rank may work beyond its part."""
 
 Signature = tuple[object, ...]
 """Layers of equal signature read and weigh the same boxes."""

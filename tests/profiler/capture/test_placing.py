@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from profiler.capture import graph
+from profiler.capture.graph import capture_for
 from profiler.capture.kinds import Rules
-from profiler.measure import devices
-from profiler.measure.devices import capture_for
 from profiler.measure.noise import ThreadClock
 from profiler.measure.timing import SegmentedPass, segments
 from profiler.source.model import example_of
@@ -62,7 +62,7 @@ def test_a_pass_stays_on_the_device_of_the_model_and_waits_for_it_once(
 
 def test_a_model_is_captured_on_the_processor_and_then_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[tuple[int, torch.device]] = []
-    monkeypatch.setattr(devices, "move", lambda tensors, device: moved.append((len(tuple(tensors)), device)))
+    monkeypatch.setattr(graph, "move", lambda tensors, device: moved.append((len(tuple(tensors)), device)))
     factory = DENSE[0]
     model, found = capture_for(loaded(factory, 2), META, Rules())
     tensors = (*found.graph_module.parameters(), *found.graph_module.buffers())
@@ -72,7 +72,7 @@ def test_a_model_is_captured_on_the_processor_and_then_moved(monkeypatch: pytest
 
 
 def test_what_a_rank_does_not_need_stays_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "move", lambda tensors, device: pytest.fail("moved"))
+    monkeypatch.setattr(graph, "move", lambda tensors, device: pytest.fail("moved"))
     given = loaded(DENSE[0], 2)
     model, found = capture_for(given, META, whole=False)
     assert model is given
@@ -81,8 +81,8 @@ def test_what_a_rank_does_not_need_stays_on_the_processor(monkeypatch: pytest.Mo
 
 def test_under_autocast_a_model_is_captured_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    monkeypatch.setattr(devices, "move", lambda tensors, device: events.append("moved"))
-    monkeypatch.setattr(devices, "capture", lambda model, rules: events.append(f"captured on {model.inputs[0].device}"))
+    monkeypatch.setattr(graph, "move", lambda tensors, device: events.append("moved"))
+    monkeypatch.setattr(graph, "capture", lambda model, rules: events.append(f"captured on {model.inputs[0].device}"))
     capture_for(replace(loaded(DENSE[0], 2), autocast=torch.bfloat16), META, whole=False)
     assert events[0] == "moved"
     assert events[-1] == "captured on meta"

@@ -1,0 +1,115 @@
+"""What it gains to prepare the next step during this one: sites and maps of a sparse VGG-16, predicted and measured.
+
+    python -m benchmarks.sparse_vgg.next_step [--quick] [--json]
+
+SparsePipe's network, half as wide, is profiled on two cores of this machine; plans are made, each once as it prepares
+every step in itself and once as it prepares the next one meanwhile (``Decision.prepares_next_step``), and all
+predictions are written down.  Then all are run by the function behind ``halopipe run``, through shared memory, by
+turns; a step's time is from its start to the next one's, so that what is waited for between steps is in it.
+
+    one device          the other core has no rank, and prepares
+    pipeline            two stages; each rank's core prepares while the rank waits
+    one stage, shared   both ranks compute all the time: nothing is gained, and the planner does not ask for it
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from benchmarks.report import Row, run
+from benchmarks.step_time import pipeline
+from halopipe.launch.run import run_plan
+from halopipe.run_spec.options import RunOptions
+from planner.costs.cost_model import PriceBook
+from planner.costs.predict import forecast
+from planner.ir.plan import Plan
+from planner.ir.problem import Problem
+from planner.ir.profile import ModelSource
+from planner.solvers import solver
+from profiler import profile
+
+STEPS, WARMUP = 12, 3
+WAYS = {False: "in its own step", True: "in the step before"}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How large it is: of the network, of a batch and of its clouds; and how often every plan is run."""
+
+    width: int
+    hidden: int
+    samples: int
+    voxels: int
+    rounds: int
+
+    @property
+    def source(self) -> ModelSource:
+        """The network."""
+        arguments = {"width": str(self.width), "hidden": str(self.hidden), "num_classes": "40"}
+        return ModelSource("profiler.models.sparse_vgg:sparse_vgg16", arguments, (self.samples, self.voxels, 1))
+
+
+FULL, QUICK = Setting(32, 512, 8, 3224, 3), Setting(8, 32, 8, 1000, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A plan, as it prepares steps in one of two ways."""
+
+    name: str
+    ahead: bool
+    plan: Plan
+
+
+def measure(quick: bool) -> list[Row]:
+    """Profile, plan, then run."""
+    setting = QUICK if quick else FULL
+    problem = Problem(profile(setting.source, num_workers=2, quick=True), setting.samples)
+    cases = list(cases_of(problem))
+    steps: dict[tuple[str, bool], list[float]] = {}
+    for _ in range(setting.rounds):
+        for case in cases:
+            steps.setdefault((case.name, case.ahead), []).append(measured_s(case.plan))
+    return list(rows(cases, {key: statistics.median(each) for key, each in steps.items()}))
+
+
+def cases_of(problem: Problem) -> Iterator[Case]:
+    """All plans, each in both ways; and what the planner would choose of each is in their predictions."""
+    book = PriceBook(problem.profile)
+    plans = {
+        "one device": solver("one-device")(problem, None),
+        "pipeline": pipeline(problem, book, "1f1b", max(1, problem.global_batch // 4)),
+        "one stage, shared": solver("data-parallel")(problem, None),
+    }
+    for name, plan in plans.items():
+        for ahead in WAYS:
+            decision = replace(plan.decision, prepares_next_step=ahead)
+            prediction = forecast(book, decision, problem.memory_margin).prediction
+            yield Case(name, ahead, replace(plan, decision=decision, prediction=prediction))
+
+
+def measured_s(plan: Plan) -> float:
+    """Median seconds of a step, with what is waited for before it."""
+    os.environ.pop("RANK", None)  # never part of a torchrun job
+    result = run_plan(plan, replace(RunOptions(), steps=STEPS, warmup=WARMUP, check_first_step=False))
+    if result is None:
+        raise RuntimeError("this benchmark runs outside torchrun")
+    return result.measured(plan.prediction).step_s
+
+
+def rows(cases: list[Case], measured: dict[tuple[str, bool], float]) -> Iterator[Row]:
+    """Of every plan, then what the second way gains of the first."""
+    predicted = {(case.name, case.ahead): case.plan.prediction.step_s for case in cases}
+    for (name, ahead), seconds in predicted.items():
+        yield Row(f"{name}, prepared {WAYS[ahead]}: predicted step", 1e3 * seconds, "ms")
+        yield Row(f"{name}, prepared {WAYS[ahead]}: measured step", 1e3 * measured[name, ahead], "ms")
+    for name in dict.fromkeys(case.name for case in cases):
+        for what, found in (("predicted", predicted), ("measured", measured)):
+            yield Row(f"{name}: gained, {what}", 100 * (1 - found[name, True] / found[name, False]), "%")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run("Preparing the next step during this one, two cores of this machine", measure))

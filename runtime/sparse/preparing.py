@@ -1,0 +1,113 @@
+"""Who prepares the batches of a run: of clouds sites and maps, of graphs' seeds their neighbours.
+
+Of clouds a plan says whether each step's are prepared in it, micro-batch by micro-batch, or while the step before waits
+(:attr:`planner.ir.plan.Decision.prepares_next_step`).  Then a thread of each rank finds the sites of the whole batch,
+shares them out where ranks share them, describes the network at so many sites, and makes what the rank's own stages
+read, before the step that uses them begins; ``PREP`` finds them made.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+
+from cuda_ops.sampling.preparation import SampledPreparation
+from planner.ir.plan import Decision
+from planner.sites.prices import Prices, prices
+from runtime.pipeline.microbatches import Batch
+from runtime.sparse.ahead import BatchPreparation, Beside, Clock, Expected
+from runtime.sparse.batch import Prepared, PreparedBatch, site_speeds
+from runtime.sparse.sampled import SampledPreparing
+from runtime.sparse.share import AnyBatch, share_of
+
+
+def preparing(
+    decision: Decision, prepared: Prepared, core: int | None = None, *, gives_way: bool = False
+) -> BatchPreparation[AnyBatch]:
+    """What makes batches of clouds or seeds the graph's inputs.
+
+    Args:
+        core, gives_way: of the thread, as of :class:`runtime.sparse.ahead.Beside`.
+
+    Raises:
+        UnsupportedModelError: ranks share what cannot be shared.
+    """
+    aside = Beside(core=core, gives_way=gives_way)
+    if isinstance(prepared.preparation, SampledPreparation):
+        return SampledPreparing.of(decision, prepared, prepared.preparation, aside)
+    return Preparing.of(decision, prepared, aside)
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """Prepares the clouds of a run.
+
+    Attributes:
+        speeds: shares of the ranks of the largest stage that shares out sites; empty: there is none.
+        aside: the thread that prepares what is expected.
+    """
+
+    prepared: Prepared
+    price: Prices
+    speeds: tuple[float, ...]
+    decision: Decision
+    aside: Beside = field(default_factory=Beside)
+    _expected: Expected[tuple[PreparedBatch, Future[None]]] = field(default_factory=Expected)
+
+    @classmethod
+    def of(cls, decision: Decision, prepared: Prepared, aside: Beside | None = None) -> Preparing:
+        """For a plan of a model."""
+        found = [site_speeds(decision, stage) for stage in range(len(decision.stages))]
+        speeds = max(found, key=len, default=())
+        return cls(prepared, prices(prepared.graph), speeds, decision, aside or Beside())
+
+    @property
+    def clock(self) -> Clock:
+        """What the thread and its waiters took."""
+        return self.aside.clock
+
+    @property
+    def looks_ahead(self) -> bool:
+        """As the plan says."""
+        return self.decision.prepares_next_step
+
+    def batch(self, raw: Batch) -> PreparedBatch:
+        """``raw`` as the graph's inputs; where it was expected, once all that this rank reads of it is made.
+
+        Raises:
+            StageFailedError: clouds that were expected cannot be used.
+        """
+        found = self._expected.take(raw)
+        if found is None:
+            return self._new(raw)
+        batch, is_made = found
+        self.aside.result(is_made)
+        return batch
+
+    def expect(self, raw: Batch, rank: int) -> None:
+        """Begins with ``raw``, a batch that this rank is given soon, beside what is computed now."""
+        batch = self._new(raw)
+        self._expected.add(raw, (batch, self.aside.begin(partial(self._make, batch, rank))))
+
+    def _new(self, raw: Batch) -> PreparedBatch:
+        return PreparedBatch(raw, self.prepared, self.price, self.speeds)
+
+    def _make(self, batch: PreparedBatch, rank: int) -> None:
+        """All that is asked of ``batch`` before the program and in the ``PREP`` of this rank's stages."""
+        inputs, layers = self.prepared.graph.inputs, self.prepared.graph.by_name()
+        for m, rows in enumerate(batch.rows):
+            if not rows:
+                continue
+            batch.graph(m)
+            for stage, each in enumerate(self.decision.stages):
+                reads = {v for name in self.decision.layers_of(stage) for v in layers[name].inputs if v in inputs}
+                if len(each.ranks) > 1:
+                    position = each.ranks.index(rank) if rank in each.ranks else 0
+                    share = batch.shares[stage, m] = share_of(self.decision, batch, m, stage, position)
+                    if rank in each.ranks:
+                        for name in sorted(reads):
+                            share.tensor(name)
+                elif rank in each.ranks:
+                    for name in sorted(reads):
+                        batch.whole(name, m)

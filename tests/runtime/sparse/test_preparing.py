@@ -1,0 +1,150 @@
+"""Clouds prepared during the step before: the same numbers, made by a thread; errors at the step that they are of."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from cuda_ops.device.host import work_beside
+from planner.ir.errors import StageFailedError
+from planner.ir.plan import Decision
+from runtime.engine import Engine
+from runtime.pipeline.microbatches import WholeBatch
+from runtime.sparse.ahead import Expected
+from runtime.sparse.batch import PreparedBatch
+from runtime.sparse.share import SiteShare
+from tests.runtime.engines import on_engines, trained, trained_on
+from tests.runtime.plans import batch_of
+from tests.runtime.sparse.test_plans import LAYOUTS, decision_of, network
+
+STEPS = 3
+Batches = list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
+
+
+def ahead(name: str, layout: str, micro_batches: tuple[int, ...]) -> Decision:
+    return replace(decision_of(name, layout, micro_batches), prepares_next_step=True)
+
+
+def batches_of(name: str) -> Batches:
+    return [batch_of(network(name)[0], 4, step) for step in range(STEPS)]
+
+
+def stepped(engine: Engine, batches: Batches, micro_batches: tuple[int, ...]) -> list[float | None]:
+    """As a loop runs it: the next batch is told before this one's step."""
+    bound = [WholeBatch(engine._inputs, (*inputs, *targets), micro_batches) for inputs, targets in batches]
+    engine.expect(bound[0])
+    losses = []
+    for number, batch in enumerate(bound):
+        if number + 1 < len(bound):
+            engine.expect(bound[number + 1])
+        losses.append(engine.step_on(batch).loss)
+    return losses
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_step_prepared_in_the_one_before_gives_the_same_bits(layout: str) -> None:
+    micro_batches = (4,) if layout == "two ranks" else (1, 3)
+    found = trained_on(
+        network("unet"),
+        ahead("unet", layout, micro_batches),
+        lambda engine: stepped(engine, batches_of("unet"), micro_batches),
+    )
+    expected = trained(network("unet"), decision_of("unet", layout, micro_batches), STEPS)
+    assert found.losses == expected.losses
+    for one, other in ((found.gradients, expected.gradients), (found.state, expected.state)):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_all_that_a_rank_reads_is_made_by_the_thread_before_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites, maps and shares of all micro-batches: nothing is left for the rank's own thread."""
+    made: list[tuple[int, str]] = []
+    own = {name: getattr(cls, name) for cls, name in ((PreparedBatch, "whole"), (SiteShare, "_map"))}
+
+    def noted(name: str) -> object:
+        def call(*given: object) -> object:
+            batch, value = given[0], given[1]
+            is_new = name == "_map" or (given[2], value) not in batch._made  # type: ignore[attr-defined]
+            if is_new:
+                made.append((threading.get_native_id(), f"{name} {value}"))
+            return own[name](*given)
+
+        return call
+
+    monkeypatch.setattr(PreparedBatch, "whole", noted("whole"))
+    monkeypatch.setattr(SiteShare, "_map", noted("_map"))
+    ranks: list[int] = []
+
+    def work(engine: Engine) -> float:
+        ranks.append(threading.get_native_id())
+        stepped(engine, batches_of("unet"), (1, 3))
+        return engine.preparing.clock.busy_s  # type: ignore[union-attr]
+
+    busy_s = on_engines(network("unet"), ahead("unet", "two ranks, then one", (1, 3)), work)
+    assert all(busy > 0 for busy in busy_s)
+    assert made
+    assert not {thread for thread, _ in made} & set(ranks)
+
+
+def test_without_word_of_the_next_batch_a_step_prepares_itself() -> None:
+    found = trained(network("unet"), ahead("unet", "two ranks, then one", (1, 3)), STEPS)
+    expected = trained(network("unet"), decision_of("unet", "two ranks, then one", (1, 3)), STEPS)
+    assert found.losses == expected.losses
+
+
+def test_only_a_plan_that_says_so_looks_ahead() -> None:
+    def looks(engine: Engine) -> bool:
+        engine.expect(WholeBatch(engine._inputs, (*batches_of("unet")[0][0], *batches_of("unet")[0][1]), (4,)))
+        return engine.looks_ahead
+
+    assert on_engines(network("unet"), decision_of("unet", "one rank", (4,)), looks) == [False]
+    assert on_engines(network("unet"), ahead("unet", "one rank", (4,)), looks) == [True]
+
+
+def test_clouds_that_cannot_be_used_fail_at_their_own_step() -> None:
+    good, bad = batches_of("unet")[:2]
+    features = bad[0][1].clone()
+    features[0, 0, 0] = float("nan")
+
+    def work(engine: Engine) -> None:
+        wrong = (bad[0][0], features, *bad[0][2:])
+        bound = [WholeBatch(engine._inputs, (*inputs, *targets), (4,)) for inputs, targets in (good, (wrong, bad[1]))]
+        engine.expect(bound[0])
+        engine.expect(bound[1])
+        assert engine.step_on(bound[0]).loss is not None
+        with pytest.raises(StageFailedError, match=r"step 1, finding sites: clouds of micro-batch 0: .*NaN"):
+            engine.step_on(bound[1])
+
+    on_engines(network("unet"), ahead("unet", "one rank", (4,)), work)
+
+
+def test_of_what_is_expected_the_last_two_stay() -> None:
+    expected: Expected[str] = Expected()
+    raws = [object() for _ in range(3)]
+    for number, raw in enumerate(raws):
+        expected.add(raw, str(number))  # type: ignore[arg-type]
+    assert [expected.take(raw) for raw in raws] == [None, "1", "2"]  # type: ignore[arg-type]
+    assert len(expected) == 0
+    assert expected.take(raws[1]) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system knows no affinity")
+def test_a_thread_that_works_beside_gives_way_or_has_a_core_and_no_other_thread_does() -> None:
+    core, found = min(os.sched_getaffinity(0)), []
+    before = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+
+    def beside(on: int | None) -> None:
+        work_beside(on)
+        found.append((os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+
+    for on in (core, None):
+        thread = threading.Thread(target=beside, args=(on,))
+        thread.start()
+        thread.join()
+    assert found == [({core}, before[1]), (before[0], 19)]
+    assert (os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())) == before
