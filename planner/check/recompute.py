@@ -371,21 +371,26 @@ class _Plain:
                 kept, of_layers = [0.0] * len(layers), None
             else:
                 kept, of_layers = laid_out.saved_bytes(member), None if recompute else laid_out.levels(member)
+            if of_layers is not None:  # whose weight gradients are made with those of inputs
+                of_layers = [[one[0], one[1], one[1], 0.0, 0.0, *one[5:]] for one in of_layers]
             made = laid_out.made_bytes(member) if of_layers is not None else []
+            parts = [] if of_layers is None else laid_out.parts(member)
             stays = _NOTHING_KEPT
             if self.spans[stage] and isinstance(laid_out, LaidOut):
                 order = [self.layers[stage].index(layer) for layer in layers]
                 kept, made = [kept[at] for at in order], [made[at] for at in order] if made else []
                 of_layers = None if of_layers is None else [of_layers[at] for at in order]
+                parts = [parts[at] for at in order] if parts else []
                 stays = self._kept(stage, layers, of_layers, [laid_out.part(layer, member) for layer in layers])
             is_shared = shares_memory(self.book.profile.cluster, self.program.ranks[stage])
             sizes = set[Size]() if is_shared else set(self.sizes)
-            deferring = self.book.tables.deferring(kind)
             return Holding(
                 layers=layers,
                 saved=[laid_out.always_bytes()] if recompute else kept if of_layers or stays.kept else [sum(kept)],
                 levels=of_layers,
-                defers=() if of_layers is None else [bool(deferring[at]) for at in indices],
+                defers=() if of_layers is None else [False] * len(layers),
+                gradients=self.prices.gradients(kind, [samples for samples, _ in parts]),
+                parts=parts,
                 workspace=laid_out.unrecorded_bytes(member) if blocks else laid_out.workspace_bytes(member),
                 left=sum(kept),
                 again=sum(kept) - laid_out.always_bytes() if recompute else 0.0,
@@ -409,6 +414,9 @@ class _Plain:
             layers=layers,
             saved=[float(costs["saved_bytes"][at]) for at in indices],
             levels=of_layers,
+            gradients=self.prices.gradients(kind, [samples]),
+            inputs_left=[self.prices.inputs_left(kind, samples, at) for at in indices],
+            gradients_left=[self.prices.gradients_left(kind, samples, at) for at in indices],
             defers=() if levels is None else [bool(deferring[at]) for at in indices],
             workspace=max(float(costs["workspace_bytes"][at]) for at in indices),
             left=round(self.book.tables.left_bytes(kind, samples, runs_of(indices))),
