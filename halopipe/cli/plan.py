@@ -60,7 +60,7 @@ def plan(
         str,
         typer.Option(
             metavar="WHEN",
-            help="Compute activations again before the backward: never, auto, always.",
+            help="Compute activations again for the backward: never, auto, selective (attention alone), always.",
             autocompletion=completion.choices,
             rich_help_panel=_SPACE,
         ),
@@ -235,6 +235,8 @@ def plan(
             given = given if cluster is not None else solve.remembering(given, profile, output)
             dump(given, output)
             console.emit(dumps(given) if json else explain.headline(given, objective=objective))
+            for line in explain.recomputed_lines(given, loaded):
+                console.remark(line.strip())
             console.wrote(output, console.command("run", output))
             return
         problem = problems.make_problem(
@@ -274,7 +276,7 @@ def plan(
             completed = missing.plan_and_measure(
                 problem, lambda asked: search_progress.solve(asked, solver), missing.measure_here(quick), console.remark
             )
-            found = completed.plan
+            found, seen = completed.plan, completed.profile
             if completed.rounds:
                 dump(missing.stored(loaded, completed.profile), profile)
                 console.wrote(profile)
@@ -282,10 +284,12 @@ def plan(
                     f"its fingerprint is now {found.inputs.profile_fingerprint}: earlier plans are of another"
                 )
         else:
-            found = search_progress.solve(problem, solver)
+            found, seen = search_progress.solve(problem, solver), loaded
         found = found if cluster is not None else solve.remembering(found, profile, output)
         dump(found, output)
         console.emit(dumps(found) if json else explain.headline(found, objective=objective))
+        for line in explain.recomputed_lines(found, seen):
+            console.remark(line.strip())
         on = ["--cluster", cluster] if cluster is not None else []
         explained = console.command("explain", output, "--profile", profile, *on)
         console.wrote(output, f"{explained}, or {console.command('run', output)}")

@@ -11,7 +11,7 @@ from halopipe.planning.solve import ties_of
 from halopipe.terminal import tables as text
 from halopipe.terminal import units
 from planner.export.rows import PlanRow, in_flight, layout_text, plan_rows
-from planner.ir.plan import Decision, Plan
+from planner.ir.plan import Decision, Plan, Stage
 from planner.ir.problem import DEFAULT_CONFIDENCE, DIVIDED
 from planner.ir.profile import Profile
 
@@ -149,6 +149,13 @@ def differences(a: Decision, b: Decision) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _again(stage: Stage) -> str:
+    if stage.recompute:
+        return "computes activations again"
+    count = sum(map(len, stage.recomputed))
+    return f"computes those of {units.count(count, 'layer')} again" if count else "keeps its activations"
+
+
 def _stage_changes(a: Decision, b: Decision) -> list[str]:
     """Stages on the same devices in both that keep more or fewer micro-batches, or compute activations again."""
     before = {stage.devices: number for number, stage in enumerate(a.stages)}
@@ -156,14 +163,13 @@ def _stage_changes(a: Decision, b: Decision) -> list[str]:
     for number, stage in enumerate(b.stages):
         if stage.devices not in before:
             where = f"stage {number} on {' and '.join(stage.devices)}"
-            lines += [f"{where}: computes activations again"] if stage.recompute else []
+            lines += [f"{where}: {_again(stage)}"] if stage.recompute or stage.recomputed else []
             lines += [f"{where}: its ranks divide {DIVIDED[stage.level]}"] if stage.sharded else []
             continue
         other = before[stage.devices]
         where = f"stage {number} on {' and '.join(stage.devices)}"
-        if stage.recompute != a.stages[other].recompute:
-            again = "computes activations again" if stage.recompute else "keeps its activations"
-            lines.append(f"{where}: {again}")
+        if (stage.recompute, stage.recomputed) != (a.stages[other].recompute, a.stages[other].recomputed):
+            lines.append(f"{where}: {_again(stage)}")
         if stage.level != a.stages[other].level:
             divided = f"divide {DIVIDED[stage.level]}" if stage.sharded else "keep the optimiser's state whole"
             lines.append(f"{where}: its ranks {divided}")

@@ -75,7 +75,7 @@ class Front:
                 num_stages=len(plan.decision.stages),
                 num_ranks=len({rank for stage in plan.decision.stages for rank in stage.ranks}),
                 schedule=f"{plan.decision.schedule} {units.micro_batches(plan.decision.micro_batches)}",
-                recompute=any(stage.recompute for stage in plan.decision.stages),
+                recompute=any(stage.recompute or stage.recomputed for stage in plan.decision.stages),
                 status=plan.search.status,
                 bound_s=plan.search.bound_s,
             )

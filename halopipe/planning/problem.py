@@ -23,6 +23,7 @@ from planner.ir.problem import (
     OBJECTIVES,
     RECOMPUTE,
     SAMPLE_DIMS,
+    SELECTIVE,
     SHARD,
     SPATIAL_DIMS,
     THROUGHPUT,
@@ -32,6 +33,7 @@ from planner.ir.problem import (
     Rule,
 )
 from planner.ir.profile import Profile
+from planner.layers.recomputed import attention_cores
 
 FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS)
 
@@ -102,7 +104,7 @@ def make_problem(
         rate_per_s: samples a second that a stream of forward passes must sustain, at the least latency; 0: any.
         allow: families of dims that may be cut: layers along ``sample``, ``spatial``, ``channel``; sequences along
             ``time``, into token slices that follow one another; empty: samples.
-        recompute: ``never``, ``auto`` or ``always``.
+        recompute: ``never``, ``auto``, ``selective`` (attention's cores alone, on all stages) or ``always``.
         shard: whether ranks of a stage divide the optimiser's state: ``never``, ``auto`` (if nothing else fits) or
             ``always``.
         halo_depth: most rows of space by which a device may work beyond its part, so that the next layers need no halo.
@@ -142,6 +144,8 @@ def make_problem(
             ["what ranks divide: 1 the optimiser's state, 2 gradients too, 3 parameters too", "--shard never: nothing"],
             [f"--shard always --zero {zero if zero in ZERO else 2}", "--shard auto"],
         )
+    if recompute == SELECTIVE:
+        _require_cores(profile, allow, token_slices)
     out = dict.fromkeys(devices_named(without, profile.cluster), 0.0)
     left = profile.standing(out)
     _require_ranks(left, num_ranks)
@@ -185,11 +189,27 @@ def make_problem(
     return standing(problem, out) if out else problem
 
 
+def _require_cores(profile: Profile, allow: Sequence[str], token_slices: Sequence[int]) -> None:
+    """Raises :class:`UsageError` where attention's core cannot be what is computed again."""
+    if TIME_DIMS in allow or token_slices:
+        raise UsageError(
+            "--recompute selective beside token slices",
+            ["what later slices read of attention has to stay"],
+            ["--recompute always", "leave out --allow time and --token-slices"],
+        )
+    if not attention_cores(profile.graph):
+        raise UsageError(
+            "--recompute selective: no attention is found in this network",
+            [f"none of {len(profile.graph.layers)} layers is one, or a softmax between two products of activations"],
+            ["--recompute auto", "--recompute always"],
+        )
+
+
 def problem_of(plan: Plan, profile: Profile) -> Problem:
     """The problem that ``plan`` answers; what a decision edited by hand makes use of is allowed as well."""
     profile = plan.inputs.as_seen(profile)
     decision, asked = plan.decision, Problem.of(profile, plan.decision.global_batch, plan.inputs.request)
-    again = asked.recompute == NEVER and any(stage.recompute for stage in decision.stages)
+    again = asked.recompute == NEVER and any(stage.recompute or stage.recomputed for stage in decision.stages)
     schedules = asked.schedules
     if decision.schedule in schedule_names() and decision.schedule not in (schedules or default_schedules()):
         schedules = (*(schedules or default_schedules()), decision.schedule)

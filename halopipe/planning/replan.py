@@ -29,6 +29,7 @@ from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision, Plan
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, Problem
 from planner.ir.profile import Profile
+from planner.solvers.candidates.candidate import Recomputes
 
 if TYPE_CHECKING:
     from planner.solvers import Progress
@@ -232,12 +233,17 @@ def _candidate(problem: Problem, book: Any, decision: Decision) -> Candidate | N
         shares.append(samples or group_shares(problem, book, group, max(batches)))
         if not usable(problem, book, group, shares[-1], batches):
             return None
-    again = tuple(
-        any(stage.recompute for stage, at in zip(decision.stages, goes_to, strict=True) if at == place)
-        for place in range(len(kept))
-    )
+    again = tuple(_recomputes(decision, goes_to, place) for place in range(len(kept)))
     stage_of = tuple(goes_to[decision.layers[layer.name].stage] for layer in problem.profile.graph.layers)
     return Candidate(stage_of, groups, tuple(shares), batches, decision.schedule, recompute=again if any(again) else ())
+
+
+def _recomputes(decision: Decision, goes_to: Sequence[int], place: int) -> Recomputes:
+    """What a stage computes again that takes over what went to it."""
+    own = [stage for stage, at in zip(decision.stages, goes_to, strict=True) if at == place]
+    if any(stage.recompute for stage in own):
+        return Recomputes.ALL
+    return Recomputes.CORES if any(stage.recomputed for stage in own) else Recomputes.NOTHING
 
 
 def is_worth(before_s: float, after_s: float, num_left: int, change_s: float) -> bool:

@@ -109,6 +109,8 @@ class Report:
             f"  memory {self._memory(best)}",
             f"  bound by {self._bound()}",
         ]
+        if self.shape.fused_attention and best.ways.recompute is Recompute.SELECTIVE:
+            lines.append("  note: fused attention keeps no scores: selective recomputation saves next to nothing")
         if self.price_per_hour:
             tokens = self.global_batch * self.shape.seq
             dollars = self._dollars(best)
@@ -191,7 +193,7 @@ def plan_by(
     from halopipe.planning.problem import make_problem
     from planner.costs.cost_model import PriceBook
     from planner.costs.shards.option import Option
-    from planner.solvers.candidates.candidate import Candidate
+    from planner.solvers.candidates.candidate import Candidate, Recomputes
     from planner.solvers.candidates.evaluate import Evaluator
     from planner.solvers.candidates.explain import heuristic_plan, infeasible
     from planner.transformers.placement import groups_of, placements, schedule_of
@@ -225,18 +227,23 @@ def plan_by(
         num_ranks=ways.devices,
         memory_bytes=memory_bytes,
         allow=["sample", "channel"] if ways.tensor > 1 else ["sample"],
-        recompute="always" if ways.recompute is Recompute.FULL else "never",
+        recompute={Recompute.FULL: "always", Recompute.SELECTIVE: "selective"}.get(ways.recompute, "never"),
         shard="always" if ways.zero else "never",
         zero=max(1, ways.zero),
     )
     groups = groups_of(ways)
+    recomputes = {
+        Recompute.NONE: Recomputes.NOTHING,
+        Recompute.SELECTIVE: Recomputes.CORES,
+        Recompute.FULL: Recomputes.ALL,
+    }
     candidate = Candidate(
         tuple(placed[layer.name].stage for layer in profile.graph.layers),
         groups,
         tuple((ways.micro_batch,) * ways.data if ways.tensor == 1 else (size,) for _ in groups),
         (size,) * count,
         schedule_of(ways),
-        recompute=tuple(ways.recompute is Recompute.FULL for _ in groups),
+        recompute=(recomputes[ways.recompute],) * len(groups),
         options=tuple(Option.placed(placed[layer.name]) for layer in profile.graph.layers) if ways.tensor > 1 else (),
     )
     evaluator = Evaluator(problem, PriceBook(problem.profile))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from halopipe.planning import calibration, solve
@@ -22,6 +23,8 @@ from planner.passes import staleness
 from planner.schedules import names, traits
 
 _STALE = 1e-6
+_LITTLE = 0.02
+"""A share of memory not worth computing anything again for."""
 _STATUS = {
     "proven": "proven: no plan of the searched space is faster in the simulator",
     "within gap": "the search ended once the plan was close enough to the bound",
@@ -39,7 +42,13 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
         picture = tables.gantt(timeline, solve.device_names(plan), width - 2)
         blocks.append("Step (predicted)\n" + _indented(picture))
     blocks += [
-        "\n".join([_stages(stage_rows(plan, profile, timeline)), *block_lines(plan, profile)]),
+        "\n".join(
+            [
+                _stages(stage_rows(plan, profile, timeline)),
+                *block_lines(plan, profile),
+                *(recomputed_lines(plan, profile) if profile is not None else ()),
+            ]
+        ),
         _ranks(plan, prediction),
         _unflushed(plan, profile, prediction) if profile is not None else "",
         evidence_text(prediction),
@@ -235,7 +244,7 @@ def _stages(rows: tuple[StageRow, ...]) -> str:
 def stage_table(rows: tuple[StageRow, ...]) -> tuple[list[str], list[list[str]]]:
     """(header, lines): a line a stage; times and messages if they are known."""
     known = any(row.sends is not None for row in rows)
-    again, divided = any(row.recompute for row in rows), any(row.sharded for row in rows)
+    again, divided = any(row.recompute or row.recomputed for row in rows), any(row.sharded for row in rows)
     header = ["stage", "devices", "samples", "layers", "from", "to", "in flight", *(["recompute"] if again else [])]
     header += ["optimiser"] if divided else []
     if known:
@@ -250,7 +259,7 @@ def stage_table(rows: tuple[StageRow, ...]) -> tuple[list[str], list[list[str]]]
             row.first_layer,
             row.last_layer,
             str(row.in_flight),
-            *(["yes" if row.recompute else "no"] if again else []),
+            *([_recomputed(row)] if again else []),
             *(["divided" + f" (ZeRO-{row.zero})" * (row.zero > 1) if row.sharded else "whole"] if divided else []),
         ]
         if known:
@@ -259,6 +268,13 @@ def stage_table(rows: tuple[StageRow, ...]) -> tuple[list[str], list[list[str]]]
             line.append(", ".join(sends) or "nothing")
         cells.append(line)
     return header, cells
+
+
+def _recomputed(row: StageRow) -> str:
+    """What of a stage's activations is computed again, in a word or two."""
+    if row.recompute:
+        return "yes"
+    return units.count(row.recomputed, "layer") if row.recomputed else "no"
 
 
 def layout_lines(rows: tuple[StageRow, ...]) -> list[str]:
@@ -282,6 +298,26 @@ def block_lines(plan: Plan, profile: Profile | None) -> list[str]:
         if stage.blocks and profile is not None:
             share = units.percent(overlap(profile.graph, plan.decision, number))
             found.append(f"  stage {number} computes {share} more than the work, where tiles and ranks overlap")
+    return found
+
+
+def recomputed_lines(plan: Plan, profile: Profile) -> list[str]:
+    """What is won and lost by spans of layers that are computed again; empty where there are none."""
+    from planner.costs.predict import predict
+
+    decision, seen = plan.decision, plan.inputs.as_seen(profile)
+    if not any(stage.recomputed for stage in decision.stages):
+        return []
+    without = replace(decision, stages=tuple(replace(stage, recomputed=()) for stage in decision.stages))
+    (now, _), (before, _) = (predict(seen, each) for each in (decision, without))
+    held, would_hold = (max(rank.peak_bytes for rank in each.ranks) for each in (now, before))
+    count = sum(len(stage.recomputed) for stage in decision.stages)
+    longer = units.percent(now.step_s / before.step_s - 1) if before.step_s > 0 else "0 %"
+    what = f"{units.count(count, 'span')} of layers computed again in the backward"
+    found = [f"  {what}: the fullest rank holds {units.size(held)} instead of {units.size(would_hold)}"]
+    found[0] += f", a step takes {longer} longer"
+    if would_hold - held < _LITTLE * would_hold:
+        found.append("    that is little: attention that is one fused operator keeps no scores to drop")
     return found
 
 

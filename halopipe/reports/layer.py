@@ -43,6 +43,10 @@ def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
             lines.append(f"    {tiles_text(block)}; nothing is exchanged inside")
     if stage.recompute:
         lines.append("  its activations are computed again before the backward")
+    for span in stage.recomputed:
+        if name in span:
+            ends = f"{len(span)} layers, {span[0]} to {span[-1]}" if len(span) > 1 else "by itself"
+            lines.append(f"  its activations are computed again when the backward comes to it: {ends}")
     if stage.sharded:
         lines.append(f"  its {len(stage.ranks)} ranks divide {DIVIDED[stage.level]} among them")
     if profile is None:
@@ -161,7 +165,11 @@ def splits_of(plan: Plan, profile: Profile, name: str) -> tuple[Split, ...]:
         return ()
     problem = problem_of(plan, profile)
     index = {layer.name: position for position, layer in enumerate(profile.graph.layers)}
-    chosen = {index[each]: Option.placed(decision.layers[each], stage.recompute) for each in decision.layers_of(number)}
+    again = {name for span in stage.recomputed for name in span}
+    chosen = {
+        index[each]: Option.placed(decision.layers[each], stage.recompute or each in again)
+        for each in decision.layers_of(number)
+    }
     layouts = LayoutBook(PriceBook(profile), tuple(FAMILIES), problem.halo_depth)
     prices = layouts.prices(stage.ranks, max(decision.micro_batches))
     found = rivals(prices, chosen, index[name], _question(problem, decision, number, tuple(sorted(chosen))))

@@ -88,6 +88,9 @@ ROWS: Mapping[str, Row] = {
     "decision.stages[].ranks": Row(PARTLY, "program, one stage or position a rank", WHOLLY, "and whose device it is"),
     "decision.stages[].devices": Row(PARTLY, "one device a rank, one rank a device", WHOLLY, "as in the cluster"),
     "decision.stages[].recompute": Row(PARTLY, "as asked for", WHOLLY, "step and memory"),
+    "decision.stages[].recomputed": Row(
+        PARTLY, "layers of the stage, each once; as asked for", WHOLLY, "what can run as one; step and memory"
+    ),
     "decision.stages[].blocks[].layers": Row(
         PARTLY, "stretches of the stage, of forward plans", WHOLLY, "what is exact in a block; step and memory"
     ),

@@ -51,6 +51,8 @@ class Holding:
         sums_behind: whether gradients are summed over ranks while the last backward runs.
         on_chip: whether parameters, gradients and the optimiser's state lie in a memory beside this one.
         zero: from 2 on each of ``slices`` ranks keeps its slices of gradients between passes, with 3 of parameters.
+        spans: places of layers that alone are computed again, by span.
+        kept: by layer, what stays of what those in spans read; ``same``: of what each saves, what is among that.
     """
 
     layers: Sequence[Layer]
@@ -77,6 +79,9 @@ class Holding:
     has_layouts: bool = False
     zero: int = 0
     slices: int = 1
+    spans: Sequence[Sequence[int]] = ()
+    kept: Sequence[float] = ()
+    same: Sequence[float] = ()
 
     @property
     def gradient_bytes(self) -> int:
@@ -378,15 +383,17 @@ class Account:
         if not alone or stage.levels is None or stage.recompute:
             return 1.0 if alone else 0.0
         graph, names = self._profile.graph, [layer.name for layer in stage.layers]
+        again = {place for span in stage.spans for place in span}  # which drop what they save of their outputs
+        saves = [0.0 if place in again else saved for place, saved in enumerate(stage.saved)]
         found = 0.0
         for place, layer in enumerate(stage.layers):
             readers = _readers(graph, layer.name)
             if all(reader in names for reader in readers):
                 continue
             size = sum(spec.num_bytes for spec in layer.outputs) / graph.samples * stage.samples
-            inside = [stage.saved[names.index(reader)] for reader in readers if reader in names]
+            inside = [saves[names.index(reader)] for reader in readers if reader in names]
             if not any(saved >= 0.99 * size for saved in inside):
-                found += max(0.0, size - stage.levels[place][5])
+                found += max(0.0, size - (0.0 if place in again else stage.levels[place][5]))
         return min(float(round(found)), alone) / alone
 
     def _most_versions(self, stage: int) -> int:
@@ -421,7 +428,14 @@ class _Rises:
     ) -> None:
         self._stage, self._seeds, self._first = stage, seeds[0] + seeds[2] + seeds[4], first
         self._saved = [saved - less for saved, less in zip(stage.saved, there, strict=False)]
-        self.saved = round(sum(stage.saved) - sum(there))
+        self._span = {place: span for span in stage.spans for place in span}
+        self._kept = [stage.kept[at] if at in self._span else own for at, own in enumerate(self._saved)]
+        self._same = [stage.same[at] if at in self._span else own for at, own in enumerate(self._saved)]
+        self._more = [max(0.0, own - same) for own, same in zip(self._saved, self._same, strict=True)]
+        self.saved = round(sum(self._kept)) if stage.spans else round(sum(stage.saved) - sum(there))
+        self._again = stage.again
+        if stage.spans:
+            self._again = max(sum(self._more[place] for place in span) for span in stage.spans)
         self.left = round(max(sum(stage.saved), stage.left))
         self._seeds_left = [0.0] * len(stage.layers)
         self._levels: list[list[float]] = []
@@ -486,9 +500,11 @@ class _Rises:
         if self._stage.levels is None:
             return self.saved + round(self._stage.workspace + self._most_of_a_bucket)
         below = most = 0.0
-        for saved, levels, whole in zip(self._saved, self._levels, self._whole, strict=True):
-            most = max(most, below + levels[0] + whole)
-            below += saved
+        steps = zip(self._kept, self._levels, self._whole, strict=True)
+        for place, (kept, levels, whole) in enumerate(steps):
+            is_inside = place in self._span and place - 1 in self._span[place]
+            most = max(most, below + (self._more[place - 1] if is_inside else 0.0) + levels[0] + whole)
+            below += kept
         return round(most)
 
     @property
@@ -508,18 +524,18 @@ class _Rises:
     def backward(self) -> float:
         """While a whole backward runs."""
         if self._stage.levels is None:
-            again = round(self._stage.again)
+            again = round(self._again)
             needs = round(self._stage.workspace + max(self._copied, default=0) + self._most_of_a_bucket)
             making = self._bucket_needs if self._stage.zero > 1 else 0
             return self.saved + again + needs + making + (self._all_made if self._first else 0)
-        return self._down(1, self._saved, self._made)
+        return self._down(1, self._kept, self._made)
 
     def halved(self) -> float:
         """While the gradients of inputs are computed alone."""
         if self._stage.levels is None:
             needs = round(self._stage.workspace)
-            return max(self.left + needs, self.saved + round(self._stage.again) + needs)
-        return self._down(2, self._saved, self._early)
+            return max(self.left + needs, self.saved + round(self._again) + needs)
+        return self._down(2, self._kept, self._early)
 
     def weights(self) -> float:
         """While those of weights are."""
@@ -538,13 +554,20 @@ class _Rises:
         levels = self._levels
         there, made, left, most = sum(held), 0.0, 0.0, 0.0
         for place in reversed(range(len(held))):
+            span = self._span.get(place, ()) if which != 3 else ()
+            if span and place == span[-1]:  # it runs again, and has back what it saved
+                for at in span:
+                    most = max(most, there + max(0.0, levels[at][0] - self._same[at]) + made * self._first + left)
+                    there += self._more[at]
             made = made + makes[place] if self._first else 0.0 if self._stage.zero > 1 else makes[place]
             level = levels[place][which] + (0.0 if which == 3 else self._given(place, levels[place][which]))
             sliced = self._whole[place] + (self._making[place] if which == 1 else 0.0)
             most = max(most, there + level + made + left + sliced)
             if self._copied[place] and which != 2:
-                most = max(most, there - held[place] + made + self._beside_bucket(which, place, level))
-            there -= held[place]
+                own = self._more[place] if span else held[place]
+                most = max(most, there - own + made + self._beside_bucket(which, place, level))
+            there -= self._more[place] if span else held[place]
+            there -= sum(held[at] for at in span) if span and place == span[0] else 0.0
             left += levels[place][4] if which == 2 else 0.0
         return round(most)
 
@@ -561,7 +584,7 @@ class _Rises:
         if which == 3:
             return copied
         if self._under_way is None:
-            return copied + level + self._saved[place]
+            return copied + level + (self._more[place] if place in self._span else self._saved[place])
         return copied + self._seeds + self._under_way[1][place]
 
 

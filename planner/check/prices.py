@@ -109,6 +109,7 @@ class LaidOut:
     Attributes:
         layers: of the stage, in the graph's order.
         placements: by layer.
+        again: names of layers that alone are computed again.
         blocks: of a forward plan, layers that are run in blocks.
         evaluates: whether the plan has forward passes alone, in which batch norms exchange nothing.
     """
@@ -119,6 +120,7 @@ class LaidOut:
     ranks: tuple[int, ...]
     samples: int
     recompute: bool
+    again: frozenset[str] = frozenset()
     blocks: tuple[Block, ...] = ()
     evaluates: bool = False
 
@@ -127,8 +129,8 @@ class LaidOut:
         total = sum(self._slowest_s(layer, what) for layer in self._apart)
         if what == "forward_s" and self.blocks:
             total += sum(tile_seconds(self._tile_costs, block) for block in self._account.division.blocks)
-        if what in ("backward_s", "backward_input_s") and self.recompute:
-            total += sum(self._slowest_s(layer, "forward_s") for layer in self.layers)
+        if what in ("backward_s", "backward_input_s"):
+            total += sum(self._slowest_s(layer, "forward_s") for layer in self.layers if self._runs_twice(layer))
         if accumulates:
             added = partial(self.prices.accumulate_s, shared=len(self.ranks) > 1)
             total += sum(self._by_bytes_s(layer, [added(layer, kind) for kind in self._kinds]) for layer in self.layers)
@@ -141,7 +143,10 @@ class LaidOut:
         forward_s, backward_s = self._waited_s
         if what == "forward_s":
             return forward_s
-        return backward_s + (forward_s if self.recompute else 0.0)
+        return backward_s + (forward_s if self.recompute else self._waited_again_s)
+
+    def _runs_twice(self, layer: Layer) -> bool:
+        return self.recompute or layer.name in self.again
 
     def update_s(self) -> float:
         """Seconds of the update."""
@@ -171,6 +176,11 @@ class LaidOut:
     def made_bytes(self, member: int) -> list[float]:
         """Parameters of each layer that a member uses."""
         return [float(self._sums[layer.name].held_bytes[0, member]) for layer in self.layers]
+
+    def part(self, layer: Layer, member: int) -> float:
+        """A member's samples of a layer, times its share of the work of as many whole ones."""
+        shards = self._shards[layer.name]
+        return float(shards.samples[0, member]) * float(shards.share[0, member])
 
     def always_bytes(self) -> float:
         """What a stage keeps although it computes its activations again: nothing."""
@@ -342,6 +352,20 @@ class LaidOut:
                 seconds = float(scattered_s(self._shards[layer.name], self.ranks, self._book.network)[0])
                 forward_s, backward_s = forward_s + seconds, backward_s + seconds
         return forward_s, backward_s
+
+    @cached_property
+    def _waited_again_s(self) -> float:
+        """The part of a forward's waits that is in layers that alone are computed again."""
+        total = 0.0
+        for layer in (each for each in self.layers if each.name in self.again):
+            total += float(self._sums[layer.name].statistics_s[0, 0])
+            if layer.inputs and producer(layer.inputs[0]) not in self._shards:
+                total += float(scattered_s(self._shards[layer.name], self.ranks, self._book.network)[0])
+            for (_, reader), moving in self._crossings.items():
+                if reader == layer.name:
+                    ahead, behind = (self._costs[reader][what][None] for what in ("forward_s", "backward_s"))
+                    total += float(exposed(moving, layer.kind, ahead, behind, self._book.profile.cluster)[0][0, 0])
+        return total
 
     def _slowest_s(self, layer: Layer, what: str) -> float:
         return float(self._costs[layer.name][what].max())

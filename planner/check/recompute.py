@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner.check.events import Spans, Step
 from planner.check.memory import Account, Holding, buckets_of
 from planner.check.prices import LaidOut, LayerPrices, Sliced
@@ -21,11 +23,13 @@ from planner.costs.layers.cost_table import runs_of
 from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.input_pipeline import spare_cores
 from planner.ir.cluster import GRADIENT_SUMS
+from planner.ir.graph import Layer
 from planner.ir.plan import Decision, Size, TokenSlice, samples_in
 from planner.ir.profile import Profile
 from planner.ir.program import Program
 from planner.ir.schedule import COMPUTE, RECEIVE, SEND, Action, Op
 from planner.layers import throughout_sites
+from planner.layers.recomputed import layers_in_order
 
 _SECONDS = {
     Op.FORWARD: "forward_s",
@@ -100,6 +104,17 @@ def reckon(profile: Profile | PriceBook, decision: Decision, program: Program) -
     return Reckoning(step_s, peaks, on_chip, spent, max((longest for longest, _ in sums), default=0.0), messages_s)
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """By layer, as in :class:`planner.check.memory.Holding`."""
+
+    kept: Sequence[float] = ()
+    same: Sequence[float] = ()
+
+
+_NOTHING_KEPT = _Kept()
+
+
 class _Plain:
     """What actions last, and what stages hold, of one program."""
 
@@ -112,6 +127,8 @@ class _Plain:
         sliced, self.sizes = bool(decision.token_slices), decision.sizes
         self.has_layouts = [sliced or has_layouts(decision, stage) for stage in range(len(decision.stages))]
         self.throughout = throughout_sites(self.graph)
+        self.spans = [stage.recomputed if program.trains else () for stage in decision.stages]
+        self.again = [frozenset(name for span in spans for name in span) for spans in self.spans]
         self.users: dict[str, set[int]] = {}  # by parameter, the stages that use it
         for stage, layers in enumerate(self.layers):
             for layer in layers:
@@ -207,7 +224,7 @@ class _Plain:
             for layer in self.layers[stage] if action.op is not Op.BACKWARD_WEIGHT else ():
                 backward = action.op is not Op.FORWARD
                 found += self.prices.exchange_s(layer, self.program.ranks[stage], samples, backward=backward)
-                if backward and self.decision.stages[stage].recompute:
+                if backward and self._runs_twice(layer, stage):
                     found += self.prices.exchange_s(layer, self.program.ranks[stage], samples, backward=False)
             self._exchanged[key] = found + self._in_slices_s(stage, action.op)
         return self._exchanged[key]
@@ -232,14 +249,18 @@ class _Plain:
         if key not in self._computed:
             kind, shared = self._kind(rank), len(self.program.ranks[action.stage]) > 1
             costs = self.prices.columns(kind, self._samples(rank, action.stage, action.microbatch or 0), shared)
-            again = self.decision.stages[action.stage].recompute and action.op in (Op.BACKWARD, Op.BACKWARD_INPUT)
+            goes_back = action.op in (Op.BACKWARD, Op.BACKWARD_INPUT)
             total = 0.0
             for layer, at in zip(self.layers[action.stage], self.indices[action.stage], strict=True):
+                again = goes_back and self._runs_twice(layer, action.stage)
                 total += float(costs[_SECONDS[action.op]][at]) + (float(costs["forward_s"][at]) if again else 0.0)
                 if accumulates:
                     total += self.prices.accumulate_s(layer, kind, shared)
             self._computed[key] = total
         return self._computed[key]
+
+    def _runs_twice(self, layer: Layer, stage: int) -> bool:
+        return self.decision.stages[stage].recompute or layer.name in self.again[stage]
 
     def _reduction_s(self, stage: int) -> float:
         """What is waited for sums of the stage's gradients when its slowest rank has ended its last backward."""
@@ -338,6 +359,7 @@ class _Plain:
                 self.program.ranks[stage],
                 samples,
                 group.recompute,
+                self.again[stage],
                 group.blocks,
                 not self.program.trains,
             )
@@ -357,7 +379,8 @@ class _Plain:
         ]
 
     def _held(self, rank: int, stage: int, microbatch: int) -> Holding:
-        layers, indices, kind = self.layers[stage], self.indices[stage], self._kind(rank)
+        kind, layers = self._kind(rank), self._as_they_run(stage)
+        indices = [self.prices.index[layer.name] for layer in layers]
         recompute, size = self.decision.stages[stage].recompute, self.sizes[microbatch]
         rows = samples_in(size)
         if self.has_layouts[stage]:
@@ -369,12 +392,20 @@ class _Plain:
                 kept, of_layers = laid_out.saved_bytes(member), None if recompute else laid_out.levels(member)
             if of_layers is not None:  # whose weight gradients are made with those of inputs
                 of_layers = [[one[0], one[1], one[1], 0.0, 0.0, *one[5:]] for one in of_layers]
+            made = laid_out.made_bytes(member) if of_layers is not None else []
+            parts = [] if of_layers is None else laid_out.parts(member)
+            stays = _NOTHING_KEPT
+            if self.spans[stage] and isinstance(laid_out, LaidOut):
+                order = [self.layers[stage].index(layer) for layer in layers]
+                kept, made = [kept[at] for at in order], [made[at] for at in order] if made else []
+                of_layers = None if of_layers is None else [of_layers[at] for at in order]
+                parts = [parts[at] for at in order] if parts else []
+                stays = self._kept(stage, layers, of_layers, [laid_out.part(layer, member) for layer in layers])
             is_shared = shares_memory(self.book.profile.cluster, self.program.ranks[stage])
             sizes = set[Size]() if is_shared else set(self.sizes)
-            parts = [] if of_layers is None else laid_out.parts(member)
             return Holding(
                 layers=layers,
-                saved=[laid_out.always_bytes()] if recompute else kept if of_layers is not None else [sum(kept)],
+                saved=[laid_out.always_bytes()] if recompute else kept if of_layers or stays.kept else [sum(kept)],
                 levels=of_layers,
                 defers=() if of_layers is None else [False] * len(layers),
                 gradients=self.prices.gradients(kind, [samples for samples, _ in parts]),
@@ -385,18 +416,23 @@ class _Plain:
                 prepared=self.book.preparations.num_bytes(indices, rows, len(self.program.ranks[stage])),
                 samples=rows,
                 standing=sum(self._of_size(stage, each).standing_bytes(member) for each in sizes),
-                made=() if of_layers is None else laid_out.made_bytes(member),
+                made=made,
                 parameter_bytes=round(laid_out.parameter_bytes(member)),
                 recompute=False,
                 has_layouts=True,
+                spans=self._places(stage, layers),
+                kept=stays.kept,
+                same=stays.same,
             )
         samples, own = self._samples(rank, stage, microbatch), self._stage_bytes(stage)
         costs, levels = self.prices.columns(kind, samples, False), self.book.levels.at(kind, samples)
         deferring = self.book.tables.deferring(kind)
+        of_layers = None if levels is None else [levels[:, at].tolist() for at in indices]
+        stays = self._kept(stage, layers, of_layers, [float(samples)] * len(layers))
         return Holding(
             layers=layers,
             saved=[float(costs["saved_bytes"][at]) for at in indices],
-            levels=None if levels is None else [levels[:, at].tolist() for at in indices],
+            levels=of_layers,
             gradients=self.prices.gradients(kind, [samples]),
             inputs_left=[self.prices.inputs_left(kind, samples, at) for at in indices],
             gradients_left=[self.prices.gradients_left(kind, samples, at) for at in indices],
@@ -413,7 +449,33 @@ class _Plain:
             slices=len(self.program.ranks[stage]),
             on_chip=self.on_chip_bytes(rank) > 0,
             recompute=recompute,
+            spans=self._places(stage, layers),
+            kept=stays.kept,
+            same=stays.same,
         )
+
+    def _as_they_run(self, stage: int) -> list[Layer]:
+        """The layers of a stage, each span that is computed again as one."""
+        if not self.spans[stage]:
+            return self.layers[stage]
+        names = self.decision.layers_of(stage)
+        return [layer for unit in layers_in_order(self.graph, names, self.spans[stage]) for layer in unit]
+
+    def _places(self, stage: int, layers: Sequence[Layer]) -> list[list[int]]:
+        """Where the layers of each span are among ``layers``."""
+        place = {layer.name: at for at, layer in enumerate(layers)}
+        return [sorted(place[name] for name in span) for span in self.spans[stage]]
+
+    def _kept(
+        self, stage: int, layers: Sequence[Layer], levels: list[list[float]] | None, parts: Sequence[float]
+    ) -> _Kept:
+        """What stays of what spans read, by layer: a price."""
+        if not self.spans[stage]:
+            return _NOTHING_KEPT
+        spans = tuple(tuple(self.prices.index[name] for name in span) for span in self.spans[stage])
+        order = np.array([self.prices.index[layer.name] for layer in layers], dtype=np.int64)
+        found = self.book.levels.kept(order, spans, None if levels is None else np.array(levels).T, np.array(parts))
+        return _Kept(found.kept.tolist(), found.same.tolist())
 
 
 def times_of(

@@ -18,6 +18,7 @@ from planner.ir.problem import (
     NEVER,
     OBJECTIVES,
     RECOMPUTE,
+    SELECTIVE,
     SHARD,
     SPATIAL_DIMS,
     TIME_DIMS,
@@ -27,6 +28,7 @@ from planner.ir.problem import (
 )
 from planner.ir.profile import Profile
 from planner.ir.schedule import FORWARD_PASS, Action
+from planner.layers.recomputed import cores_among
 from planner.layers.sized import REPLICA
 
 _PATH = "inputs.request"
@@ -43,7 +45,7 @@ def request_faults(plan: Plan, profile: Profile | None, rows: tuple[tuple[Action
     yield from _schedule_faults(plan, any(action.op not in FORWARD_PASS for row in rows for action in row))
     yield from _size_faults(plan)
     yield from _division_faults(plan)
-    yield from _stage_faults(plan)
+    yield from _stage_faults(plan, profile)
     if profile is not None:
         yield from _limit_faults(plan, profile)
     elif request.memory_bytes:
@@ -137,7 +139,7 @@ def _division_faults(plan: Plan) -> Iterator[str]:
                 yield f"{path}.cuts: {name} is cut in {len(points) - 1} parts along {dim!r}, which no family has"
 
 
-def _stage_faults(plan: Plan) -> Iterator[str]:
+def _stage_faults(plan: Plan, profile: Profile | None) -> Iterator[str]:
     request, decision = plan.inputs.request, plan.decision
     if 0 < request.max_stages < len(decision.stages):
         yield f"decision.stages: {len(decision.stages)} stages, asked for at most {request.max_stages}"
@@ -153,10 +155,18 @@ def _stage_faults(plan: Plan) -> Iterator[str]:
         if stage.blocks and SPATIAL_DIMS not in request.allow:
             allowed = ", ".join(request.allow) or "nothing"
             yield f"{path}.blocks: stage {number} has {len(stage.blocks)} blocks of layers, allowed: {allowed}"
-        wanted = {NEVER: False, ALWAYS: True}.get(request.recompute, stage.recompute)
+        wanted = {NEVER: False, SELECTIVE: False, ALWAYS: True}.get(request.recompute, stage.recompute)
         if stage.recompute != wanted and (trains or stage.recompute):
             does = "computes its activations again" if stage.recompute else "keeps its activations"
             yield f"{path}.recompute: stage {number} {does}, asked for recompute {request.recompute}"
+        if stage.recomputed and trains and request.recompute in (NEVER, ALWAYS):
+            does = f"computes {len(stage.recomputed)} spans of layers again"
+            yield f"{path}.recomputed: stage {number} {does}, asked for recompute {request.recompute}"
+        if profile is not None and trains and request.recompute == SELECTIVE:
+            cores = {frozenset(core) for core in cores_among(profile.graph, decision.layers_of(number))}
+            if {frozenset(span) for span in stage.recomputed} != cores:
+                does = f"computes {len(stage.recomputed)} spans of layers again, its attention has {len(cores)} cores"
+                yield f"{path}.recomputed: stage {number} {does}, asked for recompute {request.recompute}"
         could = len(stage.ranks) > 1 and bool(decision.layers_of(number)) and not has_layouts(decision, number)
         if stage.sharded and not could:
             why = "its layers have layouts of their own" if len(stage.ranks) > 1 else "it has 1 rank"

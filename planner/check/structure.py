@@ -24,6 +24,7 @@ from planner.layers import (
     throughout_sites,
 )
 from planner.layers.contraction import contracted_dims, num_channels
+from planner.layers.recomputed import span_faults
 from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
 from planner.layers.tiling import block_faults
 from planner.layers.token_slices import require_sliceable
@@ -58,6 +59,7 @@ def structure_faults(decision: Decision) -> Iterator[str]:
         yield from _layout_faults(decision, number)
         yield from _block_form_faults(decision, number)
         yield from _zero_faults(decision, number)
+        yield from span_faults(decision, number)
     yield from _slice_faults(decision)
     if decision.prepares_next_step and not any(Op.PREPARE.value in text for row in decision.program for text in row):
         yield "decision.prepares_next_step: the next step is prepared during this one, and no rank prepares anything"
@@ -101,6 +103,11 @@ def _block_form_faults(decision: Decision, number: int) -> Iterator[str]:
             if others or placed.ways != 1 or placed.margin:
                 what = f"cut along {others[0]}" if others else "given ways or a margin"
                 yield f"{path}: layer {name} of a block is {what}; it can be cut along samples and space alone"
+
+
+def recomputed_faults(decision: Decision, graph: Graph) -> Iterator[str]:
+    """Spans of layers that cannot be computed again as one."""
+    return (fault for number in range(len(decision.stages)) for fault in span_faults(decision, number, graph))
 
 
 def _slice_faults(decision: Decision) -> Iterator[str]:
@@ -278,7 +285,7 @@ def require_possible(decision: Decision, graph: Graph) -> None:
 
     Raises:
         UnsupportedModelError: the loss needs the whole batch, and the decision cuts it into micro-batches.
-        CorruptFileError: layers cannot be divided, or run in blocks, as the decision says.
+        CorruptFileError: layers cannot be divided, run in blocks, or computed again, as the decision says.
     """
     require_whole_batches(decision, graph)
     if decision.token_slices:
@@ -287,6 +294,8 @@ def require_possible(decision: Decision, graph: Graph) -> None:
     faults += layer_faults(decision, graph)
     if faults:
         raise CorruptFileError("the plan's layers cannot be divided so", faults[:20])
+    if again := list(recomputed_faults(decision, graph)):
+        raise CorruptFileError("the plan's layers cannot be computed again so", again[:20])
 
 
 def layer_faults(decision: Decision, graph: Graph) -> Iterator[str]:

@@ -17,6 +17,7 @@ from planner.check.structure import (
     model_faults,
     named_layer_faults,
     part_faults,
+    recomputed_faults,
     structure_faults,
     token_faults,
 )
@@ -58,6 +59,7 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
         misplaced = [f"decision.layers.{name}: {fault}" for name, fault in found_by_name]
         misplaced += part_faults(decision, profile.graph)
         misplaced += token_faults(decision, profile.graph)
+        misplaced += recomputed_faults(decision, profile.graph)
     faults += misplaced
     if not is_sound or misplaced:
         return tuple(faults)  # a program can only be judged on stages that make sense

@@ -15,7 +15,7 @@ from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets
 from planner.costs.stages.input_pipeline import Preparations
-from planner.costs.stages.stage_sums import StageSums
+from planner.costs.stages.stage_sums import Again, StageSums, of_those
 from planner.ir.cluster import off_chip
 from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import over_sites
@@ -41,11 +41,11 @@ class PriceBook:
     preparations: Preparations = field(init=False)
     has_sites: bool = field(init=False)
     _slices: list[SlicePrices] = field(init=False, default_factory=list, repr=False)
-    _exchanges: dict[tuple[object, int, bool], tuple[Array, Array]] = field(
+    _exchanges: dict[tuple[object, int, Again], tuple[Array, Array]] = field(
         init=False, default_factory=dict, repr=False
     )
     _sized: dict[tuple[str, float, bool], SizeTable] = field(init=False, default_factory=dict, repr=False)
-    _sums: dict[tuple[str, float, bool, bool], StageSums] = field(init=False, default_factory=dict, repr=False)
+    _sums: dict[tuple[str, float, bool, Again], StageSums] = field(init=False, default_factory=dict, repr=False)
     _norms: dict[tuple[object, ...], tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
 
     _buckets: dict[tuple[tuple[Run, ...], frozenset[str]], tuple[Bucket, ...]] = field(
@@ -88,17 +88,17 @@ class PriceBook:
             found = self._buckets[runs, apart] = buckets(self.profile.graph, layers_of(runs), apart)
         return found
 
-    def sums(self, kind: str, samples: float, shared: bool, recompute: bool) -> StageSums:
-        """What actions take on a rank with so many samples of a stage that computes activations again or not.
+    def sums(self, kind: str, samples: float, shared: bool, again: Again) -> StageSums:
+        """What actions take on a rank with so many samples of a stage that computes activations ``again``.
 
         Raises:
             MissingMeasurementError: as ``tables.at``.
         """
-        key = (kind, samples, shared, recompute)
+        key = (kind, samples, shared, again)
         found = self._sums.get(key)
         if found is None:
             table, accumulate_s = self.at(kind, samples, shared), self.accumulate_s(kind, shared)
-            found = self._sums[key] = StageSums.of(table, accumulate_s, recompute)
+            found = self._sums[key] = StageSums.of(table, accumulate_s, again)
         return found
 
     def at(self, kind: str, samples: float, shared: bool) -> SizeTable:
@@ -132,18 +132,18 @@ class PriceBook:
         """What adding into gradients takes: a running sum over layers."""
         return self.tables.parameters(kind).accumulate_s * self.excess(BACKWARD, kind, shared)
 
-    def exchanges_s(self, ranks: tuple[int, ...], samples: int, recompute: bool = False) -> tuple[Array, Array]:
+    def exchanges_s(self, ranks: tuple[int, ...], samples: int, again: Again = False) -> tuple[Array, Array]:
         """All that ``ranks`` exchange inside a stage of a micro-batch of ``samples``, in F and in B: running sums.
 
         Statistics of normalisations, and of layers over sites what :mod:`planner.costs.communication.halo` says; where
         activations are computed again, B exchanges what F does once more.  W exchanges nothing.
         """
-        key = (self.profile.cluster.group_alike(ranks), samples, recompute)
+        key = (self.profile.cluster.group_alike(ranks), samples, again)
         found = self._exchanges.get(key)
         if found is None:
             found = self._exchanged(ranks, samples)
-            if recompute:
-                found = (found[0], found[1] + found[0])
+            if again:
+                found = (found[0], found[1] + of_those(found[0], again))
             self._exchanges[key] = found
         return found
 

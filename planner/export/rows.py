@@ -72,6 +72,7 @@ class StageRow:
         layouts: how the stage's layers are divided over its ranks, in words, and how many layers each way.
         in_flight: most micro-batches between a forward and its backward, of the program.
         recompute: whether activations are computed again before the backward.
+        recomputed: layers that alone are computed again, in the backward.
         sharded: whether its ranks divide the optimiser's state among them.
         zero: ZeRO's level (``Stage.level``).
         forward_s, backward_s: median per micro-batch, of the timeline given.
@@ -87,6 +88,7 @@ class StageRow:
     layouts: Mapping[str, int]
     in_flight: int
     recompute: bool
+    recomputed: int
     sharded: bool
     zero: int
     parameter_bytes: int | None
@@ -142,6 +144,7 @@ def stage_rows(plan: Plan, profile: Profile | None = None, timeline: Timeline | 
                 layouts=stage_layouts(plan.decision, index),
                 in_flight=in_flight(plan.decision, index),
                 recompute=stage.recompute,
+                recomputed=sum(map(len, stage.recomputed)),
                 sharded=stage.sharded,
                 zero=stage.level,
                 parameter_bytes=profile.graph.parameter_bytes(frozenset(layers)) if profile is not None else None,

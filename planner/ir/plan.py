@@ -71,6 +71,9 @@ class Stage:
             (ZeRO, Rajbhandari et al. 2020).
         zero: what they divide if ``sharded``: 1 the optimiser's state, 2 gradients too, 3 parameters too.
         blocks: of a forward plan, layers that are run without exchanges between them, and in tiles; in order.
+        recomputed: spans of layers whose activations alone are dropped after the forward; each span is computed again
+            when the backward comes to it (selective recomputation, Korthikanti et al. 2022, section 5).  No layer
+            outside a span lies between two of its own.  Empty with ``recompute``, which is about all layers at once.
     """
 
     ranks: tuple[int, ...]
@@ -79,6 +82,7 @@ class Stage:
     sharded: bool = field(default=False, metadata={"added": "0.1"})
     blocks: tuple[Block, ...] = field(default=(), metadata={"added": "0.1"})
     zero: int = field(default=1, metadata={"added": "0.1"})
+    recomputed: tuple[tuple[str, ...], ...] = field(default=(), metadata={"added": "0.1"})
 
     @property
     def level(self) -> int:

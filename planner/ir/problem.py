@@ -16,7 +16,9 @@ SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS = "sample", "spatial", "chann
 
 Layers are cut along the first three, over ranks; along time sequences are, into slices that follow one another."""
 
-NEVER, AUTO, ALWAYS = RECOMPUTE = ("never", "auto", "always")
+NEVER, AUTO, ALWAYS = "never", "auto", "always"
+SELECTIVE = "selective"
+RECOMPUTE = (NEVER, AUTO, SELECTIVE, ALWAYS)
 """Whether a stage drops its activations after the forward and computes them again before the backward."""
 
 DEFAULT_CONFIDENCE = 0.8

@@ -37,6 +37,7 @@ from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, TIME_DIMS, Probl
 from planner.layers.token_slices import require_sliceable
 from planner.solvers.candidates.candidate import (
     Candidate,
+    Recomputes,
     cut_positions,
     decision_of,
     micro_batch_sizes,
@@ -51,7 +52,11 @@ _GRID = 32
 """Into how many parts a sequence is divided at most, between which slices begin."""
 _EQUAL = (2, 4, 8, 16)
 """Numbers of equal slices that are simulated too."""
-_RECOMPUTES = {NEVER: (False,), AUTO: (False, True), ALWAYS: (True,)}
+_RECOMPUTES = {
+    NEVER: (Recomputes.NOTHING,),
+    AUTO: (Recomputes.NOTHING, Recomputes.ALL),
+    ALWAYS: (Recomputes.ALL,),
+}
 """Whether stages compute activations again, by what may be."""
 
 
@@ -214,7 +219,7 @@ def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[flo
             groups, shares = tuple((rank,) for rank in ranks), ((samples,),) * num_stages
             for slices in {problem.token_slices} if problem.token_slices else ways:
                 formula_s = _formula_s(times, slices, num_stages, len(batches))
-                for name, again in product(names, _RECOMPUTES[problem.recompute]):
+                for name, again in product(names, _RECOMPUTES.get(problem.recompute, ())):
                     plain = Candidate.chain(bounds, groups, shares, batches, name)
                     yield formula_s, replace(plain, token_slices=slices, recompute=(again,) * num_stages)
 

@@ -35,7 +35,7 @@ from planner.layers import kind
 from planner.layers.contraction import ContractedDims, contracted_dims
 from planner.layers.elementwise import CLASS, has_classes_apart
 from planner.layers.sized import REPLICA
-from planner.transformers.shape import Recompute, Ways
+from planner.transformers.shape import Ways
 
 _NUMBERED = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
@@ -57,8 +57,6 @@ def placements(graph: Graph, ways: Ways) -> dict[str, Placement]:
 def require_executable(ways: Ways) -> None:
     """Raises :class:`UsageError`, naming what of a way no plan of halopipe can say."""
     wrong = []
-    if ways.recompute is Recompute.SELECTIVE:
-        wrong.append("recompute selective: a stage computes all of its activations again, or none (--recompute full)")
     if ways.zero and ways.tensor > 1:
         wrong.append(f"ZeRO-{ways.zero} beside tensor {ways.tensor}: who has a part of each weight keeps its state")
     if wrong:

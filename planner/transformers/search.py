@@ -65,8 +65,8 @@ class Space:
                         yield from self._details(shape, divided, global_batch // (data * micro_batch))
 
     def _details(self, shape: Transformer, ways: Ways, micro_batches: int) -> Iterator[Ways]:
-        fused = shape.fused_attention  # whose scores are never kept
-        recomputes = [how for how in self.recompute if not (fused and how is Recompute.SELECTIVE)]
+        fused = shape.fused_attention  # whose scores are never kept: of several choices this is none
+        recomputes = [how for how in self.recompute if not (fused and how is Recompute.SELECTIVE)] or self.recompute
         zeros = [level for level in self.zero if level == 0 or (ways.data > 1 and (level < 2 or ways.pipeline == 1))]
         for interleave in self.interleave:
             if interleave > 1 and (

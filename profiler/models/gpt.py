@@ -14,11 +14,16 @@ from profiler.models.example import Example, indices, require_dims, token_cross_
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each position to itself and those before it."""
+    """Multi-head attention of each position to itself and those before it, fused or operator by operator."""
 
-    def __init__(self, width: int, num_heads: int) -> None:
+    mask: Tensor
+
+    def __init__(self, width: int, num_heads: int, context: int, dropout: float, is_fused: bool) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads, self.is_fused = num_heads, is_fused
+        self.drop = nn.Dropout(dropout)
+        if not is_fused:
+            self.register_buffer("mask", torch.ones(context, context, dtype=torch.bool).triu(1), persistent=False)
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
@@ -27,9 +32,18 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(sample, time, width) to the same."""
         query, key, value = (self._split(layer(x)) for layer in (self.query, self.key, self.value))
-        y = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        result: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        result: Tensor = self.out(self._mixed(query, key, value).transpose(1, 2).flatten(2))
         return result
+
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """(sample, head, time, width / heads) of all three to the same."""
+        if self.is_fused:
+            dropout = self.drop.p if self.training else 0.0
+            return functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5
+        scores = scores.masked_fill(self.mask[: query.shape[2], : query.shape[2]], float("-inf"))
+        mixed: Tensor = _dropped(self.drop, scores.softmax(dim=3)) @ value
+        return mixed
 
     def _split(self, x: Tensor) -> Tensor:
         """(sample, time, width) to (sample, head, time, width / heads)."""
@@ -37,33 +51,49 @@ class CausalSelfAttention(nn.Module):
         return heads.transpose(1, 2)
 
 
+def _dropped(drop: nn.Dropout, x: Tensor) -> Tensor:
+    result: Tensor = drop(x) if drop.p else x
+    return result
+
+
 class Block(nn.Module):
     """Pre-norm attention and feed-forward network, each beside a residual path."""
 
-    def __init__(self, width: int, num_heads: int) -> None:
+    def __init__(self, width: int, num_heads: int, context: int, dropout: float, is_fused: bool) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = CausalSelfAttention(width, num_heads)
+        self.attention = CausalSelfAttention(width, num_heads, context, dropout, is_fused)
         self.norm2 = nn.LayerNorm(width)
         self.expand = nn.Linear(width, 4 * width)
         self.gelu = nn.GELU(approximate="tanh")
         self.contract = nn.Linear(4 * width, width)
+        self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(sample, time, width) to the same."""
-        x = x + self.attention(self.norm1(x))
-        x = x + self.contract(self.gelu(self.expand(self.norm2(x))))
+        x = x + _dropped(self.drop, self.attention(self.norm1(x)))
+        x = x + _dropped(self.drop, self.contract(self.gelu(self.expand(self.norm2(x)))))
         return x
 
 
 class GPT(nn.Module):
     """Token and position embeddings, `num_layers` blocks, a final norm and an untied head."""
 
-    def __init__(self, *, vocabulary: int, width: int, num_layers: int, num_heads: int, context: int) -> None:
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        width: int,
+        num_layers: int,
+        num_heads: int,
+        context: int,
+        dropout: float = 0.0,
+        is_fused: bool = True,
+    ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, num_heads) for _ in range(num_layers)))
+        self.blocks = nn.Sequential(*(Block(width, num_heads, context, dropout, is_fused) for _ in range(num_layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         for module in self.modules():
@@ -88,10 +118,14 @@ def gpt(
     layers: int = 12,
     heads: int = 12,
     context: int = 1024,
+    dropout: float = 0.0,
+    fused: bool = True,
 ) -> Example:
     """GPT-2 small as it stands, with its head untied: 163,037,184 parameters.
 
-    `input_shape` is (sample, time) with time at most `context`; `heads` divides `width`.
+    `input_shape` is (sample, time) with time at most `context`; `heads` divides `width`.  `dropout` is that of
+    attention's weights and of residual paths; without `fused`, attention is products, softmax and mask, whose scores
+    are kept for the backward.
     """
     require_dims("gpt", input_shape, ("sample", "time"))
     if width % heads:
@@ -99,6 +133,14 @@ def gpt(
     samples, time = input_shape
     if time > context:
         raise ValueError(f"gpt: input_shape {input_shape} has {time} positions, but context is {context}")
-    module = GPT(vocabulary=vocabulary, width=width, num_layers=layers, num_heads=heads, context=context)
+    module = GPT(
+        vocabulary=vocabulary,
+        width=width,
+        num_layers=layers,
+        num_heads=heads,
+        context=context,
+        dropout=dropout,
+        is_fused=fused,
+    )
     tokens = indices(vocabulary, (samples, time + 1), seed=0)
     return module, (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()), token_cross_entropy

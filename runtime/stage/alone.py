@@ -71,6 +71,7 @@ class LoneStage:
                 current=self.functions.current,
                 variant=self.functions.variant,
                 draw=self.draw,
+                again=self.functions.again,
             )
             portion = MicrobatchSlice(0, self.samples, 0, self.samples, self.sizes)
             start = _now(device)
@@ -145,9 +146,9 @@ def _lone_stage(
     outputs = dict.fromkeys(value for edge in program.stages.out_of(stage) for value in edge.values)
     if producer(graph.loss) in layers:
         outputs[graph.loss] = None
-    cut = StageCut(model, layers, tuple(outputs), device=device)
+    cut = StageCut(model, layers, tuple(outputs), device=device, recomputed=decision.stages[stage].recomputed)
     draw, noise = Draw(0), torch.Generator().manual_seed(0)
-    functions = StageFunctions(cut, _nobody, 1, 0, Draws(model).rule(draw))
+    functions = StageFunctions(cut, _nobody, 1, 0, Draws(model).rule(draw), told=[draw])
     function, specs = functions.training, graph.values()
     values = {
         name: _repeated(example[name], graph.inputs[name], samples, graph.samples)

@@ -19,6 +19,7 @@ from planner.ir.schedule import StageGraph
 from planner.layers import require_whole_batches
 from planner.layers.boundary import Boundaries, loss_terms, without_gradient
 from planner.layers.division import Division, divides
+from planner.layers.recomputed import span_faults
 from runtime.optim.of_stage import Tie, Updates, groups_of_ties, ties_of, updates_of
 from runtime.optim.pass_shards import PassShards
 from runtime.optim.sharding import GradientBuckets
@@ -78,12 +79,15 @@ def _in_parts(tie: Tie, decision: Decision, graph: Graph) -> Iterator[Tie]:
 
 
 def check_layers(decision: Decision, graph: Graph) -> None:
-    """Raises :class:`CorruptFileError` unless the decision places exactly the graph's layers."""
+    """Raises :class:`CorruptFileError` unless the decision places exactly the graph's layers, and spans can run."""
     names = graph.by_name()
     faults = [f"layer {name} is in no stage" for name in names if name not in decision.layers]
     faults += [f"layer {name} is not in the model" for name in decision.layers if name not in names]
     if faults:
         raise CorruptFileError("the plan's layers are not those of the model", faults[:20])
+    again = [fault for stage in range(len(decision.stages)) for fault in span_faults(decision, stage, graph)]
+    if again:
+        raise CorruptFileError("the plan's layers cannot be computed again so", again[:20])
 
 
 class Builder:
@@ -128,6 +132,7 @@ class Builder:
         self._compiler = compiler
         self._collectives: Mapping[int, Collectives] = {}
         if compiler is not None:
+            _refuse_spans(decision)
             together = {number: stage.ranks for number, stage in enumerate(decision.stages) if len(stage.ranks) > 1}
             groups = (*groups_of(decision, model.graph), *groups_in(decision, model.graph))
             self._collectives = open_collectives(together, groups, deadline_s)
@@ -161,7 +166,8 @@ class Builder:
         watched = (value for value in self._model.watched if producer(value) in layers)
         whole = {name: self._attribute(name) for name in parts}
         own, weighed = sliced(whole, parts), weighed_in(self._model, layers)
-        return StageCut(self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed, passes)
+        again = self._decision.stages[stage].recomputed
+        return StageCut(self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed, passes, again)
 
     def _resident(self, stage: int) -> Resident:
         graph, decision, transport = self._model.graph, self._decision, self._transport
@@ -233,6 +239,7 @@ class Builder:
             divided=divided,
             sites=sites,
             blocks=self._decision.stages[stage].blocks,
+            told=[each for each in (self._draw, divided or sites) if each is not None],
         )
         if self._compiler is not None:
             refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)
@@ -340,6 +347,7 @@ class Builder:
             slices={name: part.view for name, part in updates.reduction.slices.items()}
             if isinstance(updates.reduction, PassShards)
             else None,
+            again=functions.again,
         )
 
     def _check_received(self, stage: int, received: tuple[str, ...]) -> None:
@@ -347,6 +355,17 @@ class Builder:
         if expected != set(received):
             differ = ", ".join(sorted(expected ^ set(received)))
             raise UnsupportedModelError(f"stage {stage}: the model's graph and its code disagree on {differ}")
+
+
+def _refuse_spans(decision: Decision) -> None:
+    """Raises :class:`UnsupportedModelError` where a stage that is to be compiled computes layers again by spans."""
+    for number, stage in enumerate(decision.stages):
+        if stage.recomputed:
+            raise UnsupportedModelError(
+                f"stage {number} computes {len(stage.recomputed)} spans of layers again, and is not compiled then",
+                [f"the first has {len(stage.recomputed[0])} layers, from {stage.recomputed[0][0]}"],
+                ["run without --compile", "plan with --recompute always, or never"],
+            )
 
 
 def _size(divided: DividedStage | None) -> Division | None:

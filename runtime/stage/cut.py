@@ -124,6 +124,10 @@ Rule = Callable[[fx.Node], Callable[..., Any] | None]
 
 Run = Callable[..., tuple[torch.Tensor, ...]]
 
+Enclose = Callable[[fx.Graph, Mapping[str, str], Mapping[str, str]], fx.Graph]
+"""From a stage's graph, the layer of each node, and by node the buffer that the stage writes and that it is, or is a
+view of, to the graph that is run in its place."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageFunction:
@@ -170,6 +174,7 @@ def cut_stage(
     *,
     late: bool = False,
     given: Mapping[str, str] | None = None,
+    enclose: Enclose | None = None,
 ) -> StageFunction:
     """The function of the stage that holds ``layers``.
 
@@ -182,12 +187,13 @@ def cut_stage(
         late: compile the function when it is first called, rather than now.
         given: by node, a further input of the stage; what ``replace`` puts in the node's place takes it before the
             node's own arguments.
+        enclose: makes the graph that is run of the stage's own; None: it is run as it is.
 
     Raises:
         UnsupportedModelError: the stage reads a node of another stage that is no value of the graph.
     """
     cut = _Cut(graph_module, frozenset(layers), layer_of_node, node_of_value, frozenset(sizes))
-    return cut.function(outputs, replace or _as_it_is, _compiled_late if late else _compiled, given or {})
+    return cut.function(outputs, replace or _as_it_is, _compiled_late if late else _compiled, given or {}, enclose)
 
 
 class _Cut:
@@ -213,6 +219,7 @@ class _Cut:
         replace: Rule,
         compiled: Callable[[fx.Graph], Run],
         given: Mapping[str, str],
+        enclose: Enclose | None,
     ) -> StageFunction:
         graph, copies = fx.Graph(), {}
         body, values, attributes, sizes = self._needed()
@@ -244,8 +251,9 @@ class _Cut:
         }
         for node in graph.nodes:
             node.meta.clear()  # what the capture noted there would keep the whole model alive
+        state = {copy.name: behind[node] for node, copy in copies.items() if behind.get(node) in mutated}
         return StageFunction(
-            compiled(graph),
+            compiled(graph if enclose is None else enclose(graph, layers, state)),
             (*(self._value_of_node[node.name] for node in values), *(given[name] for name in further)),
             outputs,
             {name: self._attribute(name) for name in attributes},

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -26,6 +26,7 @@ from cuda_ops.dense.user_functions import is_user_function
 from cuda_ops.device.placing import move
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Block
+from planner.layers.recomputed import Spans
 from runtime.numerics.finite import Examiner
 from runtime.spatial.blocks import in_blocks
 from runtime.spatial.decompose import DividedStage
@@ -34,6 +35,7 @@ from runtime.stage.batch_norm import synchronise
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Rule, StageFunction, cut_stage
 from runtime.stage.modes import MicrobatchSlice, Mode, cannot_evaluate, in_evaluation
+from runtime.stage.recomputed import Again, Told, enclosed
 from runtime.stage.sample_weights import Weighed, weighing
 from runtime.stage.sharded_passes import ShardedPasses
 
@@ -43,14 +45,6 @@ if TYPE_CHECKING:
 
 Variant = Callable[[Mode], StageFunction]
 """A stage in another mode, with the same inputs, outputs, sizes and attributes."""
-
-
-class Told(Protocol):
-    """Something that must know what is run next."""
-
-    def at(self, portion: MicrobatchSlice) -> None:
-        """A micro-batch, or a part of one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +127,7 @@ class StageCut:
         device: to which what the stage uses is moved; None: it stays where it is.
         weighed: layers whose result is corrected for what the parts of a batch count for.
         passes: follows where passes are, for gradients or parameters in slices; None: they are whole.
+        recomputed: spans of layers that are computed again in the backward.
     """
 
     model: CapturedModel
@@ -143,9 +138,16 @@ class StageCut:
     device: torch.device | None = None
     weighed: tuple[Weighed, ...] = ()
     passes: ShardedPasses | None = None
+    recomputed: Spans = ()
 
-    def function(self, rule: Rule, *, training: bool = True, late: bool = False) -> StageFunction:
-        """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called."""
+    def function(
+        self, rule: Rule, *, training: bool = True, late: bool = False, again: Again | None = None
+    ) -> StageFunction:
+        """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called.
+
+        Args:
+            again: how spans run once more; None: there is no backward for which they would.
+        """
         model = self.model
         maps = model.layer_of_node, model.node_of_value
         outputs = self.outputs if training else tuple(dict.fromkeys((*self.outputs, *self.watched)))
@@ -159,6 +161,7 @@ class StageCut:
             model.sizes,
             late=late,
             given={node: one.factor for node, one in by_node.items()},
+            enclose=partial(enclosed, spans=self.recomputed, again=again) if again and self.recomputed else None,
         )
         attributes = {name: self.own.get(name, tensor) for name, tensor in found.attributes.items()}
         if self.device is not None:
@@ -177,9 +180,11 @@ class StageFunctions:
         divided: how the ranks divide layers along any dims; None: they share out samples.
         sites: how they share out the sites of a sparse network as well.
         blocks: of a divided stage, layers that are run in blocks, which is in evaluation alone.
+        told: of what is run, before each run.
 
     Attributes:
         current: where operators that can be halved leave their weight gradients.
+        again: how spans of layers that are computed again run once more.
         training: for shares with rows.
     """
 
@@ -195,12 +200,14 @@ class StageFunctions:
         divided: DividedStage | None = None,
         sites: SharedSites | None = None,
         blocks: Sequence[Block] = (),
+        told: Sequence[Told] = (),
     ) -> None:
         self.current = Current()
+        self.again = Again(told, self.current)
         if divided is not None:
-            self.training = cut.function(divided.rule(draws))
+            self.training = cut.function(divided.rule(draws), again=self.again)
             evaluation = divided.rule(in_evaluation, training=False)
-            found = _attempt(cut, evaluation, False)
+            found = _attempt(cut, evaluation, False, self.again)
             if blocks and isinstance(found, StageFunction):
 
                 def part(layers: frozenset[str], outputs: tuple[str, ...]) -> StageFunction:
@@ -221,8 +228,8 @@ class StageFunctions:
         if group_size > 1:
             rules[Mode(True, True)] = without_rows(first_of([*together, draws]))
             rules[Mode(False, True)] = without_rows(rules[Mode(False, False)])
-        self.training = cut.function(rules.pop(Mode()))
-        self._others = {mode: _attempt(cut, rule, mode.training) for mode, rule in rules.items()}
+        self.training = cut.function(rules.pop(Mode()), again=self.again)
+        self._others = {mode: _attempt(cut, rule, mode.training, self.again) for mode, rule in rules.items()}
 
     def variant(self, mode: Mode) -> StageFunction:
         """The function for ``mode``.
@@ -246,12 +253,12 @@ def first_of(rules: Iterable[Rule]) -> Rule:
     return rule
 
 
-def _attempt(cut: StageCut, rule: Rule, training: bool) -> StageFunction | UnsupportedModelError:
+def _attempt(cut: StageCut, rule: Rule, training: bool, again: Again) -> StageFunction | UnsupportedModelError:
     """A function that may never be asked for, or why there is none."""
     if cut.model.evaluation and not training:
         return cannot_evaluate(cut.model.evaluation)
     try:
-        return cut.function(rule, training=training, late=True)
+        return cut.function(rule, training=training, late=True, again=again if training else None)
     except UnsupportedModelError as error:
         return error.with_traceback(None)  # whose frames hold the model
 

@@ -1,6 +1,7 @@
 """One stage on one rank: forward and backward of micro-batches, in whatever order the program says.
 
-F keeps the graph of autograd; with recompute its inputs only, and without a backward in the program nothing.
+F keeps the graph of autograd; with recompute its inputs only, and without a backward in the program nothing.  Of spans
+of layers that are computed again it keeps what they read (:mod:`runtime.stage.recomputed`).
 B makes the gradients of inputs and parameters.
 I makes those of the inputs, and of the parameters of operators that cannot be halved; the others are left to W.
 
@@ -35,9 +36,10 @@ from cuda_ops.dense.backward_halves import Gradients
 from cuda_ops.dense.deferred_gradients import Current, WeightGradients, accumulate
 from runtime.numerics.finite import Examiner
 from runtime.stage.cut import StageFunction
-from runtime.stage.functions import Call, StageCalls, Told, Variant
+from runtime.stage.functions import Call, StageCalls, Variant
 from runtime.stage.modes import Manner, MicrobatchSlice
 from runtime.stage.random.streams import Draw
+from runtime.stage.recomputed import Again, Told
 
 Added = Callable[[Tensor], None]
 """Told of a parameter whose ``.grad`` is complete, as far as one micro-batch goes."""
@@ -147,6 +149,7 @@ class StageProgram:
         divided: how layers are divided along any dims; None: ranks share out samples.
         added: told of parameters whose ``.grad`` has been added to by other means than autograd's.
         slices: by name, what has gradients once a backward is over; None: the parameters.
+        again: how spans of layers run once more in the backward.
 
     Attributes:
         losses: by micro-batch.
@@ -167,6 +170,7 @@ class StageProgram:
         divided: Divided | None = None,
         added: Added | None = None,
         slices: Mapping[str, Tensor] | None = None,
+        again: Again | None = None,
     ) -> None:
         manner = manner or Manner()
         self._function, self._received, self._loss, self._manner = function, received, loss, manner
@@ -174,7 +178,7 @@ class StageProgram:
         given = terms if loss is None else {**terms, loss: 1.0}
         self._seeded = {name: given[name] for name in function.outputs if name in given}
         self._current, self._draw, self._divided, self._added = current or Current(), draw, divided, added
-        told = [each for each in (draw, divided) if each is not None]
+        told = [each for each in (draw, divided, again) if each is not None]
         self._calls = StageCalls(function, manner.autocast, variant, told)
         parameters = function.parameters
         self._state = tuple(function.attributes.values())

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from planner.ir.plan import Decision
+from planner.layers.recomputed import cores_among
 from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine
@@ -45,8 +46,11 @@ def plan(name: str) -> Decision:
     graph = network()[2].graph
     if name == "replicas":
         return decide(graph, [0.5], MICRO_BATCHES, [(0,), (1, 2)], [(1,), (2, 1)])
-    decision = decide(graph, [0.5], MICRO_BATCHES, schedule="1f1b" if name == "recompute" else name)
+    decision = decide(graph, [0.5], MICRO_BATCHES, schedule=name if name not in ("recompute", "selective") else "1f1b")
     stages = tuple(replace(stage, recompute=name == "recompute") for stage in decision.stages)
+    if name == "selective":
+        spans = (cores_among(graph, decision.layers_of(number)) for number in range(len(stages)))
+        stages = tuple(replace(stage, recomputed=own) for stage, own in zip(stages, spans, strict=True))
     return replace(decision, stages=stages)
 
 
@@ -71,7 +75,7 @@ def losses_on(decision: Decision, transport: Transport) -> list[float | None]:
     return losses_of(engine_of(decision, model, captured, transport))
 
 
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "recompute", "replicas"])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "recompute", "selective", "replicas"])
 def test_stages_on_a_gpu_compute_what_one_device_computes(name: str) -> None:
     decision = plan(name)
     network()  # captured once, before the threads

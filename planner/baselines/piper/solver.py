@@ -27,8 +27,13 @@ from planner.baselines.piper import planner as piper
 from planner.baselines.piper.format import Instance, Node, Option
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
-from planner.ir.problem import ALWAYS, AUTO, NEVER, Problem
-from planner.solvers.candidates.candidate import Candidate, micro_batches, mixing_layers
+from planner.ir.problem import ALWAYS, AUTO, Problem
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    Recomputes,
+    micro_batches,
+    mixing_layers,
+)
 from planner.solvers.candidates.choose import best_plan
 from planner.solvers.progress import Progress
 
@@ -78,18 +83,18 @@ class Chosen:
     """Stages, and whether each computes its activations again."""
 
     stages: tuple[Placed, ...]
-    recompute: tuple[bool, ...]
+    recompute: tuple[Recomputes, ...]
 
 
 def _chosen(problem: Problem, found: Network, answer: Answer) -> Chosen:
     used = 0
     stages: list[Placed] = []
-    recompute: list[bool] = []
+    recompute: list[Recomputes] = []
     for stage in stages_in(answer):
         count, nodes, options = stage["data_degree"], stage["nodes"], stage["options"]
         if isinstance(count, int) and isinstance(nodes, list):
             stages.append((found.layers([f"n{node}" for node in nodes]), problem.ranks[used : used + count]))
-            recompute.append(problem.recompute == ALWAYS or bool(options))
+            recompute.append(Recomputes(problem.recompute == ALWAYS or bool(options)))
             used += count
     return Chosen(tuple(stages), tuple(recompute))
 
@@ -111,7 +116,7 @@ def instance(problem: Problem, found: Network, memory: Held, size: int) -> Insta
             bytes_per_in_flight=inputs,
             fixed_bytes=always + saved - inputs,
         )
-        options = {NEVER: (plain,), ALWAYS: (again,)}.get(problem.recompute, (plain, again))
+        options = {AUTO: (plain, again), ALWAYS: (again,)}.get(problem.recompute, (plain,))
         nodes.append(Node(k, node.name, {1: options}))
     edges = tuple((src, dst, graph.nodes[src].activation_bytes) for src, dst in graph.edges)
     bandwidth = bandwidth_bytes_per_s(problem, problem.ranks)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.costs.layers.cost_table import SizeTable, span
+from planner.costs.layers.cost_table import SizeTable
 from planner.costs.memory.levels import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -21,7 +21,9 @@ from planner.costs.memory.levels import (
     Course,
     Flow,
     Indices,
+    Kept,
     Run,
+    Running,
     course,
     layers_in,
     plain_course,
@@ -84,7 +86,10 @@ def activation_of(
             return Activation(laid_out, laid_out.saved, sent_bytes, False, None, *inputs)
         parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes, cost.parameter_bytes)
         saved, again, workspace, parameters = (round(float(part[member])) for part in parts)
-        found = plain_course(saved, saved + again, parameters, workspace, again)
+        left = saved + again
+        if placed.recomputed:
+            saved, again = _of_spans(costs, placed, cost, member)
+        found = plain_course(saved, left, parameters, workspace, again)
         return Activation(
             found, found.saved, sent_bytes, False, None, received.whole, received.left(None), received.assembled
         )
@@ -96,7 +101,7 @@ def activation_of(
     made_bytes = 0 if on_chip else placed.parameter_bytes
     slices = (placed.zero, len(placed.ranks), placed.tied) if costs.trains and placed.zero > 1 else ()
     sums_behind = placed.sums_behind and placed.tied
-    key = (placed.runs, kind, samples, made_bytes, seeds.sizes, sums_behind, senders, slices)
+    key = (placed.runs, kind, samples, made_bytes, seeds.sizes, sums_behind, senders, slices, placed.recomputed)
     if key not in known:
         copies = _copies(costs, placed)
         found, unsaved = _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes)
@@ -129,12 +134,41 @@ def _laid_out(
             return None
         found.append(levels)
         inputs.append(costs.book.levels.inputs_beyond(kind, layer, samples, share, read))
-    layers, by_layer = np.array(own.layers, dtype=np.int64), np.array(found).T
+    running = costs.book.levels.running(np.array(own.layers, dtype=np.int64), placed.recomputed)
+    layers, at = running.order, np.searchsorted(own.layers, running.order)
+    by_layer = np.array(found).T[:, at]
     by_layer[BACKWARD_INPUT], by_layer[[WEIGHT, LEFT]] = by_layer[BACKWARD], 0.0
-    flow = costs.book.levels.flow_of_parts(kind, own.samples[:, member], own.share[:, member], layers)
-    saved = own.saved[:, member] + np.maximum(own.received[:, member], inputs)
-    defers = np.zeros(len(layers), dtype=np.bool_)
-    return course(saved, own.parameters[:, member], by_layer, seeds.total, defers, flow=flow)
+    flow = costs.book.levels.flow_of_parts(kind, own.samples[at, member], own.share[at, member], layers)
+    saved = own.saved[at, member] + np.maximum(own.received[at, member], np.array(inputs)[at])
+    keeps = _kept(costs, placed, running, saved, by_layer, (own.samples * own.share)[at, member])
+    made, defers = own.parameters[at, member], np.zeros(len(layers), dtype=np.bool_)
+    return course(saved, made, by_layer, seeds.total, defers, flow=flow, keeps=keeps, spans=running.bounds)
+
+
+def _kept(
+    costs: StageCosts, placed: StagePlacement, running: Running, saved: Array, levels: Array | None, parts: Array
+) -> Kept:
+    """By layer as they run, what stays from forward to backward; of those outside spans all that they save."""
+    if not placed.recomputed:
+        return Kept(saved, saved)
+    again = costs.book.levels.kept(running.order, placed.recomputed, levels, parts)
+    return Kept(*(np.where(running.within, each, saved) for each in (again.kept, again.same)))
+
+
+def _of_spans(costs: StageCosts, placed: StagePlacement, cost: StageCost, member: int) -> tuple[int, int]:
+    """(what stays from forward to backward, what the largest span has back) of layers of which no levels are known."""
+    own = cost.by_layer
+    running = costs.book.levels.running(np.array(own.layers, dtype=np.int64), placed.recomputed)
+    at = np.searchsorted(own.layers, running.order)
+    saved = (own.saved[:, member] + own.received[:, member])[at]
+    stays = _kept(costs, placed, running, saved, None, (own.samples * own.share)[at, member])
+    return round(float(stays.kept.sum())), _largest_span(running, saved, stays)
+
+
+def _largest_span(running: Running, saved: Array, stays: Kept) -> int:
+    """What the layers of a span save beside what stays, of that where it is most."""
+    more = np.maximum(saved - stays.same, 0.0)
+    return round(max((float(more[first:last].sum()) for first, last in running.bounds), default=0.0))
 
 
 def _copies(costs: StageCosts, placed: StagePlacement) -> dict[int, int]:
@@ -166,15 +200,18 @@ def _course_of(
         made_bytes: of gradients of parameters; 0 where they lie on chip.
     """
     levels, copies = costs.book.levels.at(kind, samples), copies or {}
+    running = costs.book.levels.running(layers_in(placed.runs), placed.recomputed)
+    layers = running.order
+    saved_by, parts = np.diff(table.saved_bytes)[layers], np.full(len(layers), float(samples))
     if levels is None:
-        if costs.trains and placed.zero > 1 and made_bytes:
-            return _plain_in_slices(costs, placed, table, kind, samples), None
         hungriest = max((float(table.workspace_bytes[a:b].max()) for a, b in placed.runs if a < b), default=0.0)
-        hungriest += max(copies.values(), default=0)
         left = costs.book.tables.left_bytes(kind, samples, placed.runs)
-        return plain_course(span(table.saved_bytes, placed.runs), left, made_bytes, hungriest), None
-    layers = layers_in(placed.runs)
-    saved_by = np.diff(table.saved_bytes)[layers]
+        kept = _kept(costs, placed, running, saved_by, None, parts)
+        plain = float(kept.kept.sum()), left, hungriest, _largest_span(running, saved_by, kept)
+        if costs.trains and placed.zero > 1 and made_bytes:
+            return _plain_in_slices(costs, placed, *plain), None
+        hungriest += max(copies.values(), default=0)
+        return plain_course(plain[0], left, made_bytes, hungriest, plain[3]), None
     made = np.diff(costs.book.tables.graph.parameter_bytes)[layers] * (made_bytes > 0)
     defers, own = costs.book.tables.deferring(kind)[layers], levels[:, layers]
     put_together = np.array([float(copies.get(layer, 0)) for layer in layers.tolist()])
@@ -186,10 +223,14 @@ def _course_of(
     own[FORWARD] -= there
     own[LEFT] -= np.clip(own[LEFT] - own[GRADIENTS_LEFT] - (saved_by - there), 0.0, there)  # so much at least is of it
     stays = _left_in_buffers(costs, layers, own, seeds, flow)
-    found = course(saved_by - there, _gradients(made_bytes, made), own, seeds.total, defers, stays, flow, put_together)
+    keeps = _kept(costs, placed, running, saved_by - there, own, parts)
+    rest = (own, seeds.total, defers, stays, flow, put_together, keeps, running.bounds)
+    found = course(saved_by - there, _gradients(made_bytes, made), *rest)
     if costs.trains and placed.zero > 1:  # later ones find the slices there, and add to them
-        later = course(saved_by - there, np.zeros_like(made), own, seeds.total, defers, stays, flow, put_together)
-        found = replace(found, backward_later=later.backward_later)
+        found = replace(found, backward_later=course(saved_by - there, np.zeros_like(made), *rest).backward_later)
+    if placed.recomputed:  # what they save of their outputs is dropped
+        saved_by, levels = np.where(running.within, 0.0, saved_by), levels.copy()
+        levels[OUTPUTS_SAVED, layers[running.within]] = 0.0
     return found, _unsaved(costs, layers, saved_by, levels, samples)
 
 
@@ -228,14 +269,14 @@ def _in_slices(costs: StageCosts, placed: StagePlacement, layers: Indices, level
     return np.maximum(kept, 0.0)
 
 
-def _plain_in_slices(costs: StageCosts, placed: StagePlacement, table: SizeTable, kind: str, samples: float) -> Course:
+def _plain_in_slices(
+    costs: StageCosts, placed: StagePlacement, saved: float, left: float, hungriest: float, again: float
+) -> Course:
     """The same where no levels of layers are known."""
-    hungriest = max((float(table.workspace_bytes[a:b].max()) for a, b in placed.runs if a < b), default=0.0)
     found = costs.book.buckets(placed.runs, placed.tied)
     gathered = max((bucket.num_bytes for bucket in found), default=0) if placed.zero > 2 else 0
     making = max((bucket.num_bytes + bucket.copied_bytes * (placed.zero < 3) for bucket in found), default=0)
-    left = costs.book.tables.left_bytes(kind, samples, placed.runs)
-    plain = plain_course(span(table.saved_bytes, placed.runs), left, kept_gradients(placed), hungriest + gathered)
+    plain = plain_course(saved, left, kept_gradients(placed), hungriest + gathered, again)
     first, later = plain.backward_first + making, plain.backward_later + making
     return replace(plain, backward_first=first, backward_later=later)
 

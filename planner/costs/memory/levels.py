@@ -18,6 +18,13 @@ since forward goes up the layers and backward down, and lets go of what a layer 
 weight gradients for later (recurrent ones) make them with those of inputs: e is g there, and 0 elsewhere.  Levels are
 affine in the samples between the sizes measured, and beyond.
 
+Spans of layers that are computed again keep k(j) of each of their layers, what they read from outside, of which c(j) is
+what the layer itself would save (others save a copy), and have s - c of them back one span at a time:
+
+    forward                 k in place of s, and s - c of the layer before j in its span, which j reads
+    backward in a span      k of all earlier layers and of the whole span, (s - c)(<=j) within it, b(j) and so on
+    its second forward      the same with f(j) - c(j) beside (s - c)(<j), before the first backward of the span
+
 Levels are those of the whole network.  Of the gradients under way in them, a stage has those that its own layers make,
 and in place of the others what it received, in its buffers, as long as its backward lasts (:class:`Flow`).
 
@@ -28,7 +35,7 @@ that is saved.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,11 +43,16 @@ from numpy.typing import NDArray
 
 from planner.ir.graph import producer
 from planner.ir.profile import LEVEL_NAMES, Levels, Profile
+from planner.layers.recomputed import running_order
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Run = tuple[int, int]
 """Layers ``[first, last)`` by index in the graph."""
+Spans = tuple[tuple[int, ...], ...]
+"""Layers by index that are computed again in the backward, each span by itself."""
+_ALL = 0.99
+"""Who saves so much of a tensor has saved it: sizes between those that were measured are on a line."""
 
 FORWARD, BACKWARD, BACKWARD_INPUT, WEIGHT, LEFT, OUTPUTS_SAVED, INPUTS_SAVED, GRADIENTS_LEFT = range(len(LEVEL_NAMES))
 """Quantities of a layer's levels by index, as :class:`planner.ir.profile.Levels` orders them."""
@@ -72,6 +84,19 @@ class Course:
     early: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """Of layers of a stage as they run, in bytes.
+
+    Attributes:
+        kept: what stays from forward to backward.
+        same: of what a layer saves, what is among that: the rest is there from its second forward on.
+    """
+
+    kept: Array
+    same: Array
+
+
 @dataclass(frozen=True, slots=True)
 class Flow:
     """Gradients of values under way in a stage, by layer of the stage, in bytes.
@@ -98,6 +123,7 @@ class LevelTables:
     Attributes:
         outputs: by layer, bytes of its outputs per sample.
         inputs: by layer, of each value that it reads and a layer made: that layer, and bytes per sample.
+        names: of these values, in the same order.
         readers: by layer, those that read its outputs.
         known: what was worked out by stage and samples (:mod:`planner.costs.memory.activations`).
     """
@@ -105,6 +131,7 @@ class LevelTables:
     profile: Profile
     outputs: tuple[float, ...] = field(init=False, repr=False)
     inputs: tuple[tuple[tuple[int, float], ...], ...] = field(init=False, repr=False)
+    names: tuple[tuple[str, ...], ...] = field(init=False, repr=False)
     readers: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
     known: dict[tuple[object, ...], tuple[Course, int | None, Course | None, float | None]] = field(
         init=False, default_factory=dict, repr=False
@@ -119,13 +146,15 @@ class LevelTables:
         index = {layer.name: position for position, layer in enumerate(graph.layers)}
         readers: list[dict[int, None]] = [{} for _ in graph.layers]
         inputs: list[tuple[tuple[int, float], ...]] = []
+        names: list[tuple[str, ...]] = []
         values = graph.values()
         for position, layer in enumerate(graph.layers):
             made = {name: index[producer(name)] for name in layer.inputs if name not in graph.inputs}
             inputs.append(tuple((maker, values[name].num_bytes / graph.samples) for name, maker in made.items()))
+            names.append(tuple(made))
             for maker in made.values():
                 readers[maker][position] = None
-        self.inputs, self.readers = tuple(inputs), tuple(map(tuple, readers))
+        self.inputs, self.names, self.readers = tuple(inputs), tuple(names), tuple(map(tuple, readers))
         self.outputs = tuple(sum(spec.num_bytes for spec in layer.outputs) / graph.samples for layer in graph.layers)
 
     def at(self, kind: str, samples: float) -> Array | None:
@@ -154,6 +183,75 @@ class LevelTables:
         found = whole[:, layer] * share
         found[: WEIGHT + 1] += received + max(0.0, needs)
         return np.asarray(found)
+
+    def running(self, layers: Indices, spans: Spans) -> Running:
+        """The order in which a stage runs its layers: a span as one (``planner.layers.recomputed``)."""
+        if not spans:
+            return Running(layers, np.zeros(len(layers), dtype=bool), ())
+        reads = {layer: [maker for maker, _ in self.inputs[layer]] for layer in layers.tolist()}
+        order = [each for unit in running_order(layers.tolist(), reads, spans) for each in unit]
+        bounds = tuple((order.index(span[0]), order.index(span[0]) + len(span)) for span in map(sorted, spans))
+        again = [layer for span in spans for layer in span]
+        return Running(np.array(order, dtype=np.int64), np.isin(order, again), tuple(sorted(bounds)))
+
+    def kept(self, order: Indices, spans: Spans, levels: Array | None, parts: Array) -> Kept:
+        """Of layers in spans, what stays from the forward on; of others 0.
+
+        That is what the spans read of the stage's other layers and none of these saves; what other stages made lies
+        where it was received.  What a span saves of its own results stays as well, if who reads them needs it.
+
+        Args:
+            order: of the stage's layers, as they run.
+            levels: ``[quantity, layer]`` in that order; None: nobody else is known to save anything.
+            parts: by layer, samples of the rank's part, times its share of the work of as many whole ones.
+        """
+        place = {layer: at for at, layer in enumerate(order.tolist())}
+        span_of = {layer: number for number, span in enumerate(spans) for layer in span}
+        saved = np.zeros((2, len(order))) if levels is None else levels[[OUTPUTS_SAVED, INPUTS_SAVED]]
+        found, same, known = np.zeros(len(order)), np.zeros(len(order)), set[str]()
+
+        def is_saved(maker: int, name: str, size: float, before: int) -> bool:
+            others = [r for r in self.readers[maker] if r in place and r not in span_of and place[r] < before]
+            mine = maker not in span_of and saved[0, place[maker]] >= _ALL * size
+            return name in known or bool(mine) or any(saved[1, place[r]] >= _ALL * size for r in others)
+
+        for number, span in enumerate(spans):
+            measured = listed = 0.0
+            inside = sorted(span, key=place.__getitem__)
+            for layer in inside:
+                at, own = place[layer], 0.0
+                for (maker, size_of_one), name in zip(self.inputs[layer], self.names[layer], strict=True):
+                    if maker not in place:  # and not among what is kept for the spans
+                        own += size_of_one * parts[at]
+                        continue
+                    size = size_of_one * parts[place[maker]]
+                    if span_of.get(maker) == number:
+                        own += max(0.0, size - float(saved[0, place[maker]]))
+                    elif not is_saved(maker, name, size, at):
+                        found[at] += size
+                        listed += size
+                        known.add(name)
+                same[at] = found[at] if levels is None else max(0.0, float(saved[1, at]) - own)
+                measured += same[at]
+                found[at] += self._results_needed(layer, span, place, saved)
+            found[place[inside[0]]] += max(0.0, measured - listed)
+        return Kept(found, same)
+
+    def _results_needed(self, layer: int, span: Collection[int], place: Mapping[int, int], saved: Array) -> float:
+        """Of what a layer of a span saves of its outputs, what stays as others read it and save nothing else of it."""
+        size = float(saved[0, place[layer]])
+        if not size:
+            return 0.0
+        open_ends = [reader for reader in self.readers[layer] if reader not in span]
+        while open_ends:
+            reader = open_ends.pop()
+            if reader not in place:
+                continue
+            if self.profile.graph.layers[reader].kind == "reshape":
+                open_ends += self.readers[reader]
+            elif saved[1, place[reader]] < _ALL * size:
+                return size
+        return 0.0
 
     def inputs_beyond(self, kind: str, layer: int, samples: float, share: float, read_share: float) -> float:
         """What a part of a layer saves of others' values beyond its share, where it reads more of them than that."""
@@ -257,6 +355,21 @@ def affine(sizes: Array, values: Array, at: float) -> Array:
     return np.asarray(values[upper - 1] + share * (values[upper] - values[upper - 1]))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Running:
+    """The layers of a stage as they run.
+
+    Attributes:
+        order: by index in the graph.
+        within: by place, whether the layer is in a span that is computed again.
+        bounds: of each span, its first place and the one behind its last.
+    """
+
+    order: Indices
+    within: NDArray[np.bool_]
+    bounds: tuple[tuple[int, int], ...]
+
+
 def course(
     saved: Array,
     gradients: Array,
@@ -266,6 +379,8 @@ def course(
     seeds_left: Array | None = None,
     flow: Flow | None = None,
     copies: Array | None = None,
+    keeps: Kept | None = None,
+    spans: Sequence[tuple[int, int]] = (),
 ) -> Course:
     """The course of a stage.
 
@@ -277,12 +392,15 @@ def course(
         seeds_left: of ``seeds``, by layer, what stays for its weight gradients beside what ``levels`` have as left.
         flow: None: it is not known; then ``seeds`` are beside what all layers but the last are given.
         copies: by layer that completes a bucket of gradients, what putting it together takes.
+        keeps: what stays from forward to backward, where that is not all of ``saved``; None: it is.
+        spans: first and last place, exclusive, of layers that are computed again.
     """
     forward, backward, halved, weight, left, *_ = levels
+    kept, same = (saved, saved) if keeps is None else (keeps.kept, keeps.same)
     early = np.zeros_like(gradients) if defers is None else np.where(defers, 0.0, gradients)
     late = gradients - early
-    upto = np.cumsum(saved)
-    before = upto - saved
+    upto = np.cumsum(kept)
+    before = upto - kept
     made, made_early, made_late = (np.cumsum(each[::-1])[::-1] for each in (gradients, early, late))
     left_upto = np.cumsum(left)
     stays = left if seeds_left is None else left + seeds_left
@@ -294,23 +412,35 @@ def course(
     else:
         came -= np.minimum(flow.outside, seeds)
     backward, halved = (np.maximum(each + came, 0.0) for each in (backward, halved))
+    below = before.copy()  # of layers below one while its backward runs
+    again: list[tuple[float, float, float, float]] = []  # of each span, the most in its second forward
+    for first, last in spans:
+        there, rising = upto[last - 1], np.cumsum(np.maximum(saved - same, 0.0)[first:last])
+        grown = np.concatenate(([0.0], rising[:-1]))
+        before[first + 1 : last] += np.diff(grown)
+        top = float((there + grown + np.maximum(forward - same, 0.0)[first:last]).max())
+        behind, halves = slice(last, last + 1), float(left[last:].sum())
+        early_behind = float(made_early[behind].sum())
+        again.append((top, top + float(made[behind].sum()), top + halves + early_behind, top + halves))
+        upto[first:last], below[first:last] = there + rising, there + grown
     copied, put_together = (np.zeros_like(saved) if copies is None else copies), np.zeros(4)
     if copied.any():
-        held = upto + backward if flow is None else before + flow.after + seeds
+        held = upto + backward if flow is None else below + flow.after + seeds
         rests = held + made, held + gradients, stays_upto - stays + made_late, stays_upto - stays + late
         put_together = np.array([np.where(copied > 0, rest + copied, 0.0).max() for rest in rests])
 
-    def most(values: Array, least: float = 0.0) -> int:
-        return round(float(values.max(initial=least)))
+    def most(values: Array, least: float = 0.0, which: int | None = None) -> int:
+        once_more = max((each[which] for each in again), default=0.0) if which is not None else 0.0
+        return round(max(float(values.max(initial=least)), once_more))
 
     return Course(
-        saved=round(float(saved.sum())),
+        saved=round(float(kept.sum())),
         left=round(float(stays.sum())),
         forward=most(before + forward),
-        backward_first=most(upto + backward + made, put_together[0]),
-        backward_later=most(upto + backward + gradients, put_together[1]),
-        input_first=most(upto + halved + left_upto[-1:] - left_upto + made_early),
-        input_later=most(upto + halved + left_upto[-1:] - left_upto + early),
+        backward_first=most(upto + backward + made, put_together[0], 1),
+        backward_later=most(upto + backward + gradients, put_together[1], 0),
+        input_first=most(upto + halved + left_upto[-1:] - left_upto + made_early, which=2),
+        input_later=most(upto + halved + left_upto[-1:] - left_upto + early, which=3),
         weight_first=most(stays_upto + weight + made_late, put_together[2]),
         weight_later=most(stays_upto + weight + late, put_together[3]),
         unrecorded=most(previous + forward),

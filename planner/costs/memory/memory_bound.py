@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
+from planner.costs.stages.stage_sums import Again, of_those
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.passes import in_flight
 from planner.schedules import schedule as schedule_named
@@ -106,17 +107,18 @@ def holder_of(
     sizes: tuple[float, float],
     limit_bytes: int,
     trains: bool,
-    recompute: bool,
+    again: Again,
     parts: int,
-    workspaces: dict[tuple[str, float, bool], Array],
+    workspaces: dict[tuple[str, float, Again], Array],
     received: Array | None = None,
     zero: int = 1,
 ) -> Holder:
     """What a member that gets ``sizes`` samples of a full micro-batch and of the last one holds.
 
     Args:
+        again: which layers' activations are computed again; of attention's cores alone what they save may not be there.
         parts: among how many members the optimiser's state is divided.
-        workspaces: those worked out before, by kind, samples and recompute; added to.
+        workspaces: those worked out before, by kind, samples and ``again``; added to.
         received: by cut, bytes a sample that surely come in there; None: nothing does.  Not added where levels of
             layers are known: layers may save what came where it lies.
         zero: what ``parts`` members divide; gradients from 2 on, parameters with 3.
@@ -125,20 +127,21 @@ def holder_of(
     resident = cuts.sums(
         state_factor(book, trains, parts, zero) * np.diff(graph.parameter_bytes) + np.diff(graph.buffer_bytes)
     )
-    keeps = trains and not recompute
+    keeps = trains and again is not True
     by_layer = book.levels.at(kind, sizes[0]) is not None
-    once = cuts.sums(np.diff(full.saved_bytes))
-    key = (kind, sizes[0], recompute)
+    dropped = again if isinstance(again, tuple) else ()
+    once = cuts.sums(np.diff(full.saved_bytes - of_those(full.saved_bytes, dropped)))
+    key = (kind, sizes[0], again)
     if key not in workspaces:
         # Where levels of layers are known, the hungriest may run when others have let go: nothing is sure.
         workspaces[key] = cuts.largest(np.zeros_like(full.workspace_bytes) if by_layer else full.workspace_bytes)
-        if recompute and trains:
+        if again is True and trains:
             workspaces[key] = workspaces[key] + (once[None, :] - once[:, None])
     nothing = np.zeros_like(once)
     return Holder(
         resident,
         once if keeps else nothing,
-        cuts.sums(np.diff(rest.saved_bytes)) if keeps else nothing,
+        cuts.sums(np.diff(rest.saved_bytes - of_those(rest.saved_bytes, dropped))) if keeps else nothing,
         workspaces[key],
         limit_bytes,
         cuts.sums(np.diff(graph.parameter_bytes)) / (parts if zero > 1 else 1) if by_layer and trains else None,

@@ -33,9 +33,10 @@
 
 A backward in two halves keeps, from I to W, what the weight gradients that come later are computed from, and lets the
 rest go.  A stage that recomputes keeps received inputs alone, and has its activations back while B runs, or from I to
-W.  What a rank holds depends on the order of its row alone, not on times.  Ignored: what a process takes before it has
-a model (interpreter, libraries), what libraries take without torch's allocator (oneDNN and MKL little), what passes
-between stages of one rank, and fragmentation.  Where layers have layouts of their own a rank holds its parts of their
+W; spans of layers that are computed again keep what they read, and have theirs back one span at a time.  What a rank
+holds depends on the order of its row alone, not on times.  Ignored: what a process takes before it has a model
+(interpreter, libraries), what libraries take without torch's allocator (oneDNN and MKL little), what passes between
+stages of one rank, and fragmentation.  Where layers have layouts of their own a rank holds its parts of their
 parameters, what its group sent it and what it reads and saves whole, each layer has its part's share of the whole one's
 levels, and I makes the gradients of weights as well; only where such a stage recomputes does every action need the
 workspace of the hungriest layer beyond all that is saved.

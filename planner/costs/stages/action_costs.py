@@ -245,7 +245,7 @@ class StageCosts:
         key = (id(placed), op, self.micro_batches[microbatch])
         found = self._exchanged.get(key)
         if found is None:
-            sums = self.book.exchanges_s(placed.ranks, samples_in(self.micro_batches[microbatch]), placed.recompute)
+            sums = self.book.exchanges_s(placed.ranks, samples_in(self.micro_batches[microbatch]), placed.again)
             forward_s, backward_s = (span(way, placed.runs) for way in sums)
             gather_s, scatter_s = self._in_slices_s(placed)
             found = exchange_s(op, forward_s + gather_s, backward_s + (1 + placed.recompute) * gather_s + scatter_s)
@@ -271,7 +271,7 @@ class StageCosts:
             placed = self.stages[stage]
             samples = placed.samples[samples_in(self.micro_batches[microbatch])][member]
             kind, shared = self.kind(placed.ranks[member]), len(placed.ranks) > 1
-            found = self.book.sums(kind, samples, shared, placed.recompute).action_s(op, placed.runs, accumulates)
+            found = self.book.sums(kind, samples, shared, placed.again).action_s(op, placed.runs, accumulates)
             self._local[key] = found
         return found
 

@@ -16,7 +16,7 @@ from planner.costs.shards.option import Option
 from planner.costs.stages.blocks import stage_cost_in_blocks
 from planner.costs.stages.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayoutPrices
 from planner.costs.stages.stage_cost import LayerBytes, StageCost, stage_cost
-from planner.costs.stages.stage_sums import with_recompute
+from planner.costs.stages.stage_sums import Again, with_recompute
 from planner.ir.cluster import INTERPOLATED
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout
@@ -59,6 +59,7 @@ class StagePlacement:
         tied: names of these.
         laid_out: its price by samples of the micro-batch, if its layers have layouts of their own, or by token slice;
             else empty.
+        recomputed: spans of layers, by index, whose activations alone are computed again, each by itself.
     """
 
     runs: tuple[Run, ...]
@@ -70,6 +71,12 @@ class StagePlacement:
     ties: tuple[Tie, ...] = ()
     tied: frozenset[str] = frozenset()
     laid_out: Mapping[Size, StageCost] = field(default_factory=dict)
+    recomputed: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def again(self) -> Again:
+        """Which of its layers are computed again."""
+        return self.recompute or (bool(self.recomputed) and tuple(index for span in self.recomputed for index in span))
 
     @property
     def sharded(self) -> bool:
@@ -111,7 +118,11 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
     for stage, group in enumerate(decision.stages):
         names = decision.layers_of(stage)
         layout = decision.layout_of(stage)
-        options = {index[name]: Option.placed(decision.layers[name], group.recompute) for name in names}
+        spans = tuple(tuple(index[name] for name in span) for span in group.recomputed) if not evaluates else ()
+        again = {number for span in spans for number in span}
+        options = {
+            index[name]: Option.placed(decision.layers[name], group.recompute or index[name] in again) for name in names
+        }
         plain = not group.blocks and cut_alike([option.cuts for option in options.values()])
         found.append(
             StagePlacement(
@@ -124,6 +135,7 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
                 ties[stage],
                 tied,
                 {} if plain else layouts.costs(group.ranks, options, sizes, group.blocks),
+                spans,
             )
         )
     return tuple(found)

@@ -16,6 +16,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import Cuts, Memory, Numbers, holder_of, may_bind
 from planner.costs.stages.gradient_overlap import least_reduction_s
+from planner.costs.stages.stage_sums import Again
 
 Member = tuple[str, int, tuple[float, float]]
 """What tells members of a group apart: kind of device, memory limit, samples of a full micro-batch and of the last."""
@@ -167,10 +168,10 @@ class StageBounds:
     trains: bool
     splits: bool
     received: Array | None = None
-    _workspaces: dict[tuple[str, float, bool], Array] = field(init=False, default_factory=dict, repr=False)
+    _workspaces: dict[tuple[str, float, Again], Array] = field(init=False, default_factory=dict, repr=False)
 
-    def of(self, ranks: tuple[int, ...], members: Sequence[Member], recompute: bool, zero: int) -> StageBound:
-        """Of stages on ``ranks`` that compute activations again or not; members that are alike once are enough.
+    def of(self, ranks: tuple[int, ...], members: Sequence[Member], again: Again, zero: int) -> StageBound:
+        """Of stages on ``ranks`` that compute activations ``again``; members that are alike once are enough.
 
         Raises:
             MissingMeasurementError: a layer's cost at a member's sizes is not known.
@@ -178,7 +179,7 @@ class StageBounds:
         tables, shared = self.book.tables, len(ranks) > 1
         alike = list(dict.fromkeys((kind, samples) for kind, _, samples in members))
         kinds = list(dict.fromkeys(kind for kind, _ in alike))
-        sized = {(kind, n): self.book.sums(kind, n, shared, recompute) for kind, samples in alike for n in samples}
+        sized = {(kind, n): self.book.sums(kind, n, shared, again) for kind, samples in alike for n in samples}
         forward = {key: sums.forward_s for key, sums in sized.items()}
         first, later, whole = (
             {key: self.trains * sums for key, sums in way.items()}
@@ -192,7 +193,7 @@ class StageBounds:
         parts = len(ranks) if zero else 1
         updates = {kind: self.trains * tables.parameters(kind).update_s / parts for kind in kinds}
         smallest = min(self.micro_batches)
-        there, back = self.book.exchanges_s(ranks, smallest, recompute)
+        there, back = self.book.exchanges_s(ranks, smallest, again)
         works = self._spread([self._work_s(forward, first, later, member) for member in alike])
         with_adds = {key: sums + adds[key[0]] for key, sums in whole.items()}
         all_works = self._spread([self._work_s(forward, whole, with_adds, member) for member in alike])
@@ -214,7 +215,7 @@ class StageBounds:
             is_even=self.micro_batches[0] == self.micro_batches[-1],
             parameter_bytes=self._sums(tables.graph.parameter_bytes),
             zero=zero,
-            memory=self._memory(members, recompute, parts, zero),
+            memory=self._memory(members, again, parts, zero),
         )
 
     def _work_s(
@@ -240,7 +241,7 @@ class StageBounds:
         found = {row.tobytes(): row for row in map(self._sums, rows)}  # members that are alike once
         return Spread(np.array(list(found.values())))
 
-    def _memory(self, members: Sequence[Member], recompute: bool, parts: int, zero: int) -> Memory | None:
+    def _memory(self, members: Sequence[Member], again: Again, parts: int, zero: int) -> Memory | None:
         """None where memory cannot matter."""
         sizes = [(kind, max(samples), limit) for kind, limit, samples in members]
         if not may_bind(self.book, sizes, len(self.micro_batches)):
@@ -254,7 +255,7 @@ class StageBounds:
                     samples,
                     limit,
                     self.trains,
-                    recompute,
+                    again,
                     parts,
                     self._workspaces,
                     self.received,

@@ -1,7 +1,7 @@
 """What the actions of a stage take: the one place where that is written, read exactly or as a lower bound.
 
     F     forward
-    B     backward; where activations are computed again, F once more
+    B     backward; where activations are computed again, F of those layers once more
     I, W  the halves of a backward, for inputs and for weights; I has what B has to compute again
     adds  what a B or a W takes longer that finds gradients to add to
     exchange   of statistics, halos and other parts of tensors inside a stage: in F, in B and in I, not in W
@@ -26,6 +26,9 @@ from planner.ir.schedule import Op
 
 _PLACE = {Op.FORWARD: 0, Op.BACKWARD: 1, Op.BACKWARD_INPUT: 2, Op.BACKWARD_WEIGHT: 3}
 _ADDS = frozenset({Op.BACKWARD, Op.BACKWARD_WEIGHT})
+
+Again = bool | tuple[int, ...]
+"""Which layers' activations are computed again: those of all, of none, or of these by index in the graph."""
 
 T = TypeVar("T")
 Figures = TypeVar("Figures", float, Array)
@@ -66,10 +69,9 @@ class StageSums:
     accumulate_s: Array
 
     @classmethod
-    def of(cls, table: SizeTable, accumulate_s: Array, recompute: bool) -> StageSums:
-        """Of a stage that computes its activations again or not."""
-        again = table.forward_s if recompute else np.zeros_like(table.forward_s)
-        whole, of_input = with_recompute(table.backward_s, table.backward_input_s, again)
+    def of(cls, table: SizeTable, accumulate_s: Array, again: Again) -> StageSums:
+        """Of a stage that computes activations ``again``."""
+        whole, of_input = with_recompute(table.backward_s, table.backward_input_s, of_those(table.forward_s, again))
         return cls(table.forward_s, whole, of_input, table.backward_weight_s, accumulate_s)
 
     def action_s(self, op: Op, runs: Iterable[Run], accumulates: bool) -> float:
@@ -86,6 +88,16 @@ class StageSums:
         """The least B, or I and W where backwards may be split; on gradients that are not there yet."""
         whole, of_input, of_weight = map(np.diff, (self.backward_s, self.backward_input_s, self.backward_weight_s))
         return running(least_backward_s(whole, of_input, of_weight, splits)) if splits else self.backward_s
+
+
+def of_those(sums: Array, again: Again) -> Array:
+    """Of a running sum over layers, what is of those that are computed again."""
+    if isinstance(again, bool):
+        return sums if again else np.zeros_like(sums)
+    by_layer, places = np.diff(sums), list(again)
+    found = np.zeros_like(by_layer)
+    found[places] = by_layer[places]
+    return running(found)
 
 
 def with_recompute(backward: Figures, backward_input: Figures, again: Figures) -> tuple[Figures, Figures]:

@@ -39,8 +39,10 @@ from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.candidates.candidate import (
     Candidate,
     Pool,
+    Recomputes,
     micro_batches,
     mixing_layers,
+    recompute_choices,
     replica_shares,
     schedule_names,
     usable,
@@ -165,10 +167,11 @@ def _evaluated(
 
 
 def _recomputed(evaluator: Evaluator, candidate: Candidate) -> tuple[Candidate, ...]:
-    """The same computing its activations again, where that is a choice."""
+    """The same computing activations again, attention's cores first, where that is a choice."""
     if evaluator.problem.recompute != AUTO:
         return ()
-    return (replace(candidate, recompute=(True,) * candidate.num_stages),)
+    others = sorted(set(recompute_choices(evaluator.problem)) - {Recomputes.NOTHING}, reverse=True)
+    return tuple(replace(candidate, recompute=(again,) * candidate.num_stages) for again in others)
 
 
 MANY_RANKS = 64

@@ -23,13 +23,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from planner.costs.shards.option import Option
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.plan import Rejected
-from planner.ir.problem import ALWAYS, AUTO, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
+from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
+from planner.layers.recomputed import cores_by_index
 from planner.passes import in_flight
 from planner.schedules import traits
 from planner.solvers.best_first.block_search import runs_in_blocks
@@ -53,6 +55,7 @@ from planner.solvers.candidates.candidate import (
     mixing_layers,
     pools,
     program_of,
+    recompute_choices,
     schedule_names,
     with_options,
 )
@@ -307,7 +310,7 @@ class LayoutPlans:
         for schedule in schedule_names(problem):
             if traits(schedule).stages_per_position > 1:
                 continue
-            for again in {ALWAYS: (True,), AUTO: (False, True)}.get(problem.recompute, (False,)):
+            for again in recompute_choices(problem):
                 plain = Candidate.chain(bounds, groups, shares, batches, schedule)
                 candidate = replace(plain, recompute=(again,) * len(groups) if again else ())
                 found = self._evaluated(candidate, options)
@@ -375,6 +378,7 @@ class LayoutPlans:
         prices = self.evaluator.layouts.prices(group, max(candidate.micro_batches))
         layers = tuple(index for index, number in enumerate(candidate.stage_of) if number == stage)
         rows = program_of(problem.profile.graph, candidate).rows
+        cores = chain.from_iterable(cores_by_index(problem.profile.graph))
         question = Question(
             layers,
             problem.global_batch / max(candidate.micro_batches),
@@ -382,6 +386,7 @@ class LayoutPlans:
             limit_bytes or tuple(problem.memory_limit_bytes(rank) for rank in group),
             ALWAYS if candidate.recomputes(stage) else NEVER,
             backward=self.backward,
+            recomputed=frozenset(cores) if candidate.recomputes_cores(stage) else frozenset(),
         )
         options = self._options(layers, options_of(prices, question))
         if not all(options):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 
@@ -14,10 +15,11 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.problem import Problem
 from planner.layers import throughout_sites
+from planner.layers.recomputed import cores_by_index
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Cuts, Flags, Numbers
 from planner.solvers.best_first.search_space import Freedom
-from planner.solvers.candidates.candidate import Pool, group_shares, site_shares, usable
+from planner.solvers.candidates.candidate import Pool, Recomputes, again_of, group_shares, site_shares, usable
 
 _ROUNDING = 1e-9
 
@@ -33,7 +35,7 @@ class Group:
         orders_known: whether these are all.
         shares: samples of each member in a full micro-batch.
         samples: of each member, by samples of the micro-batch.
-        version: whether its stage computes activations again, and whether members share its sites and not samples.
+        version: which activations its stage computes again, and whether members share its sites and not samples.
         allowed: by first and last cut, what side constraints allow; None: everything.
     """
 
@@ -43,14 +45,14 @@ class Group:
     orders_known: bool
     shares: tuple[int, ...]
     samples: Mapping[int, tuple[float, ...]]
-    version: tuple[bool, bool]
+    version: tuple[Recomputes, bool]
     prices: StageBound
     owner: Prices
     allowed: Flags | None
 
     @property
-    def recompute(self) -> bool:
-        """Whether its stage computes activations again."""
+    def recompute(self) -> Recomputes:
+        """Which activations its stage computes again."""
         return self.version[0]
 
     @property
@@ -97,14 +99,16 @@ class Prices:
     freedom: Freedom
     mixing: Array = field(init=False)
     throughout: Flags = field(init=False)
-    _groups: dict[tuple[Counts, bool, bool], Group | None] = field(init=False, default_factory=dict, repr=False)
+    _groups: dict[tuple[Counts, Recomputes, bool], Group | None] = field(init=False, default_factory=dict, repr=False)
     _prices: dict[object, StageBound] = field(init=False, default_factory=dict, repr=False)
     _bounds: StageBounds = field(init=False, repr=False)
+    _cores: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         trains, splits = self.freedom.trains, self.freedom.splits
         self._bounds = StageBounds(self.book, self.cuts, self.micro_batches, trains, splits)
         layers = self.problem.profile.graph.layers
+        self._cores = tuple(chain.from_iterable(cores_by_index(self.problem.profile.graph)))
         self.mixing = self.cuts.sums(
             np.array([layer.name in self.freedom.mixing for layer in layers], dtype=np.float64)
         )
@@ -136,7 +140,7 @@ class Prices:
 
     def _least_s(self, kind: str, samples: float) -> Array:
         """By layer: the least F, and all of a backward, whether ranks share the layer or not."""
-        both = [self.book.sums(kind, samples, shared, recompute=False) for shared in (False, True)]
+        both = [self.book.sums(kind, samples, shared, again=False) for shared in (False, True)]
         backward_s = [self.freedom.trains * sums.whole_back_s(self.freedom.splits) for sums in both]
         return np.asarray(np.minimum.reduce([np.diff(a.forward_s + b) for a, b in zip(both, backward_s, strict=True)]))
 
@@ -150,7 +154,7 @@ class Prices:
         sizes = range(1, len(self.problem.ranks) + 1)
         return sorted({n for rows in set(self.micro_batches) for m in sizes for n in (rows // m, -(-rows // m)) if n})
 
-    def _group(self, counts: Counts, recompute: bool, by_parts: bool) -> Group | None:
+    def _group(self, counts: Counts, recompute: Recomputes, by_parts: bool) -> Group | None:
         key = (counts, recompute, by_parts)
         if key not in self._groups:
             try:
@@ -159,7 +163,7 @@ class Prices:
                 self._groups[key] = None
         return self._groups[key]
 
-    def _make(self, counts: Counts, recompute: bool, by_parts: bool) -> Group | None:
+    def _make(self, counts: Counts, recompute: Recomputes, by_parts: bool) -> Group | None:
         orders = member_orders(self.pools, counts)
         members = orders[0]
         ranks = first_ranks(self.pools, members)
@@ -175,7 +179,8 @@ class Prices:
             alike_members = [
                 (*kind, samples) for kind, samples in zip(kinds, zip(full, last, strict=True), strict=True)
             ]
-            self._prices[alike] = self._bounds.of(ranks, alike_members, recompute, self.problem.zero_over(len(ranks)))
+            again, zero = again_of(recompute, self._cores), self.problem.zero_over(len(ranks))
+            self._prices[alike] = self._bounds.of(ranks, alike_members, again, zero)
         allowed = self.freedom.allowed(self.cuts, ranks, recompute)
         if by_parts:
             allowed = self.throughout if allowed is None else self.throughout & allowed

@@ -14,7 +14,10 @@ from planner.solvers.best_first.device_groups import Counts, member_orders
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import Handover
 from planner.solvers.best_first.priced_groups import Group
-from planner.solvers.candidates.candidate import Candidate
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    Recomputes,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,7 +227,7 @@ class Frontier:
             names = tuple(names[place] for place in choice.option.order)
         return names
 
-    def _version(self, counts: Counts, version: tuple[bool, bool]) -> Group:
+    def _version(self, counts: Counts, version: tuple[Recomputes, bool]) -> Group:
         return next(g for g in self.suffixes.prices.versions(counts) if g.version == version)
 
     def _renamed(self, choice: Choice) -> Group:

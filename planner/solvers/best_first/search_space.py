@@ -10,12 +10,19 @@ from dataclasses import dataclass
 
 from planner.costs.memory.memory_bound import kept_by
 from planner.ir.constraints import Ways
-from planner.ir.problem import ALWAYS, AUTO, SAMPLE_DIMS, Problem
+from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.ir.schedule import Action, Op, Pipeline, StageGraph
 from planner.schedules import schedule as schedule_named
 from planner.schedules import traits
 from planner.solvers.best_first.graph_cuts import Cuts, Flags
-from planner.solvers.candidates.candidate import Candidate, mixing_layers, schedule_names, virtual_schedule_names
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    Recomputes,
+    mixing_layers,
+    recompute_choices,
+    schedule_names,
+    virtual_schedule_names,
+)
 from planner.solvers.candidates.constraints import Constraints
 
 
@@ -38,7 +45,7 @@ class Freedom:
     virtual: tuple[str, ...]
     trains: bool
     splits: bool
-    recompute: tuple[bool, ...]
+    recompute: tuple[Recomputes, ...]
     mixing: frozenset[str]
     constraints: Constraints
     max_stages: int
@@ -59,7 +66,7 @@ class Freedom:
             virtual,
             all(found.trains for found in known),
             any(found.splits_backward for found in known),
-            {ALWAYS: (True,), AUTO: (False, True)}.get(problem.recompute, (False,)),
+            recompute_choices(problem),
             mixing_layers(problem.profile.graph),
             Constraints.of(problem),
             problem.max_stages,
@@ -84,11 +91,11 @@ class Freedom:
         found = [kept_by(name, d, num_microbatches)[0] for name in self.schedules for d in {1, depth}]
         return min(found), max(found)
 
-    def allowed(self, cuts: Cuts, ranks: tuple[int, ...], recompute: bool) -> Flags | None:
+    def allowed(self, cuts: Cuts, ranks: tuple[int, ...], recompute: Recomputes) -> Flags | None:
         """Which stages side constraints allow on ``ranks``, by first and last cut; None: all."""
         if not self.constraints.rules:
             return None
-        return self.constraints.mask(cuts.members, ranks, recompute, Ways(sample=len(ranks)))
+        return self.constraints.mask(cuts.members, ranks, recompute == Recomputes.ALL, Ways(sample=len(ranks)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from itertools import chain, groupby, pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from planner.costs.shards.device_mesh import proportional
 from planner.costs.shards.option import Option
 from planner.costs.stages.placement import LayoutBook, cut_alike
 from planner.costs.stages.stage_cost import with_ways
+from planner.costs.stages.stage_sums import Again
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import SAMPLE, Graph
@@ -36,13 +38,19 @@ from planner.ir.plan import (
     Stage,
     sizes_of,
 )
-from planner.ir.problem import ALWAYS, LATENCY, Problem
+from planner.ir.problem import ALWAYS, AUTO, LATENCY, NEVER, SELECTIVE, Problem
 from planner.ir.program import Program
 from planner.ir.schedule import Pipeline
 from planner.layers import batch_wide_layers, check_samples_apart
 from planner.layers.boundary import Boundaries
+from planner.layers.recomputed import attention_cores, cores_among
 from planner.passes import lower
-from planner.schedules import schedule as schedule_named
+from planner.schedules import (
+    schedule as schedule_named,
+)
+from planner.schedules import (
+    traits,
+)
 from planner.solvers.candidates.constraints import Constraints
 
 FEW_SAMPLES = 12
@@ -267,6 +275,28 @@ def require_divisible(graph: Graph) -> None:
         raise InfeasibleError("the model cannot be cut by samples", [mixing], ["plan with another solver"])
 
 
+class Recomputes(IntEnum):
+    """What a stage computes again before a backward, or in it: nothing, all activations, or attention's cores alone."""
+
+    NOTHING = 0
+    ALL = 1
+    CORES = 2
+
+
+def again_of(recompute: Recomputes, cores: tuple[int, ...]) -> Again:
+    """Which layers of a stage that is asked to are computed again; ``cores``: the layers of all, by index."""
+    return cores if recompute == Recomputes.CORES else recompute == Recomputes.ALL
+
+
+def recompute_choices(problem: Problem) -> tuple[Recomputes, ...]:
+    """What a stage may compute again; cores are a choice of ``auto`` where they write scores, which saves most."""
+    if problem.recompute == AUTO:
+        writes_scores = any(len(core) > 1 for core in attention_cores(problem.profile.graph))
+        return (Recomputes.NOTHING, Recomputes.ALL, *((Recomputes.CORES,) if writes_scores else ()))
+    only = {NEVER: Recomputes.NOTHING, ALWAYS: Recomputes.ALL, SELECTIVE: Recomputes.CORES}
+    return (only[problem.recompute],)
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A point of the searched space.
@@ -278,7 +308,7 @@ class Candidate:
         micro_batches: samples of each.
         schedule: its name.
         windows: most forwards before the first backward, by stage; empty: the schedule's own.
-        recompute: by stage, whether activations are computed again before the backward; empty: nowhere.
+        recompute: by stage, which activations are computed again for the backward; empty: none anywhere.
         options: by layer: how it is divided where its stage is not cut along samples alone, else None; empty: nowhere.
         prepares_ahead: whether hosts prepare inputs one micro-batch ahead (``passes.lower``).
         prepares_next_step: whether threads prepare the next step's inputs during this one; whoever evaluates the
@@ -293,7 +323,7 @@ class Candidate:
     micro_batches: tuple[int, ...]
     schedule: str
     windows: tuple[int, ...] = ()
-    recompute: tuple[bool, ...] = ()
+    recompute: tuple[Recomputes, ...] = ()
     options: tuple[Option | None, ...] = ()
     prepares_ahead: bool = True
     blocks: tuple[tuple[Block, ...], ...] = ()
@@ -347,8 +377,12 @@ class Candidate:
         return {layer.name: stage for layer, stage in zip(graph.layers, self.stage_of, strict=True)}
 
     def recomputes(self, stage: int) -> bool:
-        """Whether ``stage`` computes its activations again."""
-        return bool(self.recompute) and self.recompute[stage]
+        """Whether ``stage`` computes all its activations again."""
+        return bool(self.recompute) and self.recompute[stage] == Recomputes.ALL
+
+    def recomputes_cores(self, stage: int) -> bool:
+        """Whether ``stage`` computes attention's cores again, and nothing else."""
+        return bool(self.recompute) and self.recompute[stage] == Recomputes.CORES and traits(self.schedule).trains
 
 
 def has_own_options(candidate: Candidate, stage: int) -> bool:
@@ -393,6 +427,9 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
     profile = problem.profile
     devices = profile.cluster.devices
     program = program_of(profile.graph, candidate)
+    by_stage: list[list[str]] = [[] for _ in candidate.groups]
+    for layer, stage in zip(profile.graph.layers, candidate.stage_of, strict=True):
+        by_stage[stage].append(layer.name)
     return Decision(
         schedule=candidate.schedule,
         micro_batches=candidate.micro_batches,
@@ -404,6 +441,7 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
                 problem.shards(len(group)) and not has_own_options(candidate, stage),
                 candidate.blocks_of(stage),
                 max(1, problem.zero_over(len(group))) if not has_own_options(candidate, stage) else 1,
+                cores_among(profile.graph, by_stage[stage]) if candidate.recomputes_cores(stage) else (),
             )
             for stage, group in enumerate(candidate.groups)
         ),

@@ -46,7 +46,14 @@ from planner.ir.constraints import (
 )
 from planner.ir.errors import InfeasibleError, operator_of, remedies
 from planner.ir.graph import producer
-from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem, Rule
+from planner.ir.problem import (
+    ALWAYS,
+    NEVER,
+    SAMPLE_DIMS,
+    SELECTIVE,
+    Problem,
+    Rule,
+)
 from planner.layers import check_samples_apart
 from planner.layers.sized import AXES, SizedLayer
 
@@ -285,7 +292,7 @@ def _check_alone(problem: Problem, applied: Applied) -> None:
             raise _error(str(applied), f"--allow {','.join(problem.allow)}", remedy)
         if rule.what in FAMILIES and int(rule.value) > 1:
             _check_divisible(problem, applied)
-    if rule.what == RECOMPUTE and problem.recompute in (NEVER, ALWAYS):
+    if rule.what == RECOMPUTE and problem.recompute in (NEVER, SELECTIVE, ALWAYS):
         wanted = YES if (rule.value == YES) == applied.fixed else NO
         if wanted != (YES if problem.recompute == ALWAYS else NO):
             raise _error(str(applied), f"--recompute {problem.recompute}", "--recompute auto")

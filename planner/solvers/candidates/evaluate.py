@@ -28,6 +28,7 @@ from planner.ir.problem import Problem
 from planner.ir.schedule import Edge
 from planner.layers import prepared_inputs, throughout_sites
 from planner.layers.boundary import Boundaries
+from planner.layers.recomputed import cores_by_index
 from planner.schedules import traits
 from planner.solvers.candidates.candidate import Candidate, boundaries_of, program_of, schedule_names
 from planner.solvers.candidates.constraints import Constraints
@@ -262,9 +263,10 @@ class Evaluator:
         parameters = self.book.tables.graph.parameter_bytes
         found = []
         for stage, (group, shares) in enumerate(zip(candidate.groups, candidate.shares, strict=True)):
-            runs = runs_of(layers[stage])
+            runs, spans = runs_of(layers[stage]), self._spans(candidate, stage, layers[stage])
+            again = {index for span in spans for index in span}
             own = {
-                index: replace(option, recompute=candidate.recomputes(stage))
+                index: replace(option, recompute=candidate.recomputes(stage) or index in again)
                 for index in layers[stage]
                 if (option := candidate.option_of(index)) is not None
             }
@@ -277,9 +279,22 @@ class Evaluator:
                     candidate.recomputes(stage),
                     0 if own else self.problem.zero_over(len(group)),
                     laid_out=self.layouts.costs(group, own, sizes, candidate.blocks_of(stage)) if own else {},
+                    recomputed=spans,
                 )
             )
         return tuple(found)
+
+    def _spans(self, candidate: Candidate, stage: int, layers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Of attention's cores in a stage, by index, those that it computes again."""
+        if not candidate.recomputes_cores(stage):
+            return ()
+        own = frozenset(layers)
+        found = (tuple(index for index in core if index in own) for core in self._cores)
+        return tuple(core for core in found if core)
+
+    @cached_property
+    def _cores(self) -> tuple[tuple[int, ...], ...]:
+        return cores_by_index(self.problem.profile.graph)
 
     def _edges(self, candidate: Candidate) -> Edges:
         stage_of = candidate.stage_of

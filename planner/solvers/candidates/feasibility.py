@@ -3,7 +3,7 @@
     global batch, micro-batch   the micro-batches add up to the batch, the full ones have a size that may be used
     schedule                    one of those that may be used
     devices, stages             ranks that may be used, no more stages than asked for
-    recompute                   nowhere, or everywhere, unless it is left open
+    recompute                   nowhere, or everywhere, or of attention's cores, unless it is left open
     allow, halo depth           no layer is cut along another family of dims, no rank works further beyond its part
     fix, forbid                 every rule, of every layer
     layouts                     no rank is left without a part of a layer, or of a hand-over
@@ -22,16 +22,23 @@ from planner.costs.stages.placement import LayoutBook
 from planner.ir.constraints import FAMILIES, Ways, broken
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision, Stage
-from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
-from planner.solvers.candidates.candidate import Candidate, boundaries_of, schedule_names, virtual_schedule_names
+from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SELECTIVE, SPATIAL_DIMS, Problem
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    Recomputes,
+    boundaries_of,
+    schedule_names,
+    virtual_schedule_names,
+)
 from planner.solvers.candidates.constraints import Constraints
 
 
 def as_asked(problem: Problem, candidate: Candidate) -> Candidate:
     """``candidate``, of a strategy that knows nothing of recomputation, with it where it is asked for everywhere."""
-    if problem.recompute != ALWAYS or all(candidate.recompute or (False,)):
+    wanted = {ALWAYS: Recomputes.ALL, SELECTIVE: Recomputes.CORES}.get(problem.recompute)
+    if wanted is None or all(each == wanted for each in candidate.recompute or (Recomputes.NOTHING,)):
         return candidate
-    return replace(candidate, recompute=(True,) * candidate.num_stages)
+    return replace(candidate, recompute=(wanted,) * candidate.num_stages)
 
 
 def unmet(constraints: Constraints, candidate: Candidate) -> str:
@@ -70,8 +77,13 @@ def _recompute(problem: Problem, candidate: Candidate) -> str:
     again = [candidate.recomputes(stage) for stage in range(candidate.num_stages)]
     if problem.recompute == ALWAYS and not all(again):
         return f"stage {again.index(False)} keeps its activations, asked: recompute {ALWAYS}"
-    if problem.recompute == NEVER and any(again):
-        return f"stage {again.index(True)} computes its activations again, asked: recompute {NEVER}"
+    if problem.recompute in (NEVER, SELECTIVE) and any(again):
+        return f"stage {again.index(True)} computes its activations again, asked: recompute {problem.recompute}"
+    cores = [each == Recomputes.CORES for each in candidate.recompute] or [False] * candidate.num_stages
+    if problem.recompute == SELECTIVE and not all(cores):
+        return f"stage {cores.index(False)} keeps what attention saves, asked: recompute {SELECTIVE}"
+    if problem.recompute == NEVER and any(cores):
+        return f"stage {cores.index(True)} computes attention's core again, asked: recompute {NEVER}"
     return ""
 
 

@@ -23,10 +23,11 @@ from planner.costs.predict import forecast
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
 from planner.ir.plan import Plan, Search
-from planner.ir.problem import ALWAYS, SAMPLE_DIMS, THROUGHPUT, Problem
+from planner.ir.problem import SAMPLE_DIMS, THROUGHPUT, Problem
 from planner.schedules import traits
 from planner.solvers.candidates.candidate import (
     Candidate,
+    Recomputes,
     cut_positions,
     decision_of,
     may_stream,
@@ -40,6 +41,7 @@ from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, 
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import binding, infeasible
+from planner.solvers.candidates.feasibility import as_asked
 from planner.solvers.ilp.device_groups import Crossing, Messages, assign, device_classes, groups
 from planner.solvers.ilp.formulas import INFEASIBLE, Program, cuts_of
 from planner.solvers.ilp.spans import Builder, Instance, prune
@@ -127,10 +129,10 @@ class Way:
 
 def known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     """Plans that people make without a planner, as far as the program knows their schedules; they may not fit."""
-    names, again = priced_schedules(problem), problem.recompute == ALWAYS
+    names = priced_schedules(problem)
     for candidate in _known(problem, book):
         if candidate.schedule in names and not 0 < problem.max_stages < candidate.num_stages:
-            yield replace(candidate, recompute=(again,) * candidate.num_stages if again else ())
+            yield as_asked(problem, candidate)
 
 
 def _known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
@@ -293,7 +295,7 @@ class Enumeration:
         instance = way.instance
         chosen = tuple(instance.groups[int(instance.spans.group[v])] for v in chain)
         shares = tuple(group.shares for group in chosen)
-        again = tuple(bool(instance.spans.recompute[v]) for v in chain)
+        again = tuple(Recomputes(int(instance.spans.recompute[v])) for v in chain)
         for name in way.schedules:
             candidate = Candidate.chain(
                 cuts_of(instance, chain), assign(instance.classes, chosen), shares, way.micro_batches, name

@@ -26,8 +26,10 @@ from planner.costs.layers.cost_table import Array, Flags, running
 from planner.costs.stages.stage_bound import Stage, StageBounds
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.problem import ALWAYS, NEVER, Problem
+from planner.ir.problem import Problem
 from planner.layers import throughout_sites
+from planner.layers.recomputed import cores_by_index
+from planner.solvers.candidates.candidate import Recomputes, again_of, recompute_choices
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.ilp.device_groups import Crossing, DeviceClass, Group, Messages
 
@@ -41,7 +43,7 @@ class Spans:
     Attributes:
         first, last: cuts, by index.
         group: by number.
-        recompute: whether activations are computed again.
+        recompute: which activations are computed again (:class:`Recomputes`).
         there_s, round_s: F; F and B: with what its message takes beyond the least at that cut.
         pair_s: F and B alone.
         turn_s: what the busiest member certainly does between the start of its first F and the end of its last B (I).
@@ -54,7 +56,7 @@ class Spans:
     first: Indices
     last: Indices
     group: Indices
-    recompute: Flags
+    recompute: Indices
     there_s: Array
     round_s: Array
     pair_s: Array
@@ -184,12 +186,13 @@ class Builder:
             in_flight: micro-batches by stages downstream, from 1; None: as if memory had no end.
         """
         parts = [self._of_group(number, again, stage, in_flight) for number, again, stage in self._stages()]
-        empty = [np.zeros(0, dtype=kind) for kind in "lll?" + "dddddd" + "l??"]
+        empty = [np.zeros(0, dtype=kind) for kind in "llll" + "dddddd" + "l??"]
         return Spans(*(np.concatenate(column) for column in zip(empty, *parts, strict=True)))
 
-    def _stages(self) -> Iterator[tuple[int, bool, Stage]]:
+    def _stages(self) -> Iterator[tuple[int, Recomputes, Stage]]:
         """All groups, with recompute or without, as stages between any two cuts."""
-        options = {NEVER: (False,), ALWAYS: (True,)}.get(self.problem.recompute, (False, True))
+        options = recompute_choices(self.problem)
+        cores = sum(cores_by_index(self.problem.profile.graph), start=())
         fed, at = self._surely_fed(), np.arange(len(self.cuts))
         received = np.where(fed, self.crossing.least(self.crossing.forward_bytes), 0.0)
         bounds = StageBounds(self.book, Chain(self.cuts), self.micro_batches, True, self.splits, received)
@@ -199,7 +202,7 @@ class Builder:
             members = [(c.kind, c.memory_limit_bytes, own) for c, own in zip(group.classes, samples, strict=True)]
             zero = self.problem.zero_over(group.size)
             try:
-                bound = bounds.of(group.ranks, members, again, zero)
+                bound = bounds.of(group.ranks, members, again_of(again, cores), zero)
             except MissingMeasurementError:
                 continue
             yield number, again, bound.stage(at[:, None], at[None, :], len(self.micro_batches))
@@ -211,10 +214,10 @@ class Builder:
         return np.asarray((self.crossing.linked | ~before).all(axis=0)) & (at > 0)
 
     def _of_group(
-        self, number: int, again: bool, stage: Stage, in_flight: Sequence[int] | None
+        self, number: int, again: Recomputes, stage: Stage, in_flight: Sequence[int] | None
     ) -> tuple[NDArray[np.generic], ...]:
         group, crossing = self.groups[number], self.crossing
-        allowed = self.constraints.mask(self.cuts, group.ranks, again, Ways(sample=group.size))
+        allowed = self.constraints.mask(self.cuts, group.ranks, again == Recomputes.ALL, Ways(sample=group.size))
         chain = Chain(self.cuts)
         if group.size > 1:
             mixing = chain.sums(self.mixing.astype(np.float64))
@@ -232,7 +235,7 @@ class Builder:
             first.astype(np.int64),
             last.astype(np.int64),
             np.full(len(first), number, dtype=np.int64),
-            np.full(len(first), again),
+            np.full(len(first), again, dtype=np.int64),
             stage.head[at] + more_there,
             stage.head[at] + stage.back[at] + more_round,
             stage.head[at] + stage.back[at],

@@ -54,6 +54,7 @@ class Question:
         recompute: ``never``, ``auto`` or ``always`` (``Problem.recompute``).
         backward: ``whole``, ``none`` (forward passes alone: no gradients either), or ``least``: the less, layer by
             layer, of a whole one and its two halves, which no schedule beats.
+        recomputed: of ``layers`` those that are computed again under ``never``.
         once_a_step: whether the sum of gradients, the update and additions of gradients count.
     """
 
@@ -64,6 +65,7 @@ class Question:
     recompute: str = NEVER
     backward: str = WHOLE
     once_a_step: bool = True
+    recomputed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ def options_of(prices: LayoutPrices, question: Question) -> tuple[Options, ...]:
     for index in question.layers:
         plain = prices.options(index)
         again = tuple(replace(option, recompute=True) for option in plain)
-        found.append({NEVER: plain, ALWAYS: again}.get(question.recompute, (*plain, *again)))
+        known = {NEVER: again if index in question.recomputed else plain, ALWAYS: again}
+        found.append(known.get(question.recompute, (*plain, *again)))
     return tuple(found)
 
 

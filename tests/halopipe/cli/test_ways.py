@@ -81,6 +81,13 @@ def on(cluster: str = "a100-dgx", gpus: int = 8, *more: str) -> tuple[str, ...]:
     return ("--on", cluster, "--gpus", str(gpus), "--global-batch", "8", *more)
 
 
+def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_nothing() -> None:
+    told = call(f"{SIZES},fused_attention=1,dropout=0", *on("a100-dgx", 8, "--recompute", "selective"))
+    assert told.exit_code == 0, told.output
+    assert "recompute selective" in told.output
+    assert "fused attention keeps no scores" in told.output
+
+
 @pytest.mark.parametrize(
     ("transformer", "arguments", "code", "said"),
     [
@@ -130,6 +137,14 @@ def test_a_way_is_a_plan_of_ones_own_network_that_check_finds_good(
         assert [stage.level for stage in divided.decision.stages] == [zero, zero]
         checked = CliRunner().invoke(app, ["check", "plan.json", "--profile", "profile.json"])
         assert checked.exit_code == 0, checked.output
+    fused = CliRunner().invoke(app, [*asked, way.replace("full", "selective")])
+    assert fused.exit_code == 0, fused.output
+    assert "2 spans of layers computed again" in fused.output
+    assert "one fused operator keeps no scores to drop" in fused.output
+    stages = load("plan.json", Plan).decision.stages
+    assert [[len(span) for span in stage.recomputed] for stage in stages] == [[1], [1]]
+    checked = CliRunner().invoke(app, ["check", "plan.json", "--profile", "profile.json"])
+    assert checked.exit_code == 0, checked.output
     for given, why in (
         ("tensor=8", "takes 8 devices"),
         ("tensor=2,zero=2", "ZeRO-2 beside tensor 2"),

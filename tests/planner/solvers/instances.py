@@ -13,10 +13,18 @@ from planner.ir.cluster import off_chip
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.problem import Problem
-from planner.ir.profile import Measurement, Optimizer
+from planner.ir.profile import Measurement, Optimizer, ParameterCost
 from planner.layers import throughout_sites
 from planner.schedules import traits
-from planner.solvers.candidates.candidate import Candidate, group_shares, schedule_names, site_shares, split_batch
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    Recomputes,
+    group_shares,
+    recompute_choices,
+    schedule_names,
+    site_shares,
+    split_batch,
+)
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from tests.planner.factories import chain_profile
 
@@ -137,6 +145,52 @@ def board_problem(seed: int) -> Problem:
     return replace(problem, profile=boards, schedules=schedules)
 
 
+def attention_problem(seed: int) -> Problem:
+    """The same where the last three layers before the loss are scores, softmax and a weighted sum, and save the most.
+
+    Memory is such that about half of the instances do not fit as they are.
+    """
+    problem, draw = random_problem(seed), random.Random(seed + 20_000)
+    profile = problem.profile
+    *others, loss = profile.graph.layers
+    others = others if len(others) > 2 else [replace(others[0], name="first", inputs=("x",)), *others]
+    before = others[-4].name if len(others) > 3 else "x"
+    made = tuple(
+        replace(layer, kind=kind, inputs=inputs, parameters=(), attributes={"op": f"aten.{op}.default", "dim": 1})
+        for layer, kind, inputs, op in zip(
+            others[-3:],
+            ("opaque", "softmax", "opaque"),
+            ((before, "x"), (others[-3].name,), (others[-2].name, before)),
+            ("matmul", "softmax", "bmm"),
+            strict=True,
+        )
+    )
+    layers = (*others[:-3], *made, loss)
+    used = {name for layer in layers for name in layer.parameters}
+    graph = replace(
+        profile.graph,
+        layers=layers,
+        parameters={name: spec for name, spec in profile.graph.parameters.items() if name in used},
+    )
+    core, times = {layer.name for layer in made}, draw.choice([1, 3, 6])
+    costs = {
+        kind: tuple(
+            replace(each, layer=name, saved_bytes=each.saved_bytes * (times if name in core else 1))
+            for name in (layer.name for layer in layers)
+            for each in found
+            if each.layer == name or (name == "first" and each.layer == others[1].name)
+        )
+        for kind, found in profile.measurements.items()
+    }
+    nothing = ParameterCost(0.0, 0.0)
+    parameters = {
+        kind: {layer.name: found[layer.name] if layer.parameters else nothing for layer in layers}
+        for kind, found in profile.parameters.items()
+    }
+    changed = replace(profile, graph=graph, measurements=costs, parameters=parameters)
+    return with_memory(replace(problem, profile=changed), draw.choice([3000, 6000, 12000, 2**30]))
+
+
 def plans(problem: Problem) -> Iterator[Candidate]:
     """Every plan of the space."""
     graph, book = problem.profile.graph, PriceBook(problem.profile)
@@ -200,10 +254,8 @@ def _windows(num_stages: int, num_microbatches: int) -> Iterator[tuple[int, ...]
             yield windows
 
 
-def _recompute(problem: Problem, num_stages: int) -> tuple[tuple[bool, ...], ...]:
-    if problem.recompute == "auto":
-        return tuple(product((False, True), repeat=num_stages))
-    return ((True,) * num_stages,) if problem.recompute == "always" else ((),)
+def _recompute(problem: Problem, num_stages: int) -> tuple[tuple[Recomputes, ...], ...]:
+    return tuple(product(recompute_choices(problem), repeat=num_stages))
 
 
 def best_by_exhaustion(problem: Problem) -> tuple[Evaluation | None, int]:

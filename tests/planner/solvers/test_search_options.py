@@ -22,7 +22,13 @@ from planner.solvers.candidates.candidate import decision_of
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.ilp.solver import solve as solve_by_ilp
 from tests.planner.solvers.best_first.test_solver import heavy
-from tests.planner.solvers.instances import best_by_exhaustion, branching_problem, plans, random_problem
+from tests.planner.solvers.instances import (
+    attention_problem,
+    best_by_exhaustion,
+    branching_problem,
+    plans,
+    random_problem,
+)
 from tests.sampling import some
 
 MAKERS = pytest.mark.parametrize("make", [random_problem, branching_problem], ids=["chains", "branches"])
@@ -47,6 +53,30 @@ def test_with_recomputation_the_plan_is_the_best_of_all_plans(make: Callable[[in
             assert found == pytest.approx(best.step_s, rel=1e-9), seed
             recomputed += any(best.candidate.recompute)
     assert recomputed > 0
+
+
+ATTENTION_SEEDS = (4, 234, 378, 16, 293, 206, 319, 352, 58, 6)
+
+
+@pytest.mark.parametrize("recompute", ["auto", "selective"])
+def test_with_attentions_core_computed_again_the_plan_is_the_best_of_all_plans(recompute: str) -> None:
+    chosen = 0
+    for seed in some(ATTENTION_SEEDS, 4):
+        problem = replace(attention_problem(seed), recompute=recompute)
+        best, _ = best_by_exhaustion(problem)
+        plain = replace(problem, schedules=("gpipe", "1f1b"))
+        for asked, solve_it in ((problem, solve), (plain, solve_by_ilp)):
+            expected = best if asked is problem else best_by_exhaustion(plain)[0]
+            try:
+                plan = solve_it(asked)
+            except InfeasibleError:
+                assert expected is None, seed
+                continue
+            assert expected is not None
+            assert plan.prediction.step_s == pytest.approx(expected.step_s, rel=1e-9), (seed, solve_it)
+            assert not check(plan, asked.profile), seed
+            chosen += any(stage.recomputed for stage in plan.decision.stages)
+    assert chosen > 0
 
 
 @MAKERS

@@ -190,7 +190,6 @@ def volume_of(shape: tuple[int, ...]) -> int:
 @pytest.mark.parametrize(
     ("ways", "why"),
     [
-        (Ways(recompute=Recompute.SELECTIVE), "recompute selective"),
         (Ways(tensor=2, data=2, zero=1), "beside tensor 2"),
         (Ways(tensor=2, data=2, zero=3), "beside tensor 2"),
     ],

@@ -1,0 +1,191 @@
+"""Spans of a stage's layers that are computed again when the backward comes to them.
+
+        forward     q, k, v -> | scores -> softmax -> dropout -> y |            kept: q, k, v, until the backward
+        backward    dy  ->  the span runs again, as it did, and saves  ->  dq, dk, dv
+
+The nodes of a span become one call in the stage's function, which ``torch.utils.checkpoint`` makes (the form without
+reentrant autograd: gradients flow through the graph of the first run, so that parameters, halves of a backward and
+sums behind it are as without).  The second run is told the micro-batch again: layers draw what they drew, exchanges are
+those of its sizes, operators that can be halved leave their weight gradients where the first run would.  What a span
+writes, such as running statistics, it writes the first time; the second time it reads and writes a copy made before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import getitem
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
+
+from cuda_ops.dense.deferred_gradients import Current, WeightGradients
+from planner.ir.errors import UnsupportedModelError
+from planner.layers.recomputed import Spans, running_order
+from runtime.stage.modes import MicrobatchSlice
+
+Run = Callable[..., tuple[Tensor, ...]]
+
+
+class Told(Protocol):
+    """Something that must know what is run next."""
+
+    def at(self, portion: MicrobatchSlice) -> None:
+        """A micro-batch, or a part of one."""
+        ...
+
+
+class Again:
+    """Runs parts of a stage once more as they ran: of that micro-batch, leaving weight gradients in the same place.
+
+    Args:
+        told: of the micro-batch, before each run: what layers draw by, how they are divided.
+        current: where operators that can be halved leave their weight gradients.
+    """
+
+    def __init__(self, told: Sequence[Told], current: Current) -> None:
+        self._told, self._current = tuple(told), current
+        self._portion: MicrobatchSlice | None = None
+
+    def at(self, portion: MicrobatchSlice) -> None:
+        """What is run next."""
+        self._portion = portion
+
+    def as_now(self) -> AbstractContextManager[None]:
+        """A context, to be entered later, in which a part runs as it would now."""
+        return self._as_of(self._portion, self._current.queue)
+
+    @contextmanager
+    def _as_of(self, portion: MicrobatchSlice | None, queue: WeightGradients | None) -> Iterator[None]:
+        if portion is not None:
+            for each in self._told:
+                each.at(portion)
+        before, self._current.queue = self._current.queue, queue
+        try:
+            yield
+        finally:
+            self._current.queue = before
+
+
+def enclosed(
+    graph: fx.Graph, layers: Mapping[str, str], state: Mapping[str, str], spans: Spans, again: Again
+) -> fx.Graph:
+    """A stage's graph with each span as one call.
+
+    Args:
+        layers: the layer of each node, by name; what makes sizes has none.
+        state: by node, the buffer that the stage writes and of which the node is, or is a view.
+
+    Raises:
+        UnsupportedModelError: something outside a span both reads it and is read by it, or a span reads a buffer that
+            is written by two ways.
+    """
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    members = [_members(nodes, layers, frozenset(span)) for span in spans]
+    inside = {node for each in members for node in each}
+    try:
+        units = running_order(nodes, _reads(nodes, state), members)
+    except ValueError:
+        raise UnsupportedModelError(
+            "layers that are computed again cannot be run as one",
+            [f"{len(spans)} spans, the first of {len(spans[0])} layers from {spans[0][0]}; a node lies between"],
+            ["plan with --recompute always, or never"],
+        ) from None
+    found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for unit in units:
+        if unit[0] in inside:
+            _enclose(unit, found, copies, state, again)
+        else:
+            copies[unit[0]] = found.node_copy(unit[0], copies.__getitem__)
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    found.output(fx.map_arg(output.args[0], copies.__getitem__))
+    return found
+
+
+def _members(nodes: Sequence[fx.Node], layers: Mapping[str, str], span: frozenset[str]) -> list[fx.Node]:
+    """The nodes of a span's layers, and sizes that are worked out between them."""
+    own = {node for node in nodes if layers.get(node.name) in span}
+    sizes = [node for node in nodes if node.op == "call_function" and node.name not in layers]
+    behind, before = set(own), set(own)
+    for node in sizes:
+        if not behind.isdisjoint(node.all_input_nodes):
+            behind.add(node)
+    for node in reversed(sizes):
+        if not before.isdisjoint(node.users):
+            before.add(node)
+    return [node for node in nodes if node in behind and node in before]
+
+
+def _reads(nodes: Sequence[fx.Node], state: Mapping[str, str]) -> dict[fx.Node, list[fx.Node]]:
+    """What must run before each node: what it reads, and of what reads or writes a buffer that is written the last."""
+    found = {node: list(node.all_input_nodes) for node in nodes}
+    last: dict[str, fx.Node] = {}
+    for node in nodes:
+        for name in {state[each.name] for each in node.all_input_nodes if each.name in state}:
+            if name in last:
+                found[node].append(last[name])
+            last[name] = node
+    return found
+
+
+def _enclose(
+    unit: Sequence[fx.Node], outer: fx.Graph, copies: dict[fx.Node, fx.Node], state: Mapping[str, str], again: Again
+) -> None:
+    """Adds to ``outer`` the call of a span, and its results to ``copies``."""
+    inner, inside, own = fx.Graph(), dict[fx.Node, fx.Node](), set(unit)
+    given = list(dict.fromkeys(each for node in unit for each in node.all_input_nodes if each not in own))
+    for index, node in enumerate(given):
+        inside[node] = inner.placeholder(f"given_{index}")
+    for node in unit:
+        inside[node] = inner.node_copy(node, inside.__getitem__)
+    results = [node for node in unit if any(user not in own for user in node.users)]
+    inner.output(tuple(inside[node] for node in results))
+    written = {place: state[node.name] for place, node in enumerate(given) if node.name in state}
+    if len(set(written.values())) < len(written):
+        raise UnsupportedModelError(
+            f"layers that are computed again read the buffer {next(iter(written.values()))} twice, and it is written",
+            [f"{len(written)} of the {len(given)} values that they read are such buffers or views of them"],
+            ["plan with --recompute always, or never"],
+        )
+    run = fx.GraphModule(nn.Module(), inner, "Span").forward
+    call = outer.call_function(_named(run, frozenset(written), again), tuple(copies[node] for node in given))
+    for index, node in enumerate(results):
+        copies[node] = outer.call_function(getitem, (call, index))
+
+
+def _named(run: Run, written: frozenset[int], again: Again) -> Callable[..., Any]:
+    """A span, as fx wants functions: with a name."""
+
+    def span(*given: Any) -> tuple[Tensor, ...]:
+        return _run_span(run, written, again, given)
+
+    return span
+
+
+def _run_span(run: Run, written: frozenset[int], again: Again, given: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Runs a span; with gradients it keeps ``given`` alone.
+
+    Args:
+        written: places of what it writes.
+    """
+    if not torch.is_grad_enabled():
+        return run(*given)
+    first = {place: given[place] for place in written}
+    turns = [first, {place: tensor.detach().clone() for place, tensor in first.items()}]
+
+    def function(*plain: Any) -> tuple[Tensor, ...]:
+        own, rest = turns.pop(0), iter(plain)
+        return run(*(own[place] if place in written else next(rest) for place in range(len(given))))
+
+    plain = [each for place, each in enumerate(given) if place not in written]
+    result: tuple[Tensor, ...] = checkpoint(
+        function,
+        *plain,
+        use_reentrant=False,
+        preserve_rng_state=False,  # layers draw by micro-batch, not from torch's own generator
+        context_fn=lambda: (nullcontext(), again.as_now()),
+        early_stop=False,  # an exchange that has begun must end
+    )
+    return result
