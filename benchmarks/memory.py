@@ -5,27 +5,36 @@ then run by as many processes as they have ranks, whose every allocation is coun
 rank the most in any step is compared with the prediction.  Then the ranks go on under a limit of what was predicted and
 1 % more: nobody may run out.  And with a tenth less than predicted the fullest rank should run out.  Nothing is timed:
 figures do not depend on the machine's load.
+
+Beside the plans of the accuracy benchmark there are those that only memory tells apart: optimisers that are divided,
+stages that recompute, stages of several ranks beside stages of one, layers cut over space or channels in a pipeline,
+tensor and sequence parallelism, token slices.
 """
 
 from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
 
-from benchmarks.accuracy.cases import DATA_PARALLEL, NETWORKS, ONE, SPACE, Network
-from benchmarks.accuracy.plans import Case, case
+from benchmarks.accuracy.cases import DATA_PARALLEL, MIX, NETWORKS, ONE, SPACE, Network
+from benchmarks.accuracy.plans import Case, case, case_of, pipeline
 from benchmarks.devices.ranks import on_ranks, sgd
 from benchmarks.report import Row, at_least, at_most, run
 from cuda_ops.memory import meter_of
+from halopipe.planning.ways import plan_by
+from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.graph import Graph
-from planner.ir.problem import Problem
+from planner.ir.plan import Decision
+from planner.ir.problem import CHANNEL_DIMS, SPATIAL_DIMS, Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost, Profile, Provenance, SiteHalo
+from planner.solvers.candidates.candidate import Candidate, decision_of, with_options
+from planner.solvers.candidates.evaluate import Evaluator
 from profiler import load_model
 from profiler.capture.graph import Captured, capture
 from profiler.measure.beside_layers import site_halos
@@ -47,24 +56,98 @@ _STEPS = 2
 _DEADLINE_S = 300.0
 _OUT_OF_MEMORY = "OutOfMemoryError"
 
+DIVIDED, RECOMPUTED = "the optimiser divided", "1f1b/4, recomputed"
+TO_ONE, TO_TWO, BY_TWO = (
+    "1f1b/4, two ranks then one",
+    "zb-h1/4, one rank then two",
+    "1f1b/4, two by two, the optimiser divided",
+)
+HEIGHTS, SPLIT_HEIGHTS, CHANNELS = "gpipe/4 over height", "zb-h1/2 over height, two by two", "gpipe/4 over channels"
+TENSOR, SEQUENCE = "tensor=2,micro_batch=4", "tensor=2,sequence_parallel=1,micro_batch=4"
+STAGES = "tensor=2,pipeline=2,sequence_parallel=1,micro_batch=4"
+SLICES = "gpipe/8 in slices of 32 tokens"
+
 PLANS: Mapping[str, tuple[tuple[int, tuple[str, ...]], ...]] = {
-    "ResNet-50": ((2, (ONE, DATA_PARALLEL, "1f1b/2", "gpipe/2", "zb-h1/2")), (3, ("1f1b/2", "gpipe/1", "1f1b-so/1"))),
-    "GPT": (
-        (2, (ONE, DATA_PARALLEL, "1f1b/4", "gpipe/4", "zb-h1/4", "1f1b-2bp/4", "interleaved/4", "zb-v/4")),
-        (3, ("1f1b/2", "gpipe/4", "zb-h2/4", "1f1b-windowed/2")),
-        (4, ("1f1b-2bp-fill/2",)),
+    "ResNet-50": (
+        (2, (ONE, DATA_PARALLEL, "1f1b/2", "gpipe/2", "zb-h1/2", HEIGHTS, CHANNELS)),
+        (3, ("1f1b/2", "gpipe/1", "1f1b-so/1")),
     ),
-    "3-D U-Net": ((2, (ONE, DATA_PARALLEL, SPACE, "1f1b/1", "gpipe/2", "zb-h1/1")), (3, ("1f1b/1",)), (4, (SPACE,))),
+    "GPT": (
+        (
+            2,
+            (
+                *(ONE, DATA_PARALLEL, "1f1b/4", "gpipe/4", "zb-h1/4", "1f1b-2bp/4", "interleaved/4", "zb-v/4"),
+                *(DIVIDED, RECOMPUTED, TENSOR, SEQUENCE, SLICES),
+            ),
+        ),
+        (3, ("1f1b/2", "gpipe/4", "zb-h2/4", "1f1b-windowed/2", TO_ONE, TO_TWO)),
+        (4, ("1f1b-2bp-fill/2", BY_TWO, STAGES)),
+    ),
+    "3-D U-Net": (
+        (2, (ONE, DATA_PARALLEL, SPACE, MIX, "1f1b/1", "gpipe/2", "zb-h1/1")),
+        (3, ("1f1b/1",)),
+        (4, (SPACE, SPLIT_HEIGHTS)),
+    ),
     "GNMT": (
         (2, (ONE, DATA_PARALLEL, "1f1b/4", "gpipe/4", "zb-h1/4", "naive/4", "1f1b-sno/4", "pipedream/4")),
         (3, ("1f1b/2", "gpipe/4")),
     ),
     "VGG-16": ((2, (ONE, DATA_PARALLEL, "1f1b/2", "gpipe/2", "1f1b-2bp/2")),),
-    "sparse VGG": ((2, (ONE, DATA_PARALLEL, "1f1b/2", "gpipe/2")),),
+    "sparse VGG": ((2, (ONE, DATA_PARALLEL, "1f1b/2", "gpipe/2", "zb-h1/2", DIVIDED)), (3, (TO_ONE, TO_TWO))),
 }
-"""By network: numbers of ranks, and plans on them (:mod:`benchmarks.accuracy.cases`)."""
+"""By network: numbers of ranks, and plans on them: of :mod:`benchmarks.accuracy.cases`, and of ``BY_HAND``."""
 
 QUICK: Mapping[str, tuple[tuple[int, tuple[str, ...]], ...]] = {"GPT": ((2, ("1f1b/4", "gpipe/4")),)}
+
+
+def _staged(schedule: str, *groups: tuple[int, ...], divided: bool = False) -> Callable[[Problem], Decision]:
+    """Stages of these ranks, in micro-batches of 4 samples."""
+
+    def made(problem: Problem) -> Decision:
+        found = decision_of(problem, pipeline(problem, schedule, 4, groups))
+        return replace(found, stages=tuple(replace(stage, sharded=divided) for stage in found.stages))
+
+    return made
+
+
+def _cut(schedule: str, size: int, dims: tuple[str, ...], *groups: tuple[int, ...]) -> Callable[[Problem], Decision]:
+    """Stages whose ranks share every layer along one of ``dims``, or compute it alike where it has none of them."""
+
+    def made(problem: Problem) -> Decision:
+        evaluator = Evaluator(problem, PriceBook(problem.profile))
+        candidate = pipeline(problem, schedule, size, groups)
+        for stage, group in enumerate(groups):
+            prices, options = evaluator.layouts.prices(group, size), {}
+            for layer in (k for k, of_layer in enumerate(candidate.stage_of) if of_layer == stage):
+                able = [each for each in prices.options(layer) if {dim for dim, _ in each.grid} & {*dims}]
+                options[layer] = (able or [each for each in prices.options(layer) if "replica" in str(each)])[0]
+            candidate = with_options(evaluator.layouts, candidate, options)
+        return decision_of(problem, candidate)
+
+    return made
+
+
+def _by(change: Callable[[Candidate], Candidate], schedule: str, size: int) -> Callable[[Problem], Decision]:
+    return lambda problem: decision_of(problem, change(pipeline(problem, schedule, size)))
+
+
+def _way(text: str) -> Callable[[Problem], Decision]:
+    return lambda problem: plan_by(problem.profile, text, problem.global_batch).decision
+
+
+BY_HAND: Mapping[str, Callable[[Problem], Decision]] = {
+    DIVIDED: _staged("1f1b", (0, 1), divided=True),
+    RECOMPUTED: _by(lambda one: replace(one, recompute=(True,) * one.num_stages), "1f1b", 4),
+    TO_ONE: _staged("1f1b", (0, 1), (2,)),
+    TO_TWO: _staged("zb-h1", (0,), (1, 2)),
+    BY_TWO: _staged("1f1b", (0, 1), (2, 3), divided=True),
+    HEIGHTS: _cut("gpipe", 4, ("height",), (0, 1)),
+    SPLIT_HEIGHTS: _cut("zb-h1", 2, ("height",), (0, 1), (2, 3)),
+    CHANNELS: _cut("gpipe", 4, ("channel", "feature"), (0, 1)),
+    **{text: _way(text) for text in (TENSOR, SEQUENCE, STAGES)},
+    SLICES: _by(lambda one: replace(one, token_slices=(32, 32)), "gpipe", 8),
+}
+"""Plans that no solver is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +173,16 @@ class Found:
 
 def measure(quick: bool) -> list[Row]:
     """All networks; ``--quick`` takes one."""
-    rows: list[Row] = []
-    found: dict[tuple[str, str], Found] = {}
-    for name, sets in (QUICK if quick else PLANS).items():
-        for label, one in _network(NETWORKS[name], sets):
-            found[name, label] = one
-            worst = max(one.errors, key=abs)
-            rows.append(Row(f"{name}, {label}: predicted / counted - 1, furthest rank", worst, "%"))
+    every = (QUICK if quick else PLANS).items()
+    return rows_of({(name, label): one for name, sets in every for label, one in _network(NETWORKS[name], sets)})
+
+
+def rows_of(found: Mapping[tuple[str, str], Found]) -> list[Row]:
+    """Of the plans, by network and name."""
+    rows = []
+    for (name, label), one in found.items():
+        worst = max(one.errors, key=abs)
+        rows.append(Row(f"{name}, {label}: predicted / counted - 1, furthest rank", worst, "%"))
     errors = [error for one in found.values() for error in one.errors]
     rows.append(Row("plans", len(found), ""))
     rows.append(at_most("mean absolute error of a rank", fmean(map(abs, errors)), "%", GOAL_PERCENT))
@@ -149,7 +235,17 @@ def _network(network: Network, sets: Sequence[tuple[int, tuple[str, ...]]]) -> I
     for num_ranks, names in sets:
         problem = Problem(replace(profile, cluster=cluster_of(num_ranks)), network.samples, allow=network.allow)
         for name in names:
-            yield f"{name} on {num_ranks}", _plan(case(problem, name), model, captured)
+            yield f"{name} on {num_ranks}", _plan(_case(problem, name), model, captured)
+
+
+def _case(problem: Problem, name: str) -> Case:
+    if name not in BY_HAND:
+        return case(problem, name)
+    allow = (
+        (*problem.allow, CHANNEL_DIMS, SPATIAL_DIMS) if name in (HEIGHTS, SPLIT_HEIGHTS, CHANNELS) else problem.allow
+    )
+    asked = replace(problem, allow=tuple(dict.fromkeys(allow)))
+    return case_of(asked, name, BY_HAND[name](asked))
 
 
 def _plan(one: Case, model: LoadedModel, captured: Captured) -> Found:

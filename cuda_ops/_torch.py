@@ -24,6 +24,8 @@ leading underscore, and those of ``torch.distributed.distributed_c10d``.
 - ``optimizer_attributes``, ``optimizer_like``, ``has_step_hooks``, ``note_step``: another optimiser of a class with its
   attributes, whatever its constructor takes; hooks that would be called more than once; and that schedules know of
   updates made elsewhere.
+- ``StorageWeakRef``: keeps a storage's number its own after its memory has gone; Python's own weak references are to
+  wrappers of storages, which go earlier.
 - ``check``: a condition that export takes as known of a size; ``torch._check`` is documented, and private by its name.
 """
 
@@ -43,6 +45,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import Variable
 from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
 from torch.autograd.graph import GradientEdge
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
@@ -59,6 +62,7 @@ __all__ = [
     "OpOverload",
     "PrefixStore",
     "SingleLevelFunction",
+    "StorageWeakRef",
     "Store",
     "TCPStore",
     "TorchDispatchMode",

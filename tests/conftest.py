@@ -7,27 +7,30 @@ last, the same ones every time.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import resource
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests import sampling
 
-# Set before torch or matplotlib are imported, and inherited by every worker that a test spawns.
+# Set before torch or matplotlib are imported, and inherited by every worker that a test spawns.  The last two would be
+# set later on: processes of another environment have a server of their own, which loads torch again.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.pop("COLUMNS", None)  # of xdist, in which tables would be narrow
 
 # No deadline, since no test asserts a time; the same examples every time, since a red suite should stay red.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
-
-LONG = ("tests/test_notebooks.py", "tests/benchmarks/", "tests/halopipe/", "tests/testbed/", "tests/profiler/")
-"""Where tests start processes: they come first, so that no core waits for another one at the end."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,11 +79,55 @@ class Costs:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if not hasattr(session.config, "workerinput"):
             sampling.write_costs(self.seconds)
+            if not sampling.everything:
+                sampling.write_long_files(self.seconds)
 
 
 def _processor_s() -> float:
+    """Of this process and those that it started, also of those that still run: a server forks ranks for many tests."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(one.ru_utime + one.ru_stime for one in used) + sum(_running_s())
+
+
+def _running_s() -> Iterator[float]:
+    """Seconds of each process below this one, and of those that it has waited for."""
+    found: dict[int, tuple[int, float]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text("utf-8").rpartition(")")[2].split()  # behind a name that may hold anything
+            found[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    below = {os.getpid()}
+    while more := {number for number, (parent, _) in found.items() if parent in below} - below:
+        below |= more
+    return (found[number][1] for number in below - {os.getpid()})
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[object]:
+    """Collects garbage once, behind it: meanwhile a million objects are made that stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        _settle()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    found = yield
+    if nextitem is None or nextitem.path != item.path:
+        _settle()
+    return found
+
+
+def _settle() -> None:
+    """What there is now stays (modules, tests, caches): whoever collects garbage later need not look at it again.
+
+    A pass over it took more than a second, and forked ranks copied its pages.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)  # behind -k and -m
@@ -89,7 +136,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = set(few_cases([item for item in items if item.get_closest_marker("exhaustive") is None]))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    seconds = sampling.long_files()
+    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0.0))
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if not marked:
         return

@@ -104,6 +104,13 @@ def read_sources(home: Path) -> dict[str, str]:
 parsed = functools.cache(ast.parse)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def trees() -> Iterator[None]:
+    """Of the whole project they are gigabytes, which nobody else needs."""
+    yield
+    parsed.cache_clear()
+
+
 def imports(name: str, tree: ast.Module) -> Iterator[tuple[str, str, str, int]]:
     """Each import of a module: (module, name taken from it or "", name given to it here, line)."""
     package = name.split(".")[:-1]

@@ -23,6 +23,18 @@ def test_what_is_written_of_costs_is_of_tests_that_are_there() -> None:
 
 def test_costs_are_written_where_fewer_cases_can_be_paid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "COSTS", tmp_path / "costs.json")
-    sampling.COSTS.write_text('{"c.py": {"not_run": 0.7}, "a.py": {"dear": 8.0}}')
-    sampling.write_costs({"a.py::dear": [0.2, 0.4], "a.py::single": [9.0], "b.py::cheap": [0.01] * 20})
-    assert sampling.written_costs() == {"a.py::dear": 0.3, "c.py::not_run": 0.7}
+    sampling.COSTS.write_text('{"c.py": {"not_run": 0.7}, "a.py": {"dear": 8.0, "one_is_paid": 0.5, "quick_now": 0.9}}')
+    seconds = {"a.py::dear": [0.2, 0.4], "a.py::single": [9.0], "b.py::cheap": [0.01] * 20}
+    sampling.write_costs({**seconds, "a.py::one_is_paid": [0.6], "a.py::quick_now": [0.02]})
+    assert sampling.written_costs() == {"a.py::dear": 0.3, "a.py::one_is_paid": 0.6, "c.py::not_run": 0.7}
+
+
+def test_files_that_take_long_are_written_the_longest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "LONG_FILES", tmp_path / "long_files.json")
+    sampling.LONG_FILES.write_text('{"c.py": 7.0, "b.py": 5.0}')
+    sampling.write_long_files({"a.py::one": [4.0, 2.5], "a.py::two": [2.0], "b.py::quick_now": [0.1]})
+    assert list(sampling.long_files().items()) == [("a.py", 8.5), ("c.py", 7.0)]
+
+
+def test_files_that_take_long_are_there() -> None:
+    assert [file for file in sampling.long_files() if not (HOME / file).exists()] == []

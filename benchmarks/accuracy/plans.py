@@ -48,7 +48,11 @@ def case(problem: Problem, name: str, *, pads: bool = True) -> Case:
     Args:
         pads: whether every process has a row, also those that have nothing to do.
     """
-    decision = _decision(problem, name)
+    return case_of(problem, name, _decision(problem, name), pads=pads)
+
+
+def case_of(problem: Problem, name: str, decision: Decision, *, pads: bool = True) -> Case:
+    """A decision as the plan ``name``; ``pads`` as of :func:`case`."""
     idle = len(problem.profile.cluster.devices) - decision.num_ranks if pads else 0
     ahead = decision.prepares_next_step and not pads  # a virtual device has no thread beside its rank's own
     decision = replace(decision, program=decision.program + ((),) * idle, prepares_next_step=ahead)

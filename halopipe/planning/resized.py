@@ -17,7 +17,7 @@ from halopipe.terminal.units import parse_pairs, require_known, whole
 from planner.ir.cluster import INTERPOLATED
 from planner.ir.errors import UsageError
 from planner.ir.graph import SAMPLE, Graph, Layer
-from planner.ir.profile import Levels, Measurement, Profile
+from planner.ir.profile import Measurement, Profile
 from planner.layers.sized import SizedLayer
 
 
@@ -99,9 +99,6 @@ def _as_part(one: Measurement, sized: SizedLayer) -> Measurement:
 def _scaled(one: Measurement, times: float) -> Measurement:
     if times == 1:
         return one
-    levels = one.levels
-    if levels is not None:
-        levels = Levels(*(round(getattr(levels, name) * times) for name in Levels.__slots__))
     return replace(
         one,
         forward_s=one.forward_s * times,
@@ -112,5 +109,5 @@ def _scaled(one: Measurement, times: float) -> Measurement:
         workspace_bytes=round(one.workspace_bytes * times),
         evidence=INTERPOLATED,
         raw_s=(),
-        levels=levels,
+        levels=None if one.levels is None else one.levels.scaled(times),
     )

@@ -6,7 +6,8 @@ layer saves and needs is a price, and given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.ir.cluster import SHARED_MEMORY
@@ -32,6 +33,11 @@ class Holding:
     Attributes:
         layers: in order.
         saved, levels: by layer, of the rank's share of a micro-batch; no levels where they were not measured.
+        gradients: of values, by number of samples, in the whole network: (whose backward makes one, whose is the last
+            to be given it, bytes); none where that is not known.
+        parts: by layer, of so many samples which share there is; empty: all of ``samples``.
+        inputs_left, gradients_left: by layer, of what its weight gradients need later: the layers that made these
+            values, and those whose backward made these gradients, with bytes.
         defers: by layer, whether its weight gradients can come later than those of its inputs.
         workspace: of the hungriest layer.
         left: inputs and gradients of outputs of layers whose weight gradients may come later.
@@ -44,12 +50,16 @@ class Holding:
         tied: parameters that other stages use too.
         sums_behind: whether gradients are summed over ranks while the last backward runs.
         on_chip: whether parameters, gradients and the optimiser's state lie in a memory beside this one.
-        zero: from 2 on each of ``parts`` ranks keeps its slices of gradients between passes, with 3 of parameters.
+        zero: from 2 on each of ``num_slices`` ranks keeps its slices of gradients between passes, with 3 of parameters.
     """
 
     layers: Sequence[Layer]
     saved: Sequence[float]
     levels: Sequence[Sequence[float]] | None = None
+    gradients: Mapping[float, Sequence[tuple[str, str, float]]] = field(default_factory=dict)
+    parts: Sequence[tuple[float, float]] = ()
+    inputs_left: Sequence[Mapping[str, float]] = ()
+    gradients_left: Sequence[Mapping[str, float]] = ()
     defers: Sequence[bool] = ()
     workspace: float
     left: float
@@ -66,12 +76,17 @@ class Holding:
     recompute: bool
     has_layouts: bool = False
     zero: int = 0
-    parts: int = 1
+    num_slices: int = 1
 
     @property
     def gradient_bytes(self) -> int:
         """What is kept of gradients from one backward to the next."""
         return 0 if self.on_chip else self.parameter_bytes - (self.elsewhere if self.zero > 1 else 0)
+
+
+_Received = tuple[int, int, int, int, int]
+"""Of what came of a micro-batch: buffers of tensors on their own, these tensors, and what came in one piece; then what
+was put together of what several ranks sent, which is among the first two, and the buffers of its parts."""
 
 
 @dataclass(slots=True)
@@ -126,7 +141,7 @@ class Account:
         for action in self._row:
             self._beside.setdefault((action.op, action.stage, action.microbatch), []).append(action)
         self._versions = {stage: self._most_versions(stage) for stage in {action.stage for action in self._row}}
-        self._risen: dict[tuple[int, int, bool, bool, tuple[float, ...]], _Rises] = {}
+        self._risen: dict[tuple[int, _Received, bool, bool, tuple[float, ...]], _Rises] = {}
         self._trains = any(action.op in (*_ENDS, Op.BACKWARD_INPUT) for action in self._row)
 
     def _stage(self, number: int, microbatch: int) -> Holding:
@@ -220,18 +235,21 @@ class Account:
         sums = action.op in _ENDS and not any(
             later.op in _ENDS and later.stage == action.stage for later in self._row[self._row.index(action) + 1 :]
         )
-        rises = self._rises(stage, self._seed_bytes(*key), first, sums, self._in_buffers(*key))
-        before = now.total()
+        rises = self._rises(stage, self._received(Op.RECV_BACKWARD, *key), first, sums, self._in_buffers(*key))
+        before, received = now.total(), self._received(Op.RECV_FORWARD, *key)
         if action.op is Op.FORWARD and not self._trains:
             now.inputs.pop(key, None)
-            return before + rises.unrecorded()
+            return before + rises.unrecorded() + received[3]
         if action.op is Op.FORWARD:
+            before += received[3]
+            now.inputs[key] = min(now.inputs.get(key, 0), received[0] + received[2])
             apart = 0.0 if stage.recompute else rises.saved
             now.kept[key] = apart
             return before + (rises.unrecorded() if stage.recompute else rises.forward())
         saved = 0.0 if stage.recompute else rises.saved
         if action.op is Op.BACKWARD_INPUT:
             now.kept[key] += rises.left - saved
+            now.inputs[key] = min(now.inputs.get(key, 0), self._inputs_left(*key))
             now.halved.add(key)
             now.early[action.stage] = rises.early
             return before - saved + max(rises.halved(), rises.forward() if stage.recompute else 0.0)
@@ -245,14 +263,14 @@ class Account:
         now.gradients[action.stage] = stage.gradient_bytes
         return top
 
-    def _rises(self, stage: Holding, seeds: int, first: bool, sums: bool, there: tuple[float, ...]) -> _Rises:
+    def _rises(self, stage: Holding, seeds: _Received, first: bool, sums: bool, there: tuple[float, ...]) -> _Rises:
         key = (id(stage), seeds, first, sums, there)  # stages of like micro-batches are one object
         if key not in self._risen:
             self._risen[key] = _Rises(stage, self._profile.graph, seeds, first, sums, there)
         return self._risen[key]
 
     def _in_buffers(self, number: int, microbatch: int) -> tuple[float, ...]:
-        """By layer, of what it saves, what surely lies where it was received, in one message from another stage."""
+        """By layer, of what it saves, what surely lies where it was received from another stage."""
         stage, graph = self._stage(number, microbatch), self._profile.graph
         if stage.levels is None or stage.has_layouts:
             return (0.0,) * len(stage.layers)
@@ -260,7 +278,7 @@ class Account:
             self._program.messages_of(self._rank, action)
             for action in self._beside.get((Op.RECV_FORWARD, number, microbatch), ())
         ]
-        theirs = {part.value for each in messages if len(each) == 1 for part in each[0].parts}
+        theirs = {part.value for each in messages for message in each for part in message.parts}
         names, values = {layer.name for layer in stage.layers}, graph.values()
         found = []
         for layer, levels, saved in zip(stage.layers, stage.levels, stage.saved, strict=True):
@@ -322,10 +340,35 @@ class Account:
     def _shares_memory(self, peer: int) -> bool:
         return self._profile.cluster.link(self._rank, peer).transport == SHARED_MEMORY
 
-    def _seed_bytes(self, stage: int, microbatch: int) -> int:
-        """Gradients of the stage's outputs that come from other ranks, with room to spare."""
-        rows = self._beside.get((Op.RECV_BACKWARD, stage, microbatch), ())
-        return sum(_buffer(*size) for action in rows for size in self._sizes(action))
+    def _received(self, op: Op, stage: int, microbatch: int) -> _Received:
+        """Of the inputs of a stage, or of the gradients of its outputs, that come from other ranks."""
+        buffers = tensors = pieces = assembled = parts = 0
+        for action in self._beside.get((op, stage, microbatch), ()):
+            sizes = self._sizes(action)
+            for size, small, is_block in sizes:
+                piece = _buffer(size, size, True) if is_block else _buffer(small, small, False)
+                if len(sizes) > 1:
+                    assembled += size
+                    parts += _buffer(size, small, is_block)
+                else:
+                    pieces += piece
+                    buffers += _buffer(size, small, is_block) - piece
+                    tensors += 0 if is_block else size - small
+        return buffers + assembled, tensors + assembled, pieces, assembled, parts
+
+    def _inputs_left(self, number: int, microbatch: int) -> int:
+        """Of the buffers of what was received for a forward, those that weight gradients need."""
+        stage, received = self._stage(number, microbatch), self._received(Op.RECV_FORWARD, number, microbatch)
+        if stage.has_layouts and stage.levels is not None:
+            return 0
+        if not stage.gradients:
+            return received[0] + received[2]
+        names, needed = {layer.name for layer in stage.layers}, dict[str, float]()
+        for of_layer in stage.inputs_left:
+            for maker, size in of_layer.items():
+                if maker not in names:
+                    needed[maker] = max(size, needed.get(maker, 0.0))
+        return _still_there(received, sum(needed.values()))
 
     def _unsaved_share(self, number: int, microbatch: int) -> float:
         """Of the outputs that are sent on their own, the share that no layer of the stage saves."""
@@ -374,24 +417,34 @@ class _Rises:
     """How high memory rises in the actions of a stage, above what there is without what the stage saved."""
 
     def __init__(
-        self, stage: Holding, graph: Graph, seeds: int, first: bool, sums: bool, there: tuple[float, ...]
+        self, stage: Holding, graph: Graph, seeds: _Received, first: bool, sums: bool, there: tuple[float, ...]
     ) -> None:
-        self._stage, self._seeds, self._first = stage, seeds, first
+        self._stage, self._seeds, self._first = stage, seeds[0] + seeds[2] + seeds[4], first
         self._saved = [saved - less for saved, less in zip(stage.saved, there, strict=False)]
         self.saved = round(sum(stage.saved) - sum(there))
         self.left = round(max(sum(stage.saved), stage.left))
-        self._seeds_left = 0.0
+        self._seeds_left = [0.0] * len(stage.layers)
         self._levels: list[list[float]] = []
+        self._under_way = _under_way(stage, graph) if stage.gradients else None
         if stage.levels is not None:
-            self._seeds_left = _seeds_left(stage, graph, seeds)
-            for one, own, less in zip(stage.levels, self._saved, there, strict=True):
+            names = {layer.name for layer in stage.layers}
+            theirs = [0.0] * len(names)
+            for place, each in enumerate(stage.gradients_left if self._under_way is not None else ()):
+                theirs[place] = sum(size for maker, size in each.items() if maker not in names)
+            if self._under_way is None and not stage.has_layouts:
+                self._seeds_left[0] = _seeds_left(stage, graph, self._seeds)
+            elif self._seeds:
+                room = _still_there(seeds, sum(theirs)) / max(1.0, sum(theirs))
+                self._seeds_left = [size * room for size in theirs]
+            for one, own, less, other in zip(stage.levels, self._saved, there, theirs, strict=True):
                 left = one[4] - min(less, max(0.0, one[4] - one[7] - own))  # of what it saves besides, all may be left
+                left -= min(other, left) if self._seeds else 0.0  # these gradients lie where they were received
                 self._levels.append([one[0] - less, *one[1:4], left, *one[5:]])
-            self.left = round(sum(levels[4] for levels in self._levels) + self._seeds_left)
+            self.left = round(sum(levels[4] for levels in self._levels) + sum(self._seeds_left))
         buckets = _buckets(stage, graph) if sums and stage.sums_behind else []
         self._copied = [0] * len(stage.layers)
         for place, size in buckets if len(buckets) > 1 else ():
-            self._copied[place] += size
+            self._copied[place] = max(size, self._copied[place])
         self._made = _made(stage, graph)
         self._whole, self._making, self._together = ([0.0] * len(stage.layers) for _ in range(3))
         self._bucket_bytes = self._bucket_needs = 0
@@ -422,7 +475,7 @@ class _Rises:
             if stage.levels is not None:
                 for name in names:
                     self._made[users[name][0]] -= sizes[name]
-                self._made[first] += total / stage.parts
+                self._made[first] += total / stage.num_slices
         if stage.levels is None:
             self._made = [stage.gradient_bytes, *[0.0] * (len(stage.layers) - 1)]
         self._made = [max(0.0, size) for size in self._made]
@@ -473,7 +526,8 @@ class _Rises:
         if self._stage.levels is None:
             needs = round(self._stage.workspace + max(self._copied, default=0))
             return self.left + needs + (self._all_made if self._first else 0)
-        return self._down(3, [levels[4] for levels in self._levels], self._late)
+        left = [levels[4] + beside for levels, beside in zip(self._levels, self._seeds_left, strict=True)]
+        return self._down(3, left, self._late)
 
     @property
     def _all_made(self) -> int:
@@ -485,14 +539,53 @@ class _Rises:
         there, made, left, most = sum(held), 0.0, 0.0, 0.0
         for place in reversed(range(len(held))):
             made = made + makes[place] if self._first else 0.0 if self._stage.zero > 1 else makes[place]
-            given = self._seeds if place < len(held) - 1 and which != 3 else 0
-            beside = self._seeds_left if which == 3 else 0.0
-            copied = self._copied[place] if which != 2 else 0
+            level = levels[place][which] + (0.0 if which == 3 else self._given(place, levels[place][which]))
             sliced = self._whole[place] + (self._making[place] if which == 1 else 0.0)
-            most = max(most, there + levels[place][which] + made + left + given + beside + copied + sliced)
+            most = max(most, there + level + made + left + sliced)
+            if self._copied[place] and which != 2:
+                most = max(most, there - held[place] + made + self._beside_bucket(which, place, level))
             there -= held[place]
             left += levels[place][4] if which == 2 else 0.0
         return round(most)
+
+    def _given(self, place: int, level: float) -> float:
+        """What received gradients add to the level of a layer: where it has them itself, the room behind them alone."""
+        if self._under_way is None:
+            return self._seeds if place < len(self._levels) - 1 else 0.0
+        outside, _ = self._under_way
+        return max(self._seeds - min(outside[place], self._seeds), -level)
+
+    def _beside_bucket(self, which: int, place: int, level: float) -> float:
+        """A bucket put together when the layer has run, and gradients of values that are under way then."""
+        copied = self._copied[place]
+        if which == 3:
+            return copied
+        if self._under_way is None:
+            return copied + level + self._saved[place]
+        return copied + self._seeds + self._under_way[1][place]
+
+
+def _under_way(stage: Holding, graph: Graph) -> tuple[list[float], list[float]]:
+    """By layer: gradients that others made when its backward begins, and those that the stage made when it has run."""
+    at = {layer.name: number for number, layer in enumerate(graph.layers)}
+    mine = [at[layer.name] for layer in stage.layers]
+    inside, parts = set(mine), stage.parts or [(stage.samples, 1.0)] * len(mine)
+    outside, after = [0.0] * len(mine), [0.0] * len(mine)
+    for samples, pairs in stage.gradients.items():
+        for maker, last, size in pairs:
+            target, first, behind = (
+                (after, at[last] + 1, at[maker] + 1) if at[maker] in inside else (outside, at[last], at[maker])
+            )
+            for place in range(bisect_left(mine, first), bisect_left(mine, behind)):
+                if parts[place][0] == samples:
+                    target[place] += size * parts[place][1]
+    return outside, after
+
+
+def _still_there(received: _Received, needed: float) -> int:
+    """Of buffers, those that hold what is needed: of one piece all, of tensors on their own in proportion."""
+    buffers, tensors, pieces, *_ = received
+    return round(buffers * min(1.0, needed / max(1, tensors))) + (pieces if needed > 0 else 0)
 
 
 def _seeds_left(stage: Holding, graph: Graph, seeds: int) -> float:

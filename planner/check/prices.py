@@ -70,6 +70,32 @@ class LayerPrices:
             self._exchanges[key] = (np.diff(forward_s), np.diff(backward_s))
         return float(self._exchanges[key][backward][self.index[layer.name]])
 
+    def gradients(self, kind: str, sizes: Sequence[float]) -> dict[float, list[tuple[str, str, float]]]:
+        """Of values, by samples: (whose backward makes one, whose is the last to be given it, bytes)."""
+        found = {}
+        for samples in set(sizes):
+            if (pairs := self.book.levels.gradients_made(kind, samples)) is not None:
+                found[samples] = [
+                    (self._names[a], self._names[b], float(size)) for a, b, size in zip(*pairs, strict=True)
+                ]
+        return found
+
+    def inputs_left(self, kind: str, samples: float, index: int) -> dict[str, float]:
+        """What the weight gradients of a layer need of other layers' values, by their makers."""
+        return self._of_reader(self.book.levels.inputs_left(kind, samples), index)
+
+    def gradients_left(self, kind: str, samples: float, index: int) -> dict[str, float]:
+        """The same of gradients that other layers' backward made."""
+        return self._of_reader(self.book.levels.gradients_left(kind, samples), index)
+
+    def _of_reader(self, pairs: tuple[Array, Array, Array], index: int) -> dict[str, float]:
+        readers, makers, sizes = pairs
+        return {self._names[makers[place]]: float(sizes[place]) for place in np.flatnonzero(readers == index)}
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return list(self.index)
+
     def _of_parameters(self, layer: Layer, sums: Array) -> float:
         at = self.index[layer.name]
         return float(sums[at + 1] - sums[at])
@@ -130,9 +156,16 @@ class LaidOut:
         return sum(float(sums.held_bytes[0, member]) for sums in self._sums.values())
 
     def saved_bytes(self, member: int) -> list[float]:
-        """What each layer of a member saves for the backward, and what it received from its group."""
-        own = [float(self._costs[layer.name]["saved_bytes"][member]) for layer in self.layers]
-        return [saved + self._received(layer, member) for saved, layer in zip(own, self.layers, strict=True)]
+        """What each layer of a member saves for the backward, also of inputs that it reads whole or was sent."""
+        found = []
+        for layer, (samples, share) in zip(self.layers, self.parts(member), strict=True):
+            own = float(self._costs[layer.name]["saved_bytes"][member])
+            at, kind, inputs = self.prices.index[layer.name], self._kinds[member], 0.0
+            if not self.recompute:
+                read_share = float(self._shards[layer.name].read_share(0)[member])
+                inputs = self._book.levels.inputs_beyond(kind, at, samples, share, read_share)
+            found.append(own + max(inputs, self._received(layer, member)))
+        return found
 
     def made_bytes(self, member: int) -> list[float]:
         """Parameters of each layer that a member uses."""
@@ -161,6 +194,11 @@ class LaidOut:
                 return None
             found.append(one.tolist())
         return found
+
+    def parts(self, member: int) -> list[tuple[float, float]]:
+        """Of how many samples a member has which share of each layer."""
+        shards = [self._shards[layer.name] for layer in self.layers]
+        return [(float(one.samples[0, member]), float(one.share[0, member])) for one in shards]
 
     def unrecorded_bytes(self, member: int) -> int:
         """With blocks: the most that a forward pass holds of values."""
@@ -387,6 +425,10 @@ class Sliced:
                 return None
             found.append(one.tolist())
         return found
+
+    def parts(self, member: int) -> list[tuple[float, float]]:
+        """Of the samples of a micro-batch which share each layer of a slice is."""
+        return [(float(self.samples), float(self.table.share[self.prices.index[layer.name]])) for layer in self.layers]
 
     def unrecorded_bytes(self, member: int) -> int:
         """Slices have no blocks."""

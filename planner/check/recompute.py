@@ -367,14 +367,18 @@ class _Plain:
                 kept, of_layers = [0.0] * len(layers), None
             else:
                 kept, of_layers = laid_out.saved_bytes(member), None if recompute else laid_out.levels(member)
+            if of_layers is not None:  # whose weight gradients are made with those of inputs
+                of_layers = [[one[0], one[1], one[1], 0.0, 0.0, *one[5:]] for one in of_layers]
             is_shared = shares_memory(self.book.profile.cluster, self.program.ranks[stage])
             sizes = set[Size]() if is_shared else set(self.sizes)
-            deferring = self.book.tables.deferring(kind)
+            parts = [] if of_layers is None else laid_out.parts(member)
             return Holding(
                 layers=layers,
                 saved=[laid_out.always_bytes()] if recompute else kept if of_layers is not None else [sum(kept)],
                 levels=of_layers,
-                defers=() if of_layers is None else [bool(deferring[at]) for at in indices],
+                defers=() if of_layers is None else [False] * len(layers),
+                gradients=self.prices.gradients(kind, [samples for samples, _ in parts]),
+                parts=parts,
                 workspace=laid_out.unrecorded_bytes(member) if blocks else laid_out.workspace_bytes(member),
                 left=sum(kept),
                 again=sum(kept) - laid_out.always_bytes() if recompute else 0.0,
@@ -393,6 +397,9 @@ class _Plain:
             layers=layers,
             saved=[float(costs["saved_bytes"][at]) for at in indices],
             levels=None if levels is None else [levels[:, at].tolist() for at in indices],
+            gradients=self.prices.gradients(kind, [samples]),
+            inputs_left=[self.prices.inputs_left(kind, samples, at) for at in indices],
+            gradients_left=[self.prices.gradients_left(kind, samples, at) for at in indices],
             defers=() if levels is None else [bool(deferring[at]) for at in indices],
             workspace=max(float(costs["workspace_bytes"][at]) for at in indices),
             left=round(self.book.tables.left_bytes(kind, samples, runs_of(indices))),
@@ -403,7 +410,7 @@ class _Plain:
             tied=frozenset(name for name, users in self.users.items() if len(users) > 1),
             sums_behind=len(self.program.ranks[stage]) > 1 and not self._is_sharded(stage),
             zero=self._zero(stage),
-            parts=len(self.program.ranks[stage]),
+            num_slices=len(self.program.ranks[stage]),
             on_chip=self.on_chip_bytes(rank) > 0,
             recompute=recompute,
         )

@@ -9,7 +9,7 @@ from planner.costs.communication.links import transport_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import layers_of
-from planner.costs.memory.activations import small_bytes
+from planner.costs.memory.messages import small_bytes
 from planner.costs.memory.peak import RankMemory, rank_memories
 from planner.costs.simulator.breakdown import Parts, breakdown
 from planner.costs.simulator.events import run, timeline

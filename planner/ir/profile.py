@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 from planner.ir.cluster import MEASURED, Cluster, Evidence
 from planner.ir.graph import Graph
@@ -59,6 +59,10 @@ class Levels:
         outputs_saved: of its outputs, those that it saves itself.
         inputs_saved: of what earlier layers made, what it is the first to save.
         gradients_left: of the gradients of its outputs, those that some weight gradient needs later.
+        gradients_made: of the gradients of values that its backward makes: for each the last layer whose backward is
+            given it, and its bytes.
+        inputs_left: of what its weight gradients need later and earlier layers made: who made it, and bytes.
+        gradients_left_from: of ``left``, the gradients that other layers' backward made: whose, and bytes.
     """
 
     forward: int
@@ -69,6 +73,21 @@ class Levels:
     outputs_saved: int = 0
     inputs_saved: int = field(default=0, metadata={"added": "0.1"})
     gradients_left: int = field(default=0, metadata={"added": "0.1"})
+    gradients_made: tuple[tuple[str, int], ...] = field(default=(), metadata={"added": "0.1"})
+    inputs_left: tuple[tuple[str, int], ...] = field(default=(), metadata={"added": "0.1"})
+    gradients_left_from: tuple[tuple[str, int], ...] = field(default=(), metadata={"added": "0.1"})
+
+    def scaled(self, times: float) -> Levels:
+        """So many times as many bytes of everything."""
+        found: dict[str, Any] = {name: round(times * getattr(self, name)) for name in LEVEL_NAMES}
+        for name in LEVEL_PAIRS:
+            found[name] = tuple((layer, round(times * size)) for layer, size in getattr(self, name))
+        return replace(self, **found)
+
+
+LEVEL_NAMES = tuple(each.name for each in fields(Levels) if each.type == "int")
+LEVEL_PAIRS = tuple(each.name for each in fields(Levels) if each.type != "int")
+"""Fields of :class:`Levels`: those that are one number, and those that are bytes by layer."""
 
 
 @dataclass(frozen=True, slots=True)

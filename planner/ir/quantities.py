@@ -54,6 +54,9 @@ _OF_FIELDS: Mapping[str, tuple[float, float]] = {
     "outputs_saved": BYTES,
     "inputs_saved": BYTES,
     "gradients_left": BYTES,
+    "gradients_made": BYTES,
+    "inputs_left": BYTES,
+    "gradients_left_from": BYTES,
 }
 _ANY = (-1e18, 1e18)
 

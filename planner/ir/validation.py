@@ -22,7 +22,7 @@ from planner.ir.errors import UsageError
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec, value_name
 from planner.ir.plan import Decision, Placement, Plan
 from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD, ZERO
-from planner.ir.profile import Measurement, PreparationCost, Profile
+from planner.ir.profile import LEVEL_PAIRS, Measurement, PreparationCost, Profile
 from planner.ir.quantities import BYTES, SECONDS, Fault, out_of_limits
 from planner.ir.schedule import Action
 from planner.ir.timeline import Timeline, TimelineFile
@@ -177,6 +177,9 @@ def _measured(path: str, measured: Sequence[Measurement], names: Mapping[str, La
         yield from _at_least(f"{path}[{index}].samples", each.samples, 0 if each.part else 1, MOST_SAMPLES)
         for position, extent in enumerate(each.part):
             yield from _at_least(f"{path}[{index}].part[{position}]", extent, 0)
+        for what in LEVEL_PAIRS if each.levels is not None else ():
+            for position, (layer, _) in enumerate(getattr(each.levels, what)):
+                yield from _known(f"{path}[{index}].levels.{what}[{position}]", "layer", layer, names)
     for what in ("forward_s", "backward_s"):
         seconds = [(getattr(each, what), index) for index, each in enumerate(measured) if getattr(each, what) > 0]
         if seconds and max(seconds)[0] > MOST_RATIO * min(seconds)[0]:

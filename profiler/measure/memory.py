@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from torch.autograd.graph import saved_tensors_hooks
 from torch.autograd.profiler import profile, record_function
 
-from cuda_ops._torch import storage_id
+from cuda_ops._torch import StorageWeakRef, storage_id
 from cuda_ops.memory import MemoryMeter, meter_of
 from planner.ir.profile import Levels
 from profiler.capture.graph import Captured
@@ -166,6 +166,9 @@ def watched_passes(
                 outputs_saved=whole.layers[k].outputs_saved,
                 inputs_saved=whole.layers[k].inputs_saved,
                 gradients_left=split.layers[k].gradients_left,
+                gradients_made=tuple(whole.gradients.made[k]),
+                inputs_left=_named(parts, split.layers[k].inputs_left),
+                gradients_left_from=_named(parts, split.layers[k].gradients_left_from),
             ),
         )
         for k, part in enumerate(parts)
@@ -214,6 +217,7 @@ class _Layer:
 
     Attributes:
         saved: bytes of the storages that it is the first to save, by address.
+        inputs_left, gradients_left_from: by number of the layer that made them.
     """
 
     saved: dict[int, int] = field(default_factory=dict)
@@ -225,6 +229,38 @@ class _Layer:
     outputs_saved: int = 0
     inputs_saved: int = 0
     gradients_left: int = 0
+    inputs_left: dict[int, int] = field(default_factory=dict)
+    gradients_left_from: dict[int, int] = field(default_factory=dict)
+
+
+class _GradientsUnderWay:
+    """Whose backward makes each gradient of a value, and whose is the last to be given it.
+
+    Attributes:
+        made: by layer, of the gradients that its backward makes: (name of the last layer given it, bytes).
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._alive: dict[int, tuple[StorageWeakRef, int, int]] = {}  # by storage: its maker, and its bytes
+        self.made: list[list[tuple[str, int]]] = [[] for _ in names]
+
+    def maker(self, gradient: Tensor) -> int | None:
+        """Of one that was under way at the last look; None: it was not, or is that of the loss."""
+        found = self._alive.get(_address(gradient))
+        return None if found is None or found[1] == len(self.made) else found[1]
+
+    def look(self, k: int, gradients: Iterable[Tensor]) -> None:
+        """Those under way when the backward of layer ``k`` begins; -1: when all have run."""
+        now = {_address(gradient): gradient for gradient in gradients}
+        for address in [address for address in self._alive if address not in now]:
+            _, maker, size = self._alive.pop(address)
+            if maker < len(self.made) and size:
+                self.made[maker].append((self._names[k + 1], size))
+        for address in now.keys() - self._alive.keys():
+            gradient = now[address]
+            # Memory of a storage to which nobody but this refers is given back, its number is not used again.
+            self._alive[address] = (StorageWeakRef(gradient.untyped_storage()), k + 1, _size(gradient))
 
 
 class _Watched:
@@ -244,13 +280,14 @@ class _Watched:
         self._counter = SavedStorages(_known(captured, tensors))
         self.passed = SegmentedPass(captured, tensors, samples, clock, split=halves)
         self.layers = [_Layer() for _ in self._parts]
+        self.gradients = _GradientsUnderWay([part.name for part in self._parts])
 
     def run(self) -> None:
         """Fills ``layers``."""
         for parameter in (parameter for part in self._parts for parameter in part.parameters):
             parameter.grad = None  # first gradients are not added to any
-        made: set[int] = set()
-        for layer, part in zip(self.layers, self._parts, strict=True):
+        made: dict[int, int] = {}  # by address of a value, the layer that made it
+        for k, (layer, part) in enumerate(zip(self.layers, self._parts, strict=True)):
             with self._counter.hooks():
                 layer.forward, more = _rise(self._meter, partial(self.passed.forward, part))
             layer.workspace = layer.forward - max(0, more)
@@ -258,7 +295,8 @@ class _Watched:
             results = {_address(value): _size(value) for value in map(self.passed.value, part.results)}
             layer.outputs_saved = sum(size for address, size in results.items() if address in layer.saved)
             layer.inputs_saved = sum(size for address, size in layer.saved.items() if address in made)
-            made.update(results)
+            for address in results:
+                made.setdefault(address, k)
         for layer, unsaved in zip(self.layers, self._unsaved(), strict=True):
             layer.forward += unsaved
         first = {address: k for k, layer in enumerate(self.layers) for address in layer.saved}
@@ -266,37 +304,48 @@ class _Watched:
         left: dict[int, Tensor] = {}  # kept alive, so that their addresses stay their own
         came: dict[int, list[_Layer]] = {}  # by address of a gradient under way, the layers whose outputs it is of
         for k in reversed(range(len(self._parts))):
-            came = self._backward(k, first, left, came)
+            came = self._backward(k, first, made, left, came)
+        self.gradients.look(-1, ())
 
     def _backward(
-        self, k: int, first: Mapping[int, int], left: dict[int, Tensor], came: Mapping[int, list[_Layer]]
+        self,
+        k: int,
+        first: Mapping[int, int],
+        made: Mapping[int, int],
+        left: dict[int, Tensor],
+        came: Mapping[int, list[_Layer]],
     ) -> dict[int, list[_Layer]]:
         part, layer = self._parts[k], self.layers[k]
         gradients = self.passed.gradients_of(part)[1]
         given, own = _total(gradients), {_address(gradient) for gradient in gradients}
         moving = list(self.passed.gradients_under_way())
+        self.gradients.look(k, moving)
         under_way, addresses = _total(moving), {_address(gradient) for gradient in moving}
         now = {a: [*came.get(a, ()), *([layer] if a in own else ())] for a in addresses | own}
         del gradients, moving
         new = [parameter for parameter in part.parameters if parameter.grad is None]
         rise, _ = _rise(self._meter, lambda: self.passed.backward_input(part))
-        made = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
-        layer.backward = max(0, under_way + rise - made)
-        layer.workspace = max(0, layer.workspace, given + rise - made)
+        own_bytes = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
+        layer.backward = max(0, under_way + rise - own_bytes)
+        layer.workspace = max(0, layer.workspace, given + rise - own_bytes)
         if not self._halves:
             self.passed.backward_weight(part)
             return now
-        for tensor in self.passed.left_of(part):
-            address = _address(tensor)
+        held = {_address(tensor): tensor for tensor in self.passed.left_of(part)}
+        for address, tensor in held.items():
+            if (maker := made.get(address, k)) != k:
+                layer.inputs_left[maker] = layer.inputs_left.get(maker, 0) + _size(tensor)
             if address not in left and address not in self._known:
                 left[address] = tensor
                 self.layers[first.get(address, k)].left += _size(tensor)
+                if (maker := self.gradients.maker(tensor)) is not None:
+                    layer.gradients_left_from[maker] = layer.gradients_left_from.get(maker, 0) + _size(tensor)
                 for other in now.get(address, ()):
                     other.gradients_left += _size(tensor)
         new = [parameter for parameter in part.parameters if parameter.grad is None]
         rise, _ = _rise(self._meter, lambda: self.passed.backward_weight(part))
-        made = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
-        layer.weight = max(0, rise - made)
+        own_bytes = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
+        layer.weight = max(0, rise - own_bytes)
         return now
 
     def _unsaved(self) -> list[int]:
@@ -332,6 +381,10 @@ def _rise(meter: MemoryMeter, run: Callable[[], None]) -> tuple[int, int]:
     before = meter.current_bytes
     run()
     return meter.take_peak() - before, meter.current_bytes - before
+
+
+def _named(parts: Sequence[Segment], by_layer: Mapping[int, int]) -> tuple[tuple[str, int], ...]:
+    return tuple((parts[k].name, size) for k, size in by_layer.items() if size)
 
 
 def _known(captured: Captured, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:

@@ -116,6 +116,15 @@ def test_python_kernels_take_effect_once_the_dispatch_cache_is_cleared() -> None
     assert len(calls) == 1
 
 
+def test_a_weak_reference_keeps_the_number_of_a_storage_and_not_its_memory() -> None:
+    tensor = torch.ones(1024)
+    kept, number = _torch.StorageWeakRef(tensor.untyped_storage()), _torch.storage_id(tensor)
+    assert not kept.expired()
+    del tensor
+    assert kept.expired()
+    assert number not in {_torch.storage_id(torch.ones(1024)) for _ in range(50)}
+
+
 def test_trees_are_taken_apart_and_put_together() -> None:
     tree = {"a": (1, [2, 3])}
     leaves, spec = _torch.tree_flatten(tree)

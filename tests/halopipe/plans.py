@@ -10,8 +10,8 @@ from planner.ir.fingerprint import fingerprint
 from planner.ir.plan import Plan, PlanInputs, Prediction, Search
 from planner.ir.problem import Request, Rule
 from planner.ir.profile import ModelSource, Optimizer, Profile
-from profiler.capture.graph import capture
 from profiler.source.source import load_model
+from tests.captures import capture
 from tests.runtime.plans import decide
 
 RESNET = ModelSource(

@@ -18,6 +18,7 @@ from halopipe.training.work import work
 from planner.ir.plan import Plan
 from runtime.monitor.failure import blame, write_error
 from runtime.transport import Hub, InProcessTransport
+from tests import captures
 
 
 class Told(dist.HashStore):
@@ -34,7 +35,15 @@ class Told(dist.HashStore):
 
 
 def run_job(plan: Plan, folder: Path, *, device: torch.device | None = None, **options: object) -> RunResult:
-    """What a run of ``plan`` shows; the error to blame for the others is raised."""
+    """What a run of ``plan`` shows; the error to blame for the others is raised.
+
+    Ranks and the run on one device get copies of one capture of the model (:mod:`tests.captures`).
+    """
+    with captures.shared():
+        return _run_job(plan, folder, device, **options)
+
+
+def _run_job(plan: Plan, folder: Path, device: torch.device | None, **options: object) -> RunResult:
     job = Job(
         plan, RunOptions(**{"steps": 6, "warmup": 0, "deadline_s": 20.0, "check_first_step": False, **options}), folder
     )

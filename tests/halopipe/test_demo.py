@@ -29,6 +29,7 @@ SMALL = pytest.param(demo.SMALL, marks=pytest.mark.exhaustive("eight processes t
 def test_the_quick_demonstration_goes_from_profile_to_a_loss_that_falls(
     network: demo.Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All of it, a run of the best rival included: ten seconds of processes that profile and train."""
     monkeypatch.setattr(demo, "SMALL", network)
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["demo", "--quick", "-o", "out"], catch_exceptions=False)

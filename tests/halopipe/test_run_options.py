@@ -48,6 +48,7 @@ def losses(result: Result) -> list[float]:
 
 
 def test_a_run_is_stopped_and_goes_on_under_another_plan(folder: Path) -> None:
+    """Takes 6 s: three jobs of processes, from the command line to the files that they leave."""
     whole = losses(call(f"run one.json --steps 8 {RECIPE} --json"))
     evaluation = f"--eval-data {DATA} --eval-every 2"
     begun = call(f"run two.json --steps 4 {RECIPE} {SAVED} {evaluation} --data-from share --update --resume auto")

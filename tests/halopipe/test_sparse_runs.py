@@ -87,6 +87,7 @@ def test_a_run_goes_on_from_a_checkpoint_under_another_plan(tmp_path: Path) -> N
 
 
 def test_a_plan_of_two_processes_computes_what_one_device_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes 5 s: the ranks and the one that does it alone each capture the network, and train and evaluate it."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     options = RunOptions(steps=5, warmup=1, check_numerics=True, dtype="float64", data=SITES, eval_data=SITES)
     result = run_plan(cloudy.plan(), options)

@@ -14,12 +14,12 @@ from torch.nn import functional
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action, Op, Pipeline, Schedule
-from profiler.capture.graph import capture
 from profiler.models.example import Example, indices, normal
 from profiler.source.source import load_model
 from runtime.numerics.single_device import LossOf, serial_step
 from runtime.stage.captured import captured_model
 from runtime.stage.random.streams import Draw
+from tests.captures import capture
 from tests.runtime.engines import Network, Tensors, drawing_loss
 from tests.runtime.plans import Trained, batch_of, decide, folded, sgd, split_backward
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cuda_ops.dense.recurrent import autocast
 from planner.ir.plan import Decision
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import Captured
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine, Evaluation
 from runtime.numerics.single_device import LossOf
@@ -20,6 +20,7 @@ from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import cut_stage
 from runtime.stage.random.streams import Draw, Draws
 from runtime.transport import InProcessTransport
+from tests.captures import capture
 from tests.runtime.plans import Trained, batch_of, engine_of, model_of
 from tests.runtime.ranks import on_ranks
 

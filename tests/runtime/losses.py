@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel, Loss
+from tests.captures import capture
 from tests.runtime.engines import Network
 from tests.runtime.plans import Trained, sgd
 

@@ -19,7 +19,7 @@ from planner.ir.schedule import Action, Op, Pipeline, Schedule
 from planner.layers.boundary import Boundaries
 from planner.passes import lower, validate
 from planner.schedules import schedule as schedule_named
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import Captured
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.engine import Engine, StepResult
@@ -29,6 +29,7 @@ from runtime.numerics.single_device import serial_step
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
 from runtime.transport import Hub, InProcessTransport
+from tests.captures import capture
 
 Ranks = Sequence[tuple[int, ...]]
 

@@ -33,8 +33,9 @@ from planner.export.torch_pipelining import TorchPipeline, is_loss, split_points
 from planner.ir.plan import Decision
 from planner.ir.schedule import Pipeline, Schedule
 from planner.schedules import positions, schedule
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import Captured
 from profiler.source.model import LoadedModel
+from tests.captures import capture
 from tests.planner.factories import chain_profile, plan_of
 from tests.runtime.plans import batch_of, decide, model_of, run_ranks
 

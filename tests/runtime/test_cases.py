@@ -17,13 +17,13 @@ from planner.ir.profile import ModelSource
 from planner.ir.schedule import Op
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
-from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.pipeline.microbatches import InputSpecs, MicroBatches
 from runtime.stage.captured import captured_model
 from runtime.stage.shapes import varying_dims
 from runtime.transport import InProcessTransport, Key
+from tests.captures import capture
 from tests.profiler.varying_models import MODELS
 from tests.runtime.cases import (
     PLANS,

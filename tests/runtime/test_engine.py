@@ -15,11 +15,12 @@ from planner.ir.profile import ModelSource
 from planner.ir.schedule import SEND, Pipeline, Schedule
 from planner.layers.boundary import Boundaries
 from planner.schedules import schedule
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import Captured
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.memory import storage_bytes
 from runtime.transport import Hub, InProcessTransport, Key
+from tests.captures import capture
 from tests.runtime.engines import Network, network_of
 from tests.runtime.plans import (
     Trained,

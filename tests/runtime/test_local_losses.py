@@ -15,9 +15,9 @@ from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.ir.schedule import Op
 from planner.layers.boundary import loss_terms, without_gradient
-from profiler.capture.graph import capture
 from profiler.models.example import Example, normal
 from profiler.source.source import load_model
+from tests.captures import capture
 from tests.runtime.engines import Network, trained
 from tests.runtime.plans import assert_equal, batch_of, decide, train_serially
 

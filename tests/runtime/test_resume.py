@@ -12,11 +12,11 @@ import torch
 
 from planner.ir.errors import UsageError
 from planner.ir.plan import Decision
-from profiler.capture.graph import capture
 from runtime.checkpoint import Checkpoint, save
 from runtime.engine import Engine
 from runtime.stage.builder import groups_of
 from runtime.transport import Hub, InProcessTransport
+from tests.captures import capture
 from tests.runtime.plans import batch_of, decide, engine_of, model_of
 
 MODEL = model_of("gpt:gpt", (4, 6), vocabulary=17, width=8, layers=2, heads=2)

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
-from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel, Loss
+from tests.captures import capture
 from tests.runtime.cases import trained_alone
 from tests.runtime.divided import divided
 from tests.runtime.engines import Network, trained_on

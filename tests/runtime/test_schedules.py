@@ -18,9 +18,9 @@ from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.ir.schedule import Op, Pipeline, Schedule
 from planner.schedules import names, positions, schedule, traits
-from profiler.capture.graph import capture
 from profiler.models.example import Example, normal
 from profiler.source.source import load_model
+from tests.captures import capture
 from tests.runtime.engines import Network, evaluated, trained
 from tests.runtime.plans import Trained, assert_equal, batch_of, decide, train_serially
 from tests.runtime.versioned import train_on_versions

@@ -7,9 +7,10 @@
                                                                           where the next step is prepared in this one,
                                                                           those and the batch of both, all the time
     receive buffers, with room to spare; in shared memory none            from their announcement to their receive
-    what was received, in its buffer                                      inputs: from then to the end of B (or W);
-                                                                          gradients: to the end of B, or to that of W if
-                                                                          weight gradients are made of them
+    what was received, in its buffer; parts that several ranks            inputs: from then to the end of B, of split
+    sent till the end of the action that puts them together               backwards to that of I, or of W if weight
+                                                                          gradients are made of them; gradients: to the
+                                                                          end of B or I, or to that of their layer in W
     saved activations, less what surely lies where it was received        from F to B (or W), per micro-batch
     gradients of parameters                                               from the first B (or W) on, in which they come
                                                                           layer by layer
@@ -22,8 +23,9 @@
     receives that stand ready for exchanges inside a stage, and           all the time; in shared memory none
     what was sent in them
     the stage's highest level (planner.costs.memory.levels)                      while F, B, I or W runs
-    a bucket of gradients, put together                                   in the last B (or W) if sums run behind it,
-                                                                          else while they are summed
+    a bucket of gradients, put together                                   in the last B (or W), when the last layer has
+                                                                          run that adds to it, if sums run behind; else
+                                                                          while they are summed
     with ZeRO-2 slices of gradients alone; beside them the gradients      in the backward of the layers that make them
     of a bucket in the making, and what putting it together takes
     with ZeRO-3 slices of parameters alone; beside them whole buckets     in the forward and backward of their layers
@@ -34,8 +36,9 @@ rest go.  A stage that recomputes keeps received inputs alone, and has its activ
 W.  What a rank holds depends on the order of its row alone, not on times.  Ignored: what a process takes before it has
 a model (interpreter, libraries), what libraries take without torch's allocator (oneDNN and MKL little), what passes
 between stages of one rank, and fragmentation.  Where layers have layouts of their own a rank holds its parts of their
-parameters, and what its group sent it, and each layer has its part's share of the whole one's levels; only where such a
-stage recomputes does every action need the workspace of the hungriest layer beyond all that is saved.
+parameters, what its group sent it and what it reads and saves whole, each layer has its part's share of the whole one's
+levels, and I makes the gradients of weights as well; only where such a stage recomputes does every action need the
+workspace of the hungriest layer beyond all that is saved.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ from dataclasses import dataclass, replace
 
 from planner.costs.communication.links import shares_memory
 from planner.costs.layers.cost_table import span
-from planner.costs.memory.activations import Held, activations, prepared_bytes, walk
+from planner.costs.memory.holdings import Held, holdings, prepared_bytes, walk
 from planner.costs.simulator.program import CompiledProgram
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
@@ -104,11 +107,11 @@ class RankMemory:
 def rank_memories(
     costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int], small: Sequence[int] = ()
 ) -> tuple[RankMemory, ...]:
-    """What each rank holds when it holds most; arguments as of :func:`activations`."""
-    holdings = activations(costs, compiled, transfer_bytes, small)
+    """What each rank holds when it holds most; arguments as of :func:`planner.costs.memory.holdings.holdings`."""
+    found_of = holdings(costs, compiled, transfer_bytes, small)
     found = []
     for rank, always in enumerate(resident(costs, compiled, transfer_bytes)):
-        steps = walk(compiled, rank, holdings)
+        steps = walk(compiled, rank, found_of)
         most = max(steps, key=lambda step: step.during + step.workspace, default=Held(0, 0, 0, 0, 0, 0))
         buffers = always.receive_buffers + most.receive_buffers
         at_peak = replace(always, gradients=most.gradients, receive_buffers=buffers)

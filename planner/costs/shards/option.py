@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from planner.costs.shards.boxes import Boxes, Counts, as_box, as_boxes, boxes_of, volumes
 from planner.costs.shards.contraction import PartialSums, partial_sums
+from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.ir.layout import Layout
 from planner.ir.plan import Placement
 from planner.layers.sized import SPACE, SizedLayer
@@ -91,6 +92,17 @@ class Shards:
     samples: NDArray[np.int64]
     share: Counts
     contractions: tuple[tuple[PartialSums, ...], ...] = field(repr=False)
+
+    def read_share(self, option: int) -> Counts:
+        """``[ranks]``: the share of the bytes of its inputs that each rank's part reads, of as many whole samples."""
+        read, total, ways = np.zeros(self.samples.shape[1]), 0.0, self.contractions[option]
+        for position, (spec, boxes) in enumerate(zip(self.sized.inputs, self.needed, strict=True)):
+            of_option = ways[-1].needed if ways and position == 0 else boxes[option]
+            read += volumes(of_option) * BYTES_PER_ELEMENT[spec.dtype]
+            total += spec.num_bytes
+        whole = total * self.samples[option] / self.sized.samples
+        found: Counts = np.minimum(1.0, np.divide(read, whole, out=np.zeros_like(read), where=whole > 0))
+        return found
 
 
 def shards_of(sized: SizedLayer, options: tuple[Option, ...]) -> Shards:

@@ -24,7 +24,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from planner.costs.memory.activations import activations, small_bytes, walk
+from planner.costs.memory.holdings import holdings, walk
+from planner.costs.memory.messages import small_bytes
 from planner.costs.memory.peak import resident
 from planner.costs.simulator.contention import execute_shared
 from planner.costs.simulator.next_step import with_next_step
@@ -123,7 +124,7 @@ def timeline(
         for rank, row in enumerate(compiled.grid)
         for action, start, stop in zip(row, trace.starts[rank], trace.stops[rank], strict=True)
     )
-    kept = activations(costs, compiled, sizes, small)
+    kept = holdings(costs, compiled, sizes, small)
     memory = []
     for rank, always in enumerate(resident(costs, compiled, sizes)):
         memory.append(MemorySample(rank, 0.0, always.total))

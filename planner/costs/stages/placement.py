@@ -284,6 +284,7 @@ def slice_cost(book: PriceBook, kind: str, layers: Sequence[int], size: TokenSli
             parameters[:, None],
             np.full((len(chosen), 1), size.samples),
             table.share[chosen][:, None],
+            np.zeros((len(chosen), 1)),
         ),
         standing_bytes=np.zeros(1),
         moved_bytes=0.0,

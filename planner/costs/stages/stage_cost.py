@@ -36,6 +36,7 @@ class LayerBytes:
         saved, workspace, parameters: bytes of the rank's part.
         received: what it gets of other ranks and keeps until the backward.
         samples, share: of the part, and what it is of the work of so many whole samples.
+        read_share: what it reads of the inputs of so many whole samples.
     """
 
     layers: tuple[int, ...]
@@ -45,6 +46,7 @@ class LayerBytes:
     parameters: Array
     samples: NDArray[np.int64]
     share: Array
+    read_share: Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,6 +243,7 @@ def _by_layer(
         np.array([table.parameter_bytes[0] for table in every]),
         np.array([table.shards.samples[0] for table in every]),
         np.array([table.shards.share[0] for table in every]),
+        np.array([table.shards.read_share(0) for table in every]),
     )
 
 

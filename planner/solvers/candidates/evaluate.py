@@ -12,7 +12,7 @@ from typing import NamedTuple
 from planner import schedules
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of, span
-from planner.costs.memory.activations import framed_bytes
+from planner.costs.memory.messages import framed_bytes
 from planner.costs.memory.peak import RankMemory, rank_memories
 from planner.costs.predict import FURTHER, filling
 from planner.costs.simulator.events import least_s, run

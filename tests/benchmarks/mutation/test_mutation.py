@@ -65,8 +65,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A project of one module, with tests that leave some of it alone."""
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of one module, with tests that leave some of it alone, and need no plugin but that of time limits."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_timeout")
     for folder in ("planner", "tests/planner"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "planner" / "__init__.py").touch()

@@ -33,6 +33,7 @@ def _one_thread() -> None:
     "name", ["bert", *(pytest.param(name, marks=LONG) for name in ("mixtral", "clip_contrast", "resnet18"))]
 )
 def test_a_network_goes_through_profile_plan_and_run(name: str) -> None:
+    """Takes 6 s: in float64 and, since it rounds to float32 inside, once more in that; it loads transformers."""
     found = next(networks.outcomes([name]))
     assert found.failure == ""
     assert found.refusal == ""

@@ -7,8 +7,8 @@ from halopipe.data.rank_slices import Need, needs, portion, whole_needs
 from halopipe.training.evaluate import Classes, classes_of
 from planner.ir.graph import Graph
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import capture
 from profiler.source.source import load_model
+from tests.captures import capture
 from tests.halopipe import cloudy, learners
 from tests.halopipe.plans import RESNET
 from tests.runtime.plans import decide, folded

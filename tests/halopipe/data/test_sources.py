@@ -12,12 +12,12 @@ from halopipe.data.feeds import consumer_of
 from halopipe.data.sources import Position, Samples, bound, call_of, drawing, open_data, read
 from halopipe.launch.restart import may_pass
 from planner.ir.errors import FactoryError, OutOfMemoryError
-from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.pipeline.microbatches import MicroBatches, WholeBatch
 from runtime.stage.captured import captured_model
 from runtime.transport import Hub, InProcessTransport
+from tests.captures import capture
 from tests.halopipe import learners
 
 HERE = __name__

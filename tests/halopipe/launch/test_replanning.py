@@ -276,7 +276,6 @@ def test_a_lost_device_is_planned_without_and_the_curve_is_that_of_an_undisturbe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DIED", str(tmp_path / "died"))
     plan, profile = case()
     dump(plan, "plan.json")
     dump(profile, "profile.json")

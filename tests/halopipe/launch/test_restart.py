@@ -68,7 +68,8 @@ def test_the_curve_of_a_job_that_lost_a_rank_is_bit_for_bit_that_of_one_that_did
     tmp_path: Path, deed: str, layer: int, direction: str, call: int, rank: int, code: str
 ) -> None:
     seen: list[RunProgress] = []
-    saved = {"checkpoint": str(tmp_path / "saved"), "checkpoint_every": 2, "restarts": 1, "deadline_s": 2.0}
+    deadline_s = 2.0 if code == "H503" else 20.0  # on a busy machine others must not be late too
+    saved = {"checkpoint": str(tmp_path / "saved"), "checkpoint_every": 2, "restarts": 1, "deadline_s": deadline_s}
     plan = plan_with(f"once:{deed}:{call}:{tmp_path / 'mark'}", layer, direction)
     result = run_plan(plan, RunOptions(**STEPS, **saved), seen.append)
     assert result is not None

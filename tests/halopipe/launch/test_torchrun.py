@@ -26,6 +26,7 @@ from runtime.transport import mpi, open_mpi
 from tests.forks import forked, places_in_mpi
 from tests.halopipe.plans import mined
 from tests.halopipe.ranks import run_job
+from tests.processes import Program
 
 ROOT = Path(__file__).parents[3]
 
@@ -175,8 +176,8 @@ print("done")
 
 
 @pytest.mark.parametrize(("word", "code", "output"), [("fail", 1, ""), ("", 0, "done\n")])
-def test_a_rank_that_hangs_after_another_failed_is_ended(word: str, code: int, output: str) -> None:
-    command = [sys.executable, "-c", HANGING, word]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stdout) == (code, output)
-    assert ("this one hangs: it is ended" in done.stderr) == bool(word)
+def test_a_rank_that_hangs_after_another_failed_is_ended(tmp_path: Path, word: str, code: int, output: str) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    ended, stdout, stderr = Program.start(tmp_path / "hanging.py", [word]).end()
+    assert (ended, stdout) == (code, output)
+    assert ("this one hangs: it is ended" in stderr) == bool(word)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -58,6 +59,7 @@ def run(plan: Plan, **options: object) -> RunResult | None:
 
 
 def test_a_plan_of_three_processes_computes_what_one_device_does() -> None:
+    """Takes 6 s: the ranks and the one that does it alone each capture the network."""
     plan = plan_of(RESNET, [0.5], (4, 3, 3), ranks=[(0, 1), (2,)], shares=[(3, 1), (1,)])
     seen: list[RunProgress] = []
     options = RunOptions(steps=6, warmup=2, check_numerics=True, dtype="float64")
@@ -130,7 +132,7 @@ def test_a_worker_that_hangs_is_a_deadline_that_names_who_waits_for_whom() -> No
         run(mined(0, "sleep"), deadline_s=2.0)
     text = str(caught.value)
     assert f"rank 1 (n0/cpu1, stage 1) stopped at step {POISONED_STEP}, micro-batch 1, receiving the activation" in text
-    assert "waited 2." in text
+    assert re.search(r"rank 1 waited \d+\.\d\d s for rank 0, deadline 2 s", text)
     assert f"the others: rank 0 in 0F1 (step {POISONED_STEP}, " in text
     assert "for rank 0 (activation of micro-batch 1, stage 0 -> stage 1), " in text
     assert caught.value.ranks == (0,), "it is the one that the others wait for"
@@ -204,6 +206,7 @@ def test_ranks_that_torchrun_started_join_and_rank_0_has_the_result(script: Path
 def test_a_run_that_is_interrupted_or_killed_ends_its_workers_and_leaves_no_file(
     script: Path, nothing_left: Path, number: signal.Signals, code: int
 ) -> None:
+    """Takes 6 s: a new interpreter, which is what is killed, and a server of processes of its own, load torch."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([sys.executable, script, "100000"], env=environment, stderr=subprocess.DEVNULL)
     end_s = time.monotonic() + 60

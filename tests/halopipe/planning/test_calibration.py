@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -38,7 +39,15 @@ def run(plan: Plan, true: Machine = TRUE) -> RunResult:
 
 
 def planned(profile: Profile, **asked: object) -> Plan:
+    if profile is TRUE.profile and not asked:
+        return first_plan()
     return solve.solve(problem.make_problem(profile, global_batch=8, **asked))  # type: ignore[arg-type]
+
+
+@functools.cache
+def first_plan() -> Plan:
+    """Of the profile before any run."""
+    return solve.solve(problem.make_problem(TRUE.profile, global_batch=8))
 
 
 @pytest.fixture

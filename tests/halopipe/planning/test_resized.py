@@ -14,9 +14,9 @@ from planner.ir.errors import UsageError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import ModelSource, Profile
 from profiler import load_model
-from profiler.capture.graph import capture
 from runtime.stage.captured import captured_model
 from runtime.stage.shapes import graph_of_sizes
+from tests.captures import capture
 from tests.planner.networks import Network, priced
 
 

@@ -25,10 +25,10 @@ from halopipe.training.single_device import IN_PARTS, WHOLE, make_reference, ref
 from planner.ir.errors import HalopipeError, NumericsError, StaleFileError, UnsupportedModelError, UsageError
 from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.monitor.activity import Activity
 from runtime.optim.finishing import Finishing
+from tests.captures import capture
 from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
 from tests.halopipe.ranks import run_job

@@ -17,11 +17,11 @@ from halopipe.training import lone_passes
 from halopipe.training.lone_passes import LEAST_PASSES, MOST_PASSES, Timer, budget_s
 from planner.ir.plan import Plan, RankPrediction
 from planner.ir.timeline import LonePasses
-from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.checkpoint import Checkpoint
 from runtime.monitor.activity import Activity
 from runtime.stage.alone import LoneStage
+from tests.captures import capture
 from tests.halopipe import learners
 from tests.halopipe.plans import RESNET, plan_of
 from tests.halopipe.ranks import run_job

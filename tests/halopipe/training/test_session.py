@@ -38,7 +38,6 @@ from planner.ir.errors import (
 )
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.checkpoint.lock import LOCK, held
 from runtime.engine import Engine
@@ -48,6 +47,7 @@ from runtime.optim.optimizer import Followed
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
 from runtime.transport import InProcessTransport
+from tests.captures import capture
 from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
 from tests.runtime.plans import folded

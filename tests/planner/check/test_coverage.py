@@ -49,6 +49,7 @@ def sample() -> Caught:
 
 
 def test_changed_plans_are_found_out() -> None:
+    """Takes 4 s: plans of every kind, 80 of their changes, each checked with its profile and without."""
     found = sample()
     assert found.missed == []
     assert found.raised == []

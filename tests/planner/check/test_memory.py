@@ -10,25 +10,37 @@ import pytest
 
 from planner.check import check
 from planner.costs.cost_model import PriceBook
-from planner.costs.memory.levels import course
+from planner.costs.memory.levels import Flow, course
+from planner.costs.memory.messages import Received
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.problem import Problem
-from planner.ir.profile import Levels, Measurement, Profile
+from planner.ir.profile import LEVEL_NAMES, Levels, Measurement, Profile
 from planner.layers.boundary import Boundaries
 from planner.schedules import names, positions, traits
 from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.factories import chain_profile
-from tests.planner.solvers.laid_out_plans import plan_of_candidate
+from tests.planner.solvers.laid_out_plans import EVERYTHING, plan_of_candidate, random_candidate, random_network
 
 
 def with_levels(profile: Profile, seed: int) -> Profile:
     """``profile`` with levels, and every other layer such that its weight gradients cannot come later."""
 
+    order = {layer.name: place for place, layer in enumerate(profile.graph.layers)}
+
+    def pairs(draw: random.Random, others: list[str], samples: int) -> tuple[tuple[str, int], ...]:
+        return tuple((name, draw.randrange(2**20) * samples) for name in others if draw.random() < 0.4)
+
     def measured(one: Measurement) -> Measurement:
         draw = random.Random(f"{seed} {one.layer}")
-        sizes = [draw.randrange(2**20) * one.samples for _ in Levels.__slots__]
-        found = replace(one, levels=Levels(*sizes), saved_bytes=draw.randrange(2**20) * one.samples)
+        sizes = [draw.randrange(2**20) * one.samples for _ in LEVEL_NAMES]
+        levels = Levels(*sizes)
+        if seed:  # the first is of a profile that does not know gradients of values
+            names, place = list(order), order[one.layer]
+            earlier, later = names[:place], names[place + 1 :]
+            made, inputs, left = (pairs(draw, others, one.samples) for others in (earlier, earlier, later))
+            levels = replace(levels, gradients_made=made, inputs_left=inputs, gradients_left_from=left)
+        found = replace(one, levels=levels, saved_bytes=draw.randrange(2**20) * one.samples)
         if draw.random() < 0.5:
             found = replace(found, backward_input_s=found.backward_s, backward_weight_s=0.0)
         return found
@@ -41,7 +53,8 @@ def with_levels(profile: Profile, seed: int) -> Profile:
 @pytest.mark.parametrize("schedule", [name for name in names() if traits(name).trains])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_peaks_are_reckoned_the_same(schedule: str, seed: int) -> None:
-    profile = with_levels(chain_profile(8, 2, parameter_bytes=2**20), seed)
+    size = 2**19 if seed == 1 else 2**12  # tensors travel on their own, or in frames
+    profile = with_levels(chain_profile(8, 2, parameter_bytes=2**20, activation_bytes=size), seed)
     wanted = traits(schedule).stages_per_position
     ranks = tuple((rank,) for rank in positions(schedule, 2, 1 if wanted == 1 else 2))
     num_layers = len(profile.graph.layers)
@@ -53,6 +66,16 @@ def test_the_peaks_are_reckoned_the_same(schedule: str, seed: int) -> None:
     ranks_of = plan.prediction.ranks
     low = tuple(replace(each, peak_bytes=each.peak_bytes - 2**16) for each in ranks_of)
     assert check(replace(plan, prediction=replace(plan.prediction, ranks=low)), profile) != ()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_shared_and_laid_out_stages_are_reckoned_the_same(seed: int) -> None:
+    draw = random.Random(seed)
+    profile = with_levels(random_network(draw), 1 + seed)
+    evaluator = Evaluator(Problem(profile, 4, allow=EVERYTHING), PriceBook(profile))
+    for _ in range(2):
+        plan = plan_of_candidate(evaluator, random_candidate(draw, evaluator))
+        assert check(plan, profile) == ()
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
@@ -78,6 +101,51 @@ def test_an_input_that_is_saved_where_it_was_received_counts_once(schedule: str)
     apart, once = plan(0), plan(1)
     assert once[0] == apart[0]
     assert apart[1] - once[1] in (size, 2 * size)  # of one micro-batch, or of two where weight gradients come later
+
+
+def flowing(**pairs: object) -> Flow:
+    """Gradients of values of a stage of three layers; nothing but what is given."""
+    return Flow(**{name: np.array(pairs.get(name, (0.0, 0.0, 0.0))) for name in ("outside", "after", "left")})
+
+
+def test_a_gradient_that_was_received_counts_once_for_as_long_as_the_backward_lasts() -> None:
+    saved, gradients, levels = np.zeros(3), np.zeros(3), np.zeros((8, 3))
+    levels[1] = [9.0, 7.0, 8.0]  # backward: of these 4 is the gradient of an output that the first layer reads last
+    found = course(saved, gradients, levels, seeds=5.0, flow=flowing(outside=(4.0, 4.0, 4.0)))
+    assert found.backward_first == 9 - 4 + 5
+    assert course(saved, gradients, levels, seeds=5.0).backward_first == 9 + 5  # where nothing of that is known
+    alone = course(saved, gradients, levels, flow=flowing(outside=(4.0, 4.0, 4.0)))
+    assert alone.backward_first == 9, "what no message brought lies where the level has it"
+
+
+def test_a_bucket_is_put_together_beside_what_is_there_when_its_last_layer_has_run() -> None:
+    saved, gradients, levels = np.array([2.0, 3.0, 50.0]), np.array([10.0, 20.0, 30.0]), np.zeros((8, 3))
+    levels[1] = [1.0, 40.0, 1.0]
+    copies, flow = np.array([0.0, 25.0, 0.0]), flowing(after=(6.0, 7.0, 8.0))
+    assert course(saved, gradients, levels, flow=flow).backward_first == 5 + 40 + 50
+    found = course(saved, gradients, levels, flow=flow, copies=copies)
+    assert found.backward_first == max(5 + 40 + 50, 2 + 7 + 50 + 25)
+    levels[1, 1] = 0.0
+    assert course(saved, gradients, levels, flow=flow, copies=copies).backward_first == max(
+        55 + 1 + 30, 2 + 7 + 50 + 25
+    )
+
+
+def test_a_gradient_in_its_buffer_goes_when_its_own_weight_gradients_are_made() -> None:
+    saved, gradients, levels = np.zeros(3), np.zeros(3), np.zeros((8, 3))
+    levels[3] = [30.0, 0.0, 1.0]
+    found = course(saved, gradients, levels, seeds=8.0, seeds_left=np.array([0.0, 0.0, 8.0]), flow=flowing())
+    assert (found.left, found.weight_first) == (8, 30)
+    first = course(saved, gradients, levels, seeds=8.0, seeds_left=np.array([8.0, 0.0, 0.0]), flow=flowing())
+    assert first.weight_first == 38
+
+
+def test_parts_that_several_ranks_sent_go_once_they_are_put_together() -> None:
+    size = 2**20
+    one, two = Received.of({0: [(size, 0, False)]}), Received.of({0: [(size // 2, 0, False), (size // 2, 0, False)]})
+    assert (one.whole, one.total, one.assembled) == (size + size // 8, size + size // 8, 0)
+    assert (two.whole, two.total, two.assembled) == (size, 2 * size + size // 8, size)
+    assert (one.left(0.0), one.left(size / 2), two.left(size), one.left(None)) == (0, 9 * size // 16, size, one.whole)
 
 
 def test_gradients_that_cannot_wait_come_with_those_of_inputs() -> None:

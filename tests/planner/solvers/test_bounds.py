@@ -13,15 +13,24 @@ from planner.costs.communication.handover import least_link
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import fewest_kept, kept_by
 from planner.ir.cluster import Link
+from planner.ir.errors import InfeasibleError
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
+from planner.solvers import solver
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.leaf_bound import Leaves
 from planner.solvers.best_first.queue import Expansion, Frontier, Prefix
 from planner.solvers.best_first.warm_start import spaces
 from planner.solvers.candidates.evaluate import Evaluator
+from tests.planner.check.test_memory import with_levels
 from tests.planner.factories import chain_profile
-from tests.planner.solvers.instances import branching_problem, heavy_problem, random_problem
+from tests.planner.solvers.instances import (
+    best_by_exhaustion,
+    branching_problem,
+    heavy_problem,
+    random_problem,
+    with_memory,
+)
 
 MAKERS = pytest.mark.parametrize(
     "make", [random_problem, branching_problem, heavy_problem], ids=["chains", "branches", "heavy"]
@@ -148,3 +157,21 @@ def test_layers_that_cost_nothing_stay_with_a_neighbour() -> None:
     assert [merged.layers(0, cut) for cut in range(5)] == [(), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4)]
     growing = cuts_of(PriceBook(profile((8, 16, 8, 8))))  # l1 hands on more than it reads: it stays with its reader
     assert [growing.layers(0, cut) for cut in range(5)] == [(), (0,), (0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("seed", [0, 2, 4, 5])
+def test_where_levels_are_known_and_memory_binds_the_best_is_that_of_exhaustion(seed: int) -> None:
+    """Whether gradients of values are known (``seed`` above 0) or not, no bound on memory prunes what fits."""
+    problem = random_problem(seed)
+    problem = with_memory(replace(problem, profile=with_levels(problem.profile, seed)), 2**40)
+    free, _ = best_by_exhaustion(problem)
+    assert free is not None
+    most = max(memory.peak_bytes for memory in free.memories)
+    for share in (0.9, 0.7):
+        tight = with_memory(problem, round(share * most))
+        expected, _ = best_by_exhaustion(tight)
+        if expected is None:
+            with pytest.raises(InfeasibleError):
+                solver("best-first")(tight, None)
+        else:
+            assert solver("best-first")(tight, None).prediction.step_s == pytest.approx(expected.step_s, rel=1e-9)

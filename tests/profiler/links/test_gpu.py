@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -12,33 +11,28 @@ import torch.distributed as dist
 from planner.ir.cluster import ALL_REDUCE, STATISTICS, WITHIN_HOST
 from profiler.links import gpu
 from profiler.links.gpu import Measuring, costs_of, measure_gpu_links, num_gpu_measurements
+from tests.forks import forked
 
 SMALL = (1024, 4096)
 
 
-def rank(number: int, path: str, results: multiprocessing.SimpleQueue) -> None:
+def rank(number: int, path: Path) -> tuple[dict[tuple[str, int], float], int]:
+    """What rank ``number`` of two measures, and how many reports it made; in a process of its own."""
     torch.set_num_threads(1)
     for name in ("MESSAGE_BYTES", "REDUCE_BYTES", "STATISTICS_BYTES"):
         setattr(gpu, name, SMALL)
     gpu._ALL_REDUCES.update({ALL_REDUCE: SMALL, STATISTICS: SMALL})
     gpu._DUPLEX_BYTES = 4096
-    dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=number, world_size=2)
+    dist.init_process_group("gloo", store=dist.FileStore(str(path), 2), rank=number, world_size=2)
     reports: list[object] = []
     measuring = Measuring(reports.append, number, 2, torch.device("cpu"), True, backend="gloo")
-    results.put((number, measuring.one_round(), len(reports)))
+    found = measuring.one_round()
     dist.destroy_process_group()
+    return found, len(reports)
 
 
 def test_both_ends_measure_messages_both_ways_and_sums(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    processes = [context.Process(target=rank, args=(n, str(tmp_path / "store"), results)) for n in range(2)]
-    for process in processes:
-        process.start()
-    found = sorted(results.get() for _ in processes)
-    for process in processes:
-        process.join(60)
-    for _, measured, num_reports in found:
+    for measured, num_reports in forked(2, lambda number: rank(number, tmp_path / "store")):
         assert num_reports == len(measured) == 2 + 1 + 2 * 2
         assert min(measured.values()) > 0
 

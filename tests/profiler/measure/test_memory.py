@@ -10,7 +10,7 @@ import torch
 
 from cuda_ops.memory import available, meter_of
 from planner.costs.memory.levels import Course, course
-from planner.ir.profile import Levels, ModelSource
+from planner.ir.profile import LEVEL_NAMES, ModelSource
 from profiler import Captured, LoadedModel, load_model
 from profiler.capture.graph import capture
 from profiler.capture.sizes import NUM_SAMPLES
@@ -40,7 +40,7 @@ def course_of(captured: Captured, model: LoadedModel) -> Course:
     for layer in graph.layers:
         gradients.append(sum(graph.parameters[name].num_bytes for name in {*layer.parameters} - seen))
         seen |= {*layer.parameters}
-    levels = np.array([[getattr(found[n].levels, each) for n in names] for each in Levels.__slots__], dtype=float)
+    levels = np.array([[getattr(found[n].levels, each) for n in names] for each in LEVEL_NAMES], dtype=float)
     return course(np.array([found[n].saved_bytes for n in names], dtype=float), np.array(gradients, float), levels)
 
 
@@ -70,3 +70,31 @@ def test_the_levels_of_layers_make_up_the_peaks_of_the_network(source: ModelSour
     assert expected.forward == pytest.approx(peaks[0], rel=0.03)
     assert expected.backward_first == pytest.approx(peaks[1], rel=0.03)
     assert expected.backward_later == pytest.approx(peaks[3], rel=0.03)
+
+
+def test_it_is_known_whose_backward_made_a_gradient_and_who_reads_it_last() -> None:
+    """A block's shortcut and its convolutions read one value: who runs backward first makes a gradient that waits."""
+    torch.set_num_threads(1)
+    model = load_model(NETWORKS["residual"])
+    captured = capture(model)
+    graph = captured.graph
+    found = footprints(captured, example_of(graph.inputs, model, graph.samples), graph.samples)
+    at = {layer.name: place for place, layer in enumerate(graph.layers)}
+    spans = [
+        (at[layer.name], at[last], size)
+        for layer in graph.layers
+        for last, size in (found[layer.name].levels or pytest.fail("no levels")).gradients_made
+    ]
+    assert all(maker > last for maker, last, _ in spans)
+    assert any(maker - last > 1 for maker, last, _ in spans), "a shortcut's gradient waits for the other branch"
+    for layer in graph.layers[1:]:
+        levels = found[layer.name].levels
+        assert levels is not None
+        under_way = sum(size for maker, last, size in spans if last <= at[layer.name] < maker)
+        assert under_way <= levels.backward
+        assert sum(size for _, size in levels.gradients_left_from) <= levels.left
+        assert all(at[maker] < at[layer.name] for maker, _ in levels.inputs_left)
+    convolution = next(layer for layer in graph.layers[1:] if layer.kind == "conv")
+    levels = found[convolution.name].levels
+    assert levels is not None
+    assert len(levels.inputs_left) == len(levels.gradients_left_from) == 1

@@ -195,6 +195,7 @@ def test_a_model_that_changes_between_two_processes_is_refused(machine: Machine,
 
 
 def test_a_killed_profile_is_completed_without_repeating_a_size(tmp_path: Path) -> None:
+    """Takes 6 s: a new interpreter, which is what is killed, and a server of processes of its own, load torch."""
     kept = tmp_path / "unfinished"
     program = (
         "from pathlib import Path; from profiler.session import profile; "

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -23,8 +22,8 @@ from planner.ir.errors import (
 from planner.ir.profile import ModelSource
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
+from tests.processes import Program
 
-HOME = Path(__file__).resolve().parents[3]
 CELL = """
 import torch
 from torch import nn
@@ -182,9 +181,9 @@ from halopipe.planning.measure import source_of
 print(source_of(nn.Sequential(Net(), Head(3, 2)), example=torch.ones(4, 3)).factory)
 """
     (folder / "scripts/train.py").write_text(script)
-    command = [sys.executable, "scripts/train.py"]
-    made = subprocess.run(command, env={"PYTHONPATH": str(HOME)}, capture_output=True, text=True, check=True)
-    found = load_model(ModelSource(made.stdout.strip()))
+    code, made, errors = Program.start(folder / "scripts/train.py").end()
+    assert code == 0, errors
+    found = load_model(ModelSource(made.strip()))
     assert type(found.module[1]).__module__ == "parts"
     assert len(capture(found).graph.layers) > 3
     del sys.modules["parts"]

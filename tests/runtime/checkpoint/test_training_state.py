@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from planner.ir.plan import Decision
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import Captured
 from profiler.source.model import LoadedModel
 from profiler.source.parts import model_of
 from runtime.checkpoint.state import RankState
 from runtime.stage.builder import groups_of
 from runtime.transport import InProcessTransport
+from tests.captures import capture
 from tests.runtime.plans import batch_of, decide, engine_of, folded
 from tests.runtime.ranks import on_ranks
 from tests.runtime.saved import Saved

@@ -96,7 +96,7 @@ def test_a_worker_that_does_one_thing_for_too_long_is_ended(tmp_path: Path) -> N
 def test_a_worker_that_goes_silent_is_ended(tmp_path: Path) -> None:
     store = dist.HashStore()
     put(store, 0, 1, for_s=0.0, deadline_s=0.1)
-    with pytest.raises(DeadlineError, match=r"rank 0 .* is silent in 1F3, step 2: nothing was heard of it for 1\."):
+    with pytest.raises(DeadlineError, match=r"rank 0 .* is silent in 1F3, step 2: nothing was heard of it for \d+\."):
         run(tmp_path, WAIT, store=store)
 
 

@@ -15,11 +15,11 @@ from torch.nn import functional
 from planner.ir.errors import NotFiniteError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.engine import Engine, StepResult
 from runtime.numerics.finite import INFINITE, NAN, OnNan, Origin, all_finite, first_of, kind_of
+from tests.captures import capture
 from tests.runtime.divided import divided
 from tests.runtime.plans import batch_of, decide, run_ranks
 from tests.runtime.training import adamw, cosine, sharded

@@ -14,7 +14,7 @@ from torch import nn
 from planner.ir.errors import UsageError
 from planner.ir.program import Program
 from planner.ir.schedule import Action, StageGraph
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import Captured
 from profiler.source.model import LoadedModel
 from runtime.numerics.finite import OnNan
 from runtime.optim.finishing import Finishing, check_finishing
@@ -22,6 +22,7 @@ from runtime.optim.of_stage import Updates
 from runtime.optim.sharding import GradientBuckets
 from runtime.stage.local_stage import Phase
 from runtime.transport import InProcessTransport
+from tests.captures import capture
 from tests.runtime.plans import Trained, assert_equal, batch_of, decide, folded, run_ranks, sgd
 from tests.runtime.ranks import on_ranks
 from tests.runtime.training import alone, by_plan, cosine, sharded, tied_model

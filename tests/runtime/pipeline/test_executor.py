@@ -11,12 +11,12 @@ import torch
 from planner.ir.errors import DeadlineError, StageFailedError, TransportError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.monitor.activity import Activity
 from runtime.pipeline.executor import clock_of
 from runtime.transport import InProcessTransport, Key
+from tests.captures import capture
 from tests.halopipe.bombs import POISON
 from tests.runtime.plans import decide, run_ranks
 

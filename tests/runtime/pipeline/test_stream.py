@@ -15,13 +15,13 @@ from planner.ir.box import hull
 from planner.ir.errors import NotFiniteError, UnsupportedModelError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import capture
 from profiler.models.example import Example, normal
 from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.numerics.finite import OnNan
 from runtime.pipeline.messages import Piece, assemble
 from runtime.pipeline.stream import DEPTH, Answered
+from tests.captures import capture
 from tests.runtime import test_local_losses
 from tests.runtime.engines import Network, on_engines
 from tests.runtime.plans import batch_of, decide

@@ -20,7 +20,7 @@ from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action, Op, Pipeline, Schedule
 from planner.layers.boundary import Boundaries
 from planner.schedules import schedule
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import Captured
 from profiler.models.example import Example
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
@@ -29,6 +29,7 @@ from runtime.stage.builder import Builder, groups_of
 from runtime.stage.captured import captured_model
 from runtime.stage.modes import MicrobatchSlice
 from runtime.transport import Hub, InProcessTransport
+from tests.captures import capture
 from tests.runtime.plans import (
     Trained,
     assert_equal,

@@ -15,10 +15,10 @@ from torch import Tensor, fx, nn
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import Graph
 from profiler import LoadedModel
-from profiler.capture.graph import capture
 from runtime.stage.captured import CapturedModel, captured_model
 from runtime.stage.cut import StageFunction, cut_stage
 from runtime.stage.shapes import graph_at, varying_dims, without_data
+from tests.captures import capture
 from tests.profiler.varying_models import MODELS, model_of
 
 TIME = {"time": (("inputs", 1),)}

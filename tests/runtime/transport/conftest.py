@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,12 @@ PROCESSES: dict[str, Opened] = {
     "channels": over_channels,
     "mpi": over_mpi,
 }
+
+
+@pytest.fixture
+def over() -> Event:
+    """Set by a rank, thread or process, when another one may leave."""
+    return multiprocessing.get_context("fork").Event()
 
 
 @pytest.fixture(params=["inprocess", "rendezvous", "gloo", "shared", "mixed", "channels", "mpi"])

@@ -89,7 +89,7 @@ def test_a_killed_process_is_named_when_the_deadline_is_over_where_mpiexec_does_
         if transport.rank == 1:
             os._exit(9)
         transport.post_receive(KEY, 1, [((2,), torch.float32)])
-        with pytest.raises(DeadlineError, match=r"receive step 4 F 0->1 mb 3: rank 0 waited 0\.\d+ s for rank 1"):
+        with pytest.raises(DeadlineError, match=r"receive step 4 F 0->1 mb 3: rank 0 waited \d+\.\d+ s for rank 1"):
             transport.receive(KEY, 1, 0.3)
 
     run(2, program)
@@ -106,7 +106,7 @@ def test_a_rank_leaves_at_once_with_messages_that_nobody_takes_and_none_that_com
         del transport, large
         return time.monotonic() - start_s
 
-    assert max(run(2, program)) < 2.0
+    assert max(run(2, program)) < DEADLINE_S
 
 
 @over_mpi

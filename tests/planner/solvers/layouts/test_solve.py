@@ -14,6 +14,7 @@ from planner.solvers.layouts.milp import solve_integer
 from planner.solvers.layouts.solve import INFEASIBLE, PROVEN, TIME_LIMIT, lagrangian, minimise
 from planner.solvers.layouts.variable_elimination import eliminate, order_of
 from tests.planner.solvers.inner.random_graphs import assignments, least_cost, random_graph
+from tests.sampling import some
 
 NO_LIMIT_S = 600.0
 
@@ -46,11 +47,12 @@ def test_with_budgets_the_answer_is_the_cheapest_that_fits(seed: int, graph_of: 
 
 def test_the_random_graphs_bind_in_memory_and_in_workspace() -> None:
     """Else elimination alone would answer all of them."""
-    free = sum(minimise(replace(limited(seed), node_memory=())).cost < least_cost(limited(seed)) for seed in range(200))
-    without = [replace(with_workspace(seed), workspace=()) for seed in range(200)]
-    held = sum(minimise(graph).cost < least_cost(with_workspace(seed)) for seed, graph in enumerate(without))
-    assert free > 100
-    assert held > 30
+    seeds = some(range(200), 50)
+    free = sum(minimise(replace(limited(seed), node_memory=())).cost < least_cost(limited(seed)) for seed in seeds)
+    without = {seed: replace(with_workspace(seed), workspace=()) for seed in seeds}
+    held = sum(minimise(graph).cost < least_cost(with_workspace(seed)) for seed, graph in without.items())
+    assert free > len(seeds) / 2
+    assert held > 0.15 * len(seeds)
 
 
 @pytest.mark.parametrize("graph_of", [limited, with_workspace])

@@ -16,7 +16,7 @@ from torch.nn import functional
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import Captured
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.numerics.single_device import serial_step
@@ -24,6 +24,7 @@ from runtime.stage.captured import captured_model
 from runtime.stage.cut import cut_stage
 from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.random.streams import Draw, Draws, Noise
+from tests.captures import capture
 from tests.runtime.engines import drawing_loss
 from tests.runtime.plans import (
     Trained,

@@ -1,0 +1,351 @@
+"""What a rank holds, step after step of its row.
+
+:func:`holdings` says what the actions of a program do to the memory of all ranks, :class:`_Walk` follows the row of one
+(:mod:`planner.costs.memory.peak` says what counts).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.costs.layers.cost_table import layers_of
+from planner.costs.memory.activations import Activation, activation_of, kept_gradients
+from planner.costs.memory.messages import ALONE_BYTES, Received, acknowledged, buffer_bytes, joined
+from planner.costs.simulator.program import PREPARE_STEP, RECEIVE_STEP, REDUCE_STEP, SEND_STEP, CompiledProgram
+from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.placement import StagePlacement
+from planner.ir.cluster import SHARED_MEMORY
+from planner.ir.plan import Size
+from planner.ir.program import receive_window
+from planner.ir.schedule import Op
+
+_Part = tuple[int, int, Size]
+"""(rank, stage, what micro-batches of one cost are)."""
+
+_ENDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
+BUCKET_BYTES = 8 * 2**20
+"""Most bytes of gradients that the runtime copies together to sum them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the actions of a program do to memory, in bytes.
+
+    Attributes:
+        activations: by activation slot.
+        gradients: of parameters, by rank and stage.
+        messages: payload by message.
+        buffers: by message, what it takes where it is received; posted: from its announcement on.
+        sent: by message, what it keeps alive where it was sent, and what of that is in a frame.
+        frames: by message, equal for those that may use one frame after another.
+        joined: by message that others travel with, those; they are there from its arrival on.
+        acknowledged: by message, those that its receiver then knows to have come.
+        update, reduction: what an update, and a sum of gradients, need besides, by rank and stage.
+        prepared: what is made of a micro-batch in its step, by rank, stage and micro-batch.
+    """
+
+    activations: tuple[Activation, ...]
+    gradients: dict[tuple[int, int], int]
+    messages: tuple[int, ...]
+    buffers: tuple[int, ...]
+    posted: tuple[int, ...]
+    sent: tuple[tuple[int, int], ...]
+    frames: tuple[tuple[int, ...], ...]
+    acknowledged: dict[int, tuple[int, ...]]
+    update: dict[tuple[int, int], int]
+    reduction: dict[tuple[int, int], int]
+    prepared: dict[tuple[int, int, int], int]
+    joined: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+def holdings(
+    costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int], small: Sequence[int] = ()
+) -> Holdings:
+    """What :func:`walk` needs to know of all ranks.
+
+    Args:
+        transfer_bytes: by transfer slot.
+        small: of these the bytes of tensors that are copied into frames (:func:`small_bytes`); empty: of a transfer
+            that is small itself, all.
+    """
+    small = small or [size if size < ALONE_BYTES else 0 for size in transfer_bytes]
+    alone, cluster = Counter[_Part](), costs.book.profile.cluster
+    forward: dict[_Part, dict[int, list[tuple[int, int, bool]]]] = {}
+    backward: dict[_Part, dict[int, list[tuple[int, int, bool]]]] = {}
+    for slot, transfer in enumerate(compiled.transfers):
+        src, dst, microbatch = transfer.route
+        size = costs.micro_batches[microbatch]
+        is_block = cluster.link(transfer.src, transfer.dst).transport == SHARED_MEMORY
+        reader, maker, came = (dst, src, forward) if transfer.forward else (src, dst, backward)
+        message = transfer_bytes[slot], small[slot], is_block
+        came.setdefault((transfer.dst, reader, size), {}).setdefault(maker, []).append(message)
+        if transfer.forward and not is_block:
+            alone[transfer.src, src, size] += transfer_bytes[slot] - small[slot]
+    found = []
+    unsaved: dict[_Part, float] = {}
+    for each in compiled.activations:
+        key = (each.rank, each.stage, costs.micro_batches[each.microbatch])
+        member = costs.stages[each.stage].ranks.index(each.rank)
+        seeds, received = Received.of(backward.get(key, {})), Received.of(forward.get(key, {}))
+        found.append(activation_of(costs, each.stage, member, each.microbatch, alone[key], seeds, received))
+        unsaved[key] = found[-1].unsaved / alone[key] if alone[key] else 0.0
+    buffers, posted, sent = [], [], []
+    frames: list[tuple[int, ...]] = []
+    varies = bool(costs.book.preparations.inputs)  # no two messages have as many sites
+    for slot, channel in compiled.messages:
+        transfer, payload, framed = compiled.transfers[slot], transfer_bytes[slot], small[slot]
+        src, _, microbatch = transfer.route
+        share = unsaved.get((transfer.src, src, costs.micro_batches[microbatch]), 1.0) if transfer.forward else 1.0
+        is_block = cluster.link(*compiled.channels[channel]).transport == SHARED_MEMORY
+        buffers.append(buffer_bytes(payload, framed, is_block))
+        posted.append(0 if is_block else buffers[-1])
+        sent.append((0, 0) if is_block else (round(share * (payload - framed)), framed))
+        frames.append((channel, payload, framed, len(frames) if varies else 0))
+    gradients, update, reduction = {}, {}, {}
+    needs = _update_needs(costs)
+    for number, stage in enumerate(costs.stages):
+        for rank in stage.ranks:
+            own = stage.parameter_bytes
+            if stage.once is not None:
+                own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
+            elif costs.trains:
+                own = kept_gradients(stage)
+            gradients[rank, number] = own if compiled.trains[rank] and not costs.on_chip_bytes(rank) else 0
+            update[rank, number] = round(needs * _largest_parameter(costs, stage))
+            reduction[rank, number] = _put_together(costs, stage, own)
+    return Holdings(
+        tuple(found),
+        gradients,
+        tuple(transfer_bytes[slot] for slot, _ in compiled.messages),
+        tuple(buffers),
+        tuple(posted),
+        tuple(sent),
+        tuple(frames),
+        acknowledged(compiled),
+        update,
+        reduction,
+        {place: 0 if costs.is_prepared else size for place, size in prepared_bytes(costs, compiled).items()},
+        joined(compiled, transfer_bytes),
+    )
+
+
+def _put_together(costs: StageCosts, stage: StagePlacement, own: int) -> int:
+    """What a sum of gradients needs besides when nothing of it has begun in the backward, of ``own`` bytes in all."""
+    if len(stage.ranks) < 2 or stage.zero > 1:
+        return 0
+    if not stage.sums_behind:
+        return min(BUCKET_BYTES, own)
+    found = costs.book.buckets(stage.runs, stage.tied)
+    return found[0].copied_bytes if len(found) == 1 else 0
+
+
+def prepared_bytes(costs: StageCosts, compiled: CompiledProgram) -> dict[tuple[int, int, int], int]:
+    """What is prepared of a step: by rank, stage and micro-batch."""
+    return {
+        (rank, action.stage, action.microbatch or 0): costs.prepared_bytes(
+            action.stage, costs.stages[action.stage].ranks.index(rank), action.microbatch or 0
+        )
+        for rank, row in enumerate(compiled.grid)
+        for action in row
+        if action.op is Op.PREPARE
+    }
+
+
+def _largest_parameter(costs: StageCosts, stage: StagePlacement) -> int:
+    graph = costs.book.profile.graph
+    names = (name for index in layers_of(stage.runs) for name in graph.layers[index].parameters)
+    return max((graph.parameters[name].num_bytes for name in names), default=0)
+
+
+def _update_needs(costs: StageCosts) -> float:
+    """What an update needs besides, in sizes of a parameter: copies that the optimiser makes on its way."""
+    optimizer = costs.book.profile.optimizer
+    if optimizer.state_bytes_per_parameter_byte >= 2:
+        return 2.0
+    return 1.0 if optimizer.arguments.get("weight_decay", 0.0) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a rank holds at the step at ``position`` of its row, in bytes, beside what is always there.
+
+    Attributes:
+        activations: with what was received and what is being sent.
+        workspace: what is needed besides while it runs.
+        after: all that is held when it is over.
+    """
+
+    position: int
+    activations: int
+    gradients: int
+    receive_buffers: int
+    workspace: int
+    after: int
+
+    @property
+    def during(self) -> int:
+        """While it runs, workspace aside."""
+        return self.activations + self.gradients + self.receive_buffers
+
+
+def walk(compiled: CompiledProgram, rank: int, found: Holdings) -> Iterator[Held]:
+    """What the rank holds, step after step, as far as that changes."""
+    yield from _Walk(compiled, rank, found).steps()
+
+
+class _Walk:
+    """The row of a rank, step by step."""
+
+    def __init__(self, compiled: CompiledProgram, rank: int, found: Holdings) -> None:
+        self._compiled, self._rank, self._found = compiled, rank, found
+        self._elsewhere = {other for others in found.joined.values() for other in others}  # come with another message
+        window = receive_window(
+            found.messages[message]
+            for code, _, messages in compiled.rows[rank]
+            if code == RECEIVE_STEP
+            for message in messages
+        )
+        self._window = window
+        self._num_received = 0
+        self._posting = [
+            sum(found.posted[each] for message in messages for each in self._coming(message))
+            for code, _, messages in compiled.rows[rank]
+            if code == RECEIVE_STEP
+        ]
+        self._posted = sum(self._posting[:window])
+        self._kept = 0  # of micro-batches under way, what their stages keep
+        self._inputs: Counter[tuple[int, int]] = Counter()  # by stage and micro-batch, what was received for its F
+        self._seeds: Counter[tuple[int, int]] = Counter()  # and for its B
+        self._outgoing = 0
+        self._frames = self._most_in_frames()
+        self._with_gradients: set[int] = set()
+        self._early: dict[int, int] = {}  # by stage, gradients that came with those of inputs
+        self._computed_again = Counter[int]()
+        self._last = {a.stage: p for p, a in enumerate(compiled.grid[rank]) if a.op is Op.UPDATE}
+        self._summing = {a.stage: p for p, a in enumerate(compiled.grid[rank]) if a.op in _ENDS}
+
+    def steps(self) -> Iterator[Held]:
+        """All that change what is held."""
+        holds: dict[int, list[tuple[int, int]]] = {}
+        for position, slot, sign in self._compiled.holds[self._rank]:
+            holds.setdefault(position, []).append((slot, sign))
+        actions = self._compiled.grid[self._rank]
+        for position, (action, (code, _, messages)) in enumerate(
+            zip(actions, self._compiled.rows[self._rank], strict=True)
+        ):
+            if code == RECEIVE_STEP:
+                self._receive(action.microbatch or 0, messages)
+            elif code == SEND_STEP:
+                self._outgoing += sum(self._found.sent[message][0] for message in messages)
+                yield self._held(position, 0)
+            elif position in holds:
+                slots = holds[position]
+                key = (action.stage, action.microbatch or 0)
+                if len(slots) == 2:
+                    yield self._alone(position, slots[0][0], key)
+                else:
+                    yield self._compute(position, *slots[0], key, action.op)
+            elif code == PREPARE_STEP:
+                self._kept += self._found.prepared[self._rank, action.stage, action.microbatch or 0]
+            elif code == REDUCE_STEP:
+                yield self._held(position, self._found.reduction[self._rank, action.stage])
+            elif action.op is Op.UPDATE:
+                yield self._held(position, self._found.update[self._rank, action.stage])
+                if position != self._last[action.stage]:
+                    self._with_gradients.discard(action.stage)
+                    self._early.pop(action.stage, None)
+
+    def _coming(self, message: int) -> tuple[int, ...]:
+        """What comes with a message, itself first; nothing with one that comes with another."""
+        return () if message in self._elsewhere else (message, *self._found.joined.get(message, ()))
+
+    def _receive(self, microbatch: int, messages: Sequence[int]) -> None:
+        self._posted -= self._posting[self._num_received]
+        coming = self._num_received + self._window
+        self._posted += self._posting[coming] if coming < len(self._posting) else 0
+        self._num_received += 1
+        for message in messages:
+            for each in self._coming(message):
+                transfer = self._compiled.transfers[self._compiled.messages[each][0]]
+                where, stage = (
+                    (self._inputs, transfer.route[1]) if transfer.forward else (self._seeds, transfer.route[0])
+                )
+                where[stage, microbatch] += self._found.buffers[each]
+            self._outgoing -= sum(self._found.sent[own][0] for own in self._found.acknowledged.get(message, ()))
+
+    def _alone(self, position: int, slot: int, key: tuple[int, int]) -> Held:
+        """A forward that nothing follows."""
+        activation = self._found.activations[slot]
+        held = self._held(position, activation.course.unrecorded + activation.assembled)
+        self._inputs.pop(key, None)
+        return replace(held, after=self._total())
+
+    def _compute(self, position: int, slot: int, sign: int, key: tuple[int, int], op: Op) -> Held:
+        activation = self._found.activations[slot]
+        course, again = activation.course, activation.recompute
+        if activation.last is not None and position == self._summing.get(key[0]):
+            course = activation.last
+        self._seeds.pop(key, None)
+        before, has_all = self._total(), key[0] in self._with_gradients
+        if sign > 0:
+            top = before + (course.unrecorded if activation.recompute else course.forward)
+            top += activation.assembled
+            self._kept += activation.kept
+            self._inputs[key] = min(self._inputs[key], activation.inputs)
+        elif sign == 0:
+            rest = before - activation.saved
+            is_later = key[0] in self._with_gradients or key[0] in self._early
+            level = self._first_or_later(key[0], is_later, course.input_first, course.input_later)
+            top = rest + max(level, course.forward if again else 0)
+            self._early[key[0]] = course.early
+            self._inputs[key] = min(self._inputs[key], activation.inputs_left)
+            self._kept += course.left - activation.saved
+            self._computed_again[slot] += 1
+        elif self._computed_again[slot]:
+            self._computed_again[slot] -= 1
+            top = before - course.left + self._first_or_later(key[0], has_all, course.weight_first, course.weight_later)
+            self._kept -= course.left + activation.kept - activation.saved
+            self._inputs.pop(key, None)
+        else:
+            rest = before - activation.saved
+            level = self._first_or_later(key[0], has_all, course.backward_first, course.backward_later)
+            top = rest + max(level, course.forward if again else 0)
+            self._kept -= activation.kept
+            self._inputs.pop(key, None)
+        if sign < 0:
+            self._with_gradients.add(key[0])
+        after = self._held(position, 0)
+        return replace(after, workspace=max(0, top - after.during))
+
+    def _first_or_later(self, stage: int, is_later: bool, first: int, later: int) -> int:
+        """Where there are several versions of weights, each micro-batch has gradients of its own, added at the end."""
+        return later if is_later and self._compiled.versions[stage] < 2 else first
+
+    def _most_in_frames(self) -> int:
+        """Frames are kept for the next messages like them to that rank: as many as are ever under way at once."""
+        most, now = Counter[tuple[object, ...]](), Counter[tuple[object, ...]]()
+        for code, _, messages in self._compiled.rows[self._rank]:
+            for message in messages if code in (SEND_STEP, RECEIVE_STEP) else ():
+                if code == SEND_STEP:
+                    key = self._found.frames[message]
+                    now[key] += self._found.sent[message][1]
+                    most[key] = max(most[key], now[key])
+                else:
+                    for own in self._found.acknowledged.get(message, ()):
+                        now[self._found.frames[own]] -= self._found.sent[own][1]
+        return most.total()
+
+    def _gradients(self) -> int:
+        early = sum(size for stage, size in self._early.items() if stage not in self._with_gradients)
+        return early + sum(self._found.gradients[self._rank, stage] for stage in self._with_gradients)
+
+    def _activations(self) -> int:
+        return self._kept + self._inputs.total() + self._seeds.total() + self._outgoing + self._frames
+
+    def _total(self) -> int:
+        return self._activations() + self._gradients() + self._posted
+
+    def _held(self, position: int, workspace: int) -> Held:
+        return Held(position, self._activations(), self._gradients(), self._posted, workspace, self._total())

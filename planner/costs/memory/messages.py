@@ -1,0 +1,132 @@
+"""What messages take where they are sent and received, in bytes: buffers, frames, and when both are let go."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.costs.simulator.program import RECEIVE_STEP, SEND_STEP, CompiledProgram
+from planner.ir.program import Part, Program, num_joined
+
+ALONE_BYTES = 256 * 1024
+"""From here a tensor is sent and received on its own, from where it lies (:mod:`runtime.transport.gloo`)."""
+SPARE_BYTES = 2**20
+"""Room behind a receive buffer: at most so much, of a tensor on its own an eighth of it."""
+
+
+@dataclass(slots=True)
+class Received:
+    """What a stage is given of a micro-batch on a rank, with its buffers, in bytes.
+
+    What several ranks of a stage send in parts is put together, and the parts go with the action that does so.
+
+    Attributes:
+        alone: tensors that came on their own, in buffers each, and those put together; ``tensors``: these themselves.
+        together: what came in one piece: frames, and blocks of memory that ranks share.
+        assembled: what is put together; ``parts``: the buffers of its parts.
+        senders: stages that sent something.
+    """
+
+    alone: int = 0
+    tensors: int = 0
+    together: int = 0
+    assembled: int = 0
+    parts: int = 0
+    senders: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, messages: Mapping[int, Sequence[tuple[int, int, bool]]]) -> Received:
+        """Of the messages by the stage that sent them: (payload, what of it in a frame, whether it is a block)."""
+        found = cls(senders=tuple(messages))
+        for sent in messages.values():
+            for payload, small, is_block in sent:
+                framed = payload if is_block else small
+                buffer, piece = buffer_bytes(payload, framed, is_block), buffer_bytes(framed, framed, is_block)
+                if len(sent) > 1:
+                    found.assembled, found.parts = found.assembled + payload, found.parts + buffer
+                    found.alone, found.tensors = found.alone + payload, found.tensors + payload
+                else:
+                    found.alone, found.tensors = found.alone + buffer - piece, found.tensors + payload - framed
+                    found.together += piece
+        return found
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All but who sent it."""
+        return self.alone, self.tensors, self.together, self.assembled, self.parts
+
+    @property
+    def whole(self) -> int:
+        """What there is of it once it is put together."""
+        return self.alone + self.together
+
+    @property
+    def total(self) -> int:
+        """The same, and the parts."""
+        return self.whole + self.parts
+
+    def left(self, wanted: float | None) -> int:
+        """What stays of it for ``wanted`` bytes, at most; None: it is not known how many."""
+        if wanted is None:
+            return self.whole
+        return round(self.alone * min(1.0, wanted / max(1, self.tensors))) + (self.together if wanted > 0 else 0)
+
+
+def small_bytes(program: Program, compiled: CompiledProgram) -> list[int]:
+    """By transfer slot, the bytes of its tensors that are too small to be sent on their own."""
+    return [framed_bytes(slot.parts(program)) for slot in compiled.transfers]
+
+
+def framed_bytes(parts: Iterable[Part]) -> int:
+    """Bytes of the tensors that a message copies into its frame: those too small to be sent on their own."""
+    return sum(part.num_bytes for part in parts if part.num_bytes < ALONE_BYTES)
+
+
+def buffer_bytes(payload: int, small: int, is_block: bool = False) -> int:
+    """What a message takes where it is received: behind a tensor on its own an eighth to spare, behind a frame all.
+
+    Args:
+        is_block: it is received where its sender put it, in memory that both share.
+    """
+    if is_block:
+        return payload
+    alone = payload - small
+    return payload + min(alone // 8, SPARE_BYTES) + min(small, SPARE_BYTES)
+
+
+def joined(compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """By message that others travel with, those (:func:`planner.ir.program.num_joined`)."""
+    found: dict[int, tuple[int, ...]] = {}
+    for message, before in compiled.sent_before.items():
+        count = num_joined([transfer_bytes[compiled.messages[each][0]] for each in (*before, message)])
+        if count:
+            first = before[-count]
+            found[first] = (*found.get(first, ()), message)
+    return found
+
+
+def acknowledged(compiled: CompiledProgram) -> dict[int, tuple[int, ...]]:
+    """By message, those of which it tells its receiver that they came.
+
+    A message tells which ones had come when it was sent (:mod:`runtime.transport.gloo`).
+    """
+    received_at: dict[int, int] = {}
+    sent: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by (sender, receiver): (position, message), ascending
+    for row in compiled.rows:
+        for position, (code, _, messages) in enumerate(row):
+            if code == RECEIVE_STEP:
+                received_at.update(dict.fromkeys(messages, position))
+            elif code == SEND_STEP:
+                for message in messages:
+                    ends = compiled.channels[compiled.messages[message][1]]
+                    sent.setdefault(ends, []).append((position, message))
+    found: dict[int, tuple[int, ...]] = {}
+    for (src, dst), leaving in sent.items():
+        answers = sent.get((dst, src), [])
+        for _, message in leaving:
+            first = bisect_right(answers, (received_at[message], len(compiled.messages)))
+            if first < len(answers):
+                answer = answers[first][1]
+                found[answer] = (*found.get(answer, ()), message)
+    return found
