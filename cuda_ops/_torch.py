@@ -94,6 +94,7 @@ __all__ = [
     "tree_flatten",
     "tree_leaves",
     "tree_unflatten",
+    "weak_storage",
     "wrap_with_set_grad_enabled",
 ]
 
@@ -127,6 +128,11 @@ def storage_id(tensor: Tensor) -> int:
     """Which storage a tensor lies in; the public ``data_ptr`` is 0 of all tensors without data or without elements."""
     found: int = tensor.untyped_storage()._cdata
     return found
+
+
+def weak_storage(tensor: Tensor) -> StorageWeakRef:
+    """A reference to a tensor's storage that keeps its number, and not its memory."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch has no types for it
 
 
 def buffers_of(module: nn.Module) -> MutableMapping[str, Tensor | None]:

@@ -50,7 +50,7 @@ class Holding:
         tied: parameters that other stages use too.
         sums_behind: whether gradients are summed over ranks while the last backward runs.
         on_chip: whether parameters, gradients and the optimiser's state lie in a memory beside this one.
-        zero: from 2 on each of ``num_slices`` ranks keeps its slices of gradients between passes, with 3 of parameters.
+        zero: from 2 on each of ``slices`` ranks keeps its slices of gradients between passes, with 3 of parameters.
     """
 
     layers: Sequence[Layer]
@@ -76,7 +76,7 @@ class Holding:
     recompute: bool
     has_layouts: bool = False
     zero: int = 0
-    num_slices: int = 1
+    slices: int = 1
 
     @property
     def gradient_bytes(self) -> int:
@@ -475,7 +475,7 @@ class _Rises:
             if stage.levels is not None:
                 for name in names:
                     self._made[users[name][0]] -= sizes[name]
-                self._made[first] += total / stage.num_slices
+                self._made[first] += total / stage.slices
         if stage.levels is None:
             self._made = [stage.gradient_bytes, *[0.0] * (len(stage.layers) - 1)]
         self._made = [max(0.0, size) for size in self._made]

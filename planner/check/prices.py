@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.check.blocks import BlockAccount, tile_seconds
 from planner.costs.communication.resharding import Crossing, crossing, exposed, scattered_s
@@ -88,7 +89,7 @@ class LayerPrices:
         """The same of gradients that other layers' backward made."""
         return self._of_reader(self.book.levels.gradients_left(kind, samples), index)
 
-    def _of_reader(self, pairs: tuple[Array, Array, Array], index: int) -> dict[str, float]:
+    def _of_reader(self, pairs: tuple[NDArray[np.int64], NDArray[np.int64], Array], index: int) -> dict[str, float]:
         readers, makers, sizes = pairs
         return {self._names[makers[place]]: float(sizes[place]) for place in np.flatnonzero(readers == index)}
 

@@ -410,7 +410,7 @@ class _Plain:
             tied=frozenset(name for name, users in self.users.items() if len(users) > 1),
             sums_behind=len(self.program.ranks[stage]) > 1 and not self._is_sharded(stage),
             zero=self._zero(stage),
-            num_slices=len(self.program.ranks[stage]),
+            slices=len(self.program.ranks[stage]),
             on_chip=self.on_chip_bytes(rank) > 0,
             recompute=recompute,
         )

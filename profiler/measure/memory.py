@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from torch.autograd.graph import saved_tensors_hooks
 from torch.autograd.profiler import profile, record_function
 
-from cuda_ops._torch import StorageWeakRef, storage_id
+from cuda_ops._torch import StorageWeakRef, storage_id, weak_storage
 from cuda_ops.memory import MemoryMeter, meter_of
 from planner.ir.profile import Levels
 from profiler.capture.graph import Captured
@@ -260,7 +260,7 @@ class _GradientsUnderWay:
         for address in now.keys() - self._alive.keys():
             gradient = now[address]
             # Memory of a storage to which nobody but this refers is given back, its number is not used again.
-            self._alive[address] = (StorageWeakRef(gradient.untyped_storage()), k + 1, _size(gradient))
+            self._alive[address] = (weak_storage(gradient), k + 1, _size(gradient))
 
 
 class _Watched:
@@ -338,8 +338,8 @@ class _Watched:
             if address not in left and address not in self._known:
                 left[address] = tensor
                 self.layers[first.get(address, k)].left += _size(tensor)
-                if (maker := self.gradients.maker(tensor)) is not None:
-                    layer.gradients_left_from[maker] = layer.gradients_left_from.get(maker, 0) + _size(tensor)
+                if (whose := self.gradients.maker(tensor)) is not None:
+                    layer.gradients_left_from[whose] = layer.gradients_left_from.get(whose, 0) + _size(tensor)
                 for other in now.get(address, ()):
                     other.gradients_left += _size(tensor)
         new = [parameter for parameter in part.parameters if parameter.grad is None]

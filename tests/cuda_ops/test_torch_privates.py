@@ -118,7 +118,7 @@ def test_python_kernels_take_effect_once_the_dispatch_cache_is_cleared() -> None
 
 def test_a_weak_reference_keeps_the_number_of_a_storage_and_not_its_memory() -> None:
     tensor = torch.ones(1024)
-    kept, number = _torch.StorageWeakRef(tensor.untyped_storage()), _torch.storage_id(tensor)
+    kept, number = _torch.weak_storage(tensor), _torch.storage_id(tensor)
     assert not kept.expired()
     del tensor
     assert kept.expired()

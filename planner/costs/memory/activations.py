@@ -95,7 +95,8 @@ def activation_of(
     senders = tuple(sorted(run for number in received.senders for run in costs.stages[number].runs))
     made_bytes = 0 if on_chip else placed.parameter_bytes
     slices = (placed.zero, len(placed.ranks), placed.tied) if costs.trains and placed.zero > 1 else ()
-    key = (placed.runs, kind, samples, made_bytes, seeds.sizes, placed.sums_behind and placed.tied, senders, slices)
+    sums_behind = placed.sums_behind and placed.tied
+    key = (placed.runs, kind, samples, made_bytes, seeds.sizes, sums_behind, senders, slices)
     if key not in known:
         copies = _copies(costs, placed)
         found, unsaved = _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes)
@@ -176,21 +177,33 @@ def _course_of(
     saved_by = np.diff(table.saved_bytes)[layers]
     made = np.diff(costs.book.tables.graph.parameter_bytes)[layers] * (made_bytes > 0)
     defers, own = costs.book.tables.deferring(kind)[layers], levels[:, layers]
+    put_together = np.array([float(copies.get(layer, 0)) for layer in layers.tolist()])
     if costs.trains and placed.zero > 1 and made_bytes:
         made = _in_slices(costs, placed, layers, own, made)
         made_bytes = kept_gradients(placed)
-    put_together = np.array([float(copies.get(layer, 0)) for layer in layers.tolist()])
     flow = costs.book.levels.flow(kind, samples, layers)
     there = np.minimum(_in_buffers(costs, layers, own, samples, senders), saved_by)
     own[FORWARD] -= there
     own[LEFT] -= np.clip(own[LEFT] - own[GRADIENTS_LEFT] - (saved_by - there), 0.0, there)  # so much at least is of it
     stays = _left_in_buffers(costs, layers, own, seeds, flow)
-    gradients = _gradients(made_bytes, made)
-    found = course(saved_by - there, gradients, own, seeds.total, defers, stays, flow, put_together)
+    found = course(saved_by - there, _gradients(made_bytes, made), own, seeds.total, defers, stays, flow, put_together)
     if costs.trains and placed.zero > 1:  # later ones find the slices there, and add to them
-        later = course(saved_by - there, np.zeros_like(made), own, seeds.total, defers, stays, flow)
+        later = course(saved_by - there, np.zeros_like(made), own, seeds.total, defers, stays, flow, put_together)
         found = replace(found, backward_later=later.backward_later)
     return found, _unsaved(costs, layers, saved_by, levels, samples)
+
+
+def _inputs_left(costs: StageCosts, placed: StagePlacement, kind: str, samples: float) -> float | None:
+    """Of the values that other stages made, what weight gradients of the stage need; None if that is not known."""
+    levels, layers = costs.book.levels, layers_in(placed.runs)
+    if levels.gradients_made(kind, samples) is None:
+        return None
+    readers, makers, sizes = levels.inputs_left(kind, samples)
+    found: dict[int, float] = {}
+    for place in np.flatnonzero(np.isin(readers, layers) & ~np.isin(makers, layers)).tolist():
+        maker = int(makers[place])
+        found[maker] = max(found.get(maker, 0.0), float(sizes[place]))
+    return sum(found.values())
 
 
 def _in_slices(costs: StageCosts, placed: StagePlacement, layers: Indices, levels: Array, made: Array) -> Array:
@@ -230,19 +243,6 @@ def _plain_in_slices(costs: StageCosts, placed: StagePlacement, table: SizeTable
 def kept_gradients(placed: StagePlacement) -> int:
     """Bytes of gradients that a rank of a stage keeps between passes, of parameters that it has whole or in slices."""
     return placed.parameter_bytes - (left_to_others(placed) if placed.zero > 1 else 0)
-
-
-def _inputs_left(costs: StageCosts, placed: StagePlacement, kind: str, samples: float) -> float | None:
-    """Of the values that other stages made, what weight gradients of the stage need; None if that is not known."""
-    levels, layers = costs.book.levels, layers_in(placed.runs)
-    if levels.gradients_made(kind, samples) is None:
-        return None
-    readers, makers, sizes = levels.inputs_left(kind, samples)
-    found: dict[int, float] = {}
-    for place in np.flatnonzero(np.isin(readers, layers) & ~np.isin(makers, layers)).tolist():
-        maker = int(makers[place])
-        found[maker] = max(found.get(maker, 0.0), float(sizes[place]))
-    return sum(found.values())
 
 
 def _in_buffers(costs: StageCosts, layers: Indices, levels: Array, samples: float, senders: Sequence[Run]) -> Array:

@@ -192,7 +192,7 @@ class LevelTables:
         np.add.at(left, readers[theirs], sizes[theirs])
         return Flow(outside, after, left[layers])
 
-    def flow_of_parts(self, kind: str, samples: Array, share: Array, layers: Indices) -> Flow | None:
+    def flow_of_parts(self, kind: str, samples: Indices, share: Array, layers: Indices) -> Flow | None:
         """As :meth:`flow`, where of each layer there is a share of what so many samples take, and nothing is left."""
         flows = {size: self.flow(kind, size, layers) for size in set(samples.tolist())}
         parts = [flows[size] for size in samples.tolist()]
