@@ -136,6 +136,10 @@ def span_faults(decision: Decision, number: int, graph: Graph | None = None) -> 
         seen.update(span)
     if graph is None:
         return
+    needy = next((layer for layer in graph.layers if layer.name in seen and layer.parameters), None)
+    if stage.level == 3 and needy is not None:
+        few = f"{len(needy.parameters)} parameters of layer {needy.name}, which runs again"
+        yield f"{path}: stage {number} divides its parameters (ZeRO-3), among them {few}; such spans may have 0"
     for span in stage.recomputed:
         try:
             layers_in_order(graph, names, (span,))

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from planner.ir.errors import UnsupportedModelError
+from planner.ir.errors import CorruptFileError, UnsupportedModelError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
+from planner.layers.recomputed import cores_among
 from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
@@ -125,6 +126,26 @@ def test_slices_train_as_one_device(name: str, plan: str, zero: int) -> None:
 def test_what_is_computed_again_gathers_again(zero: int) -> None:
     decision = decision_of("gpt", "stages of replicas", zero)
     again = replace(decision, stages=tuple(replace(stage, recompute=True) for stage in decision.stages))
+    assert_equal(train_by_plan(network("gpt")[0], again, STEPS), expected("gpt"))
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("which", ["cores", "all layers in halves"])
+def test_spans_that_are_computed_again_find_their_parameters(which: str, zero: int) -> None:
+    graph, decision = network("gpt")[1].graph, decision_of("gpt", "stages of replicas", zero)
+    own = [[name for name, each in decision.layers.items() if each.stage == stage] for stage in (0, 1)]
+    if which == "cores":
+        spans = [cores_among(graph, names) for names in own]
+    else:  # the loss is not computed again
+        own[1].pop()
+        spans = [(tuple(names[: len(names) // 2]), tuple(names[len(names) // 2 :])) for names in own]
+    assert all(spans)
+    stages = tuple(replace(stage, recomputed=each) for stage, each in zip(decision.stages, spans, strict=True))
+    again = replace(decision, stages=stages)
+    if zero == 3 and which != "cores":
+        with pytest.raises(CorruptFileError, match="such spans may have 0"):
+            train_by_plan(network("gpt")[0], again, STEPS)
+        return
     assert_equal(train_by_plan(network("gpt")[0], again, STEPS), expected("gpt"))
 
 
