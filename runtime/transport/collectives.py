@@ -374,7 +374,7 @@ class _Sum:
         for work, peer in self.pending.items():
             self.works.wait(work, self.what, peer, deadline)
         if self.other is not None:
-            self.term.add_(self.other)  # the addition of two numbers commutes: both ranks get the same bits
+            self.term.add_(self.other.view(self.term.shape))  # it commutes: both get the same bits
             if self.again is not None:
                 self.again(self.other)
         put_back(self.term, self.tensor)

@@ -79,6 +79,19 @@ def test_what_comes_again_in_every_step_never_meets_what_another_step_left(run, 
     assert run(2, program) == [[], []]
 
 
+def test_tensors_of_as_many_numbers_are_summed_whatever_their_shapes(run):
+    shapes = [(6,), (1, 6), (2, 3), (3, 2), (6, 1, 1), (6,)]
+
+    def program(transport):
+        terms = [torch.arange(6.0).reshape(shape) + 10 * transport.rank for shape in shapes]
+        for term in terms:
+            transport.all_reduce(term, (0, 1), DEADLINE_S)
+        return [(tuple(term.shape), term.flatten().tolist()) for term in terms]
+
+    wanted = [2.0 * number + 10 for number in range(6)]
+    assert run(2, program) == [[(shape, wanted) for shape in shapes]] * 2
+
+
 def test_started_sums_never_meet_other_sums_whatever_comes_first_on_each_rank(run):
     def program(transport):
         found = []
