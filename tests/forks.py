@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -45,6 +46,7 @@ def forked(count: int, work: Callable[[int], Any], environments: Sequence[dict[s
     """What ``work(rank)`` returns in each of ``count`` forked processes; None where one ended by itself."""
 
     def act(rank: int, channel: Connection) -> None:
+        gc.freeze()  # what the parent's threads belong to is not taken down here: that would abort the process
         os.environ.update(environments[rank] if environments else {})
         channel.send_bytes(pickle.dumps(attempt(functools.partial(work, rank))))
         os._exit(0)  # not pytest's own clean-up

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import io
 import os
 import warnings
@@ -108,6 +109,7 @@ def in_child(run: Callable[[], None]) -> int:
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside torch's threads
         child = os.fork()
     if not child:
+        gc.freeze()  # as in tests.forks
         try:
             run()
             os._exit(0)
