@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -252,7 +253,8 @@ def _built(kind: Any, value: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         return None if value is None else _built(next(each for each in arguments if each is not types.NoneType), value)
     if origin is tuple:
-        return tuple(_built(arguments[0], each) for each in value)
+        kinds = repeat(arguments[0]) if arguments[-1] is Ellipsis else arguments
+        return tuple(_built(own, each) for own, each in zip(kinds, value, strict=False))
     if origin is not None and issubclass(origin, Mapping):
         return {key: _built(arguments[1], each) for key, each in value.items()}
     if not isinstance(value, (kind, int) if kind is float else kind):

@@ -76,7 +76,12 @@ def test_every_node_belongs_to_a_layer_and_every_parameter_is_the_users(factory:
     assert {name for layer in graph.graph.layers for name in layer.parameters} == set(parameters)
     buffers = dict(model.module.named_buffers())
     assert all(graph.graph_module.get_buffer(name) is buffer for name, buffer in buffers.items())
-    assert sum(layer.buffer_bytes for layer in graph.graph.layers) == sum(b.nbytes for b in buffers.values())
+    readers = {name: set[str]() for name in buffers}
+    for node in graph.graph_module.graph.nodes:
+        if node.op == "get_attr" and node.target in buffers:
+            readers[node.target] |= {graph.layer_of_node[user.name] for user in node.users}
+    expected = sum(each.nbytes * len(readers[name]) for name, each in buffers.items())  # by layer that reads it
+    assert sum(layer.buffer_bytes for layer in graph.graph.layers) == expected
 
 
 def _is_computed(node: fx.Node) -> bool:
