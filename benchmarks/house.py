@@ -108,7 +108,8 @@ def _watched(folder: Path, *arguments: str) -> tuple[set[str], list[int]]:
 
 def _halopipe(folder: Path, more: Mapping[str, str], *arguments: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(HOME), **more}
-    subprocess.run([sys.executable, "-m", "halopipe", *arguments], cwd=folder, env=environment, check=True)
+    command = [sys.executable, "-m", "halopipe", *arguments]
+    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=sys.stderr)
 
 
 def _mypy_errors() -> Row:
