@@ -5,8 +5,9 @@ Names are imported when they are first used: a rank of a run loads the capture, 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from planner.ir.lazy import lazily
 
 if TYPE_CHECKING:
     from profiler.capture.graph import Captured
@@ -19,16 +20,12 @@ __all__ = ["Captured", "LoadedModel", "ProfileProgress", "load_model", "mean_of_
 
 
 _HOMES = {
-    "Captured": "profiler.capture.graph",
-    "LoadedModel": "profiler.source.model",
-    "ProfileProgress": "profiler.measure.progress",
-    "load_model": "profiler.source.source",
-    "mean_of_squares": "profiler.source.model",
-    "profile": "profiler.session",
+    "Captured": "capture.graph",
+    "LoadedModel": "source.model",
+    "ProfileProgress": "measure.progress",
+    "load_model": "source.source",
+    "mean_of_squares": "source.model",
+    "profile": "session",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazily(__name__, _HOMES)

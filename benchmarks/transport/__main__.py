@@ -137,7 +137,7 @@ def exchanges(sides: Sequence[Side], effort: Effort) -> list[Row]:
     rows = []
     for size in EXCHANGES:
         for what in ("exchange", "keyed exchange"):
-            found = turns_of(sides, effort.rounds, items.alone, what, size, effort.count(size))
+            found = turns_of(sides, effort.rounds, items.behind, what, size, 0, effort.count(size))
             for name, turns in found.items():
                 took_us = 1e6 * median_s(chain.from_iterable(map(together, turns)))
                 rows.append(Row(f"{what} of {size_name(size)}: {name}", took_us, "us"))
@@ -249,7 +249,7 @@ def first(side: Side, work: Callable[..., list[float]], *args: object) -> list[f
 
 def all_ranks(side: Side, what: str, size: int, count: int) -> list[float]:
     """Seconds of all ranks together."""
-    return together(side.turn(items.alone, what, size, count))
+    return together(side.turn(items.behind, what, size, 0, count))
 
 
 def medians(rounds: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, float]:

@@ -152,7 +152,7 @@ def halos(place: Place, what: str, copies_first: int, count: int) -> list[float]
 
 
 def behind(place: Place, what: str, num_bytes: int, calls: int, count: int) -> list[Stretch]:
-    """``what`` of :class:`Starting` after so many convolutions on every rank, waited for at once."""
+    """``what`` of :class:`Starting`, waited for at once, after so many convolutions (0: none) on every rank."""
     start, times = Starting(place, what, num_bytes), []
     for _ in range(WARM_UP + count):
         place.start.meet()
@@ -241,20 +241,6 @@ class Starting:
         else:
             transport.all_gather(self._x, self._counts, ranks, DEADLINE_S)
         return None
-
-
-def alone(place: Place, what: str, num_bytes: int, count: int) -> list[Stretch]:
-    """``what`` of :class:`Starting`, waited for at once."""
-    start, times = Starting(place, what, num_bytes), []
-    for _ in range(WARM_UP + count):
-        place.start.meet()
-        started_s = time.perf_counter()
-        pending = start()
-        if pending is not None:
-            pending.wait()
-        times.append((started_s, time.perf_counter()))
-    place.transport.flush(DEADLINE_S)
-    return times[WARM_UP:]
 
 
 @dataclass(frozen=True, slots=True)

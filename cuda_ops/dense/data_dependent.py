@@ -12,7 +12,7 @@ as for values that are, and the graph looks: :func:`require_finite` raises where
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -159,15 +159,25 @@ def _convex(group: set[fx.Node], order: dict[fx.Node, int]) -> set[fx.Node]:
     return group | before
 
 
-def _joined(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
-    own = set(nodes)
-    inner, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    given = list(dict.fromkeys(a for node in nodes for a in node.all_input_nodes if a not in own))
+def cut_out(nodes: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node], list[fx.Node], list[fx.Node]]:
+    """Copies ``nodes``, which are in running order, into a graph of their own, whose output is still to be set.
+
+    Returns:
+        The graph; by node its copy there; what ``nodes`` are given by others, as the graph's inputs; and those of
+        ``nodes`` that others use.
+    """
+    own, inner, copies = set(nodes), fx.Graph(), dict[fx.Node, fx.Node]()
+    given = list(dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in own))
     for index, node in enumerate(given):
         copies[node] = inner.placeholder(f"value_{index}")
     for node in nodes:
         copies[node] = inner.node_copy(node, copies.__getitem__)
-    results = [node for node in nodes if any(user not in own for user in node.users)]
+    return inner, copies, given, [node for node in nodes if any(user not in own for user in node.users)]
+
+
+def _joined(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
+    inner, copies, given, results = cut_out(nodes)
+    own = set(nodes)
     inner.output(copies[results[0]] if len(results) == 1 else tuple(copies[node] for node in results))
     with graph.inserting_after(nodes[-1]):
         made = graph.call_function(Unit(inner), tuple(given))

@@ -6,8 +6,9 @@ a rank comes by its part).  Factories for demonstrations are called by their nam
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from planner.ir.lazy import lazily
 
 if TYPE_CHECKING:
     from halopipe.data.demo_data import digits, held_out_shapes, shapes, synthetic
@@ -15,11 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["digits", "graph_seeds", "held_out_shapes", "seed_batches", "shapes", "small_graph_seeds", "synthetic"]
 
-_OF_GRAPHS = frozenset({"graph_seeds", "seed_batches", "small_graph_seeds"})
+_HOMES = {
+    **dict.fromkeys(("digits", "held_out_shapes", "shapes", "synthetic"), "demo_data"),
+    **dict.fromkeys(("graph_seeds", "seed_batches", "small_graph_seeds"), "graphs"),
+}
+"""Imported when first used: they load torch."""
 
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        module = "graphs" if name in _OF_GRAPHS else "demo_data"
-        return getattr(import_module(f"{__name__}.{module}"), name)  # loads torch
-    raise AttributeError(f"module 'halopipe.data' has no attribute {name!r}")
+__getattr__ = lazily(__name__, _HOMES)

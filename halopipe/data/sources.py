@@ -59,6 +59,18 @@ Item = Pair | list[Pair]
 """A global batch whole, or its micro-batches one by one."""
 
 
+def failure_of(name: str, error: Exception, places: Sequence[str] = (), remedies: Sequence[str] = ()) -> HalopipeError:
+    """What user code of that name raised, as an error of ours; a lack of memory is no mistake of that code.
+
+    Args:
+        places: where it came from, in words.
+        remedies: against its mistakes.
+    """
+    if lack := out_of_memory(error):
+        return OutOfMemoryError(f"{name} ran out of memory", [*lack.details, *places])
+    return FactoryError(f"{name} raised {type(error).__name__}", [str(error), *places], remedies)
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """Checks what user code gives.
@@ -108,13 +120,8 @@ class Form:
         except HalopipeError:
             raise
         except Exception as error:
-            if lack := out_of_memory(error):
-                raise OutOfMemoryError(f"{self.name} ran out of memory", [*lack.details, where(error)]) from error
-            raise FactoryError(
-                f"{self.name} raised {type(error).__name__}",
-                [str(error), where(error), *([f"called as {self.call}"] if self.call else [])],
-                ["mend it there", SIGNATURE],
-            ) from error
+            places = [where(error), *([f"called as {self.call}"] if self.call else [])]
+            raise failure_of(self.name, error, places, ["mend it there", SIGNATURE]) from error
 
     def _cast(self, tensors: Tensors) -> Tensors:
         return tuple(each.to(self.dtype) if self.dtype and each.is_floating_point() else each for each in tensors)

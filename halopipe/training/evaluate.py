@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from halopipe.data.feeds import Consumer
+from halopipe.data.sources import failure_of
 from halopipe.run_spec.result import Score
 from planner.ir.box import Box, Interval, hull, whole
-from planner.ir.errors import FactoryError, HalopipeError, OutOfMemoryError, UsageError
+from planner.ir.errors import FactoryError, HalopipeError, UsageError
 from planner.ir.graph import SAMPLE, Graph, TensorSpec, producer
 from profiler.source.source import find_factory
 from runtime.engine import Engine, Evaluation
-from runtime.memory import out_of_memory
 from runtime.pipeline.messages import Piece, assemble
 from runtime.pipeline.microbatches import Batch, part_in
 from runtime.spatial.collectives import united
@@ -208,9 +208,7 @@ class _Own:
         except HalopipeError:
             raise
         except Exception as error:
-            if lack := out_of_memory(error):
-                raise OutOfMemoryError(f"{self._name} ran out of memory", lack.details) from error
-            raise FactoryError(f"{self._name} raised {type(error).__name__}", [str(error)]) from error
+            raise failure_of(self._name, error) from error
 
 
 def _pieces(consumer: Consumer, found: Evaluation, read: Sequence[str]) -> dict[str, Tensor]:

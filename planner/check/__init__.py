@@ -7,7 +7,9 @@ and the ``memory``, at ``prices`` that are given; ``drawn`` is what only the sim
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from planner.ir.lazy import lazily
 
 if TYPE_CHECKING:
     from planner.check.coverage import needs_profile, not_checked
@@ -15,11 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "needs_profile", "not_checked"]
 
+_HOMES = {"check": "verdict", "needs_profile": "coverage", "not_checked": "coverage"}
+"""Imported when first used: a rank asks ``layouts`` alone, and needs no cost model."""
 
-def __getattr__(name: str) -> Any:
-    """Imported when first used: a rank asks ``layouts`` alone, and needs no cost model."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from planner.check import coverage, verdict
-
-    return getattr(verdict if name == "check" else coverage, name)
+__getattr__ = lazily(__name__, _HOMES)

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from planner.ir.lazy import lazily
 
 if TYPE_CHECKING:
     from runtime.checkpoint.folders import complete_steps
@@ -30,15 +31,16 @@ __all__ = [
 
 _HOMES = {
     "BackgroundSaver": "saving",
+    "BoxOf": "state",
     "Checkpoint": "reader",
+    "Number": "state",
+    "RankState": "state",
+    "Slice": "state",
     "complete_steps": "folders",
+    "joined": "state",
     "save": "saving",
     "whole_state_dict": "reader",
 }
+"""Imported when first used: most ranks neither write nor read one."""
 
-
-def __getattr__(name: str) -> Any:
-    """Imported when first used: most ranks neither write nor read one."""
-    if name in __all__:
-        return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'state')}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazily(__name__, _HOMES)

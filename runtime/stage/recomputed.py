@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
+from cuda_ops.dense.data_dependent import cut_out
 from cuda_ops.dense.deferred_gradients import Current, WeightGradients
 from planner.ir.errors import UnsupportedModelError
 from planner.layers.recomputed import Spans, running_order
@@ -134,13 +135,7 @@ def _enclose(
     unit: Sequence[fx.Node], outer: fx.Graph, copies: dict[fx.Node, fx.Node], state: Mapping[str, str], again: Again
 ) -> None:
     """Adds to ``outer`` the call of a span, and its results to ``copies``."""
-    inner, inside, own = fx.Graph(), dict[fx.Node, fx.Node](), set(unit)
-    given = list(dict.fromkeys(each for node in unit for each in node.all_input_nodes if each not in own))
-    for index, node in enumerate(given):
-        inside[node] = inner.placeholder(f"given_{index}")
-    for node in unit:
-        inside[node] = inner.node_copy(node, inside.__getitem__)
-    results = [node for node in unit if any(user not in own for user in node.users)]
+    inner, inside, given, results = cut_out(unit)
     inner.output(tuple(inside[node] for node in results))
     written = {place: state[node.name] for place, node in enumerate(given) if node.name in state}
     if len(set(written.values())) < len(written):

@@ -7,9 +7,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from planner.ir.lazy import lazily
 from runtime.transport.base import Exchanging, Key, Pending, Spec, Transport
 from runtime.transport.collectives import GroupExchanges
 
@@ -60,10 +60,6 @@ _HOMES = {
     "open_nccl": "nccl",
     "open_shared": "hosts",
 }
+"""Imported when first used: a rank exchanges in one way."""
 
-
-def __getattr__(name: str) -> Any:
-    """Imported when first used: a rank exchanges in one way."""
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazily(__name__, _HOMES)
