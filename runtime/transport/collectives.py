@@ -299,7 +299,7 @@ class Together(Exchanges):
         for work, peer in works.items():
             self._works.wait(work, circle.what, peer, deadline)
         for position, each in ready.items():
-            received[position].copy_(each.buffer.view(received[position].shape))
+            received[position].copy_(each.buffer)
             coming[position].post_again(each.buffer)
 
     def _line(self, circle: _Circle, position: int, tensor: torch.Tensor) -> _Line:
@@ -333,11 +333,12 @@ class _Line:
         self._ahead, self._ready = ahead, deque[Ready]()
 
     def receive(self, like: torch.Tensor) -> Ready:
-        """The next one's."""
+        """The next one's, in the shape of ``like``; it may have been posted for another shape of as many numbers."""
         if not self._ready:
             return self._post(plain_like(like, like.device))
         self._ahead.num_bytes -= like.nbytes
-        return self._ready.popleft()
+        ready = self._ready.popleft()
+        return Ready(ready.work, ready.buffer.view(like.shape))
 
     def send(self, tensor: torch.Tensor) -> dist.Work:
         """Start to send the next one."""
@@ -374,7 +375,7 @@ class _Sum:
         for work, peer in self.pending.items():
             self.works.wait(work, self.what, peer, deadline)
         if self.other is not None:
-            self.term.add_(self.other.view(self.term.shape))  # it commutes: both get the same bits
+            self.term.add_(self.other)  # the addition of two numbers commutes: both ranks get the same bits
             if self.again is not None:
                 self.again(self.other)
         put_back(self.term, self.tensor)
