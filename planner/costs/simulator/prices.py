@@ -340,8 +340,11 @@ def _losses(
     network: Network, slot: TransferSlot, moved: tuple[int, int | None], seconds: float
 ) -> tuple[tuple[int, float], ...]:
     """(rank, what it loses of its computing speed) at both ends of a message; ``moved`` as of :func:`_more`."""
-    cores_s = partial(network.core_s, slot.src, slot.dst)
-    sender_s, receiver_s = _more(lambda n: cores_s(n)[0], *moved), _more(lambda n: cores_s(n)[1], *moved)
+    size, ahead = moved
+    sender_s, receiver_s = network.core_s(slot.src, slot.dst, size + (ahead or 0))
+    if ahead is not None:
+        before_s = network.core_s(slot.src, slot.dst, ahead)
+        sender_s, receiver_s = max(0.0, sender_s - before_s[0]), max(0.0, receiver_s - before_s[1])
     if not sender_s and not receiver_s:
         return ()
     behind_s = seconds - _more(partial(network.sending_s, slot.src, slot.dst), *moved)
