@@ -75,7 +75,7 @@ def test_every_subject_has_a_row_of_every_side(sides: list[Side]) -> None:
 
 def test_a_copy_is_of_rank_0_alone_and_every_repetition_is_noted(sides: list[Side]) -> None:
     assert list(map(len, sides[0].turn(items.copies, KIB, 5))) == [5, 0]
-    ranks = sides[0].turn(items.alone, "all-gather", KIB, 4)
+    ranks = sides[0].turn(items.behind, "all-gather", KIB, 0, 4)
     assert [start < stop for stretches in ranks for start, stop in stretches] == [True] * 8
 
 
