@@ -20,7 +20,7 @@ _SEARCHES = (
     "planner.solvers.ilp.solver planner.solvers.ilp.spans planner.solvers.best_first.layout_bound "
     "planner.solvers.token_slices"
 )
-_READERS = f"planner.check.recompute {_SEARCHES}"
+_READERS = f"planner.check.action_times {_SEARCHES}"
 
 
 def pricing_places(sources: Mapping[str, str]) -> list[str]:

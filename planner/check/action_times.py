@@ -1,0 +1,215 @@
+"""What each action of a program lasts, beside its messages: sums over layers, ranks and buckets of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from planner.check.stage_memory import buckets_of
+from planner.check.stages import Stages
+from planner.costs.communication.collectives import memory_factor
+from planner.costs.layers.cost_table import runs_of
+from planner.costs.stages.gradient_overlap import exposed_s
+from planner.costs.stages.input_pipeline import spare_cores
+from planner.ir.cluster import GRADIENT_SUMS
+from planner.ir.graph import Layer
+from planner.ir.plan import samples_in
+from planner.ir.schedule import RECEIVE, Action, Op
+
+_SECONDS = {
+    Op.FORWARD: "forward_s",
+    Op.BACKWARD: "backward_s",
+    Op.BACKWARD_INPUT: "backward_input_s",
+    Op.BACKWARD_WEIGHT: "backward_weight_s",
+}
+
+
+class ActionTimes:
+    """Seconds of the actions of one program, and of what is done beside them."""
+
+    def __init__(self, stages: Stages) -> None:
+        self._stages, self._book, self._prices = stages, stages.book, stages.prices
+        self._decision, self._program, self._graph = stages.decision, stages.program, stages.graph
+        self._layers, self._indices, self._sizes = stages.layers, stages.indices, stages.sizes
+        self._has_layouts, self._users = stages.has_layouts, stages.users
+        self._sum_s = self._book.network.all_reduce_s
+        self._adding = {(r, index) for r, row in enumerate(self._program.rows) for index in adding_to_gradients(row)}
+        self.is_prepared = self._decision.prepares_next_step or self._book.preparations.look_ahead
+        self._reductions: dict[int, float] = {}
+        self._exchanged: dict[tuple[int, Op, int], float] = {}
+        self._computed: dict[tuple[int, int, Op, int, bool], float] = {}
+
+    def action_s(self, rank: int, action: Action, index: int) -> float:
+        """Seconds of the action at a place in the row of ``rank``; of a send or receive beside its messages."""
+        stage, group, kind = action.stage, self._program.ranks[action.stage], self._book.kind(rank)
+        if action.op in RECEIVE:
+            return self._book.tables.overhead_s(kind)
+        if action.op is Op.PREPARE:
+            return 0.0 if self.is_prepared else self.prepare_s(rank, action)
+        if action.op is Op.REDUCE_GRAD:
+            return self._reduction_s(stage)
+        if action.op is Op.UPDATE:
+            return self._update_s(stage, rank)
+        if action.op not in _SECONDS:
+            return 0.0
+        accumulates = (rank, index) in self._adding
+        if self._has_layouts[stage]:
+            size = self._sizes[action.microbatch or 0]
+            return self._stages.of_size(stage, size).action_s(_SECONDS[action.op], accumulates)
+        exchanged_s = self.exchanged_s(action)
+        members = group if exchanged_s > 0 else (rank,)
+        return exchanged_s + max(self._compute_s(m, action, accumulates) for m in members)
+
+    def prepare_s(self, rank: int, action: Action) -> float:
+        """Seconds of preparing on ``rank``, in whatever step it is done."""
+        stage, group, kind = action.stage, self._program.ranks[action.stage], self._book.kind(rank)
+        samples, preparations = samples_in(self._sizes[action.microbatch or 0]), self._book.preparations
+        if not preparations.is_beside(kind):
+            return preparations.seconds(kind, self._indices[stage], samples, shared=len(group) > 1)
+        own = self._decision.layout_of(stage).samples(samples)[group.index(rank)] if len(group) > 1 else samples
+        return preparations.seconds(kind, self._indices[stage], own)
+
+    def next_step(self) -> list[tuple[float, bool, float]]:
+        """By rank: seconds of preparing the next step in this one, whether a core beside does, and what that costs."""
+        if not self.is_prepared:
+            return []
+        rows = self._program.rows
+        own_s = [sum(self.prepare_s(r, a) for a in row if a.op is Op.PREPARE) for r, row in enumerate(rows)]
+        cores = spare_cores(self._book.profile.cluster, len(rows))
+        found = []
+        for rank, core in enumerate(cores):
+            on_core = [s for s, other in zip(own_s, cores, strict=True) if other == core]
+            has_core, kind, lost_s = core is not None, self._book.kind(rank), 0.0
+            for a in rows[rank]:
+                if a.op is Op.PREPARE:
+                    made_s = self.prepare_s(rank, a)
+                    lost_s += self._book.preparations.turns_s(kind, self._indices[a.stage], made_s, has_core)
+            found.append((sum(on_core) if has_core else own_s[rank], has_core, lost_s))
+        return found
+
+    def exchanged_s(self, action: Action) -> float:
+        """The part of a computation in which the ranks of its stage exchange something."""
+        stage, size = action.stage, self._sizes[action.microbatch or 0]
+        if self._has_layouts[stage]:
+            return self._stages.of_size(stage, size).exchanged_s(_SECONDS[action.op])
+        samples = samples_in(size)
+        key = (stage, action.op, samples)
+        if key not in self._exchanged:
+            found = 0.0
+            for layer in self._layers[stage] if action.op is not Op.BACKWARD_WEIGHT else ():
+                backward = action.op is not Op.FORWARD
+                found += self._prices.exchange_s(layer, self._program.ranks[stage], samples, backward=backward)
+                if backward and self._runs_twice(layer, stage):
+                    found += self._prices.exchange_s(layer, self._program.ranks[stage], samples, backward=False)
+            self._exchanged[key] = found + self._in_slices_s(stage, action.op)
+        return self._exchanged[key]
+
+    def summed(self, stage: int) -> tuple[float, float]:
+        """Of the sum of a stage's gradients that is waited for: seconds, and bytes/s on each card of its hosts."""
+        group, size = self._program.ranks[stage], self._stages.own_bytes(stage)
+        if len(group) < 2 or size == 0 or self._has_layouts[stage] or self._stages.zero(stage) > 1:
+            return 0.0, 0.0
+        whole_s = self._sum_s(group, size)
+        return self._reduction_s(stage), 2 * (len(group) - 1) / len(group) * size / whole_s if whole_s > 0 else 0.0
+
+    def _compute_s(self, rank: int, action: Action, accumulates: bool) -> float:
+        key = (rank, action.stage, action.op, samples_in(self._sizes[action.microbatch or 0]), accumulates)
+        if key not in self._computed:
+            kind, shared = self._stages.kind(rank), len(self._program.ranks[action.stage]) > 1
+            costs = self._prices.columns(
+                kind, self._stages.samples_on(rank, action.stage, action.microbatch or 0), shared
+            )
+            goes_back = action.op in (Op.BACKWARD, Op.BACKWARD_INPUT)
+            total = 0.0
+            for layer, at in zip(self._layers[action.stage], self._indices[action.stage], strict=True):
+                again = goes_back and self._runs_twice(layer, action.stage)
+                total += float(costs[_SECONDS[action.op]][at]) + (float(costs["forward_s"][at]) if again else 0.0)
+                if accumulates:
+                    total += self._prices.accumulate_s(layer, kind, shared)
+            self._computed[key] = total
+        return self._computed[key]
+
+    def _runs_twice(self, layer: Layer, stage: int) -> bool:
+        return self._decision.stages[stage].recompute or layer.name in self._stages.again[stage]
+
+    def _reduction_s(self, stage: int) -> float:
+        """What is waited for sums of the stage's gradients when its slowest rank has ended its last backward."""
+        if stage not in self._reductions:
+            self._reductions[stage] = self._find_reduction_s(stage)
+        return self._reductions[stage]
+
+    def _find_reduction_s(self, stage: int) -> float:
+        group = self._program.ranks[stage]
+        if self._has_layouts[stage]:
+            return self._stages.of_size(stage, self._sizes[0]).reduction_s()
+        if self._stages.zero(stage) > 1:  # summed in each backward
+            return 0.0
+        if self._stages.is_sharded(stage) or len(group) < 2:
+            return self._sum_s(group, self._stages.own_bytes(stage)) / 2
+        last = len(self._decision.micro_batches) - 1
+        backward: list[list[float]] = []
+        for rank in group:
+            costs = self._prices.columns(self._stages.kind(rank), self._stages.samples_on(rank, stage, last), True)
+            backward.append([float(costs["backward_s"][at]) for at in self._indices[stage]])
+        slowest, size = max(backward, key=sum), self._decision.micro_batches[last]
+        before_s, ends = 0.0, {}  # of backward, still to come after the layer of that index
+        for layer, at, own_s in zip(self._layers[stage], self._indices[stage], slowest, strict=True):
+            ends[at] = before_s
+            before_s += own_s + self._prices.exchange_s(layer, group, size, backward=True)
+        if not self._book.network.in_background(group):
+            ends = dict.fromkeys(ends, 0.0)  # the ranks are busy with every sum themselves
+        return exposed_s(
+            self._book.buckets(
+                runs_of(self._indices[stage]), frozenset(n for n, users in self._users.items() if len(users) > 1)
+            ),
+            ends.__getitem__,
+            lambda num_bytes: self._sum_s(group, num_bytes),
+            lambda num_bytes: self._book.network.moving_s(group, num_bytes),
+            lambda num_bytes: (
+                memory_factor(self._book.profile.cluster, group) * self._book.network.around_s(GRADIENT_SUMS, num_bytes)
+            ),
+        )
+
+    def _update_s(self, stage: int, rank: int) -> float:
+        group, kind = self._program.ranks[stage], self._stages.kind(rank)
+        beside = memory_factor(self._book.profile.cluster, group)  # all of them update at once
+        if self._has_layouts[stage]:
+            return beside * self._stages.of_size(stage, self._sizes[0]).update_s()
+        update_s, ties_s = beside * sum(self._prices.update_s(layer, kind) for layer in self._layers[stage]), 0.0
+        sizes: dict[frozenset[int], int] = {}
+        for name, stages in self._users.items():  # gradients of several stages, summed with the lowest on each rank
+            mine = [each for each in sorted(stages) if rank in self._program.ranks[each]]
+            if len(stages) > 1 and mine and mine[0] == stage:
+                key = frozenset(stages)
+                sizes[key] = sizes.get(key, 0) + self._graph.parameters[name].num_bytes
+        for together, size in sizes.items():
+            ties_s += self._sum_s(tuple(sorted({r for each in together for r in self._program.ranks[each]})), size)
+        if self._stages.is_sharded(stage):  # a part of it, then the parts are gathered: half a sum of gradients
+            gathered_s = self._sum_s(group, self._stages.own_bytes(stage)) / 2 if self._stages.zero(stage) < 3 else 0.0
+            return ties_s + update_s / len(group) + gathered_s
+        return ties_s + update_s
+
+    def _in_slices_s(self, stage: int, op: Op) -> float:
+        """Of a pass: halves of all-reduces, one for each bucket, that gather parameters or scatter gradients."""
+        zero, group = self._stages.zero(stage), self._program.ranks[stage]
+        if zero < 2 or op is Op.BACKWARD_WEIGHT:
+            return 0.0
+        tied = {name for name, users in self._users.items() if len(users) > 1}
+        buckets = buckets_of(self._layers[stage], self._graph, tied)
+        half_s = (
+            sum(self._sum_s(group, sum(self._graph.parameters[n].num_bytes for n in names)) for names in buckets) / 2
+        )
+        if op is Op.FORWARD:
+            return half_s if zero > 2 else 0.0
+        return half_s * (1 + (zero > 2) * (1 + self._decision.stages[stage].recompute))
+
+
+def adding_to_gradients(row: Sequence[Action]) -> Iterator[int]:
+    """Places of the backwards that add to gradients of an earlier micro-batch."""
+    made = set()
+    for index, action in enumerate(row):
+        if action.op is Op.UPDATE:
+            made.discard(action.stage)
+        elif action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
+            if action.stage in made:
+                yield index
+            made.add(action.stage)
