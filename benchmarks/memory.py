@@ -288,7 +288,8 @@ def _steps(one: Case, model: LoadedModel, captured: Captured, transport: Transpo
     gc.collect()
     meter.limit(None if limit is None else limit + inherited)
     try:
-        return max(max(engine.step(*batch).peak_bytes) for _ in range(_STEPS)) - inherited
+        found = [engine.step(*batch) for _ in range(_STEPS)]
+        return max(max(one.before_bytes, *one.peak_bytes) for one in found) - inherited
     finally:
         meter.limit(None)
 

@@ -75,6 +75,7 @@ class StepResult:
         learning_rates: that this step used, of this rank's optimisers' groups.
         peak_bytes: the most in use in each action, then behind the last; empty where memory is not counted.
         left_out: why no rank made the update, where it was left out (``on_nan``).
+        before_bytes: the most in use before the program, while sites were found; 0 where none are, or nothing counts.
     """
 
     loss: float | None
@@ -85,6 +86,7 @@ class StepResult:
     learning_rates: tuple[float, ...] = ()
     peak_bytes: tuple[int, ...] = ()
     left_out: str = ""
+    before_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +292,9 @@ class Engine:
         rates = tuple(
             chain.from_iterable(r.optimizer.learning_rates() for r in self._residents.values() if r.optimizer)
         )
-        batch, binding, ahead_s = self._bound(batch)
+        if self._preparing is not None and self._finishing.is_last:
+            self.forget_gradients()  # which the step does anyhow, but not before it has found its sites
+        batch, binding, ahead_s, before_bytes = self._bound(batch)
         executor = self._executor(binding, evaluates=False)
         self._finishing.begin(binding.residents)
         self._norm, kept = None, self._guard.begin()
@@ -304,7 +308,8 @@ class Engine:
         left_out = self._guard.judge(Ran(self._step - 1, batch, binding, loss, kept))
         self._activity.num_done, self._activity.loss, self._activity.step_s = self._step, loss, step_s
         self._activity.steps.note(self._step, ran.spans, step_s)
-        return StepResult(loss, ahead_s + step_s, ran.spans, ran.thread_s, self._norm, rates, ran.peak_bytes, left_out)
+        seconds, peaks = ahead_s + step_s, ran.peak_bytes
+        return StepResult(loss, seconds, ran.spans, ran.thread_s, self._norm, rates, peaks, left_out, before_bytes)
 
     def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Evaluation:
         """Forward passes in evaluation mode (running statistics, nothing dropped); nothing is changed by them."""
@@ -318,7 +323,7 @@ class Engine:
             keep: values whose parts are given back instead of what the loss is computed from; among
                 :attr:`runtime.stage.captured.CapturedModel.watched`.
         """
-        batch, binding, ahead_s = self._bound(batch)
+        batch, binding, ahead_s, _ = self._bound(batch)
         executor = self._executor(binding, evaluates=True)
         executor.kept = tuple(keep) or self._judged
         ran, step_s = self._run(executor, batch, self._step)
@@ -480,6 +485,11 @@ class Engine:
         for resident in self._residents.values():
             resident.reset()
 
+    def forget_gradients(self) -> None:
+        """Let go of the gradients that the last update was made of."""
+        for resident in self._residents.values():
+            resident.forget_gradients()
+
     def held_tensors(self) -> list[Tensor]:
         """What stays between steps, but gradients: parameters, buffers and the optimisers' state."""
         held: list[Tensor] = []
@@ -564,20 +574,24 @@ class Engine:
         self._weighing.begin(ran.batch, ran.binding.residents)
         self._run(self._executor(ran.binding, evaluates=False), ran.batch, ran.number)
 
-    def _bound(self, batch: Batch) -> tuple[Batch, Binding, float]:
-        """The batch as the graph's inputs, the plan bound to it, and the seconds of finding the sites of clouds."""
+    def _bound(self, batch: Batch) -> tuple[Batch, Binding, float, int]:
+        """The batch as the graph's inputs, the plan bound to it; of finding sites of clouds seconds, and most bytes."""
         if self._preparing is None:
             binding = self._binder.bind(self._residents, batch)
             self._weighing.begin(batch, binding.residents)
-            return batch, binding, 0.0
-        start = time.perf_counter()
+            return batch, binding, 0.0, 0
+        # What was bound to the sites of the batch before keeps these, and all that was made of them.
+        self._executors = {key: each for key, each in self._executors.items() if key[0].is_kept}
+        meter, start = self._around.meter, time.perf_counter()
+        if meter is not None:
+            meter.take_peak()
         try:
             batch = self._preparing.batch(batch)
             binding = self._binder.bind(self._residents, batch)
             self._weighing.begin(batch, binding.residents)
         except StageFailedError as error:  # clouds or seeds that cannot be used
             raise self._around.context.of(error, self._step, "finding sites") from error
-        return batch, binding, time.perf_counter() - start
+        return batch, binding, time.perf_counter() - start, 0 if meter is None else meter.take_peak()
 
     def _executor(self, binding: Binding, *, evaluates: bool) -> Executor:
         if not binding.is_kept:

@@ -181,7 +181,7 @@ class Loop:
         self._spans.append((len(self._results) - 1, result.spans))
         if result.peak_bytes:
             self._memory.append((len(self._results) - 1, result.peak_bytes))
-            self._peak_bytes = max(self._peak_bytes, *result.peak_bytes)
+            self._peak_bytes = max(self._peak_bytes, result.before_bytes, *result.peak_bytes)
         self.metrics.step(number + 1, self.feed.position.epoch, sum(batch.rows), result, self.activity.slow)
         if self.journal is not None:
             self.journal.step(number, result.loss, result.step_s)

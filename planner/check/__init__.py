@@ -3,7 +3,8 @@
 Read ``verdict``, which asks the others; ``coverage`` says what is checked of each field.  Without a profile:
 ``structure``, ``statements``, ``request`` and ``order``.  With one, ``recompute`` goes through the step (what
 ``action_times`` say, in the order of ``events``) and the ``memory`` (what ``stages`` hold, as high as ``stage_memory``
-says), at ``prices`` that are given; ``drawn`` is what only the simulator itself can say again.
+says), at prices that are given (``prices``, of token slices ``slices``); ``drawn`` is what only the simulator itself
+can say again.
 """
 
 from __future__ import annotations

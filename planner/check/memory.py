@@ -99,7 +99,10 @@ class Account:
         for stage, one in zip(mine, held, strict=True):  # older versions, that micro-batches under way still need
             used = {name for layer in one.layers for name in layer.parameters}
             weights += (self._versions.get(stage, 1) - 1) * sum(parameters[name].num_bytes for name in used)
-        buffers = sum(layer.buffer_bytes for one in held for layer in one.layers)
+        layers = [layer for one in held for layer in one.layers]
+        shared = {name: size for layer in layers for name, size in layer.shared_buffers}
+        buffers = sum(shared.values()) + sum(layer.buffer_bytes for layer in layers)
+        buffers -= sum(size for layer in layers for _, size in layer.shared_buffers)
         buffers += round(sum(one.standing for one in held))
         return weights + state + buffers + self.batch_bytes() + self.most()
 
@@ -129,7 +132,8 @@ class Account:
                     if self._shares_memory(peer):
                         continue  # it is in a block, which its receiver holds
                     like = (peer, size, small, number if prepared_inputs(self._profile.graph) else 0)
-                    now.sent.append((like, action, round(share * (size - small))))
+                    copied = _copied(message) if forward else 0
+                    now.sent.append((like, action, copied + round(share * (size - small - copied))))
                     under_way = sum(other[2] for other, _, _ in now.sent if other == like)
                     framed[like] = max(framed.get(like, 0), under_way)
                 most = max(most, now.total())
@@ -209,7 +213,7 @@ class Account:
     def _in_buffers(self, number: int, microbatch: int) -> tuple[float, ...]:
         """By layer, of what it saves, what surely lies where it was received from another stage."""
         stage, graph = self._stage(number, microbatch), self._profile.graph
-        if stage.levels is None or stage.has_layouts:
+        if stage.levels is None or (stage.has_layouts and not stage.reads):
             return (0.0,) * len(stage.layers)
         messages = [
             self._program.messages_of(self._rank, action)
@@ -217,12 +221,13 @@ class Account:
         ]
         theirs = {part.value for each in messages for message in each for part in message.parts}
         names, values = {layer.name for layer in stage.layers}, graph.values()
+        reads = stage.reads or [(stage.samples, levels[6], False) for levels in stage.levels]
         found = []
-        for layer, levels, saved in zip(stage.layers, stage.levels, stage.saved, strict=True):
-            sizes = {x: values[x].num_bytes / graph.samples * stage.samples for x in set(layer.inputs)}
+        for layer, (samples, kept, _), saved in zip(stage.layers, reads, stage.saved, strict=True):
+            sizes = {x: values[x].num_bytes / graph.samples * samples for x in set(layer.inputs)}
             mine = sum(size for x, size in sizes.items() if x not in graph.inputs and producer(x) in names)
             came = sum(size for x, size in sizes.items() if x in theirs)
-            found.append(min(max(0.0, levels[6] - mine), came, saved))
+            found.append(min(max(0.0, kept - mine), came, saved))
         return tuple(found)
 
     def _coming(self, action: Action) -> Iterator[tuple[Action, tuple[int, int, bool]]]:
@@ -311,18 +316,27 @@ class Account:
         """Of the outputs that are sent on their own, the share that no layer of the stage saves."""
         stage = self._stage(number, microbatch)
         rows = self._beside.get((Op.SEND_FORWARD, number, microbatch), ())
-        alone = sum(size - small for action in rows for size, small, is_block in self._sizes(action) if not is_block)
+        alone = sum(
+            size - small - _copied(message)
+            for action in rows
+            for message, (size, small, is_block) in zip(
+                self._program.messages_of(self._rank, action), self._sizes(action), strict=True
+            )
+            if not is_block
+        )
         if not alone or stage.levels is None or stage.recompute:
             return 1.0 if alone else 0.0
         graph, names = self._profile.graph, [layer.name for layer in stage.layers]
         again = {place for span in stage.spans for place in span}  # which drop what they save of their outputs
-        saves = [0.0 if place in again else saved for place, saved in enumerate(stage.saved)]
+        copies = {place for place, (_, _, is_copy) in enumerate(stage.reads) if is_copy}
+        saves = [0.0 if place in again | copies else saved for place, saved in enumerate(stage.own or stage.saved)]
+        parts = [samples * share for samples, share in stage.parts] or [stage.samples] * len(names)
         found = 0.0
         for place, layer in enumerate(stage.layers):
             readers = readers_of(graph, layer.name)
             if all(reader in names for reader in readers):
                 continue
-            size = sum(spec.num_bytes for spec in layer.outputs) / graph.samples * stage.samples
+            size = sum(spec.num_bytes for spec in layer.outputs) / graph.samples * parts[place]
             inside = [saves[names.index(reader)] for reader in readers if reader in names]
             if not any(saved >= 0.99 * size for saved in inside):
                 found += max(0.0, size - (0.0 if place in again else stage.levels[place][5]))
@@ -356,6 +370,11 @@ def _bytes(message: Message, forward: bool) -> tuple[int, int]:
     """Of a message: all, and those of tensors that are copied into a frame."""
     sizes = [part.num_bytes for part in (message.parts if forward else message.gradient_parts)]
     return sum(sizes), sum(size for size in sizes if size < _SMALL)
+
+
+def _copied(message: Message) -> int:
+    """Of tensors that go forward on their own, those that do not lie in one piece where they are sent from."""
+    return sum(part.num_bytes for part in message.parts if part.num_bytes >= _SMALL and part.is_copied)
 
 
 def _buffer(size: int, small: int, is_block: bool) -> int:

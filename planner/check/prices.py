@@ -17,13 +17,13 @@ from planner.check.blocks import BlockAccount, tile_seconds
 from planner.costs.communication.resharding import Crossing, crossing, exposed, scattered_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
-from planner.costs.layers.token_slices import SliceTable
-from planner.costs.shards.option import Option, Shards, shards_of
+from planner.costs.shards.option import Option, Reading, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, pending_s, reduction_rate, sums_of
 from planner.costs.shards.tiles import tile_shards
-from planner.ir.graph import Layer, producer
+from planner.ir.graph import BYTES_PER_ELEMENT, Layer, producer
 from planner.ir.plan import Block, Placement
 from planner.ir.profile import BACKWARD, FORWARD
+from planner.layers import is_convolution
 from planner.layers.division import Division
 from planner.layers.sized import SizedLayer
 
@@ -164,14 +164,22 @@ class LaidOut:
     def saved_bytes(self, member: int) -> list[float]:
         """What each layer of a member saves for the backward, also of inputs that it reads whole or was sent."""
         found = []
-        for layer, (samples, share) in zip(self.layers, self.parts(member), strict=True):
+        for layer in self.layers:
             own = float(self._costs[layer.name]["saved_bytes"][member])
-            at, kind, inputs = self.prices.index[layer.name], self._kinds[member], 0.0
-            if not self.recompute:
-                read_share = float(self._shards[layer.name].read_share(0)[member])
-                inputs = self._book.levels.inputs_beyond(kind, at, samples, share, read_share)
-            found.append(own + max(inputs, self._received(layer, member)))
+            beyond = self._received(layer, member) if self.recompute else self._inputs_saved(layer, member)[0]
+            found.append(own + beyond)
         return found
+
+    def _inputs_saved(self, layer: Layer, member: int) -> tuple[float, float]:
+        """A price: what is saved of inputs beyond the part's share, and what of all that lies where it was."""
+        at = self.prices.index[layer.name]
+        return self._book.levels.inputs_saved(self._kinds[member], at, self._reading(layer, member))
+
+    def _reading(self, layer: Layer, member: int) -> Reading:
+        shards = self._shards[layer.name]
+        samples, share = float(shards.samples[0, member]), float(shards.share[0, member])
+        received, copied = (self._received(layer, member, copied=each) for each in (False, True))
+        return Reading(samples, share, float(shards.read_share(0)[member]), received, copied)
 
     def made_bytes(self, member: int) -> list[float]:
         """Parameters of each layer that a member uses."""
@@ -182,6 +190,19 @@ class LaidOut:
         shards = self._shards[layer.name]
         return float(shards.samples[0, member]) * float(shards.share[0, member])
 
+    def summed(self, member: int) -> dict[str, tuple[tuple[int, ...], int]]:
+        """By parameter: the members that have the same part as this one, and its bytes, where others have it."""
+        found = {}
+        for layer in self.layers:
+            shards = self._shards[layer.name]
+            for name, spec, boxes in zip(layer.parameters, shards.sized.parameters, shards.weights, strict=True):
+                own = boxes[0, member]
+                alike = tuple(other for other in range(len(self.ranks)) if (boxes[0, other] == own).all())
+                size = int(np.prod(own[:, 1] - own[:, 0])) * BYTES_PER_ELEMENT[spec.dtype]
+                if size > 0 and len(alike) > 1:
+                    found.setdefault(name, (alike, size))
+        return found
+
     def always_bytes(self) -> float:
         """What a stage keeps although it computes its activations again: nothing."""
         return 0.0
@@ -190,17 +211,22 @@ class LaidOut:
         """What exchanges keep ready on a member."""
         apart = {layer.name for layer in self._apart}
         pairs = self._crossings.items()
-        return sum(float(one.standing_bytes[0, 0, member]) for (_, reader), one in pairs if reader in apart)
+        of_sums = 0.0
+        for name in apart:
+            is_normalising = self._shards[name].sized.relation.REDUCTION == "statistics"
+            of_sums += 0.0 if self.evaluates and is_normalising else float(self._sums[name].standing_bytes[0, member])
+        return of_sums + sum(float(one.standing_bytes[0, 0, member]) for (_, reader), one in pairs if reader in apart)
 
     def levels(self, member: int) -> list[list[float]] | None:
         """How high memory rises in each layer; None if that was not measured."""
-        found = []
+        found, sums = [], self._book.tables.graph.parameter_bytes
         for layer in self.layers:
-            shards, index, kind = self._shards[layer.name], self.prices.index[layer.name], self._kinds[member]
-            samples, share = float(shards.samples[0, member]), float(shards.share[0, member])
-            whole = float(self._book.tables.at(kind, samples).workspace_bytes[index])
-            needs = float(self._costs[layer.name]["workspace_bytes"][member]) - share * whole
-            one = self._book.levels.of_part(kind, index, samples, share, self._received(layer, member), needs)
+            part, index, kind = self._reading(layer, member), self.prices.index[layer.name], self._kinds[member]
+            whole = float(self._book.tables.at(kind, part.samples).workspace_bytes[index])
+            needs = float(self._costs[layer.name]["workspace_bytes"][member]) - part.share * whole
+            size = float(sums[index + 1] - sums[index])
+            weights = float(self._sums[layer.name].held_bytes[0, member]) / size if size else 0.0
+            one = self._book.levels.of_part(kind, index, part, needs, weights, size)
             if one is None:
                 return None
             found.append(one.tolist())
@@ -210,6 +236,19 @@ class LaidOut:
         """Of how many samples a member has which share of each layer."""
         shards = [self._shards[layer.name] for layer in self.layers]
         return [(float(one.samples[0, member]), float(one.share[0, member])) for one in shards]
+
+    def reads(self, member: int) -> list[tuple[float, float, bool]]:
+        """By layer, of how many samples a member reads, what it saves of these where they lie, and if it has a copy."""
+        found = []
+        for layer, (samples, share) in zip(self.layers, self.parts(member), strict=True):
+            read = max(share, float(self._shards[layer.name].read_share(0)[member]))
+            is_copy = self._received(layer, member, copied=True) > 0
+            found.append((samples * read, self._inputs_saved(layer, member)[1], is_copy))
+        return found
+
+    def own_bytes(self, member: int) -> list[float]:
+        """What each layer of a member saves, its share of the inputs included."""
+        return [float(self._costs[layer.name]["saved_bytes"][member]) for layer in self.layers]
 
     def unrecorded_bytes(self, member: int) -> int:
         """With blocks: the most that a forward pass holds of values."""
@@ -246,9 +285,11 @@ class LaidOut:
         """What the hungriest layer needs while it runs."""
         return max(float(cost["workspace_bytes"][member]) for cost in self._costs.values())
 
-    def _received(self, layer: Layer, member: int) -> float:
-        pairs = self._crossings.items()
-        return sum(float(one.received_bytes[0, 0, member]) for (_, reader), one in pairs if reader == layer.name)
+    def _received(self, layer: Layer, member: int, *, copied: bool = False) -> float:
+        """Bytes from other ranks; ``copied``: those that no convolution adds up as they come."""
+        pairs, adds_up = self._crossings.items(), copied and is_convolution(layer.kind)
+        into = (one for (_, reader), one in pairs if reader == layer.name and not (adds_up and one.is_halo[0, 0]))
+        return sum(float(one.received_bytes[0, 0, member]) for one in into)
 
     @property
     def _book(self) -> PriceBook:
@@ -376,95 +417,3 @@ class LaidOut:
         own = float(sums[index + 1] - sums[index])
         held = self._sums[layer.name].held_bytes[0]
         return max(s * float(size) / own for s, size in zip(seconds, held, strict=True)) if own else 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class Sliced:
-    """A stage of one rank, for one token slice of micro-batches of ``samples``; the same questions as of a ``LaidOut``.
-
-    Attributes:
-        layers: of the stage, in the graph's order.
-        table: what each layer costs for that slice.
-    """
-
-    prices: LayerPrices
-    layers: Sequence[Layer]
-    table: SliceTable
-    kind: str
-    samples: int
-    recompute: bool
-
-    def action_s(self, what: str, accumulates: bool) -> float:
-        """Seconds of a forward or backward (one of ``SECONDS``)."""
-        total = sum(self._of(layer, what) for layer in self.layers)
-        if what in ("backward_s", "backward_input_s") and self.recompute:
-            total += sum(self._of(layer, "forward_s") for layer in self.layers)
-        if accumulates:
-            total += sum(self.prices.accumulate_s(layer, self.kind, shared=False) for layer in self.layers)
-        return total
-
-    def exchanged_s(self, what: str) -> float:
-        """Slices are on one rank."""
-        return 0.0
-
-    def update_s(self) -> float:
-        """Seconds of the update."""
-        return sum(self.prices.update_s(layer, self.kind) for layer in self.layers)
-
-    def reduction_s(self) -> float:
-        """One rank sums with nobody."""
-        return 0.0
-
-    def parameter_bytes(self, member: int) -> float:
-        """Bytes of the parameters of the stage."""
-        return sum(self.made_bytes(member))
-
-    def saved_bytes(self, member: int) -> list[float]:
-        """What each layer saves for the backward, and what it keeps of other slices' tokens and for other slices."""
-        return [self._of(layer, "saved_bytes") + self._received(layer) for layer in self.layers]
-
-    def made_bytes(self, member: int) -> list[float]:
-        """Parameters of each layer, those that an earlier one uses too left out."""
-        sums = self.prices.book.tables.graph.parameter_bytes
-        places = [self.prices.index[layer.name] for layer in self.layers]
-        return [float(sums[at + 1] - sums[at]) for at in places]
-
-    def always_bytes(self) -> float:
-        """What later slices read is kept, although activations are computed again."""
-        return sum(self._received(layer) for layer in self.layers)
-
-    def standing_bytes(self, member: int) -> float:
-        """No exchange stands ready."""
-        return 0.0
-
-    def levels(self, member: int) -> list[list[float]] | None:
-        """How high memory rises in each layer; None if that was not measured."""
-        found, book = [], self.prices.book
-        for layer in self.layers:
-            at = self.prices.index[layer.name]
-            share = float(self.table.share[at])
-            whole = float(book.tables.at(self.kind, self.samples).workspace_bytes[at])
-            needs = self._of(layer, "workspace_bytes") - share * whole
-            one = book.levels.of_part(self.kind, at, self.samples, share, self._received(layer), needs)
-            if one is None:
-                return None
-            found.append(one.tolist())
-        return found
-
-    def parts(self, member: int) -> list[tuple[float, float]]:
-        """Of the samples of a micro-batch which share each layer of a slice is."""
-        return [(float(self.samples), float(self.table.share[self.prices.index[layer.name]])) for layer in self.layers]
-
-    def unrecorded_bytes(self, member: int) -> int:
-        """Slices have no blocks."""
-        return 0
-
-    def workspace_bytes(self, member: int) -> float:
-        """What the hungriest layer needs while it runs."""
-        return max(self._of(layer, "workspace_bytes") for layer in self.layers)
-
-    def _of(self, layer: Layer, what: str) -> float:
-        return float(self.table.costs[QUANTITIES.index(what), self.prices.index[layer.name]])
-
-    def _received(self, layer: Layer) -> float:
-        return float(self.table.received[self.prices.index[layer.name]])

@@ -1,6 +1,6 @@
 """What a stage holds of a micro-batch on a rank, and how high memory rises in its actions: one loop over its layers.
 
-Follows the same model as ``planner.costs.memory.levels`` but none of its code; what one layer saves and needs is a
+Follows the same model as ``planner.costs.memory.courses`` but none of its code; what one layer saves and needs is a
 price, and given.  ``memory`` asks this of each action of a rank's row.
 """
 
@@ -23,9 +23,12 @@ class Holding:
     Attributes:
         layers: in order.
         saved, levels: by layer, of the rank's share of a micro-batch; no levels where they were not measured.
+        own: of ``saved``, without what is saved of inputs beyond the share; empty: all of it.
         gradients: of values, by number of samples, in the whole network: (whose backward makes one, whose is the last
             to be given it, bytes); none where that is not known.
         parts: by layer, of so many samples which share there is; empty: all of ``samples``.
+        reads: by layer, of how many samples it reads its inputs, what it saves of these where they lie, and whether it
+            reads a copy; empty: as ``levels`` say.
         inputs_left, gradients_left: by layer, of what its weight gradients need later: the layers that made these
             values, and those whose backward made these gradients, with bytes.
         defers: by layer, whether its weight gradients can come later than those of its inputs.
@@ -39,6 +42,8 @@ class Holding:
         parameter_bytes: what the rank holds of parameters; ``elsewhere``: of these whose state another rank holds.
         tied: parameters that other stages use too.
         sums_behind: whether gradients are summed over ranks while the last backward runs.
+        summed: of a stage whose layers have layouts of their own, by parameter in the graph's order: the numbers of the
+            ranks that have the same part as this one, and its bytes; of parts that nobody else has nothing.
         on_chip: whether parameters, gradients and the optimiser's state lie in a memory beside this one.
         zero: from 2 on each of ``slices`` ranks keeps its slices of gradients between passes, with 3 of parameters.
         spans: places of layers that alone are computed again, by span.
@@ -48,8 +53,10 @@ class Holding:
     layers: Sequence[Layer]
     saved: Sequence[float]
     levels: Sequence[Sequence[float]] | None = None
+    own: Sequence[float] = ()
     gradients: Mapping[float, Sequence[tuple[str, str, float]]] = field(default_factory=dict)
     parts: Sequence[tuple[float, float]] = ()
+    reads: Sequence[tuple[float, float, bool]] = ()
     inputs_left: Sequence[Mapping[str, float]] = ()
     gradients_left: Sequence[Mapping[str, float]] = ()
     defers: Sequence[bool] = ()
@@ -64,6 +71,7 @@ class Holding:
     elsewhere: int = 0
     tied: frozenset[str] = frozenset()
     sums_behind: bool = False
+    summed: Mapping[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
     on_chip: bool = False
     recompute: bool
     has_layouts: bool = False
@@ -290,24 +298,35 @@ def _seeds_left(stage: Holding, graph: Graph, seeds: int) -> float:
 
 def buckets_in(stage: Holding, graph: Graph) -> list[tuple[int, int]]:
     """Of each bucket of gradients: its earliest layer in the stage, and its bytes if they have to be put together."""
-    found = buckets_of(stage.layers, graph, stage.tied)
     earliest = {name: place for place, layer in reversed([*enumerate(stage.layers)]) for name in layer.parameters}
-    sizes = [sum(graph.parameters[name].num_bytes for name in names) if len(names) > 1 else 0 for names in found]
-    return [(min(earliest[name] for name in names), size) for names, size in zip(found, sizes, strict=True)]
+    sizes = {name: graph.parameters[name].num_bytes for name in earliest}
+    found = buckets_of(stage.layers, graph, stage.tied)
+    if stage.has_layouts:
+        sizes |= {name: size for name, (_, size) in stage.summed.items()}
+        groups = dict.fromkeys(group for group, _ in stage.summed.values())
+        of_groups = [[name for name, (of_name, _) in stage.summed.items() if of_name == group] for group in groups]
+        found = [bucket for names in of_groups for bucket in _in_buckets(names, sizes)]
+        order = {name: place for place, name in enumerate(stage.summed)}
+        found.sort(key=lambda names: -min(order[name] for name in names))
+    copied = [sum(sizes[name] for name in names) if len(names) > 1 else 0 for names in found]
+    return [(min(earliest[name] for name in names), size) for names, size in zip(found, copied, strict=True)]
 
 
 def buckets_of(layers: Sequence[Layer], graph: Graph, tied: Collection[str]) -> list[list[str]]:
     """Names of the parameters whose gradients move together, the last ones of the stage first."""
     names = dict.fromkeys(name for layer in layers for name in layer.parameters if name not in tied)
+    return _in_buckets([*names], {name: graph.parameters[name].num_bytes for name in names})
+
+
+def _in_buckets(names: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
     found: list[list[str]] = []
     room = 0
     for name in reversed(names):
-        size = graph.parameters[name].num_bytes
-        if not found or size > room:
+        if not found or sizes[name] > room:
             found.append([])
             room = BUCKET_BYTES
         found[-1].append(name)
-        room -= size
+        room -= sizes[name]
     return found
 
 

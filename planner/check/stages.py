@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.check.prices import LaidOut, LayerPrices, Sliced
+from planner.check.prices import LaidOut, LayerPrices
+from planner.check.slices import Sliced
 from planner.check.stage_memory import Holding
 from planner.check.structure import has_layouts, samples_of
 from planner.costs.communication.links import shares_memory
@@ -151,12 +152,16 @@ class Stages:
                 of_layers = [[one[0], one[1], one[1], 0.0, 0.0, *one[5:]] for one in of_layers]
             made = laid_out.made_bytes(member) if of_layers is not None else []
             parts = [] if of_layers is None else laid_out.parts(member)
+            reads = [] if of_layers is None else laid_out.reads(member)
+            saved = [] if of_layers is None else laid_out.own_bytes(member)
             stays = _NOTHING_KEPT
             if self.spans[stage] and isinstance(laid_out, LaidOut):
                 order = [self.layers[stage].index(layer) for layer in layers]
                 kept, made = [kept[at] for at in order], [made[at] for at in order] if made else []
                 of_layers = None if of_layers is None else [of_layers[at] for at in order]
                 parts = [parts[at] for at in order] if parts else []
+                reads = [reads[at] for at in order] if reads else []
+                saved = [saved[at] for at in order] if saved else []
                 stays = self._kept(stage, layers, of_layers, [laid_out.part(layer, member) for layer in layers])
             is_shared = shares_memory(self.book.profile.cluster, self.program.ranks[stage])
             sizes = set[Size]() if is_shared else set(self.sizes)
@@ -164,9 +169,11 @@ class Stages:
                 layers=layers,
                 saved=[laid_out.always_bytes()] if recompute else kept if of_layers or stays.kept else [sum(kept)],
                 levels=of_layers,
+                own=saved,
                 defers=() if of_layers is None else [False] * len(layers),
                 gradients=self.prices.gradients(kind, [samples for samples, _ in parts]),
                 parts=parts,
+                reads=reads,
                 workspace=laid_out.unrecorded_bytes(member) if blocks else laid_out.workspace_bytes(member),
                 left=sum(kept),
                 again=sum(kept) - laid_out.always_bytes() if recompute else 0.0,
@@ -175,6 +182,8 @@ class Stages:
                 standing=sum(self.of_size(stage, each).standing_bytes(member) for each in sizes),
                 made=made,
                 parameter_bytes=round(laid_out.parameter_bytes(member)),
+                sums_behind=len(self.program.ranks[stage]) > 1,
+                summed={name: each for name, each in laid_out.summed(member).items() if len(self.users[name]) == 1},
                 recompute=False,
                 has_layouts=True,
                 spans=self._places(stage, layers),

@@ -9,7 +9,7 @@ from planner.costs.communication.links import transport_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import layers_of
-from planner.costs.memory.messages import small_bytes
+from planner.costs.memory.messages import carried_by
 from planner.costs.memory.peak import RankMemory, rank_memories
 from planner.costs.simulator.breakdown import Parts, breakdown
 from planner.costs.simulator.events import run, timeline
@@ -67,9 +67,9 @@ def forecast(
     program, costs, compiled, sizes = _compiled(book, decision)
     prices = prices_of(compiled, costs, sizes)
     trace = run(compiled, prices)
-    small = small_bytes(program, compiled)
-    seen = timeline(compiled, trace, costs, sizes, small)
-    memories = rank_memories(costs, compiled, sizes, small)
+    carried = carried_by(program, compiled)
+    seen = timeline(compiled, trace, costs, sizes, carried)
+    memories = rank_memories(costs, compiled, sizes, carried)
     devices = book.profile.cluster.devices
     usable = [int(device.memory_bytes * (1 - memory_margin)) for device in devices]
     limits = [min(limit, memory_bytes) if memory_bytes else limit for limit in usable]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
@@ -115,6 +115,7 @@ class Layer:
         parameters: names of the parameters it uses, as in the user's state dict.
         attributes: what its kind needs to know (kernel, stride, ...), and ``op``, the operator's name.
         buffer_bytes: state that is not trained (running statistics, masks).
+        shared_buffers: of that, what other layers read too (tables of rotary positions): names and bytes.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Layer:
     parameters: tuple[str, ...] = ()
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     buffer_bytes: int = 0
+    shared_buffers: tuple[tuple[str, int], ...] = field(default=(), metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,14 @@ class Graph:
         """Bytes of the distinct parameters of ``layers`` (all layers if None)."""
         used = {p for layer in self.layers if layers is None or layer.name in layers for p in layer.parameters}
         return sum(self.parameters[name].num_bytes for name in used)
+
+    def buffer_bytes(self, layers: Iterable[int]) -> int:
+        """Bytes of the distinct buffers of layers, by index."""
+        own, shared = 0, dict[str, int]()
+        for layer in (self.layers[index] for index in layers):
+            own += layer.buffer_bytes - sum(size for _, size in layer.shared_buffers)
+            shared.update(layer.shared_buffers)
+        return own + sum(shared.values())
 
     def cut(self, position: int) -> tuple[str, ...]:
         """Values made by ``layers[:position]`` and read by ``layers[position:]``, in order of making."""

@@ -59,6 +59,7 @@ class Levels:
         outputs_saved: of its outputs, those that it saves itself.
         inputs_saved: of what earlier layers made, what it is the first to save.
         gradients_left: of the gradients of its outputs, those that some weight gradient needs later.
+        inputs_kept: of what earlier layers made, all that it saves, be it the first to do so or not.
         gradients_made: of the gradients of values that its backward makes: for each the last layer whose backward is
             given it, and its bytes.
         inputs_left: of what its weight gradients need later and earlier layers made: who made it, and bytes.
@@ -73,6 +74,7 @@ class Levels:
     outputs_saved: int = 0
     inputs_saved: int = field(default=0, metadata={"added": "0.1"})
     gradients_left: int = field(default=0, metadata={"added": "0.1"})
+    inputs_kept: int = field(default=0, metadata={"added": "0.1"})
     gradients_made: tuple[tuple[str, int], ...] = field(default=(), metadata={"added": "0.1"})
     inputs_left: tuple[tuple[str, int], ...] = field(default=(), metadata={"added": "0.1"})
     gradients_left_from: tuple[tuple[str, int], ...] = field(default=(), metadata={"added": "0.1"})

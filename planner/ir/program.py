@@ -79,11 +79,16 @@ def num_joined(sizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A box (in coordinates of the micro-batch) of one value."""
+    """A box (in coordinates of the micro-batch) of one value.
+
+    Attributes:
+        is_copied: whether its elements do not follow one another where its sender has them: it is sent from a copy.
+    """
 
     value: str
     box: Box
     num_bytes: int
+    is_copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ _OF_FIELDS: Mapping[str, tuple[float, float]] = {
     "outputs_saved": BYTES,
     "inputs_saved": BYTES,
     "gradients_left": BYTES,
+    "inputs_kept": BYTES,
+    "shared_buffers": BYTES,
     "gradients_made": BYTES,
     "inputs_left": BYTES,
     "gradients_left_from": BYTES,

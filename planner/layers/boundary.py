@@ -241,9 +241,11 @@ class Boundaries:
         samples = size
         for value in edge.values:
             spec = self._spec(value, samples)
-            for move in transfers(self.owned(value, samples), self.needed(value, edge.dst, samples)):
+            owned = self.owned(value, samples)
+            for move in transfers(owned, self.needed(value, edge.dst, samples)):
                 num_bytes = volume(move.box) * BYTES_PER_ELEMENT[spec.dtype]
-                parts.setdefault((move.src, move.dst), []).append(Part(value, move.box, num_bytes))
+                part = Part(value, move.box, num_bytes, _is_apart(move.box, owned[move.src]))
+                parts.setdefault((move.src, move.dst), []).append(part)
         return tuple(
             Message(src, dst, tuple(found), tuple(part for part in found if self._is_answered(part.value)))
             for (src, dst), found in sorted(parts.items())
@@ -315,3 +317,9 @@ def _whole_but(layout: Layout, spec: TensorSpec, box: Box) -> Box:
         interval if dim in layout.cuts else Interval(0, extent)
         for dim, interval, extent in zip(spec.dims, box, spec.shape, strict=True)
     )
+
+
+def _is_apart(part: Box, box: Box) -> bool:
+    """Whether the elements of ``part`` do not follow one another in a tensor of ``box``, the last dim fastest."""
+    cut = [dim for dim, (one, other) in enumerate(zip(part, box, strict=True)) if one != other]
+    return bool(cut) and (len(cut) > 1 or any(len(interval) > 1 for interval in part[: cut[0]]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -271,8 +272,12 @@ def _graph(
             specs[name] = specify_input(node, traced)
     inputs = dict(specs)
     layers = []
-    for group, name in zip(found, names, strict=True):
+    buffers = [_buffers(traced, group) for group in found]
+    readers = Counter(buffer for own in buffers for buffer in own)
+    for group, name, own in zip(found, names, buffers, strict=True):
         layer = _layer(traced, rules, group, name, values, specs)
+        shared = tuple((buffer, size) for buffer, size in own.items() if readers[buffer] > 1)
+        layer = replace(layer, buffer_bytes=sum(own.values()), shared_buffers=shared)
         specs.update((value_name(name, index), spec) for index, spec in enumerate(layer.outputs))
         layers.append(layer)
     used = {name for layer in layers for name in layer.parameters}
@@ -293,7 +298,6 @@ def _layer(
     inputs = [values[a] for a in arguments if a.op != "get_attr" and a not in group.nodes]
     attributes = list(dict.fromkeys(name_read(a) for a in arguments if a.op == "get_attr"))
     parameters = tuple(target for target in attributes if target in traced.parameters)
-    buffers = [attribute(traced.module, target) for target in attributes if target not in traced.parameters]
     read = tuple(specs[value] for value in inputs)
     kind, details = _kind(traced, rules, group, read)
     outputs = tuple(
@@ -302,8 +306,15 @@ def _layer(
     )
     if kind == ELEMENTWISE and rules.of(group.main) is not None:
         _require_elementwise(name, str(details["op"]), read, outputs)
-    buffer_bytes = sum(buffer.nbytes for buffer in buffers if isinstance(buffer, Tensor))
-    return Layer(name, kind, tuple(inputs), outputs, parameters, details, buffer_bytes)
+    return Layer(name, kind, tuple(inputs), outputs, parameters, details)
+
+
+def _buffers(traced: Traced, group: Group) -> dict[str, int]:
+    """Bytes of the buffers and constants that a layer reads, by name."""
+    read = (argument for node in group.nodes for argument in tensor_arguments(node) if argument.op == "get_attr")
+    names = dict.fromkeys(name_read(argument) for argument in read)
+    tensors = {name: attribute(traced.module, name) for name in names if name not in traced.parameters}
+    return {name: tensor.nbytes for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
 
 
 def _require_elementwise(name: str, op: str, read: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:

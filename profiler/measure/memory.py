@@ -104,12 +104,15 @@ class SavedStorages:
     Attributes:
         num_bytes: of all storages found.
         found: addresses of those found since the last look, with their bytes.
+        saved: the same of all that was saved since then, found before or not.
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         self._seen = {storage_id(tensor): tensor for tensor in known}
+        self._known = frozenset(self._seen)
         self.num_bytes = 0
         self.found: dict[int, int] = {}
+        self.saved: dict[int, int] = {}
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Counts ``tensor`` and gives it back; it is kept alive, so that its address stays its own."""
@@ -118,6 +121,8 @@ class SavedStorages:
             self._seen[address] = tensor
             self.num_bytes += num_bytes
             self.found[address] = num_bytes
+        if address not in self._known:
+            self.saved[address] = num_bytes
         return tensor
 
     def hooks(self) -> saved_tensors_hooks:
@@ -166,6 +171,7 @@ def watched_passes(
                 outputs_saved=whole.layers[k].outputs_saved,
                 inputs_saved=whole.layers[k].inputs_saved,
                 gradients_left=split.layers[k].gradients_left,
+                inputs_kept=whole.layers[k].inputs_kept,
                 gradients_made=tuple(whole.gradients.made[k]),
                 inputs_left=_named(parts, split.layers[k].inputs_left),
                 gradients_left_from=_named(parts, split.layers[k].gradients_left_from),
@@ -228,6 +234,7 @@ class _Layer:
     left: int = 0
     outputs_saved: int = 0
     inputs_saved: int = 0
+    inputs_kept: int = 0
     gradients_left: int = 0
     inputs_left: dict[int, int] = field(default_factory=dict)
     gradients_left_from: dict[int, int] = field(default_factory=dict)
@@ -292,9 +299,11 @@ class _Watched:
                 layer.forward, more = _rise(self._meter, partial(self.passed.forward, part))
             layer.workspace = layer.forward - max(0, more)
             layer.saved, self._counter.found = self._counter.found, {}
+            kept, self._counter.saved = self._counter.saved, {}
             results = {_address(value): _size(value) for value in map(self.passed.value, part.results)}
             layer.outputs_saved = sum(size for address, size in results.items() if address in layer.saved)
             layer.inputs_saved = sum(size for address, size in layer.saved.items() if address in made)
+            layer.inputs_kept = sum(size for address, size in kept.items() if address in made)
             for address in results:
                 made.setdefault(address, k)
         for layer, unsaved in zip(self.layers, self._unsaved(), strict=True):

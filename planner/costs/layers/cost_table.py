@@ -319,13 +319,14 @@ class GraphTable:
 
     Attributes:
         parameter_bytes: a tied parameter counts at the first layer that uses it.
-        buffer_bytes: state that is not trained.
+        buffer_bytes: state that is not trained; ``own_buffer_bytes``: that of each layer alone.
         norm_channels: by layer, no sum: channels of a normalisation over the samples of all ranks, else 0.
         norm_bytes: by layer: bytes of one of its statistics.
     """
 
     parameter_bytes: Array
     buffer_bytes: Array
+    own_buffer_bytes: Array
     norm_channels: NDArray[np.int64]
     norm_bytes: NDArray[np.int64]
 
@@ -364,9 +365,12 @@ def graph_table(graph: Graph) -> GraphTable:
         seen |= new
         parameters.append(float(sum(graph.parameters[name].num_bytes for name in new)))
     norms = [_norm(layer) for layer in graph.layers]
+    buffers = np.array([float(layer.buffer_bytes) for layer in graph.layers])
+    shared = np.array([float(sum(size for _, size in layer.shared_buffers)) for layer in graph.layers])
     return GraphTable(
         running(np.array(parameters)),
-        running(np.array([float(layer.buffer_bytes) for layer in graph.layers])),
+        running(buffers),
+        running(buffers - shared),
         np.array([channels for channels, _ in norms], dtype=np.int64),
         np.array([num_bytes for _, num_bytes in norms], dtype=np.int64),
     )

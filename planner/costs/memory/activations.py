@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.costs.layers.cost_table import SizeTable
+from planner.costs.memory.courses import Course, Flow, Kept, course, plain_course
 from planner.costs.memory.levels import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -18,18 +20,15 @@ from planner.costs.memory.levels import (
     OUTPUTS_SAVED,
     WEIGHT,
     Array,
-    Course,
-    Flow,
     Indices,
-    Kept,
     Run,
     Running,
-    course,
     layers_in,
-    plain_course,
 )
 from planner.costs.memory.messages import Received
+from planner.costs.shards.option import Reading
 from planner.costs.stages.action_costs import StageCosts, left_to_others
+from planner.costs.stages.gradient_overlap import Bucket, buckets_of_parts
 from planner.costs.stages.placement import StagePlacement
 from planner.costs.stages.stage_cost import StageCost
 from planner.ir.plan import samples_in
@@ -65,45 +64,53 @@ class Activation:
 
 
 def activation_of(
-    costs: StageCosts, stage: int, member: int, microbatch: int, sent_bytes: int, seeds: Received, received: Received
+    costs: StageCosts,
+    stage: int,
+    member: int,
+    microbatch: int,
+    sent_bytes: int,
+    seeds: Received,
+    received: Received,
+    buckets: Sequence[Bucket] = (),
 ) -> Activation:
     """Of the stage's rank number ``member``.
 
     Args:
         sent_bytes: of its outputs for this micro-batch, what is sent on its own.
         seeds: the gradients of its outputs that it receives for it.
+        buckets: in which its gradients are summed behind the last backward (:func:`buckets_behind`).
     """
-    placed = costs.stages[stage]
+    placed, copies = costs.stages[stage], _copies(buckets)
+    senders = tuple(sorted(run for number in received.senders for run in costs.stages[number].runs))
     if placed.laid_out:
         cost = placed.laid_out[costs.micro_batches[microbatch]]
         if cost.unrecorded_bytes is not None:
             most = round(float(cost.unrecorded_bytes[member]))
             course = replace(plain_course(0, 0, 0, 0), unrecorded=most)
             return Activation(course, 0, sent_bytes, assembled=received.assembled)
-        laid_out = None if placed.recompute else _laid_out(costs, placed, cost, member, seeds)
-        if laid_out is not None:
+        known_of_parts = None if placed.recompute else _laid_out(costs, placed, cost, member, seeds, senders, copies)
+        if known_of_parts is not None:
+            found, last, unsaved = known_of_parts
             inputs = received.whole, 0, received.assembled
-            return Activation(laid_out, laid_out.saved, sent_bytes, False, None, *inputs)
+            return Activation(found, found.saved, min(unsaved, sent_bytes), False, last, *inputs)
         parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes, cost.parameter_bytes)
         saved, again, workspace, parameters = (round(float(part[member])) for part in parts)
         left = saved + again
         if placed.recomputed:
             saved, again = _of_spans(costs, placed, cost, member)
         found = plain_course(saved, left, parameters, workspace, again)
-        return Activation(
-            found, found.saved, sent_bytes, False, None, received.whole, received.left(None), received.assembled
-        )
+        last = plain_course(saved, left, parameters, workspace + max(copies.values()), again) if copies else None
+        inputs = received.whole, received.left(None), received.assembled
+        return Activation(found, found.saved, sent_bytes, False, last, *inputs)
     rank = placed.ranks[member]
     table, kind, on_chip = costs.table(stage, member, microbatch), costs.kind(rank), costs.on_chip_bytes(rank) > 0
     samples = placed.samples[samples_in(costs.micro_batches[microbatch])][member]
     known = costs.book.levels.known
-    senders = tuple(sorted(run for number in received.senders for run in costs.stages[number].runs))
     made_bytes = 0 if on_chip else placed.parameter_bytes
     slices = (placed.zero, len(placed.ranks), placed.tied) if costs.trains and placed.zero > 1 else ()
     sums_behind = placed.sums_behind and placed.tied
     key = (placed.runs, kind, samples, made_bytes, seeds.sizes, sums_behind, senders, slices, placed.recomputed)
     if key not in known:
-        copies = _copies(costs, placed)
         found, unsaved = _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes)
         last = (
             _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes, copies)[0] if copies else None
@@ -117,32 +124,57 @@ def activation_of(
 
 
 def _laid_out(
-    costs: StageCosts, placed: StagePlacement, cost: StageCost, member: int, seeds: Received
-) -> Course | None:
-    """Of layers with layouts of their own; None if no levels are known.
+    costs: StageCosts,
+    placed: StagePlacement,
+    cost: StageCost,
+    member: int,
+    seeds: Received,
+    senders: Sequence[Run],
+    copies: Mapping[int, int],
+) -> tuple[Course, Course | None, int] | None:
+    """Of layers with layouts of their own the course, the last one, and what is sent without being saved.
+
+    None if no levels are known.
 
     The runtime makes their weight gradients with those of inputs, also where a backward comes in halves.
+
+    Args:
+        senders: layers of the stages that sent it something.
+        copies: by layer, what putting a bucket together takes.
     """
     kind, own = costs.kind(placed.ranks[member]), cost.by_layer
-    found, inputs = [], []
+    parameters = np.diff(costs.book.tables.graph.parameter_bytes)
+    found, inputs, is_slice = list[Array](), list[tuple[float, float]](), len(placed.ranks) == 1
     for place, layer in enumerate(own.layers):
-        samples, share, read = (float(each[place, member]) for each in (own.samples, own.share, own.read_share))
-        whole = float(costs.book.tables.at(kind, samples).workspace_bytes[layer])
-        more = float(own.workspace[place, member]) - share * whole
-        levels = costs.book.levels.of_part(kind, layer, samples, share, float(own.received[place, member]), more)
+        columns = own.samples, own.share, own.read_share, own.received, own.copied
+        part = Reading(*(float(each[place, member]) for each in columns), stays=is_slice)
+        whole = float(costs.book.tables.at(kind, part.samples).workspace_bytes[layer])
+        more = float(own.workspace[place, member]) - part.share * whole
+        weights = float(own.parameters[place, member]) / parameters[layer] if parameters[layer] else 0.0
+        levels = costs.book.levels.of_part(kind, layer, part, more, weights, float(parameters[layer]))
         if levels is None:
             return None
         found.append(levels)
-        inputs.append(costs.book.levels.inputs_beyond(kind, layer, samples, share, read))
+        inputs.append(costs.book.levels.inputs_saved(kind, layer, part))
     running = costs.book.levels.running(np.array(own.layers, dtype=np.int64), placed.recomputed)
     layers, at = running.order, np.searchsorted(own.layers, running.order)
     by_layer = np.array(found).T[:, at]
     by_layer[BACKWARD_INPUT], by_layer[[WEIGHT, LEFT]] = by_layer[BACKWARD], 0.0
     flow = costs.book.levels.flow_of_parts(kind, own.samples[at, member], own.share[at, member], layers)
-    saved = own.saved[at, member] + np.maximum(own.received[at, member], np.array(inputs)[at])
-    keeps = _kept(costs, placed, running, saved, by_layer, (own.samples * own.share)[at, member])
+    (beyond, in_place), parts = np.array(inputs)[at].T, (own.samples * own.share)[at, member]
+    saved = own.saved[at, member] + beyond
+    read = own.samples[at, member] * np.maximum(own.share, own.read_share)[at, member]
+    there = np.minimum(_in_buffers(costs, layers, in_place, read, senders), saved)
+    by_layer[FORWARD] -= there
+    saved = saved - there
+    keeps = _kept(costs, placed, running, saved, by_layer, parts)
     made, defers = own.parameters[at, member], np.zeros(len(layers), dtype=np.bool_)
-    return course(saved, made, by_layer, seeds.total, defers, flow=flow, keeps=keeps, spans=running.bounds)
+    rest = saved, made, by_layer, seeds.total, defers, None, flow
+    together = np.array([float(copies.get(layer, 0)) for layer in layers.tolist()])
+    last = course(*rest, together, keeps, running.bounds) if copies else None
+    saves, outputs_saved = (np.where(running.within, 0.0, e) for e in (own.saved[at, member], by_layer[OUTPUTS_SAVED]))
+    unsaved = _unsaved(costs, layers, saves, outputs_saved, parts, own.copied[at, member] == 0)
+    return course(*rest, None, keeps, running.bounds), last, unsaved
 
 
 def _kept(
@@ -171,12 +203,21 @@ def _largest_span(running: Running, saved: Array, stays: Kept) -> int:
     return round(max((float(more[first:last].sum()) for first, last in running.bounds), default=0.0))
 
 
-def _copies(costs: StageCosts, placed: StagePlacement) -> dict[int, int]:
+def buckets_behind(costs: StageCosts, placed: StagePlacement, member: int) -> tuple[Bucket, ...]:
+    """In which the gradients of a rank are summed while the last backward of the stage runs."""
+    if placed.sums_behind:
+        return costs.book.buckets(placed.runs, placed.tied)
+    if placed.once is None or len(placed.ranks) < 2 or not costs.trains:
+        return ()
+    own = placed.once.by_layer
+    return buckets_of_parts(costs.book.profile.graph, own.layers, own.weights, member, placed.tied)
+
+
+def _copies(buckets: Sequence[Bucket]) -> dict[int, int]:
     """By the layer (its index) that completes a bucket in the last backward, what putting it together takes.
 
     One bucket alone is put together when it is summed; the only gradient of a bucket is summed where it lies.
     """
-    buckets = costs.book.buckets(placed.runs, placed.tied) if placed.sums_behind else ()
     found: dict[int, int] = {}
     for one in buckets if len(buckets) > 1 else ():
         found[one.first_layer] = max(one.copied_bytes, found.get(one.first_layer, 0))
@@ -219,7 +260,7 @@ def _course_of(
         made = _in_slices(costs, placed, layers, own, made)
         made_bytes = kept_gradients(placed)
     flow = costs.book.levels.flow(kind, samples, layers)
-    there = np.minimum(_in_buffers(costs, layers, own, samples, senders), saved_by)
+    there = np.minimum(_in_buffers(costs, layers, own[INPUTS_SAVED], parts, senders), saved_by)
     own[FORWARD] -= there
     own[LEFT] -= np.clip(own[LEFT] - own[GRADIENTS_LEFT] - (saved_by - there), 0.0, there)  # so much at least is of it
     stays = _left_in_buffers(costs, layers, own, seeds, flow)
@@ -228,10 +269,9 @@ def _course_of(
     found = course(saved_by - there, _gradients(made_bytes, made), *rest)
     if costs.trains and placed.zero > 1:  # later ones find the slices there, and add to them
         found = replace(found, backward_later=course(saved_by - there, np.zeros_like(made), *rest).backward_later)
-    if placed.recomputed:  # what they save of their outputs is dropped
-        saved_by, levels = np.where(running.within, 0.0, saved_by), levels.copy()
-        levels[OUTPUTS_SAVED, layers[running.within]] = 0.0
-    return found, _unsaved(costs, layers, saved_by, levels, samples)
+    # What spans that are computed again save of their outputs is dropped.
+    saved_by, outputs_saved = (np.where(running.within, 0.0, each) for each in (saved_by, own[OUTPUTS_SAVED]))
+    return found, _unsaved(costs, layers, saved_by, outputs_saved, parts)
 
 
 def _inputs_left(costs: StageCosts, placed: StagePlacement, kind: str, samples: float) -> float | None:
@@ -286,14 +326,19 @@ def kept_gradients(placed: StagePlacement) -> int:
     return placed.parameter_bytes - (left_to_others(placed) if placed.zero > 1 else 0)
 
 
-def _in_buffers(costs: StageCosts, layers: Indices, levels: Array, samples: float, senders: Sequence[Run]) -> Array:
-    """By layer, of what it saves, at least so much that other stages made: it lies where it was received."""
+def _in_buffers(costs: StageCosts, layers: Indices, saved: Array, parts: Array, senders: Sequence[Run]) -> Array:
+    """By layer, of what it saves, at least so much that other stages made: it lies where it was received.
+
+    Args:
+        saved: of earlier layers' values.
+        parts: by layer, of how many samples it reads its inputs.
+    """
     inside, outside = set(layers.tolist()), set(layers_in(senders).tolist())
     found = np.zeros(len(layers))
     for place, layer in enumerate(layers.tolist()):
         read = costs.book.levels.inputs[layer]
-        mine, theirs = (samples * sum(size for maker, size in read if maker in made) for made in (inside, outside))
-        found[place] = min(max(0.0, levels[INPUTS_SAVED, place] - mine), theirs)
+        mine, theirs = (parts[place] * sum(size for maker, size in read if maker in made) for made in (inside, outside))
+        found[place] = min(max(0.0, saved[place] - mine), theirs)
     return found
 
 
@@ -331,15 +376,29 @@ def _gradients(made_bytes: int, made: Array) -> Array:
     return found
 
 
-def _unsaved(costs: StageCosts, layers: Indices, saved_by: Array, levels: Array, samples: float) -> int:
-    """Of the outputs that other stages read, what neither their makers nor readers in this stage save."""
+def _unsaved(
+    costs: StageCosts,
+    layers: Indices,
+    saved_by: Array,
+    outputs_saved: Array,
+    parts: Array,
+    in_place: NDArray[np.bool_] | None = None,
+) -> int:
+    """Of the outputs that other stages read, what neither their makers nor readers in this stage save.
+
+    Args:
+        saved_by: by layer; ``outputs_saved``: of that its own outputs.
+        parts: by layer, how many whole samples its part is.
+        in_place: by layer, whether it reads its inputs where they lie; None: all do.
+    """
     outputs, readers = costs.book.levels.outputs, costs.book.levels.readers
     inside = {int(layer): place for place, layer in enumerate(layers)}
+    saves = saved_by if in_place is None else np.where(in_place, saved_by, 0.0)
     found = 0.0
-    for layer in inside:
+    for layer, place in inside.items():
         if all(reader in inside for reader in readers[layer]):
             continue
-        size = outputs[layer] * samples
-        kept_by_reader = any(saved_by[inside[r]] >= 0.99 * size for r in readers[layer] if r in inside)
-        found += 0.0 if kept_by_reader else max(0.0, size - float(levels[OUTPUTS_SAVED, layer]))
+        size = outputs[layer] * parts[place]
+        kept_by_reader = any(saves[inside[r]] >= 0.99 * size for r in readers[layer] if r in inside)
+        found += 0.0 if kept_by_reader else max(0.0, size - float(outputs_saved[place]))
     return round(found)

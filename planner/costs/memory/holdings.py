@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.costs.layers.cost_table import layers_of
-from planner.costs.memory.activations import Activation, activation_of, kept_gradients
-from planner.costs.memory.messages import ALONE_BYTES, Received, acknowledged, buffer_bytes, joined
+from planner.costs.memory.activations import Activation, activation_of, buckets_behind, kept_gradients
+from planner.costs.memory.messages import ALONE_BYTES, Carried, Received, acknowledged, buffer_bytes, joined
 from planner.costs.simulator.program import PREPARE_STEP, RECEIVE_STEP, REDUCE_STEP, SEND_STEP, CompiledProgram
 from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.gradient_overlap import Bucket
 from planner.costs.stages.placement import StagePlacement
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.plan import Size
@@ -61,16 +62,16 @@ class Holdings:
 
 
 def holdings(
-    costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int], small: Sequence[int] = ()
+    costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int], carried: Sequence[Carried] = ()
 ) -> Holdings:
     """What :func:`walk` needs to know of all ranks.
 
     Args:
         transfer_bytes: by transfer slot.
-        small: of these the bytes of tensors that are copied into frames (:func:`small_bytes`); empty: of a transfer
-            that is small itself, all.
+        carried: how these are carried (:func:`carried_by`); empty: what is small itself in a frame, else as it lies.
     """
-    small = small or [size if size < ALONE_BYTES else 0 for size in transfer_bytes]
+    carried = carried or [Carried(size if size < ALONE_BYTES else 0) for size in transfer_bytes]
+    small = [each.framed for each in carried]
     alone, cluster = Counter[_Part](), costs.book.profile.cluster
     forward: dict[_Part, dict[int, list[tuple[int, int, bool]]]] = {}
     backward: dict[_Part, dict[int, list[tuple[int, int, bool]]]] = {}
@@ -82,14 +83,20 @@ def holdings(
         message = transfer_bytes[slot], small[slot], is_block
         came.setdefault((transfer.dst, reader, size), {}).setdefault(maker, []).append(message)
         if transfer.forward and not is_block:
-            alone[transfer.src, src, size] += transfer_bytes[slot] - small[slot]
+            alone[transfer.src, src, size] += transfer_bytes[slot] - sum(carried[slot])
+    buckets = {
+        (rank, number): buckets_behind(costs, stage, member)
+        for number, stage in enumerate(costs.stages)
+        for member, rank in enumerate(stage.ranks)
+    }
     found = []
     unsaved: dict[_Part, float] = {}
     for each in compiled.activations:
         key = (each.rank, each.stage, costs.micro_batches[each.microbatch])
         member = costs.stages[each.stage].ranks.index(each.rank)
         seeds, received = Received.of(backward.get(key, {})), Received.of(forward.get(key, {}))
-        found.append(activation_of(costs, each.stage, member, each.microbatch, alone[key], seeds, received))
+        behind = buckets[each.rank, each.stage]
+        found.append(activation_of(costs, each.stage, member, each.microbatch, alone[key], seeds, received, behind))
         unsaved[key] = found[-1].unsaved / alone[key] if alone[key] else 0.0
     buffers, posted, sent = [], [], []
     frames: list[tuple[int, ...]] = []
@@ -101,7 +108,8 @@ def holdings(
         is_block = cluster.link(*compiled.channels[channel]).transport == SHARED_MEMORY
         buffers.append(buffer_bytes(payload, framed, is_block))
         posted.append(0 if is_block else buffers[-1])
-        sent.append((0, 0) if is_block else (round(share * (payload - framed)), framed))
+        copied = carried[slot].copied if transfer.forward else 0
+        sent.append((0, 0) if is_block else (copied + round(share * (payload - framed - copied)), framed))
         frames.append((channel, payload, framed, len(frames) if varies else 0))
     gradients, update, reduction = {}, {}, {}
     needs = _update_needs(costs)
@@ -114,7 +122,7 @@ def holdings(
                 own = kept_gradients(stage)
             gradients[rank, number] = own if compiled.trains[rank] and not costs.on_chip_bytes(rank) else 0
             update[rank, number] = round(needs * _largest_parameter(costs, stage))
-            reduction[rank, number] = _put_together(costs, stage, own)
+            reduction[rank, number] = _put_together(stage, own, buckets[rank, number])
     return Holdings(
         tuple(found),
         gradients,
@@ -131,14 +139,13 @@ def holdings(
     )
 
 
-def _put_together(costs: StageCosts, stage: StagePlacement, own: int) -> int:
+def _put_together(stage: StagePlacement, own: int, behind: Sequence[Bucket]) -> int:
     """What a sum of gradients needs besides when nothing of it has begun in the backward, of ``own`` bytes in all."""
     if len(stage.ranks) < 2 or stage.zero > 1:
         return 0
-    if not stage.sums_behind:
+    if stage.zero:
         return min(BUCKET_BYTES, own)
-    found = costs.book.buckets(stage.runs, stage.tied)
-    return found[0].copied_bytes if len(found) == 1 else 0
+    return behind[0].copied_bytes if len(behind) == 1 else 0
 
 
 def prepared_bytes(costs: StageCosts, compiled: CompiledProgram) -> dict[tuple[int, int, int], int]:

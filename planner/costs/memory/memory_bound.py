@@ -1,6 +1,6 @@
 """What a member of a stage holds at least, for any two cuts, and how many micro-batches it can keep at most.
 
-    resident     parameters, gradients, optimiser state (or a part of it), buffers
+    resident     parameters, gradients, optimiser state (or a part of it), buffers that no other layer reads
     saved        for each micro-batch in flight, unless it is computed again; then of one at a time
     workspace    of the hungriest layer, where levels of layers are not known (``planner.costs.memory.levels``); where
                  they are, the first backward makes gradients as it lets go of what was saved: the lesser of the two
@@ -47,7 +47,7 @@ class Holder:
     """Members of a group that hold alike: sums at each cut, in bytes, and what they may hold.
 
     Attributes:
-        resident: parameters, gradients, optimiser state, buffers.
+        resident: parameters, gradients, optimiser state, buffers of one layer each.
         saved, saved_rest: between F and B, for a full micro-batch and for the last one.
         workspace: by first and last cut, of the hungriest layer; of what is computed again, one micro-batch.
         gradients, once: of parameters, and what a full micro-batch saves, where the lesser need not count.
@@ -125,7 +125,7 @@ def holder_of(
     """
     graph, full, rest = book.tables.graph, book.tables.at(kind, sizes[0]), book.tables.at(kind, sizes[1])
     resident = cuts.sums(
-        state_factor(book, trains, parts, zero) * np.diff(graph.parameter_bytes) + np.diff(graph.buffer_bytes)
+        state_factor(book, trains, parts, zero) * np.diff(graph.parameter_bytes) + np.diff(graph.own_buffer_bytes)
     )
     keeps = trains and again is not True
     by_layer = book.levels.at(kind, sizes[0]) is not None

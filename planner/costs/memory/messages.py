@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.costs.simulator.program import RECEIVE_STEP, SEND_STEP, CompiledProgram
 from planner.ir.program import Part, Program, num_joined
@@ -73,14 +74,28 @@ class Received:
         return round(self.alone * min(1.0, wanted / max(1, self.tensors))) + (self.together if wanted > 0 else 0)
 
 
-def small_bytes(program: Program, compiled: CompiledProgram) -> list[int]:
-    """By transfer slot, the bytes of its tensors that are too small to be sent on their own."""
-    return [framed_bytes(slot.parts(program)) for slot in compiled.transfers]
+class Carried(NamedTuple):
+    """How a message carries its tensors, in bytes.
+
+    Attributes:
+        framed: of those that it copies into its frame, as they are too small to be sent on their own.
+        copied: of those that are sent on their own, but from a copy.
+    """
+
+    framed: int
+    copied: int = 0
+
+    @classmethod
+    def of(cls, parts: Iterable[Part]) -> Carried:
+        """Of a message of these tensors."""
+        found = [(part.num_bytes, part.num_bytes < ALONE_BYTES, part.is_copied) for part in parts]
+        framed = sum(size for size, is_small, _ in found if is_small)
+        return cls(framed, sum(size for size, is_small, is_copied in found if is_copied and not is_small))
 
 
-def framed_bytes(parts: Iterable[Part]) -> int:
-    """Bytes of the tensors that a message copies into its frame: those too small to be sent on their own."""
-    return sum(part.num_bytes for part in parts if part.num_bytes < ALONE_BYTES)
+def carried_by(program: Program, compiled: CompiledProgram) -> list[Carried]:
+    """By transfer slot."""
+    return [Carried.of(slot.parts(program)) for slot in compiled.transfers]
 
 
 def buffer_bytes(payload: int, small: int, is_block: bool = False) -> int:

@@ -1,6 +1,6 @@
 """How much memory a plan takes on each rank, action by action.
 
-    parameters + optimiser state (or a part of it) + buffers              all the time; of forward passes alone no
+    parameters + optimiser state (or a part of it) + buffers, each once   all the time; of forward passes alone no
                                                                           state; all versions of parameters in use
     the batch, whole; the sites of all its clouds                         all the time: every rank is given it
     prepared inputs (kernel maps)                                         from their making to the end of the step;
@@ -22,7 +22,7 @@
                                                                           under way at once
     receives that stand ready for exchanges inside a stage, and           all the time; in shared memory none
     what was sent in them
-    the stage's highest level (planner.costs.memory.levels)                      while F, B, I or W runs
+    the stage's highest level (planner.costs.memory.courses)                     while F, B, I or W runs
     a bucket of gradients, put together                                   in the last B (or W), when the last layer has
                                                                           run that adds to it, if sums run behind; else
                                                                           while they are summed
@@ -48,8 +48,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.costs.communication.links import shares_memory
-from planner.costs.layers.cost_table import span
+from planner.costs.layers.cost_table import layers_of
 from planner.costs.memory.holdings import Held, holdings, prepared_bytes, walk
+from planner.costs.memory.messages import Carried
 from planner.costs.simulator.program import CompiledProgram
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
@@ -106,10 +107,10 @@ class RankMemory:
 
 
 def rank_memories(
-    costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int], small: Sequence[int] = ()
+    costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int], carried: Sequence[Carried] = ()
 ) -> tuple[RankMemory, ...]:
     """What each rank holds when it holds most; arguments as of :func:`planner.costs.memory.holdings.holdings`."""
-    found_of = holdings(costs, compiled, transfer_bytes, small)
+    found_of = holdings(costs, compiled, transfer_bytes, carried)
     found = []
     for rank, always in enumerate(resident(costs, compiled, transfer_bytes)):
         steps = walk(compiled, rank, found_of)
@@ -141,7 +142,7 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
             for number, stage in enumerate(costs.stages)
             if rank in stage.ranks and versions[number] > 1
         )
-        buffers = round(sum(span(costs.book.tables.graph.buffer_bytes, stage.runs) for stage in stages))
+        buffers = costs.book.profile.graph.buffer_bytes(index for stage in stages for index in layers_of(stage.runs))
         standing = round(sum(_standing_bytes(costs, stage, rank) for stage in stages))
         made = costs.num_steps_held * sum(size for (at, _, _), size in ahead.items() if at == rank)
         found.append(Resident(parameters + older, 0, state, buffers, standing, batch + made if row else 0))

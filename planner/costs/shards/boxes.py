@@ -19,6 +19,8 @@ Boxes = NDArray[np.int64]
 """``[..., dims, 2]``."""
 Counts = NDArray[np.float64]
 """Numbers of elements; floats are exact up to 2**53."""
+Members = tuple[int, ...]
+"""Positions of ranks in their group."""
 
 
 def boxes_of(layout: Layout, spec: TensorSpec, samples: int) -> Boxes:
@@ -54,6 +56,14 @@ def volumes(boxes: Boxes) -> Counts:
     """Elements of each box."""
     found: Counts = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1, dtype=np.float64)
     return found
+
+
+def equal_ranks(boxes: Boxes) -> tuple[Members, ...]:
+    """The ranks by equal boxes (``[ranks, dims, 2]``), in order of their first."""
+    found: dict[bytes, list[int]] = {}
+    for member, box in enumerate(boxes):
+        found.setdefault(box.tobytes(), []).append(member)
+    return tuple(tuple(members) for members in found.values())
 
 
 def sources(owned: Boxes) -> NDArray[np.bool_]:

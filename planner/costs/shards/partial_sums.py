@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import norm_s, partial_sum_s
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.boxes import Boxes, boxes_of, volumes
+from planner.costs.shards.boxes import boxes_of, equal_ranks, volumes
 from planner.costs.shards.option import Shards
-from planner.ir.cluster import GRADIENT_SUMS, Cluster
+from planner.ir.cluster import GRADIENT_SUMS, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers.elementwise import CLASS, has_classes_apart
 
@@ -28,8 +28,6 @@ _STATISTIC_BYTES = 8
 _LEAST_BYTES = 4  # sums are not kept in half precision
 
 Array = NDArray[np.float64]
-Members = tuple[int, ...]
-"""Positions of ranks in their group."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,11 +38,13 @@ class Sums:
         held_bytes: ``[options, ranks]`` of the parameters that are its own (a tied one is its first user's).
         reduction_s: ``[options]``.
         statistics_s: ``[2, options]``, forward and backward; statistics, classes and pending sums.
+        standing_bytes: ``[options, ranks]``, of the receives of statistics that stand ready, and what was sent.
     """
 
     held_bytes: Array
     reduction_s: Array
     statistics_s: Array
+    standing_bytes: Array
 
 
 def sums_of(
@@ -72,15 +72,7 @@ def sums_of(
             reduction_s[k] += max(seconds)
     args = shards, ranks, cluster
     exchanged_s = statistics_s(*args) + classes_s(*args) + pending_s(*args)
-    return Sums(held_bytes, reduction_s, exchanged_s)
-
-
-def equal_ranks(boxes: Boxes) -> tuple[Members, ...]:
-    """The ranks by equal boxes (``[ranks, dims, 2]``), in order of their first."""
-    found: dict[bytes, list[int]] = {}
-    for member, box in enumerate(boxes):
-        found.setdefault(box.tobytes(), []).append(member)
-    return tuple(tuple(members) for members in found.values())
+    return Sums(held_bytes, reduction_s, exchanged_s, statistics_standing(shards))
 
 
 def reduction_rate(book: PriceBook, ranks: tuple[int, ...]) -> float:
@@ -115,6 +107,25 @@ def statistics_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Ar
             )
             for way, size in enumerate(sizes):
                 found[way, k] = max(found[way, k], float(norm_s(cluster, group, size)))
+    return found
+
+
+def statistics_standing(shards: Shards) -> Array:
+    """``[options, ranks]``: what a rank tells each of the others, and is told, as :func:`statistics_s` has it.
+
+    These come again with every micro-batch (``planner.ir.cluster.STANDING_BYTES``).
+    """
+    found = np.zeros(shards.share.shape)
+    sized = shards.sized
+    if sized.relation.REDUCTION != "statistics":
+        return found
+    spec = sized.layer.outputs[0]
+    channel = spec.dims.index("channel") if "channel" in spec.dims else 1
+    for k, own in enumerate(shards.owned[0]):
+        for members in equal_ranks(own[:, channel : channel + 1]):
+            channels = int(own[members[0], channel, 1] - own[members[0], channel, 0])
+            rows = (1 + 2 * channels) * _STATISTIC_BYTES, 2 * channels * BYTES_PER_ELEMENT[spec.dtype]
+            found[k, list(members)] = 2 * (len(members) - 1) * sum(row for row in rows if row <= STANDING_BYTES)
     return found
 
 

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from planner.costs.memory.holdings import holdings, walk
-from planner.costs.memory.messages import small_bytes
+from planner.costs.memory.messages import Carried, carried_by
 from planner.costs.memory.peak import resident
 from planner.costs.simulator.contention import execute_shared
 from planner.costs.simulator.next_step import with_next_step
@@ -57,7 +57,7 @@ def simulate(program: Program, costs: StageCosts) -> Timeline:
     compiled = compile_program(program, costs.micro_batches)
     sizes = transfer_bytes(program, compiled)
     trace = run(compiled, prices_of(compiled, costs, sizes))
-    return timeline(compiled, trace, costs, sizes, small_bytes(program, compiled))
+    return timeline(compiled, trace, costs, sizes, carried_by(program, compiled))
 
 
 def run(compiled: CompiledProgram, prices: Prices) -> Trace:
@@ -113,18 +113,18 @@ def execute(
 
 
 def timeline(
-    compiled: CompiledProgram, trace: Trace, costs: StageCosts, sizes: Sequence[int], small: Sequence[int] = ()
+    compiled: CompiledProgram, trace: Trace, costs: StageCosts, sizes: Sequence[int], carried: Sequence[Carried] = ()
 ) -> Timeline:
     """The trace as a timeline, with memory beside it.
 
-    ``sizes`` and ``small`` as of :mod:`planner.costs.memory.peak`.
+    ``sizes`` and ``carried`` as of :mod:`planner.costs.memory.peak`.
     """
     spans = tuple(
         Span(rank, str(action), start, stop)
         for rank, row in enumerate(compiled.grid)
         for action, start, stop in zip(row, trace.starts[rank], trace.stops[rank], strict=True)
     )
-    kept = holdings(costs, compiled, sizes, small)
+    kept = holdings(costs, compiled, sizes, carried)
     memory = []
     for rank, always in enumerate(resident(costs, compiled, sizes)):
         memory.append(MemorySample(rank, 0.0, always.total))

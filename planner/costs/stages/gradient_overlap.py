@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.communication.collectives import Array, collective_s
+from planner.costs.shards.boxes import Boxes, equal_ranks, volumes
 from planner.ir.cluster import ALL_REDUCE, Cluster
-from planner.ir.graph import Graph
+from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.program import BUCKET_BYTES, in_buckets
 
 
@@ -50,24 +51,69 @@ def buckets(graph: Graph, layers: Sequence[int], apart: frozenset[str] = frozens
     Args:
         apart: parameters that are summed otherwise.
     """
+    parts = [_Part(name, index) for index in layers for name in graph.layers[index].parameters if name not in apart]
+    return tuple(bucket for bucket, _ in _named_buckets(graph, parts))
+
+
+def buckets_of_parts(
+    graph: Graph,
+    layers: Sequence[int],
+    weights: Sequence[Sequence[Boxes]],
+    member: int,
+    apart: frozenset[str] = frozenset(),
+) -> tuple[Bucket, ...]:
+    """The same on one rank of a stage whose layers have layouts of their own: with those that have equal parts.
+
+    Parts that no other rank has are summed with nobody (:mod:`runtime.optim.sharding`).
+
+    Args:
+        weights: by layer, of each of its parameters what every rank has, ``[ranks, dims, 2]``.
+        member: number of the rank among those of the stage.
+    """
+    groups: dict[tuple[int, ...], list[_Part]] = {}
+    place: dict[str, int] = {}
+    for index, boxes_of in zip(layers, weights, strict=True):
+        for name, boxes in zip(graph.layers[index].parameters, boxes_of, strict=True):
+            place.setdefault(name, len(place))
+            size = int(volumes(boxes)[member]) * BYTES_PER_ELEMENT[graph.parameters[name].dtype]
+            group = next(members for members in equal_ranks(boxes) if member in members)
+            if size and len(group) > 1 and name not in apart:
+                groups.setdefault(group, []).append(_Part(name, index, size))
+    found = [(bucket, names) for parts in groups.values() for bucket, names in _named_buckets(graph, parts)]
+    found.sort(key=lambda each: -min(place[name] for name in each[1]))
+    return tuple(bucket for bucket, _ in found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A use of a parameter by the layer ``index``, of which a rank has ``num_bytes``; None: all."""
+
+    name: str
+    index: int
+    num_bytes: int | None = None
+
+
+def _named_buckets(graph: Graph, parts: Sequence[_Part]) -> list[tuple[Bucket, list[str]]]:
+    """Each with its parameters."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
-    for index in layers:
-        for name in graph.layers[index].parameters:
-            if name not in apart:
-                first.setdefault(name, index)
-                last[name] = index
+    bytes_of: dict[str, int] = {}
+    for part in parts:
+        first.setdefault(part.name, part.index)
+        last[part.name] = part.index
+        whole = graph.parameters[part.name].num_bytes
+        bytes_of.setdefault(part.name, whole if part.num_bytes is None else part.num_bytes)
     names = list(first)
-    sizes = [graph.parameters[name].num_bytes for name in names]
+    sizes = [bytes_of[name] for name in names]
     found = []
     for places in in_buckets(sizes):
         num_bytes = sum(sizes[place] for place in places)
         copied = num_bytes if len(places) > 1 else 0
         own = [names[place] for place in places]
-        by_layer = tuple((first[name], graph.parameters[name].num_bytes) for name in own)
+        by_layer = tuple((first[name], bytes_of[name]) for name in own)
         ends = min(first[name] for name in own), max(last[name] for name in own)
-        found.append(Bucket(num_bytes, ends[0], copied, ends[1], by_layer))
-    return tuple(found)
+        found.append((Bucket(num_bytes, ends[0], copied, ends[1], by_layer), own))
+    return found
 
 
 def exposed_s(

@@ -217,7 +217,8 @@ class LayoutPrices:
         if found is None:
             found = sums_of(shards, own, self.ranks, self._rate, self.book.profile.cluster)
             if self.evaluates and shards.sized.relation.REDUCTION == "statistics":
-                found = replace(found, statistics_s=np.zeros_like(found.statistics_s))
+                nothing = np.zeros_like(found.statistics_s), np.zeros_like(found.standing_bytes)
+                found = replace(found, statistics_s=nothing[0], standing_bytes=nothing[1])
             self._summed[key] = found
         return found
 

@@ -293,6 +293,7 @@ def slice_cost(book: PriceBook, kind: str, layers: Sequence[int], size: TokenSli
             costs[SAVED][:, None],
             costs[WORKSPACE][:, None],
             received[:, None],
+            np.zeros((len(chosen), 1)),
             parameters[:, None],
             np.full((len(chosen), 1), size.samples),
             table.share[chosen][:, None],

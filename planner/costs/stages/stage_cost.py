@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from planner.costs.communication.resharding import Crossing
 from planner.costs.layers.confidence import weakest
+from planner.costs.shards.boxes import Boxes
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayerTable, LayoutPrices
 from planner.costs.stages.stage_sums import adds_gradients, exchange_s, of_op, with_recompute
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.ir.schedule import Op
+from planner.layers import is_convolution
 
 Array = NDArray[np.float64]
 
@@ -34,19 +36,23 @@ class LayerBytes:
     Attributes:
         layers: by index in the graph.
         saved, workspace, parameters: bytes of the rank's part.
-        received: what it gets of other ranks and keeps until the backward.
+        received: what it gets of other ranks.
+        copied: of that, what is put together with what is there in a copy; a halo that a convolution adds up is not.
         samples, share: of the part, and what it is of the work of so many whole samples.
         read_share: what it reads of the inputs of so many whole samples.
+        weights: of each of the layer's parameters what every rank has, ``[ranks, dims, 2]``; empty of token slices.
     """
 
     layers: tuple[int, ...]
     saved: Array
     workspace: Array
     received: Array
+    copied: Array
     parameters: Array
     samples: NDArray[np.int64]
     share: Array
     read_share: Array
+    weights: tuple[tuple[Boxes, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,7 +173,13 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option], counted: Coll
         workspace_bytes=np.max([np.zeros(ranks), *(table.workspace_bytes[0] for table in tables.values())], axis=0),
         parameter_bytes=_total([table.parameter_bytes[0] for table in every.values()], (ranks,)),
         by_layer=_by_layer(prices, tables, crossings),
-        standing_bytes=_total([crossing.standing_bytes[0, 0] for crossing in crossings.values()], (ranks,)),
+        standing_bytes=_total(
+            [
+                *(crossing.standing_bytes[0, 0] for crossing in crossings.values()),
+                *(prices.sums(index, table.shards).standing_bytes[0] for index, table in tables.items()),
+            ],
+            (ranks,),
+        ),
         moved_bytes=sum(float(crossing.moved_bytes[0, 0]) for crossing in crossings.values()),
         evidence=_evidence(prices, every),
     )
@@ -231,19 +243,23 @@ def _by_layer(
     prices: LayoutPrices, tables: Mapping[int, LayerTable], crossings: Mapping[tuple[int, int], Crossing]
 ) -> LayerBytes:
     place = {index: number for number, index in enumerate(tables)}
-    received = np.zeros((len(tables), len(prices.ranks)))
+    received, copied = np.zeros((2, len(tables), len(prices.ranks)))
     for (_, reader), crossing in crossings.items():
         received[place[reader]] += crossing.received_bytes[0, 0]
+        if not (crossing.is_halo[0, 0] and is_convolution(prices.layers[reader].kind)):
+            copied[place[reader]] += crossing.received_bytes[0, 0]
     every = tables.values()
     return LayerBytes(
         tuple(tables),
         np.array([table.saved_bytes[0] for table in every]),
         np.array([table.workspace_bytes[0] for table in every]),
         received,
+        copied,
         np.array([table.parameter_bytes[0] for table in every]),
         np.array([table.shards.samples[0] for table in every]),
         np.array([table.shards.share[0] for table in every]),
         np.array([table.shards.read_share(0) for table in every]),
+        tuple(tuple(boxes[0] for boxes in table.shards.weights) for table in every),
     )
 
 

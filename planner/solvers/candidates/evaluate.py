@@ -12,7 +12,7 @@ from typing import NamedTuple
 from planner import schedules
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of, span
-from planner.costs.memory.messages import framed_bytes
+from planner.costs.memory.messages import Carried
 from planner.costs.memory.peak import RankMemory, rank_memories
 from planner.costs.predict import FURTHER, filling
 from planner.costs.simulator.events import least_s, run
@@ -36,12 +36,14 @@ from planner.solvers.candidates.feasibility import unmet
 
 
 class Load(NamedTuple):
-    """Bytes between two ranks, there and back: in all, and of these in tensors that are copied into frames."""
+    """Bytes between two ranks, there and back: in all, and how these are carried."""
 
     forward: int
     backward: int
     forward_framed: int
+    forward_copied: int
     backward_framed: int
+    backward_copied: int
 
 
 Pieces = Mapping[tuple[int, int], Load]
@@ -174,8 +176,8 @@ class Evaluator:
         costs = StageCosts(self.book, self._placed(candidate), candidate.micro_batches, trains)
         edges = self._edges(candidate)
         compiled, wires = self._shape(candidate, edges)
-        sizes, framed = _transfer_bytes(compiled, edges, candidate.micro_batches)
-        memories = rank_memories(costs, compiled, sizes, framed)
+        sizes, carried = _transfer_bytes(compiled, edges, candidate.micro_batches)
+        memories = rank_memories(costs, compiled, sizes, carried)
         excess = self._excess_rank(memories)
         step_s = float("inf")
         if excess is None:
@@ -183,7 +185,7 @@ class Evaluator:
             step_s = self._step_s(compiled, prices_of(compiled, costs, sizes, wires), known_s)
         if trains and not always and candidate.prepares_ahead and self._may_prepare(compiled):
             ahead = replace(costs, prepares_next_step=True)
-            held = rank_memories(ahead, compiled, sizes, framed)
+            held = rank_memories(ahead, compiled, sizes, carried)
             if self._excess_rank(held) is None:
                 sooner_s = self._step_s(compiled, prices_of(compiled, ahead, sizes, wires), known_s)
                 if sooner_s < step_s * (1 - _WORTH):
@@ -357,20 +359,21 @@ def _readers(graph: Graph) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
 
 def _pieces(boundaries: Boundaries, edge: Edge, rows: int) -> Pieces:
     return {
-        (m.src, m.dst): Load(m.forward_bytes, m.backward_bytes, framed_bytes(m.parts), framed_bytes(m.gradient_parts))
+        (m.src, m.dst): Load(m.forward_bytes, m.backward_bytes, *Carried.of(m.parts), *Carried.of(m.gradient_parts))
         for m in boundaries.messages(edge, rows)
     }
 
 
 def _transfer_bytes(
     compiled: CompiledProgram, edges: Edges, micro_batches: tuple[int, ...]
-) -> tuple[list[int], list[int]]:
-    """By transfer slot: all bytes, and those copied into frames."""
-    sizes, framed = [], []
+) -> tuple[list[int], list[Carried]]:
+    """By transfer slot: all bytes, and how they are carried."""
+    sizes, carried = [], []
     for slot in compiled.transfers:
         src, dst, microbatch = slot.route
         pieces = edges[src, dst][micro_batches[microbatch]]
         load = pieces[slot.src, slot.dst] if slot.forward else pieces[slot.dst, slot.src]
         sizes.append(load.forward if slot.forward else load.backward)
-        framed.append(load.forward_framed if slot.forward else load.backward_framed)
-    return sizes, framed
+        there, back = (load.forward_framed, load.forward_copied), (load.backward_framed, load.backward_copied)
+        carried.append(Carried(*(there if slot.forward else back)))
+    return sizes, carried

@@ -184,7 +184,7 @@ class _ClassParallel(torch.autograd.Function):
         here = counted & (local >= 0) & (local < x.shape[-1])
         local = local.clamp(0, x.shape[-1] - 1).unsqueeze(-1)
         most = x.amax(-1)
-        exponentials = (x - torch.where(most.isfinite(), most, 0.0).unsqueeze(-1)).exp().sum(-1)
+        exponentials = (x - torch.where(most.isfinite(), most, 0.0).unsqueeze(-1)).exp_().sum(-1)
         at_target = torch.where(here, x.gather(-1, local).squeeze(-1), 0.0)
         numbers = [most, exponentials, at_target, x @ of_part if smoothing else torch.zeros_like(most)]
         told = tell([each.reshape(-1) for each in numbers], dtype).wait().view(-1, len(numbers), *most.shape)
@@ -205,7 +205,8 @@ class _ClassParallel(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, lse, local, at_target, softly, smooth, of_part = ctx.saved_tensors
-        found = softly.unsqueeze(-1) * (x - lse.unsqueeze(-1)).exp() - smooth.unsqueeze(-1) * of_part
+        found = (x - lse.unsqueeze(-1)).exp_().mul_(softly.unsqueeze(-1))  # one more tensor like the logits, no second
+        found.addcmul_(smooth.unsqueeze(-1), of_part, value=-1)
         found.scatter_add_(-1, local, -at_target.unsqueeze(-1))
         found *= gradient.to(found.dtype)
         return found.movedim(-1, _CLASS).to(ctx.dtype), *(None,) * 9

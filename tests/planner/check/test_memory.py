@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 
 from planner.check import check
 from planner.costs.cost_model import PriceBook
-from planner.costs.memory.levels import Flow, course
+from planner.costs.memory.courses import Flow, course
+from planner.costs.memory.levels import BACKWARD, LevelTables
 from planner.costs.memory.messages import Received
+from planner.costs.shards.option import Reading
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.problem import Problem
 from planner.ir.profile import LEVEL_NAMES, Levels, Measurement, Profile
@@ -101,6 +104,48 @@ def test_an_input_that_is_saved_where_it_was_received_counts_once(schedule: str)
     apart, once = plan(0), plan(1)
     assert once[0] == apart[0]
     assert apart[1] - once[1] in (size, 2 * size)  # of one micro-batch, or of two where weight gradients come later
+
+
+def levels_of(first: Callable[[int], Levels]) -> tuple[LevelTables, str]:
+    """Tables of a chain whose first layer has these levels, by samples; and the kind of device."""
+    bare = chain_profile(2)
+    (kind,) = bare.measurements
+    nothing = Levels(0, 0, 0, 0, 0, inputs_kept=1)
+    found = tuple(
+        replace(one, levels=first(one.samples) if one.layer == "l0" else nothing) for one in bare.measurements[kind]
+    )
+    return LevelTables(replace(bare, measurements={kind: found})), kind
+
+
+@pytest.mark.parametrize(
+    ("weights", "weight_bytes", "expected"),
+    [(0.25, 80.0, 35.0), (1.0, 80.0, 35.0 + 0.75 * 80.0), (1.0, 1000.0, 35.0 + 0.75 * 100.0), (0.0, 0.0, 35.0)],
+)
+def test_a_copy_of_the_weights_is_there_whole_in_a_part_that_uses_all(
+    weights: float, weight_bytes: float, expected: float
+) -> None:
+    table, kind = levels_of(lambda samples: Levels(0, 100 + 10 * samples, 0, 0, 0))
+    found = table.of_part(kind, 0, Reading(4, 0.25, 0.25, 0.0), 0.0, weights, weight_bytes)
+    assert found is not None
+    assert found[BACKWARD] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("first", "every", "copied", "expected"),
+    [
+        (0, 10, 16, 40.0),  # the copy, whole: another layer has saved its part of the values as well
+        (2, 2, 16, 16.0),  # what comes at least
+        (10, 10, 16, 20.0),  # the copy, of which the share of what is saved first is counted already
+        (0, 10, 0, 16.0),  # a halo that comes, and is saved as it is
+        (0, 0, 16, 0.0),  # it saves nothing of its inputs
+        (0, 0, 0, 0.0),
+    ],
+)
+def test_who_reads_a_copy_saves_it(first: int, every: int, copied: float, expected: float) -> None:
+    """Half of the work of 4 samples, which reads all of them, 16 bytes of which come from others."""
+    table, kind = levels_of(lambda n: Levels(0, 0, 0, 0, 0, inputs_saved=first * n, inputs_kept=every * n))
+    beyond, in_place = table.inputs_saved(kind, 0, Reading(4, 0.5, 1.0, 16.0, copied))
+    assert (beyond, in_place) == pytest.approx((expected, 0.0 if copied else 4.0 * first))
 
 
 def flowing(**pairs: object) -> Flow:

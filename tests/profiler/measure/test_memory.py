@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cuda_ops.memory import available, meter_of
-from planner.costs.memory.levels import Course, course
+from planner.costs.memory.courses import Course, course
 from planner.ir.profile import LEVEL_NAMES, ModelSource
 from profiler import Captured, LoadedModel, load_model
 from profiler.capture.graph import capture

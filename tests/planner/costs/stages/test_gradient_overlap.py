@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.costs.communication.links import Network
-from planner.costs.stages.gradient_overlap import Bucket, exposed_s, least_exposed_s
+from planner.costs.stages.gradient_overlap import Bucket, buckets_of_parts, exposed_s, least_exposed_s
 from planner.ir.cluster import ALL_REDUCE, MEASURED, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
 from planner.ir.program import BUCKET_BYTES, in_buckets
+from runtime.optim.sharding import GradientBuckets
+from tests.planner.factories import chain_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +136,30 @@ def test_no_stage_waits_less_than_the_bound(layers: list[tuple[int, float]], sec
     exact = exposed_s(found, lambda k: float(ends[k]), lambda n: network.all_reduce_s((0, 1), n), nothing, nothing)
     total = np.array([float(sum(sizes))])
     assert least_exposed_s(cluster, (0, 1), total, np.array([ends[-1]]))[0] <= exact + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_parts_are_put_together_as_the_runtime_does_it(seed: int) -> None:
+    """Of three ranks all have some parameters alike, two of them others, and of some each has a part of its own."""
+    draw = random.Random(seed)
+    graph = chain_profile(9, 3, parameter_bytes=[draw.choice((1, 2, 5)) << 20 for _ in range(9)]).graph
+    layers = [k for k, layer in enumerate(graph.layers) if layer.parameters]
+    weights, others, sizes, found = [], {}, [], list[torch.nn.Parameter]()
+    starts = {group: lambda flat: pytest.fail("nothing is summed here") for group in ("all", "two")}
+    for k in layers:
+        (name,) = graph.layers[k].parameters
+        extent, kind = graph.parameters[name].num_bytes // 4, draw.choice(("all", "two", "own"))
+        cuts = {"all": [(0, 1)] * 3, "two": [(0, 0.5)] * 2 + [(0.5, 1)], "own": [(0, 0.25), (0.25, 0.5), (0.5, 1)]}[
+            kind
+        ]
+        weights.append((np.array([[[round(a * extent), round(b * extent)]] for a, b in cuts]),))
+        part = torch.empty(weights[-1][0][0, 0, 1], device="meta")
+        found.append(torch.nn.Parameter(part, requires_grad=True))
+        sizes.append(part.nbytes)
+        others[found[-1]] = starts.get(kind)
+    expected = GradientBuckets(found, None, others=others).buckets
+    seen = buckets_of_parts(graph, layers, weights, 0)
+    assert [bucket.num_bytes for bucket in seen] == [sum(p.nbytes for p in bucket) for bucket in expected]
+    first = dict(zip(found, layers, strict=True))
+    assert [bucket.first_layer for bucket in seen] == [min(first[p] for p in bucket) for bucket in expected]
+    assert all(bucket.copied_bytes in (0, bucket.num_bytes) for bucket in seen)

@@ -1,0 +1,197 @@
+"""How high memory rises while the layers of a stage run.
+
+For a stage whose layers k = 0 .. n - 1 save s(k) bytes and have levels (:class:`planner.ir.profile.Levels`) f, b, i, w,
+l and gradients of parameters of g(k) bytes:
+
+    forward                 most over k of  s(<k) + f(k)
+    backward, the first     most over k of  s(<=k) + b(k) + g(>=k)          gradients come layer by layer
+    backward, later ones    most over k of  s(<=k) + b(k) + g(k)            beside the gradients that are there
+    backward for inputs     most over k of  s(<=k) + i(k) + l(>k) + e(>=k), later ones with e(k) alone
+    backward for weights    most over k of  l(<=k) + w(k) + (g - e)(>=k), later ones with (g - e)(k) alone
+
+and where sums of gradients run behind the last backward, in that one, when layer k has run that completes a bucket of
+c(k) bytes, with u(k) of gradients under way then
+
+    putting a bucket together          s(<k) + u(k) + g(>=k) + c(k)             of weights: l(<k) + (g - e)(>=k) + c(k)
+
+since forward goes up the layers and backward down, and lets go of what a layer saved.  Layers that cannot leave their
+weight gradients for later (recurrent ones) make them with those of inputs: e is g there, and 0 elsewhere.
+
+Spans of layers that are computed again keep k(j) of each of their layers, what they read from outside, of which c(j) is
+what the layer itself would save (others save a copy), and have s - c of them back one span at a time:
+
+    forward                 k in place of s, and s - c of the layer before j in its span, which j reads
+    backward in a span      k of all earlier layers and of the whole span, (s - c)(<=j) within it, b(j) and so on
+    its second forward      the same with f(j) - c(j) beside (s - c)(<j), before the first backward of the span
+
+Levels are those of the whole network.  Of the gradients under way in them, a stage has those that its own layers make,
+and in place of the others what it received, in its buffers, as long as its backward lasts (:class:`Flow`).
+
+A profile without levels has workspaces: then every action of the stage needs that of the hungriest layer beyond all
+that is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A stage's actions on a rank at one number of samples, in bytes, what it received apart.
+
+    Attributes:
+        saved: between forward and backward.
+        left: between a backward for inputs and that for weights.
+        forward, backward_first, backward_later, input_first, input_later, weight_first, weight_later: the most while it
+            runs; of first backwards with the gradients of parameters that they make, of later ones beside them.
+        early: gradients of parameters that a backward for inputs makes.
+        unrecorded: the most while forward runs without keeping anything for a backward.
+    """
+
+    saved: int
+    left: int
+    forward: int
+    backward_first: int
+    backward_later: int
+    input_first: int
+    input_later: int
+    weight_first: int
+    weight_later: int
+    unrecorded: int
+    early: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """Of layers of a stage as they run, in bytes.
+
+    Attributes:
+        kept: what stays from forward to backward.
+        same: of what a layer saves, what is among that: the rest is there from its second forward on.
+    """
+
+    kept: Array
+    same: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Gradients of values under way in a stage, by layer of the stage, in bytes.
+
+    Attributes:
+        outside: when its backward begins, those that layers outside the stage made.
+        after: when its backward has run, those that layers of the stage made.
+        left: of what is left for weight gradients, those that layers outside the stage made.
+    """
+
+    outside: Array
+    after: Array
+    left: Array
+
+
+def course(
+    saved: Array,
+    gradients: Array,
+    levels: Array,
+    seeds: float = 0.0,
+    defers: NDArray[np.bool_] | None = None,
+    seeds_left: Array | None = None,
+    flow: Flow | None = None,
+    copies: Array | None = None,
+    keeps: Kept | None = None,
+    spans: Sequence[tuple[int, int]] = (),
+) -> Course:
+    """The course of a stage.
+
+    Args:
+        saved, gradients: by layer of the stage, in order.
+        levels: ``[quantity, layer]`` of the same layers.
+        seeds: what came of the gradients of its outputs: it stays to the end of backward.
+        defers: by layer, whether its weight gradients can come later than those of inputs; None: of all layers.
+        seeds_left: of ``seeds``, by layer, what stays for its weight gradients beside what ``levels`` have as left.
+        flow: None: it is not known; then ``seeds`` are beside what all layers but the last are given.
+        copies: by layer that completes a bucket of gradients, what putting it together takes.
+        keeps: what stays from forward to backward, where that is not all of ``saved``; None: it is.
+        spans: first and last place, exclusive, of layers that are computed again.
+    """
+    forward, backward, halved, weight, left, *_ = levels
+    kept, same = (saved, saved) if keeps is None else (keeps.kept, keeps.same)
+    early = np.zeros_like(gradients) if defers is None else np.where(defers, 0.0, gradients)
+    late = gradients - early
+    upto = np.cumsum(kept)
+    before = upto - kept
+    made, made_early, made_late = (np.cumsum(each[::-1])[::-1] for each in (gradients, early, late))
+    left_upto = np.cumsum(left)
+    stays = left if seeds_left is None else left + seeds_left
+    stays_upto = np.cumsum(stays)
+    previous = np.concatenate(([0.0], saved[:-1]))
+    came = np.full(len(saved), float(seeds))
+    if flow is None:
+        came[-1:] = 0.0
+    else:
+        came -= np.minimum(flow.outside, seeds)
+    backward, halved = (np.maximum(each + came, 0.0) for each in (backward, halved))
+    below = before.copy()  # of layers below one while its backward runs
+    again: list[tuple[float, float, float, float]] = []  # of each span, the most in its second forward
+    for first, last in spans:
+        there, rising = upto[last - 1], np.cumsum(np.maximum(saved - same, 0.0)[first:last])
+        grown = np.concatenate(([0.0], rising[:-1]))
+        before[first + 1 : last] += np.diff(grown)
+        top = float((there + grown + np.maximum(forward - same, 0.0)[first:last]).max())
+        behind, halves = slice(last, last + 1), float(left[last:].sum())
+        early_behind = float(made_early[behind].sum())
+        again.append((top, top + float(made[behind].sum()), top + halves + early_behind, top + halves))
+        upto[first:last], below[first:last] = there + rising, there + grown
+    copied, put_together = (np.zeros_like(saved) if copies is None else copies), np.zeros(4)
+    if copied.any():
+        held = upto + backward if flow is None else below + flow.after + seeds
+        rests = held + made, held + gradients, stays_upto - stays + made_late, stays_upto - stays + late
+        put_together = np.array([np.where(copied > 0, rest + copied, 0.0).max() for rest in rests])
+
+    def most(values: Array, least: float = 0.0, which: int | None = None) -> int:
+        once_more = max((each[which] for each in again), default=0.0) if which is not None else 0.0
+        return round(max(float(values.max(initial=least)), once_more))
+
+    return Course(
+        saved=round(float(kept.sum())),
+        left=round(float(stays.sum())),
+        forward=most(before + forward),
+        backward_first=most(upto + backward + made, put_together[0], 1),
+        backward_later=most(upto + backward + gradients, put_together[1], 0),
+        input_first=most(upto + halved + left_upto[-1:] - left_upto + made_early, which=2),
+        input_later=most(upto + halved + left_upto[-1:] - left_upto + early, which=3),
+        weight_first=most(stays_upto + weight + made_late, put_together[2]),
+        weight_later=most(stays_upto + weight + late, put_together[3]),
+        unrecorded=most(previous + forward),
+        early=round(float(early.sum())),
+    )
+
+
+def plain_course(saved: float, left: float, gradients: float, workspace: float, again: float = 0.0) -> Course:
+    """The course of a stage of which no levels are known.
+
+    Args:
+        left: what inputs and gradients of outputs of its layers take.
+        again: saved beside ``saved`` while backward runs, having been computed again.
+    """
+    held, kept, needs = round(saved), round(max(saved, left)), round(workspace)
+    back = held + round(again) + needs
+    return Course(
+        saved=held,
+        left=kept,
+        forward=held + needs,
+        backward_first=back + round(gradients),
+        backward_later=back,
+        input_first=max(kept + needs, back),
+        input_later=max(kept + needs, back),
+        weight_first=kept + needs + round(gradients),
+        weight_later=kept + needs,
+        unrecorded=held + needs,
+    )
