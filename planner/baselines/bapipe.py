@@ -284,8 +284,6 @@ def _crossing(chain: Chain, cut: float) -> float:
     return behind + part * chain.crossing_bytes[layer] if part else behind
 
 
-BASELINE = True
-
 _SCHEDULES = {SNO: "1f1b", SO: "1f1b-so", AS: "1f1b-as", FBP: "fbp-as", DATA_PARALLEL: "1f1b"}
 """Ours for each of BaPipe's; whether sends block is a matter of the machine, and the simulator's."""
 

@@ -385,8 +385,6 @@ def as_good(one: Suffix, other: Suffix) -> bool:
     return one.c1 <= other.c1 and one.c2 <= other.c2 and one.c3 <= other.c3 and one.c4 <= other.c4
 
 
-BASELINE = True
-
 BLOCKS = 20
 """Most blocks of layers."""
 

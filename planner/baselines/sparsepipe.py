@@ -231,9 +231,6 @@ def _require_one_network(types: Sequence[DeviceType], by_type: Sequence[States])
             )
 
 
-BASELINE = True
-
-
 def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     """SparsePipe's stages at the best micro-batch size.
 

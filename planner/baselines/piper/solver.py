@@ -37,8 +37,6 @@ from planner.solvers.candidates.candidate import (
 from planner.solvers.candidates.choose import best_plan
 from planner.solvers.progress import Progress
 
-BASELINE = True
-
 _AGAIN = "activation recomp"
 
 

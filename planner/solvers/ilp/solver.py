@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from planner.baselines import data_parallel, even_split, one_device
+from planner.baselines import everyday
 from planner.costs.communication.handover import without_time
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import fewest_kept
@@ -136,12 +136,12 @@ def known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
 
 
 def _known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
-    yield from one_device.candidates(problem, book)
+    yield from everyday.one_device(problem, book)
     if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph) and SAMPLE_DIMS in problem.allow:
         with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
-            yield from data_parallel.candidates(problem, book)
+            yield from everyday.replicas(problem, book)
     if len(problem.ranks) > 1:
-        yield from even_split.candidates(problem, book)
+        yield from everyday.even_split(problem, book)
 
 
 def priced_schedules(problem: Problem) -> tuple[str, ...]:
