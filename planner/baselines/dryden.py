@@ -28,17 +28,11 @@ from planner.ir.plan import Plan
 from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
 from planner.layers.sized import REPLICA
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    micro_batch_sizes,
-    micro_batches,
-    schedule_names,
-    with_options,
-)
+from planner.solvers.candidates.candidate import Candidate, micro_batches, with_options
 from planner.solvers.candidates.choose import no_schedule
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import heuristic_plan, infeasible
-from planner.solvers.candidates.feasibility import as_asked, gives_all_work
+from planner.solvers.candidates.feasibility import as_asked, gives_all_work, micro_batch_sizes, schedule_names
 from planner.solvers.layouts.factor_graph import Array, Assignment, LabelledGraph
 from planner.solvers.layouts.stage import Question, labelled_graph
 from planner.solvers.progress import Progress

@@ -24,21 +24,18 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.layout import cut_points, equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import (
-    Candidate,
+from planner.solvers.candidates.candidate import Candidate, micro_batches, pools, replica_shares
+from planner.solvers.candidates.choose import best_of, cheapest_first
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.explain import heuristic_plan
+from planner.solvers.candidates.feasibility import (
     cut_positions,
     is_covered,
     micro_batch_sizes,
-    micro_batches,
-    pools,
-    replica_shares,
     require_divisible,
     schedule_names,
     usable,
 )
-from planner.solvers.candidates.choose import best_of, cheapest_first
-from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import heuristic_plan
 from planner.solvers.progress import Progress
 
 

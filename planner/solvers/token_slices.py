@@ -35,17 +35,10 @@ from planner.ir.graph import Graph, producer
 from planner.ir.plan import Plan, Rejected, Search, TokenSlice
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, TIME_DIMS, Problem
 from planner.layers.token_slices import require_sliceable
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Recomputes,
-    cut_positions,
-    decision_of,
-    micro_batch_sizes,
-    micro_batches,
-    plan_of,
-)
+from planner.solvers.candidates.candidate import Candidate, Recomputes, decision_of, micro_batches, plan_of
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import binding, slower
+from planner.solvers.candidates.feasibility import cut_positions, micro_batch_sizes
 
 METHOD = "token slices by TeraPipe's DP over measured times, the best by its formula simulated"
 _GRID = 32

@@ -16,7 +16,8 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.errors import InfeasibleError
 from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, micro_batches, schedule_names, usable
+from planner.solvers.candidates.candidate import Candidate, micro_batches
+from planner.solvers.candidates.feasibility import micro_batch_sizes, schedule_names, usable
 
 OPTIMAL, TIME_LIMIT, INFEASIBLE = ("optimal", "time limit", "infeasible")
 """Proved to be the best; the best found when time was up; no plan exists."""

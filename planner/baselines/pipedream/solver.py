@@ -33,8 +33,9 @@ from planner.baselines.pipedream.planner import Options
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, mixing_layers
+from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.choose import best_plan
+from planner.solvers.candidates.feasibility import micro_batch_sizes, mixing_layers
 from planner.solvers.progress import Progress
 
 

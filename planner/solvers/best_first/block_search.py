@@ -45,17 +45,11 @@ from planner.layers.tiling import block_faults
 from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.search import Outcome
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    group_shares,
-    micro_batch_sizes,
-    micro_batches,
-    pools,
-    schedule_names,
-)
+from planner.solvers.candidates.candidate import Candidate, group_shares, micro_batches, pools
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.feasibility import micro_batch_sizes, schedule_names
 from planner.solvers.layouts.stage import NONE
 
 MOST_TILES = 4096

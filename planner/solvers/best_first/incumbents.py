@@ -35,20 +35,10 @@ from planner.ir.schedule import Action, Op
 from planner.schedules import positions, traits
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.priced_groups import Prices
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Pool,
-    Recomputes,
-    micro_batches,
-    mixing_layers,
-    recompute_choices,
-    replica_shares,
-    schedule_names,
-    usable,
-)
+from planner.solvers.candidates.candidate import Candidate, Pool, Recomputes, micro_batches, replica_shares
 from planner.solvers.candidates.choose import Choice, better, cheapest_first, choose
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.feasibility import as_asked
+from planner.solvers.candidates.feasibility import as_asked, mixing_layers, recompute_choices, schedule_names, usable
 
 WAYS = (2, 3, 4)
 """Stages a position that are tried where the schedule leaves it open."""

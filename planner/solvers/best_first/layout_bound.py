@@ -45,9 +45,10 @@ from planner.ir.layout import samples_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
 from planner.layers import kind
 from planner.layers.boundary import without_gradient
-from planner.solvers.candidates.candidate import Pool, group_shares, may_stream, micro_batches, mixing_layers, usable
+from planner.solvers.candidates.candidate import Pool, group_shares, micro_batches
 from planner.solvers.candidates.constraints import Constraints, Flags
 from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.feasibility import may_stream, mixing_layers, usable
 from planner.solvers.layouts.factor_graph import LabelledGraph
 from planner.solvers.layouts.stage import NONE, WHOLE, Options, Question, labelled_graph, options_of
 from planner.solvers.layouts.variable_elimination import all_spans, eliminate

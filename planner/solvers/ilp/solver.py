@@ -25,23 +25,19 @@ from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageErr
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import SAMPLE_DIMS, THROUGHPUT, Problem
 from planner.schedules import traits
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Recomputes,
-    cut_positions,
-    decision_of,
-    may_stream,
-    micro_batch_sizes,
-    micro_batches,
-    mixing_layers,
-    plan_of,
-    schedule_names,
-)
+from planner.solvers.candidates.candidate import Candidate, Recomputes, decision_of, micro_batches, plan_of
 from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import binding, infeasible
-from planner.solvers.candidates.feasibility import as_asked
+from planner.solvers.candidates.feasibility import (
+    as_asked,
+    cut_positions,
+    may_stream,
+    micro_batch_sizes,
+    mixing_layers,
+    schedule_names,
+)
 from planner.solvers.ilp.device_groups import Crossing, Messages, assign, device_classes, groups
 from planner.solvers.ilp.formulas import INFEASIBLE, Program, cuts_of
 from planner.solvers.ilp.spans import Builder, Instance, prune
