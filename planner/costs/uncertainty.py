@@ -103,9 +103,7 @@ def deciles(
     if not noises:
         return Deciles(trace.step_s, trace.step_s, trace.step_s)
     factors = _factors(compiled, costs, prices, noises, num_draws)
-    steps = replayed(compiled, prices, trace, factors, num_draws) * _of_model(costs, num_draws)
-    low, middle, high = (_rounded(float(np.quantile(steps, at))) for at in (0.1, 0.5, 0.9))
-    return Deciles(low, middle, high)
+    return deciles_of(replayed(compiled, prices, trace, factors, num_draws), costs)
 
 
 def paired_steps(compiled: CompiledProgram, costs: StageCosts, prices: Prices, trace: Trace, num_draws: int) -> Draws:
@@ -119,10 +117,10 @@ def paired_steps(compiled: CompiledProgram, costs: StageCosts, prices: Prices, t
     return replayed(compiled, prices, trace, _factors(compiled, costs, prices, noises, num_draws, drawn), num_draws)
 
 
-def deciles_over_many(draws: Draws, costs: StageCosts) -> Deciles:
-    """Of what :func:`paired_steps` drew, or of a difference of such, with what the model leaves out."""
+def deciles_of(draws: Draws, costs: StageCosts) -> Deciles:
+    """Of draws of a step, with what the model leaves out."""
     drawn = draws * _of_model(costs, len(draws))
-    low, middle, high = (_rounded(float(np.quantile(drawn, at))) for at in (0.1, 0.5, 0.9))
+    low, middle, high = (float(f"{np.quantile(drawn, at):.{_DIGITS}g}") for at in (0.1, 0.5, 0.9))
     return Deciles(low, middle, high)
 
 
@@ -256,10 +254,6 @@ def _ranges(
         seconds = sum(one for one, _, _ in found)
         low, high = (sum(each[0] * each[at] for each in found) / seconds for at in (1, 2))
         yield name, seconds / total_s, low, high
-
-
-def _rounded(seconds: float) -> float:
-    return float(f"{seconds:.{_DIGITS}g}")
 
 
 def replayed(

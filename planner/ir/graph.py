@@ -183,6 +183,12 @@ def value_name(layer: str, index: int) -> str:
     return layer if index == 0 else f"{layer}:{index}"
 
 
+def output_of(value: str) -> tuple[str, int]:
+    """The layer that makes ``value``, and the number of its output: what :func:`value_name` put together."""
+    layer, _, index = value.partition(":")
+    return layer, int(index or 0)
+
+
 def producer(value: str) -> str:
     """Name of the layer (or graph input) that makes ``value``."""
     return value.partition(":")[0]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from planner.ir.box import Box, Interval, Transfer, hull, intersect, subtract, transfers, volume, whole
-from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer, value_name
+from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, output_of, producer, value_name
 from planner.ir.layout import Layout
 from planner.ir.plan import Block, Decision, Placement
 from planner.layers import kind
@@ -255,8 +255,8 @@ class Division:
         )
 
     def _maker(self, value: str) -> tuple[LayerDivision, int]:
-        name, _, output = value.partition(":")
-        return self.layers[name], int(output or 0)
+        name, output = output_of(value)
+        return self.layers[name], output
 
 
 def layer_division(
@@ -393,8 +393,8 @@ class BlockReader:
         wanted = {}
         for value in self.ends:
             if value not in self.summed:
-                name, _, output = value.partition(":")
-                owned = self._plain[name].owned(int(output or 0))[position]
+                name, output = output_of(value)
+                owned = self._plain[name].owned(output)[position]
                 wanted[value] = _tile(owned, self._specs[value].dims, grid, at)
         return read_back((each.layer for each in self.layers), self._specs, wanted, works).done
 

@@ -30,7 +30,7 @@ from planner.costs.shards.boxes import volumes
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts, most_margin
 from planner.costs.shards.option import Option, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
-from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, producer
+from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, output_of, producer
 from planner.ir.problem import SAMPLE_DIMS
 from planner.layers import check_samples_apart
 from planner.layers.sized import SizedLayer
@@ -276,7 +276,7 @@ def _values_read(maker: Layer, reader: Layer) -> list[tuple[int, int]]:
     """(output of the maker, input of the reader) for each value that passes, once."""
     found = []
     for position, name in enumerate(reader.inputs):
-        layer, _, output = name.partition(":")
+        layer, output = output_of(name)
         if layer == maker.name and reader.inputs.index(name) == position:
-            found.append((int(output or 0), position))
+            found.append((output, position))
     return found
