@@ -19,7 +19,7 @@ from planner.costs.shards.option import Option
 from planner.costs.stages.placement import LayoutBook, cut_alike
 from planner.costs.stages.stage_cost import with_ways
 from planner.costs.stages.stage_sums import Again
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import fingerprint
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout, cut_points, equal_shares
 from planner.ir.plan import (
