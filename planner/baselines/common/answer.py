@@ -145,7 +145,7 @@ def names_in(stage: dict[str, Json]) -> list[str]:
     return [name for name in layers if isinstance(name, str)] if isinstance(layers, list) else []
 
 
-def count_in(stage: dict[str, Json], key: str = "machines") -> int:
-    """A number in a stage of a peer's plan."""
-    count = stage[key]
+def count_in(stage: dict[str, Json]) -> int:
+    """The machines of a stage of a peer's plan."""
+    count = stage["machines"]
     return count if isinstance(count, int) else 0
