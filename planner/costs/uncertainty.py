@@ -232,7 +232,7 @@ def _ranged(normal: Draws, low: float, high: float) -> Draws:
 def _noise(measured: Measured, costs: StageCosts, placed: StagePlacement, kind: str, samples: float) -> Noise:
     """From the measurements, nearest in size, of a stage's layers."""
     nearest = measured.nearest(kind, layers_of(placed.runs), samples) if samples > 0 else {}
-    weights = {index: found.forward_s + found.backward_s for index, found in nearest.items()}
+    weights = {index: found.passes_s for index, found in nearest.items()}
     ranges = () if placed.laid_out else tuple(_ranges(costs, kind, samples, weights))
     return measured.noise(kind, nearest, weights, ranges)
 

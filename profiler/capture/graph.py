@@ -276,7 +276,7 @@ def _graph(
         specs.update((value_name(name, index), spec) for index, spec in enumerate(layer.outputs))
         layers.append(layer)
     used = {name for layer in layers for name in layer.parameters}
-    parameters = {name: _parameter_spec(value) for name, value in traced.parameters.items() if name in used}
+    parameters = {name: parameter_spec(value) for name, value in traced.parameters.items() if name in used}
     return Graph(traced.samples, inputs, tuple(layers), parameters, names[-1])
 
 
@@ -367,7 +367,8 @@ def _tensors(value: Any) -> tuple[Tensor, ...]:
     return tuple(item for item in value or () if isinstance(item, Tensor))
 
 
-def _parameter_spec(value: Tensor) -> TensorSpec:
+def parameter_spec(value: Tensor) -> TensorSpec:
+    """Of a tensor whose dims have no names."""
     dims = tuple(f"dim{dim}" for dim in range(value.ndim))
     return TensorSpec(dims, tuple(value.shape), str(value.dtype).removeprefix("torch."))
 

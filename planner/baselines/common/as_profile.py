@@ -188,15 +188,13 @@ def flat(machines: int, bandwidth_bytes_per_s: float, memory_bytes: int = 16 * G
     return mixed({KIND: machines}, bandwidth_bytes_per_s, memory_bytes)
 
 
-def mixed(
-    counts: Mapping[str, int], bandwidth_bytes_per_s: float, memory_bytes: int = 16 * GIB, latency_s: float = 0.0
-) -> Cluster:
+def mixed(counts: Mapping[str, int], bandwidth_bytes_per_s: float, memory_bytes: int = 16 * GIB) -> Cluster:
     """Machines of several kinds, any two of them joined alike; kinds in the order given."""
     kinds = [kind for kind, count in counts.items() for _ in range(count)]
     devices = tuple(
         DeviceSpec(f"n0/{kind}{kinds[:rank].count(kind)}", kind, "n0", memory_bytes) for rank, kind in enumerate(kinds)
     )
-    return Cluster(devices, {WITHIN_HOST: Link(latency_s, bandwidth_bytes_per_s)})
+    return Cluster(devices, {WITHIN_HOST: Link(0.0, bandwidth_bytes_per_s)})
 
 
 def hosts(

@@ -420,7 +420,7 @@ class HeldBack:
             for position, one in enumerate(measured):
                 others = (*measured[:position], *measured[position + 1 :])
                 line = neighbours(others, one.samples)
-                actual_s = one.forward_s + one.backward_s
+                actual_s = one.passes_s
                 if line is None or actual_s <= 0:
                     continue
                 predicted_s = sum(layer_cost(others, one.samples).values[:2])

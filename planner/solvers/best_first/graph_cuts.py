@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from planner.baselines.common.ideals import bits_of
 from planner.costs.communication.handover import bytes_read
 from planner.costs.cost_model import PriceBook
-from planner.costs.layers.cost_table import Array
+from planner.costs.layers.cost_table import Array, running
 from planner.ir.graph import Graph, producer
 from planner.layers.boundary import without_gradient
 
@@ -149,8 +149,7 @@ class Cuts:
         """The sum over each ideal."""
         if self.complete:
             return np.asarray(self.members @ by_layer)
-        running = np.concatenate(([0.0], np.cumsum(by_layer)))
-        return np.asarray(running[self.members.sum(axis=1).astype(np.int64)])
+        return np.asarray(running(by_layer)[self.members.sum(axis=1).astype(np.int64)])
 
     def layers(self, first: int, last: int) -> tuple[int, ...]:
         """The layers between two cuts, by index."""
