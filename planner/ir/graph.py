@@ -155,6 +155,19 @@ class Graph:
             found.update((value_name(layer.name, index), spec) for index, spec in enumerate(layer.outputs))
         return found
 
+    def layer_at(
+        self, layer: Layer, samples: int, values: Mapping[str, TensorSpec]
+    ) -> tuple[Layer, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """A layer that makes its outputs for so many samples, its inputs then, and its parameters.
+
+        Args:
+            layer: of the graph.
+            values: of the graph, indexed once (:meth:`values`).
+        """
+        outputs = tuple(spec.at(samples, self.samples) for spec in layer.outputs)
+        inputs = tuple(values[name].at(samples, self.samples) for name in layer.inputs)
+        return replace(layer, outputs=outputs), inputs, tuple(self.parameters[name] for name in layer.parameters)
+
     def parameter_bytes(self, layers: frozenset[str] | None = None) -> int:
         """Bytes of the distinct parameters of ``layers`` (all layers if None)."""
         used = {p for layer in self.layers if layers is None or layer.name in layers for p in layer.parameters}

@@ -16,7 +16,7 @@ same for many layouts at once; a test compares the two.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from planner.ir.box import Box, Interval, Transfer, hull, intersect, subtract, transfers, volume, whole
@@ -263,10 +263,7 @@ def layer_division(
     graph: Graph, layer: Layer, values: Mapping[str, TensorSpec], placement: Placement, samples: int
 ) -> LayerDivision:
     """How ``placement`` divides ``layer`` of ``graph``, whose ``values`` are indexed once."""
-    sized = replace(layer, outputs=tuple(spec.at(samples, graph.samples) for spec in layer.outputs))
-    inputs = tuple(values[name].at(samples, graph.samples) for name in layer.inputs)
-    parameters = tuple(graph.parameters[name] for name in layer.parameters)
-    return LayerDivision.of(sized, inputs, parameters, placement, samples)
+    return LayerDivision.of(*graph.layer_at(layer, samples, values), placement, samples)
 
 
 def read_by(value: str, layers: Iterable[LayerDivision], num_ranks: int) -> Boxes:
