@@ -90,7 +90,6 @@ class LayoutPrices:
     _crossings: dict[object, Crossing] = field(init=False, default_factory=dict, repr=False)
     _summed: dict[object, Sums] = field(init=False, default_factory=dict, repr=False)
     _rates: dict[tuple[int, ...], float] = field(init=False, default_factory=dict, repr=False)
-    _columns: dict[tuple[str, int], Array] = field(init=False, default_factory=dict, repr=False)
     _own: dict[str, tuple[bool, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -114,7 +113,7 @@ class LayoutPrices:
         """Of each rank: whole samples a second, at the most that all kinds in the group were measured at."""
         kinds = [self.book.kind_off_chip(rank) for rank in self.ranks]
         samples = min(self.book.tables.largest_measured(kind) for kind in kinds)
-        seconds = {kind: float(self._column(kind, samples)[:2].sum()) for kind in kinds}
+        seconds = {kind: float(self.book.tables.columns(kind, samples)[:2].sum()) for kind in kinds}
         return tuple(1.0 / seconds[kind] if seconds[kind] > 0 else 1.0 for kind in kinds)
 
     def sized(self, index: int) -> SizedLayer:
@@ -234,23 +233,13 @@ class LayoutPrices:
         for member, rank in enumerate(self.ranks):
             for samples in np.unique(shards.samples[:, member]).tolist():
                 rows = shards.samples[:, member] == samples
-                whole = self._column(self.book.kind_off_chip(rank), samples)[:, index]
+                whole = self.book.tables.columns(self.book.kind_off_chip(rank), samples)[:, index]
                 found[:, rows, member] = whole[:, None] * shards.share[rows, member]
         self.parts.put_in(
             found, self.layers[index].name, [self.book.kind_off_chip(rank) for rank in self.ranks], shards
         )
         for member, rank in enumerate(self.ranks):
             found[:SAVED, :, member] *= self.book.added(self.book.kind_off_chip(rank), len(self.ranks) > 1)[:, None]
-        return found
-
-    def _column(self, kind: str, samples: int) -> Array:
-        """``[6, layers]`` of a device kind at a number of samples."""
-        found = self._columns.get((kind, samples))
-        if found is None:
-            table = self.book.tables.at(kind, samples)
-            sums = (table.forward_s, table.backward_s, table.backward_input_s, table.backward_weight_s)
-            rows = [np.diff(running) for running in (*sums, table.saved_bytes)]
-            found = self._columns[kind, samples] = np.maximum(np.array([*rows, table.workspace_bytes]), 0.0)
         return found
 
     def _rate(self, ranks: tuple[int, ...]) -> float:

@@ -59,8 +59,6 @@ MOST_TILES = 4096
 _ATTEMPTS = 5
 """Searches with less and less memory, until the simulator agrees that a plan fits."""
 
-_SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
-
 _STAY = ("pointwise", "batch_norm")
 """Kinds that read the same place: no block begins at one of them."""
 
@@ -251,9 +249,8 @@ class _Parting:
         """Seconds of a part of a layer: as measured, modelled, or its share of the whole."""
         if (index, extents) not in self._seconds:
             book, device = self.evaluator.book, self.evaluator.book.kind(self.ranks[len(self.ranks) // 2])
-            sized, table = self.prices.sized(index), book.tables.at(device, self.size)
-            whole = [np.diff(getattr(table, name))[index] for name in _SECONDS]
-            share = np.maximum(0.0, [*whole, 0.0, 0.0]) * (prod(extents) / max(1, prod(sized.work.shape)))
+            sized, whole = self.prices.sized(index), book.tables.columns(device, self.size)[:, index]
+            share = whole * (prod(extents) / max(1, prod(sized.work.shape)))
             name, part, all_of_it = sized.layer.name, part_of(sized, extents), part_of(sized, sized.work.shape)
             found = self.prices.parts.estimate(device, name, self.size, part, all_of_it, share)
             self._seconds[index, extents] = float(found[0])
