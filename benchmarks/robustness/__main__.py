@@ -11,7 +11,8 @@
 * **Files.** Mutations of valid plans and profiles through load, check, predict, explain, plan and all that a run looks
   at first (:mod:`benchmarks.robustness.fuzzing`); hostile files, a class a row
   (:mod:`benchmarks.robustness.hostile_inputs`).
-* **The checker.** Mutations of what plans state, each of which it must notice (:mod:`benchmarks.robustness.checker_mutations`).
+* **The checker.** Mutations of what plans state, each of which it must notice
+  (:mod:`benchmarks.robustness.checker_mutations`).
 
 The full run takes some minutes of one core.  ``--quick`` judges every fifth network and tries a fortieth of the
 mutations.

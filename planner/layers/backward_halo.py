@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from planner.ir.box import Box, Interval, Transfer, intersect, subtract, transfers, volume, whole
 from planner.ir.graph import Layer
-from planner.layers._rules import group_inputs, integer, integers
+from planner.layers._rules import group_inputs, integer, integers, windows
 from planner.layers.division import LayerDivision
 
 Boxes = tuple[Box, ...]
