@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 from cuda_ops._torch import HigherOrderOperator, OpOverload, schema_of
 from planner.ir.graph import MIXES_SAMPLES, is_sites
-from profiler.capture.functional import written_buffer
+from profiler.capture.functional import is_write, written_buffer
 from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import MEANS_OVER_PLACES, RESHAPES, nodes_in, operation, overload_of
 from profiler.capture.sizes import NUM_SAMPLES
