@@ -102,10 +102,6 @@ def _no_session_groups() -> Iterator[bool]:
             _GROUPS.write_text(before, encoding="ascii")
 
 
-if __name__ == "__main__":
-    _spin(*map(int, sys.argv[1:]))
-
-
 T = TypeVar("T")
 _LIMIT_S = 600.0
 
@@ -316,3 +312,7 @@ def no_collector() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+if __name__ == "__main__":
+    _spin(*map(int, sys.argv[1:]))
