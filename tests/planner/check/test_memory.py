@@ -13,11 +13,13 @@ from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.courses import Flow, course
 from planner.costs.memory.levels import BACKWARD, LevelTables
-from planner.costs.memory.messages import Received
+from planner.costs.memory.messages import Carried, Received
 from planner.costs.shards.option import Reading
 from planner.ir.cluster import SHARED_MEMORY
+from planner.ir.layout import Layout
 from planner.ir.problem import Problem
 from planner.ir.profile import LEVEL_NAMES, Levels, Measurement, Profile
+from planner.ir.schedule import Edge
 from planner.layers.boundary import Boundaries
 from planner.schedules import names, positions, traits
 from planner.solvers.candidates.candidate import Candidate
@@ -146,6 +148,18 @@ def test_who_reads_a_copy_saves_it(first: int, every: int, copied: float, expect
     table, kind = levels_of(lambda n: Levels(0, 0, 0, 0, 0, inputs_saved=first * n, inputs_kept=every * n))
     beyond, in_place = table.inputs_saved(kind, 0, Reading(4, 0.5, 1.0, 16.0, copied))
     assert (beyond, in_place) == pytest.approx((expected, 0.0 if copied else 4.0 * first))
+
+
+@pytest.mark.parametrize(("dim", "is_copied"), [("sample", False), ("feature", True)])
+def test_a_part_that_is_cut_out_is_sent_from_a_copy(dim: str, is_copied: bool) -> None:
+    """Halves of 8 samples of 2 MiB features: the first dim's lie in one piece, the second's do not."""
+    graph = chain_profile(2, 2, parameter_bytes=0, activation_bytes=2**21).graph
+    points = (0, 4, 8) if dim == "sample" else (0, 2**18, 2**19)
+    stages = {layer.name: min(number, 1) for number, layer in enumerate(graph.layers)}
+    boundaries = Boundaries.of(graph, stages, (Layout({}), Layout({dim: points})), ((0,), (1, 2)))
+    messages = boundaries.messages(Edge(0, 1, ("l0",)), 8)
+    assert [part.is_copied for message in messages for part in message.parts] == [is_copied] * 2
+    assert [Carried.of(message.parts) for message in messages] == [(0, 2**23 if is_copied else 0)] * 2
 
 
 def flowing(**pairs: object) -> Flow:

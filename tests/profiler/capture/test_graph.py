@@ -82,6 +82,8 @@ def test_every_node_belongs_to_a_layer_and_every_parameter_is_the_users(factory:
             readers[node.target] |= {graph.layer_of_node[user.name] for user in node.users}
     expected = sum(each.nbytes * len(readers[name]) for name, each in buffers.items())  # by layer that reads it
     assert sum(layer.buffer_bytes for layer in graph.graph.layers) == expected
+    distinct = sum(each.nbytes for name, each in buffers.items() if readers[name])
+    assert graph.graph.buffer_bytes(range(len(graph.graph.layers))) == distinct
 
 
 def _is_computed(node: fx.Node) -> bool:

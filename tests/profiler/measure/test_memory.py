@@ -94,7 +94,9 @@ def test_it_is_known_whose_backward_made_a_gradient_and_who_reads_it_last() -> N
         assert under_way <= levels.backward
         assert sum(size for _, size in levels.gradients_left_from) <= levels.left
         assert all(at[maker] < at[layer.name] for maker, _ in levels.inputs_left)
+        assert levels.inputs_saved <= levels.inputs_kept
     convolution = next(layer for layer in graph.layers[1:] if layer.kind == "conv")
     levels = found[convolution.name].levels
     assert levels is not None
     assert len(levels.inputs_left) == len(levels.gradients_left_from) == 1
+    assert levels.inputs_kept == sum(size for _, size in levels.inputs_left), "whoever saves it first"

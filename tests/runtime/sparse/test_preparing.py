@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops.device.host import work_beside
+from cuda_ops.memory import available, meter_of
 from planner.ir.errors import StageFailedError
 from planner.ir.plan import Decision
 from runtime.engine import Engine
@@ -59,6 +60,17 @@ def test_a_step_prepared_in_the_one_before_gives_the_same_bits(layout: str) -> N
     for one, other in ((found.gradients, expected.gradients), (found.state, expected.state)):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.skipif(bool(available()), reason="no compiler for the counting allocator")
+def test_what_is_in_use_while_sites_are_found_is_counted() -> None:
+    def steps(engine: Engine) -> list[float | None]:
+        assert [engine.step(*batches_of("unet")[0]).before_bytes] == [0], "nobody counts"
+        engine._around = replace(engine._around, meter=meter_of(torch.device("cpu")))
+        return [float(engine.step(*batch).before_bytes > 0) for batch in batches_of("unet")]
+
+    found = trained_on(network("unet"), decision_of("unet", "two ranks", (4,)), steps)
+    assert found.losses == [1.0] * STEPS
 
 
 def test_all_that_a_rank_reads_is_made_by_the_thread_before_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
