@@ -192,7 +192,7 @@ class LaidOut:
 
     def summed(self, member: int) -> dict[str, tuple[tuple[int, ...], int]]:
         """By parameter: the members that have the same part as this one, and its bytes, where others have it."""
-        found = {}
+        found = dict[str, tuple[tuple[int, ...], int]]()
         for layer in self.layers:
             shards = self._shards[layer.name]
             for name, spec, boxes in zip(layer.parameters, shards.sized.parameters, shards.weights, strict=True):

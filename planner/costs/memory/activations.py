@@ -90,9 +90,9 @@ def activation_of(
             return Activation(course, 0, sent_bytes, assembled=received.assembled)
         known_of_parts = None if placed.recompute else _laid_out(costs, placed, cost, member, seeds, senders, copies)
         if known_of_parts is not None:
-            found, last, unsaved = known_of_parts
+            found, last, alone = known_of_parts
             inputs = received.whole, 0, received.assembled
-            return Activation(found, found.saved, min(unsaved, sent_bytes), False, last, *inputs)
+            return Activation(found, found.saved, min(alone, sent_bytes), False, last, *inputs)
         parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes, cost.parameter_bytes)
         saved, again, workspace, parameters = (round(float(part[member])) for part in parts)
         left = saved + again
@@ -147,7 +147,8 @@ def _laid_out(
     found, inputs, is_slice = list[Array](), list[tuple[float, float]](), len(placed.ranks) == 1
     for place, layer in enumerate(own.layers):
         columns = own.samples, own.share, own.read_share, own.received, own.copied
-        part = Reading(*(float(each[place, member]) for each in columns), stays=is_slice)
+        samples, share, read_share, received, copied = (float(each[place, member]) for each in columns)
+        part = Reading(samples, share, read_share, received, copied, is_slice)
         whole = float(costs.book.tables.at(kind, part.samples).workspace_bytes[layer])
         more = float(own.workspace[place, member]) - part.share * whole
         weights = float(own.parameters[place, member]) / parameters[layer] if parameters[layer] else 0.0
