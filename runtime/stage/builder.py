@@ -247,7 +247,7 @@ class Builder:
         return functions
 
     def _rows(self, stage: int, ranks: tuple[int, ...], talks: Exchanging, node: str) -> Rows:
-        """How ``ranks`` tell each other about a node; as keys of divided stages (``runtime.spatial.step``), by place."""
+        """How ``ranks`` tell each other about a node, under a key as divided stages have (``runtime.spatial.step``)."""
         place = self._node_places.get(node, 1 << 14)  # of a graph inside the graph: none
         key = (stage << 14 | place) << 2 | 2 if place < 1 << 14 else None
         return Rows(talks, ranks, self._deadline_s, key)
