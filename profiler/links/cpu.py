@@ -20,7 +20,7 @@ Hence they are measured amid computation, and their mean counts, not the median:
 both.  What is computed is a fixed number of convolutions over more data than a core's own caches hold
 (:class:`profiler.links.calls.Burst`): so ranks are as late as layers scatter, and the exchange finds the caches as it
 does in a step.  Behind products of one small matrix, for so long by the clock, a sum in shared memory took 55 us,
-behind such convolutions 75-110, and as long in a step of ResNet-50 (the same sum again and again: 30).
+behind such convolutions 75-110, in a step of ResNet-50 about as long (the same sum again and again: 30).
 """
 
 from __future__ import annotations
