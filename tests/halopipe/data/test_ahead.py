@@ -86,7 +86,9 @@ def test_a_loop_that_tells_nothing_hears_once_what_it_loses(warns: bool, caplog:
     assert len(caplog.records) == warns
 
 
-INPUTS = InputSpecs({"x": TensorSpec((SAMPLE, "dim1"), (4, 2), "float32"), "y": TensorSpec((SAMPLE,), (4,), "int64")}, 4)
+INPUTS = InputSpecs(
+    {"x": TensorSpec((SAMPLE, "dim1"), (4, 2), "float32"), "y": TensorSpec((SAMPLE,), (4,), "int64")}, 4
+)
 
 
 def pair(first: float = 0.0, dtype: torch.dtype = torch.float32) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

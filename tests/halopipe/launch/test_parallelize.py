@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 import halopipe as hp
-from halopipe import api
+from halopipe.api import running
 from halopipe.data.ahead import Upcoming
 from halopipe.launch import parallelize
 from halopipe.launch.job_environment import JobRank
@@ -295,7 +295,7 @@ def test_a_plan_for_fewer_devices_than_the_job_has_processes_is_made_again(
 ) -> None:
     profile = chain_profile(3)
     best = hp.plan(profile, global_batch=8, num_ranks=1)
-    found = api._on_all(profile, best, 2)
+    found = running._on_all(profile, best, 2)
     assert found.decision.num_ranks == 2
     assert "on 1 device" in capsys.readouterr().err
-    assert api._on_all(profile, found, 2) is found
+    assert running._on_all(profile, found, 2) is found
