@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not instal
 RANKS, MICRO_BATCHES = 64, 167
 MOST = 12_800
 """Elements of the page, and objects of its charts, which make a page slow: some for a layer, a rank or an operation
-(4,100 elements before a chart is drawn), but not one for every tenth of the 128,000 actions, which are rows of columns."""
+(4,100 elements before a chart is drawn), but not one for every tenth of the 128,000 actions, which are in columns."""
 
 COUNT = """() => {
   const count = (root) => [...root.querySelectorAll("*")].reduce(
