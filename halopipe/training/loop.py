@@ -149,6 +149,7 @@ class Loop:
             left_out=tuple(self._left_out),
             slow=tuple(self.activity.slow),
             saves=self.checkpoints.saves,
+            remarks=self.activity.remarks,
         )
 
     @property
