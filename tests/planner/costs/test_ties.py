@@ -13,7 +13,7 @@ from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.costs.ties import DRAWS, OWN, Judged, Ties
 from planner.costs.uncertainty import MODEL
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import fingerprint
 from planner.ir.plan import Decision, Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import ONE_DEVICE, PIPELINE, MeasuringProcess, Profile
