@@ -23,7 +23,7 @@ from torch import Tensor
 from halopipe.data.rank_slices import Need, needs, whole_needs
 from halopipe.data.sources import Data, Position, bound, digest, read, tensors_of
 from planner.ir.errors import DifferentDataError, TransportError
-from planner.ir.graph import Graph, TensorSpec
+from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.plan import Decision
 from runtime.pipeline.messages import dtype_of
 from runtime.pipeline.microbatches import Batch, InputSpecs, Shapes
@@ -211,6 +211,11 @@ class Consumer:
     preparation: Preparation | SampledPreparation | None = None
     counted: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def loss_rank(self) -> int:
+        """The first rank that makes the loss."""
+        return min(self.decision.stages[self.decision.layers[producer(self.graph.loss)].stage].ranks)
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -22,11 +22,13 @@ from halopipe.run_spec.options import RESUME
 from halopipe.run_spec.result import Score
 from halopipe.terminal.units import require_known
 from halopipe.training.checkpointing import save_now
-from halopipe.training.evaluate import MakeMetrics, evaluate, loss_rank
-from halopipe.training.first_step import FirstStep, parting
+from halopipe.training.evaluate import MakeMetrics, evaluate
+from halopipe.training.first_step import FirstStep
+from halopipe.training.parting import parting
 from halopipe.training.rank import Opened, Place, Prepared, Terms
+from halopipe.training.reference import Reference
 from halopipe.training.resuming import newest_sound, open_saved
-from halopipe.training.single_device import Reference, reference_of, why_not_compared
+from halopipe.training.single_device import reference_of, why_not_compared
 from planner.ir.codec import plain
 from planner.ir.errors import CorruptFileError, HalopipeError, UnsupportedModelError, UsageError
 from planner.ir.graph import LOSS_PREFIX
@@ -438,7 +440,7 @@ class Execution:
     def _told(self, loss: float | None) -> float:
         """The loss, which some ranks know, on all of them."""
         consumer = self._consumer
-        is_mine = loss is not None and self.rank == loss_rank(consumer)
+        is_mine = loss is not None and self.rank == consumer.loss_rank
         told = torch.tensor([loss if is_mine else 0.0], dtype=torch.float64)
         with self._engine.between_steps("telling the loss to all ranks"):
             consumer.transport.all_reduce(told, consumer.ranks, consumer.deadline_s)

@@ -31,7 +31,6 @@ from cuda_ops._torch import (
 )
 from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_finite
 from cuda_ops.dense.recurrent import recurrence_by_shape
-from cuda_ops.sparse.errors import SparseInputError
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import LOSS_PREFIX
 from profiler.capture.functional import (
@@ -161,12 +160,9 @@ def trace(model: LoadedModel) -> Traced:
         return _clean(model, _export(model, wrapper, tensors, fixed), samples)
     except UnsupportedModelError:
         raise
-    except SparseInputError as error:  # of a network that runs on a SparseTensor, but not on its maps alone
-        told = f"{error.where}: found {error.found}, expected {error.expected}"
-        raise UnsupportedModelError(
-            f"the sparse network cannot be planned: {error.what}", [told], [error.remedy]
-        ) from error
     except Exception as error:
+        if model.clouds is not None and (fault := _of_sites(error)) is not None:
+            raise fault from error
         refusal = _refused(model, error)
         found = None if _chooses_by_data(error) else _by_bytecode(model, wrapper, tensors, (by_samples,), fixed)
         if found is None:
@@ -194,6 +190,16 @@ def _by_bytecode(
         except Exception as error:  # noqa: BLE001 - the first refusal is told, which knows the user's line
             _log.debug("torch.export, strict: %s", error)
     return None
+
+
+def _of_sites(error: Exception) -> UnsupportedModelError | None:
+    """Of a network that runs on a SparseTensor, but not on its maps alone."""
+    from cuda_ops.sparse.errors import SparseInputError  # late: other networks do without
+
+    if not isinstance(error, SparseInputError):
+        return None
+    told = f"{error.where}: found {error.found}, expected {error.expected}"
+    return UnsupportedModelError(f"the sparse network cannot be planned: {error.what}", [told], [error.remedy])
 
 
 def _refused(model: LoadedModel, error: Exception) -> UnsupportedModelError:

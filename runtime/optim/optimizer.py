@@ -15,7 +15,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
@@ -25,7 +25,9 @@ from cuda_ops._torch import has_step_hooks, note_step, optimizer_attributes, opt
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer, spelled
 from runtime.optim.sharding import STEP, ParameterSlice, ShardedParameters, give_slices, require_elementwise
-from runtime.spatial.parameters import Part, Parts
+
+if TYPE_CHECKING:
+    from runtime.spatial import Part, Parts
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler] | LRScheduler

@@ -182,3 +182,20 @@ def joined(axes: TokenAxes, value: str, pieces: Sequence[Piece], samples: int) -
     if at.is_merged:
         found = found.flatten(at.dim, at.dim + 1)
     return whole(tuple(found.shape)), found
+
+
+def of_micro_batches(
+    axes: TokenAxes, outputs: Mapping[int, Mapping[str, Piece]], rows: Sequence[int], num_slices: int
+) -> dict[int, Mapping[str, Piece]]:
+    """Values by whole micro-batch, of those of its slices.
+
+    Args:
+        outputs: by number of the slice, then by value.
+        rows: samples of each micro-batch.
+    """
+    found: dict[int, Mapping[str, Piece]] = {}
+    for m in sorted({number // num_slices for number in outputs}):
+        parts = [outputs[m * num_slices + k] for k in range(num_slices)]
+        names = dict.fromkeys(name for part in parts for name in part)
+        found[m] = {name: joined(axes, name, [p[name] for p in parts if name in p], rows[m]) for name in names}
+    return found

@@ -21,15 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from planner.ir.errors import StageFailedError
-from runtime.stage.captured import CapturedModel
-from runtime.stage.cut import Rule, arguments_of
+from runtime.stage.cut import Rule, takes_statistics
 from runtime.transport.small_allgather import Tell, summing
-
-_BATCH_NORM = torch.ops.aten.batch_norm.default
 
 _CHUNK_BYTES = 4 * 2**20
 """Deviations from the mean are made for so many bytes at a time: they stay in the cache, and are no second copy."""
@@ -65,17 +62,7 @@ def synchronise_by(tell: Tell) -> Rule:
     ) -> Tensor:
         return synchronised_batch_norm(x, weight, bias, running_mean, running_var, momentum, eps, tell)
 
-    return lambda node: batch_norm if _is_training(node) else None
-
-
-def normalising_layers(model: CapturedModel) -> tuple[str, ...]:
-    """Layers that take statistics of a micro-batch."""
-    nodes = (node for node in model.graph_module.graph.nodes if _is_training(node))
-    return tuple(dict.fromkeys(model.layer_of_node[node.name] for node in nodes if node.name in model.layer_of_node))
-
-
-def _is_training(node: fx.Node) -> bool:
-    return node.target is _BATCH_NORM and arguments_of(node)["training"] is True
+    return lambda node: batch_norm if takes_statistics(node) else None
 
 
 def synchronised_batch_norm(

@@ -27,20 +27,17 @@ from cuda_ops.device.placing import move
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Block
 from planner.layers.recomputed import Spans
+from runtime import spatial
 from runtime.numerics.finite import Examiner
-from runtime.spatial.blocks import in_blocks
-from runtime.spatial.decompose import DividedStage
-from runtime.spatial.empties import connected
-from runtime.stage.batch_norm import synchronise
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Rule, StageFunction, cut_stage
-from runtime.stage.modes import MicrobatchSlice, Mode, cannot_evaluate, in_evaluation
-from runtime.stage.recomputed import Again, Told, enclosed
+from runtime.stage.modes import MicrobatchSlice, Mode, Told, cannot_evaluate, in_evaluation
 from runtime.stage.sample_weights import Weighed, weighing
-from runtime.stage.sharded_passes import ShardedPasses
 
 if TYPE_CHECKING:
     from runtime.sparse.rules import SharedSites
+    from runtime.stage.recomputed import Again
+    from runtime.stage.sharded_passes import ShardedPasses
 
 
 Variant = Callable[[Mode], StageFunction]
@@ -161,7 +158,7 @@ class StageCut:
             model.sizes,
             late=late,
             given={node: one.factor for node, one in by_node.items()},
-            enclose=partial(enclosed, spans=self.recomputed, again=again) if again and self.recomputed else None,
+            enclose=again.enclosing(self.recomputed) if again and self.recomputed else None,
         )
         attributes = {name: self.own.get(name, tensor) for name, tensor in found.attributes.items()}
         if self.device is not None:
@@ -184,7 +181,7 @@ class StageFunctions:
 
     Attributes:
         current: where operators that can be halved leave their weight gradients.
-        again: how spans of layers that are computed again run once more.
+        again: how spans of layers that are computed again run once more; None: there are none.
         training: for shares with rows.
     """
 
@@ -197,13 +194,17 @@ class StageFunctions:
         draws: Rule,
         *,
         halves: bool = False,
-        divided: DividedStage | None = None,
+        divided: spatial.DividedStage | None = None,
         sites: SharedSites | None = None,
         blocks: Sequence[Block] = (),
         told: Sequence[Told] = (),
     ) -> None:
         self.current = Current()
-        self.again = Again(told, self.current)
+        self.again: Again | None = None
+        if cut.recomputed:
+            from runtime.stage.recomputed import Again  # late: few stages compute spans again
+
+            self.again = Again(told, self.current)
         if divided is not None:
             self.training = cut.function(divided.rule(draws), again=self.again)
             evaluation = divided.rule(in_evaluation, training=False)
@@ -214,10 +215,14 @@ class StageFunctions:
                     return replace(cut, layers=layers, outputs=outputs, watched=()).function(evaluation, late=True)
 
                 names = [layer.name for layer in cut.model.graph.layers if layer.name in cut.layers]
-                found = in_blocks(part, self.training, found.outputs, cut.model.graph, names, blocks, divided)
+                found = spatial.in_blocks(part, self.training, found.outputs, cut.model.graph, names, blocks, divided)
             self._others = {Mode(False, False): found}
             return
-        together = [synchronise(add, group_size, index)] if group_size > 1 else []
+        together: list[Rule] = []
+        if group_size > 1:
+            from runtime.stage.batch_norm import synchronise  # late: a rank alone has no statistics but its own
+
+            together.append(synchronise(add, group_size, index))
         if sites is not None:
             together.append(sites.rule)
         halved = [partial(deferred, current=self.current)] if halves else []
@@ -253,7 +258,7 @@ def first_of(rules: Iterable[Rule]) -> Rule:
     return rule
 
 
-def _attempt(cut: StageCut, rule: Rule, training: bool, again: Again) -> StageFunction | UnsupportedModelError:
+def _attempt(cut: StageCut, rule: Rule, training: bool, again: Again | None) -> StageFunction | UnsupportedModelError:
     """A function that may never be asked for, or why there is none."""
     if cut.model.evaluation and not training:
         return cannot_evaluate(cut.model.evaluation)
@@ -322,7 +327,7 @@ def _without_rows(value: Tensor) -> Result:
 def _nothing(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
     """0 in place of a mean of nothing, which is not a number and stays so however little it counts."""
     result = function(*args, **kwargs)
-    return connected(torch.zeros_like(result), result)
+    return spatial.connected(torch.zeros_like(result), result)
 
 
 def _is_reduction(node: fx.Node) -> bool:

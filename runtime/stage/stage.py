@@ -37,9 +37,8 @@ from cuda_ops.dense.deferred_gradients import Current, WeightGradients, accumula
 from runtime.numerics.finite import Examiner
 from runtime.stage.cut import StageFunction
 from runtime.stage.functions import Call, StageCalls, Variant
-from runtime.stage.modes import Manner, MicrobatchSlice
+from runtime.stage.modes import Manner, MicrobatchSlice, Told
 from runtime.stage.random.streams import Draw
-from runtime.stage.recomputed import Again, Told
 
 Added = Callable[[Tensor], None]
 """Told of a parameter whose ``.grad`` is complete, as far as one micro-batch goes."""
@@ -170,7 +169,7 @@ class StageProgram:
         divided: Divided | None = None,
         added: Added | None = None,
         slices: Mapping[str, Tensor] | None = None,
-        again: Again | None = None,
+        again: Told | None = None,
     ) -> None:
         manner = manner or Manner()
         self._function, self._received, self._loss, self._manner = function, received, loss, manner

@@ -22,6 +22,12 @@ from planner.ir.errors import DeadlineError, TransportError
 Spec = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of one tensor of a message."""
 
+Words = tuple[object, ...]
+"""What an error would say, put together only if there is one."""
+
+KEYED = 1 << 30
+"""Keys of exchanges are below; tags from here on are those of keyed exchanges."""
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -314,6 +320,11 @@ class Deadline:
             f"{what}: rank {rank} waited {self.waited_s():.2f} s for {peer}, deadline {self.limit_s:g} s",
             remedies=[f"see what {peer} does; if it is only slow, raise the timeout"],
         )
+
+
+def words(said: Words) -> str:
+    """As an error says it."""
+    return " ".join(map(str, said))
 
 
 def gone(what: str, rank: int, peer: str, cause: str) -> TransportError:

@@ -25,10 +25,12 @@ import torch.distributed as dist
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.errors import TransportError
 from runtime.transport.base import (
+    KEYED,
     Deadline,
     Key,
     Pending,
     Spec,
+    Words,
     add_in_order,
     check_member,
     declare,
@@ -39,10 +41,10 @@ from runtime.transport.base import (
     largest,
     parts,
     put_back,
+    words,
 )
 from runtime.transport.frame import Layout, layout_for, layout_of, tag, unpack
 from runtime.transport.segments import GONE, HERE, LATE, WATCHED, WRONG, Segments
-from runtime.transport.works import KEYED, Words, words
 
 SPIN_S = 10e-3
 """So long a wait looks before it sleeps, where every rank has a core of its own."""
