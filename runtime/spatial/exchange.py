@@ -10,7 +10,7 @@ are added up where they came from.  Halos, gathers of channels and changes of la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Transfer, intersect, volume
-from runtime.pipeline.messages import Cuts, cuts_of, narrowed, slices
+from runtime.pipeline.messages import Cuts, cuts_of, narrowed
 from runtime.transport import Exchanging, Pending
+
+_MOST_KEPT = 64
 
 Pieces = tuple[tuple[Box, Tensor], ...]
 """Boxes in global coordinates, and the tensors that cover them."""
@@ -84,6 +86,8 @@ class _Mail:
 
     def cut(self, x: Tensor) -> Tensor:
         """The message of what this rank has."""
+        if len(self.cuts) == 1:
+            return narrowed(x, self.cuts[0])
         return self.pack([narrowed(x, cuts) for cuts in self.cuts])
 
     def pack(self, pieces: Sequence[Tensor]) -> Tensor:
@@ -102,15 +106,45 @@ class _Mail:
         return [part.view([len(interval) for interval in box]) for part, box in zip(parts, self.boxes, strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """All that goes to other ranks, or comes from them.
+
+    Attributes:
+        boxes: of each piece, in order.
+        mails: the messages, one a rank.
+        is_plain: whether they are the pieces, in this order.
+    """
+
+    boxes: tuple[Box, ...]
+    mails: tuple[_Mail, ...]
+    is_plain: bool
+
+    @classmethod
+    def of(cls, entries: Sequence[tuple[int, Box]], held: Box | None) -> Way:
+        """Of pieces with the positions of the other ranks; ``held``: what they are cut out of, if they go."""
+        mails = _mails(entries, held)
+        is_plain = [entry for mail in mails for entry in mail.entries] == list(range(len(mails)))
+        return cls(tuple(box for _, box in entries), mails, is_plain)
+
+    def pieces(self, came: Iterable[Tensor]) -> Pieces:
+        """The pieces of messages."""
+        if self.is_plain:
+            return tuple(zip(self.boxes, came, strict=True))
+        found: list[Tensor | None] = [None] * len(self.boxes)
+        for mail, message in zip(self.mails, came, strict=True):
+            for entry, piece in zip(mail.entries, mail.unpack(message), strict=True):
+                found[entry] = piece
+        return tuple((box, piece) for box, piece in zip(self.boxes, found, strict=True) if piece is not None)
+
+
 class Arriving:
     """Pieces on their way."""
 
-    __slots__ = ("_boxes", "_came", "_mails", "_pending", "_sent")
+    __slots__ = ("_came", "_pending", "_sent", "_way")
 
-    def __init__(
-        self, boxes: Sequence[Box], mails: Sequence[_Mail], came: list[Tensor], pending: Pending | None, sent: object
-    ) -> None:
-        self._boxes, self._mails, self._came, self._pending = boxes, mails, came, pending
+    def __init__(self, way: Way, came: Mapping[int, Tensor], pending: Pending | None, sent: object) -> None:
+        self._way, self._came, self._pending = way, came, pending
         self._sent = sent  # kept alive until the wait is over
 
     def wait(self) -> Pieces:
@@ -118,14 +152,11 @@ class Arriving:
         if self._pending is not None:
             self._pending.wait()
         self._sent = None
-        found: list[Tensor | None] = [None] * len(self._boxes)
-        for mail, came in zip(self._mails, self._came, strict=True):
-            for entry, piece in zip(mail.entries, mail.unpack(came), strict=True):
-                found[entry] = piece
-        return tuple((box, piece) for box, piece in zip(self._boxes, found, strict=True) if piece is not None)
+        return self._way.pieces(self._came.values())
 
 
-_NOTHING = Arriving((), (), [], None, None)
+NOWAY = Way((), (), True)
+_NOTHING = Arriving(NOWAY, {}, None, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,8 +181,9 @@ class Exchange:
     sends: tuple[tuple[int, Box], ...]
     is_local: bool
     key: int | None
-    _incoming: tuple[_Mail, ...] = field(repr=False)
-    _outgoing: tuple[_Mail, ...] = field(repr=False)
+    incoming: Way = field(repr=False)
+    outgoing: Way = field(repr=False)
+    _laid: dict[int, _Laid] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
@@ -176,18 +208,17 @@ class Exchange:
             sends,
             not moves,
             key,
-            _mails(receives, None),
-            _mails(sends, held[me]),
+            Way.of(receives, None),
+            Way.of(sends, held[me]),
         )
 
     def start(self, x: Tensor) -> Arriving:
         """Send what others read of ``x``, which covers ``held``; the wait gives a piece for each of ``receives``."""
         if not self.receives and not self.sends:
             return _NOTHING
-        sent = {mail.position: mail.cut(x) for mail in self._outgoing}
-        received = {mail.position: mail.empty(x) for mail in self._incoming}
-        pending = self.wire.start(sent, received, self.key)
-        return Arriving([box for _, box in self.receives], self._incoming, list(received.values()), pending, sent)
+        sent = {mail.position: mail.cut(x) for mail in self.outgoing.mails}
+        received = {mail.position: mail.empty(x) for mail in self.incoming.mails}
+        return Arriving(self.incoming, received, self.wire.start(sent, received, self.key), sent)
 
     def start_adjoint(self, gradients: Sequence[Tensor], like: Tensor) -> Arriving:
         """Send back the gradients of what was received; the wait gives a piece for each of ``sends``, to be added.
@@ -198,10 +229,53 @@ class Exchange:
         """
         if not self.receives and not self.sends:
             return _NOTHING
-        sent = {mail.position: mail.pack([gradients[entry] for entry in mail.entries]) for mail in self._incoming}
-        received = {mail.position: mail.empty(like) for mail in self._outgoing}
+        sent = {mail.position: mail.pack([gradients[entry] for entry in mail.entries]) for mail in self.incoming.mails}
+        received = {mail.position: mail.empty(like) for mail in self.outgoing.mails}
         pending = self.wire.start(sent, received, None if self.key is None else self.key | 1)
-        return Arriving([box for _, box in self.sends], self._outgoing, list(received.values()), pending, sent)
+        return Arriving(self.outgoing, received, pending, sent)
+
+    def laid(self, box: Box) -> _Laid:
+        """How ``box`` is put together; worked out once for each that a form asks for, which keeps it."""
+        found = self._laid.get(id(box))
+        if found is None or found.box is not box:
+            if len(self._laid) >= _MOST_KEPT:
+                self._laid.clear()
+            found = self._laid[id(box)] = _Laid.of(self, box)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """How a box is put together of what is held and what comes.
+
+    Attributes:
+        is_covered: whether no element of it lies elsewhere.
+        kept: what is held of it: where that lies in the box, and in what is held.
+        pieces: where what comes lies in the box.
+        sent: where what goes lies in what is held.
+        is_all_held: whether all that is held lies in it.
+    """
+
+    box: Box
+    shape: tuple[int, ...]
+    is_covered: bool
+    kept: tuple[tuple[Cuts, Cuts], ...]
+    pieces: tuple[Cuts, ...]
+    sent: tuple[Cuts, ...]
+    is_all_held: bool
+
+    @classmethod
+    def of(cls, exchange: Exchange, box: Box) -> _Laid:
+        held = exchange.held
+        return cls(
+            box,
+            tuple(map(len, box)),
+            box == exchange.wanted,
+            tuple((cuts_of(part, box), cuts_of(part, held)) for part in exchange.kept),
+            tuple(cuts_of(part, box) for _, part in exchange.receives),
+            tuple(cuts_of(part, held) for _, part in exchange.sends),
+            exchange.kept == (held,),
+        )
 
 
 def redistribute(x: Tensor, exchange: Exchange, box: Box | None = None) -> Tensor:
@@ -236,47 +310,52 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange, box: Box) -> Tensor:
         ctx.exchange, ctx.box = exchange, box
-        return _moved(x, exchange, box)
+        return moved(x, exchange, box)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _moved_back(gradient, ctx.exchange, ctx.box), None, None
+        return moved_back(gradient, ctx.exchange, ctx.box), None, None
 
 
 class _Accumulate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange, box: Box) -> Tensor:
         ctx.exchange, ctx.box = exchange, box
-        return _moved_back(x, exchange, box)
+        return moved_back(x, exchange, box)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _moved(gradient, ctx.exchange, ctx.box), None, None
+        return moved(gradient, ctx.exchange, ctx.box), None, None
 
 
-def _moved(x: Tensor, exchange: Exchange, box: Box) -> Tensor:
-    arriving = exchange.start(x)
-    shape = [len(interval) for interval in box]
-    found = x.new_empty(shape) if box == exchange.wanted else x.new_zeros(shape)
-    for part in exchange.kept:
-        found[slices(part, box)] = x[slices(part, exchange.held)]
-    for part, piece in arriving.wait():
-        found[slices(part, box)] = piece
+def moved(x: Tensor, exchange: Exchange, box: Box) -> Tensor:
+    """As :func:`redistribute`, without autograd."""
+    arriving, laid = exchange.start(x), exchange.laid(box)
+    found = x.new_empty(laid.shape) if laid.is_covered else x.new_zeros(laid.shape)
+    for place, source in laid.kept:
+        narrowed(found, place).copy_(narrowed(x, source))
+    for place, (_, piece) in zip(laid.pieces, arriving.wait(), strict=True):
+        narrowed(found, place).copy_(piece)
     return found
 
 
-def _moved_back(gradient: Tensor, exchange: Exchange, box: Box) -> Tensor:
-    arriving = exchange.start_adjoint([gradient[slices(part, box)] for _, part in exchange.receives], gradient)
-    if exchange.kept == (exchange.held,):
-        found = gradient[slices(exchange.held, box)].clone(memory_format=torch.contiguous_format)
+def moved_back(gradient: Tensor, exchange: Exchange, box: Box) -> Tensor:
+    """As :func:`accumulate`, without autograd."""
+    laid = exchange.laid(box)
+    arriving = exchange.start_adjoint([narrowed(gradient, place) for place in laid.pieces], gradient)
+    if laid.is_all_held:
+        found = narrowed(gradient, laid.kept[0][0]).clone(memory_format=torch.contiguous_format)
     else:
         found = gradient.new_zeros([len(interval) for interval in exchange.held])
-        for part in exchange.kept:
-            found[slices(part, exchange.held)] = gradient[slices(part, box)]
-    for part, piece in arriving.wait():
-        found[slices(part, exchange.held)] += piece
+        for place, source in laid.kept:
+            narrowed(found, source).copy_(narrowed(gradient, place))
+    came = arriving.wait()
+    is_sent = len(came) == len(exchange.sends) and all(a[0] is b[1] for a, b in zip(came, exchange.sends, strict=True))
+    places = laid.sent if is_sent else [cuts_of(part, exchange.held) for part, _ in came]
+    for place, (_, piece) in zip(places, came, strict=True):
+        narrowed(found, place).add_(piece)
     return found
 
 

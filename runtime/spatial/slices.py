@@ -23,7 +23,7 @@ from planner.ir.box import Box, Transfer, whole
 from planner.ir.errors import UnsupportedModelError
 from planner.layers.token_slices import TokenAxes
 from runtime.pipeline.messages import Piece, cuts_of, narrowed
-from runtime.spatial.exchange import Arriving, Exchange, PeerGroup, Pieces
+from runtime.spatial.exchange import NOWAY, Arriving, Exchange, PeerGroup, Pieces
 from runtime.transport import Pending
 
 Name = tuple[int, int]
@@ -91,10 +91,10 @@ class SlicePeers(PeerGroup):
             plain.sends,
             plain.is_local,
             key,
-            (),
-            (),
-            tuple(held),
-            self.position,
+            NOWAY,
+            NOWAY,
+            of_slices=tuple(held),
+            position=self.position,
         )
 
     def put(self, key: int, position: int, x: Tensor) -> dict[int, Tensor]:
@@ -125,7 +125,7 @@ class _There(Arriving):
     __slots__ = ("_pieces",)
 
     def __init__(self, pieces: Pieces) -> None:
-        super().__init__((), (), [], None, None)
+        super().__init__(NOWAY, {}, None, None)
         self._pieces = pieces
 
     def wait(self) -> Pieces:

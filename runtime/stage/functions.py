@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -44,8 +44,7 @@ Variant = Callable[[Mode], StageFunction]
 """A stage in another mode, with the same inputs, outputs, sizes and attributes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """All that it takes to run a stage on a micro-batch, and to run it again.
 
     Attributes:
@@ -79,21 +78,22 @@ class StageCalls:
         variant: Variant | None = None,
         told: Sequence[Told] = (),
     ) -> None:
-        self._functions = {Mode(): function}
+        self._functions: dict[tuple[bool, bool], StageFunction] = {(True, False): function}  # by Mode, which is dearer
         self._autocast, self._variant, self._told = autocast, variant, tuple(told)
 
     def run(self, call: Call, training: bool = True) -> dict[str, Tensor]:
         """The outputs by name."""
-        function = self._function(Mode(training, not call.portion.num_samples))
+        portion, values, state = call
+        is_empty = not portion.num_samples
+        function = self._functions.get((training, is_empty)) or self._function(training, is_empty)
         for each in self._told:
-            each.at(call.portion)
-        arguments = (call.portion.num_samples, *call.portion.sizes, *call.values, *call.state)
-        device = next((tensor.device.type for tensor in (*call.state, *call.values)), "cpu")
-        with autocast(device, self._autocast):
-            if self.examiner is None or function.traced is None:
-                outputs = function.function(*arguments)
-            else:
-                outputs = self.examiner.run(function.traced, function, call.portion.microbatch, arguments)
+            each.at(portion)
+        if self._autocast is None:
+            outputs = self._outputs(function, portion, values, state)
+        else:
+            device = next((tensor.device.type for tensor in (*state, *values)), "cpu")
+            with autocast(device, self._autocast):
+                outputs = self._outputs(function, portion, values, state)
         return dict(zip(function.outputs, outputs, strict=True))
 
     def run_without_gradients(self, call: Call, training: bool = True) -> dict[str, Tensor]:
@@ -101,10 +101,18 @@ class StageCalls:
         with torch.no_grad():
             return self.run(call, training)
 
-    def _function(self, mode: Mode) -> StageFunction:
-        found = self._functions.get(mode)
-        if found is None:
-            found = self._functions[mode] = self._functions[Mode()] if self._variant is None else self._variant(mode)
+    def _outputs(
+        self, function: StageFunction, portion: MicrobatchSlice, values: tuple[Tensor, ...], state: tuple[Tensor, ...]
+    ) -> Sequence[Tensor]:
+        if self.examiner is None or function.traced is None:
+            return function.function(portion.num_samples, *portion.sizes, *values, *state)
+        arguments = (portion.num_samples, *portion.sizes, *values, *state)
+        return self.examiner.run(function.traced, function, portion.microbatch, arguments)
+
+    def _function(self, training: bool, is_empty: bool) -> StageFunction:
+        variant = self._variant
+        found = self._functions[True, False] if variant is None else variant(Mode(training, is_empty))
+        self._functions[training, is_empty] = found
         return found
 
 

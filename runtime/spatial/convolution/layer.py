@@ -28,6 +28,7 @@ from runtime.spatial.convolution.overlapped import (
     halo_conv,
     linear_conv,
     linear_terms,
+    num_multiplications,
     pays,
 )
 from runtime.spatial.convolution.terms import Call, Window, piece_term
@@ -48,16 +49,22 @@ class HaloSettings:
         backward: whether the halo of dx or that of dy moves: ``fewest`` elements, where both can.
         most_extra: share of additional multiplications above which a part is computed blocking all the same: of a few
             rows, zeros around them would be most of the work.
+        fewest: multiplications of a part below which it is, too: what they take is less than the calls for what came.
+            None: :data:`FEWEST`.
         instead: of ``blocking``, where it gives a form: one that a benchmark compares with.
     """
 
     mode: Mode = "linear"
     most_extra: float = 0.25
+    fewest: int | None = None
     backward: Literal["fewest", "dx", "dy"] = "fewest"
     instead: FormOf | None = None
 
 
 LINEAR = HaloSettings()
+
+FEWEST = 2**22
+"""Multiplications, of one core a millisecond or less; see ``HaloSettings``."""
 
 
 class LocalForm(Protocol):
@@ -92,7 +99,10 @@ def local_form(
 def overlapped(part: Part, held: Box, wanted: Box, received: Sequence[Box], settings: HaloSettings) -> Terms | None:
     """The terms of the overlapped form; None where it cannot be, does not pay or is not wanted."""
     terms = linear_terms(part, held, wanted, received) if settings.mode == "linear" else None
-    return terms if terms is not None and pays(part, terms, wanted, settings.most_extra) else None
+    if terms is None or not pays(part, terms, wanted, settings.most_extra):
+        return None
+    fewest = FEWEST if settings.fewest is None else settings.fewest
+    return terms if num_multiplications(part, terms, held) >= fewest else None
 
 
 def _run(local: LocalConv, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:

@@ -28,7 +28,7 @@ from torch import Tensor
 from planner.ir.box import Box
 from runtime.pipeline.messages import Cuts, cuts_of
 from runtime.spatial.convolution.terms import LEADING, Call, Term, Window, main_term, piece_term
-from runtime.spatial.exchange import Arriving, Exchange, Pieces
+from runtime.spatial.exchange import Arriving, Exchange, Pieces, moved, moved_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,12 @@ def pays(part: Part, terms: Terms, wanted: Box, most_extra: float) -> bool:
     return terms.multiplications <= (1 + most_extra) * prod(map(len, made[LEADING:])) * prod(part.window.kernel)
 
 
+def num_multiplications(part: Part, terms: Terms, held: Box) -> int:
+    """Of the term of what is held."""
+    samples, filters = part.outputs[:LEADING]
+    return terms.main.multiplications * len(samples) * len(filters) * len(held[1]) // part.local.groups
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ReturnedHalo:
     """The halo of dy, where it moves in place of that of dx.
@@ -120,6 +126,7 @@ class LocalConv:
         pieces: by entry of ``exchange.receives``; None for a piece that no output sees.
         places: by entry of ``exchange.sends``, where gradients that come are added.
         returned: in place of sending gradients of what came; all ranks of the stage do so, or none.
+        gathers: what is fetched first and put together, with the box that it then is: ``main`` is of that.
     """
 
     main: Call
@@ -127,6 +134,7 @@ class LocalConv:
     pieces: tuple[Call | None, ...] = ()
     places: tuple[Cuts, ...] = ()
     returned: ReturnedHalo | None = None
+    gathers: tuple[Exchange, Box] | None = None
 
     def piece_gradients(
         self, dy: Tensor, weight: Tensor, slabs: Sequence[Tensor], needs_x: bool, needs_weight: bool
@@ -223,7 +231,7 @@ class _HaloConv(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, put: Put | None) -> Tensor:
         exchange, main = local.exchange, local.main
         arriving = None if exchange is None else exchange.start(x)
-        source = main.cut(x)
+        source = main.cut(x if local.gathers is None else moved(x, *local.gathers))
         y = main.outputs(source, weight, bias)
         saved = [source, weight]
         if arriving is not None:
@@ -268,6 +276,8 @@ class _HaloConv(torch.autograd.Function):
         if arriving is not None:
             assert dx is not None  # nothing comes where it is not asked for
             local.add_returned(dx, arriving.wait(), weight)
+        elif local.gathers is not None and dx is not None:
+            dx = moved_back(dx, *local.gathers)
         return dx, dweight, dbias, None, None
 
 

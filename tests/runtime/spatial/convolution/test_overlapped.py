@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from planner.ir.box import Box, Transfer, intersect, whole
 from runtime.pipeline.messages import slices
 from runtime.spatial.convolution.layer import HaloSettings, Mode, local_form
+from runtime.spatial.exchange import Exchange
 from tests.runtime.spatial.convolution.cases import ConvCase, Tensors, random_case
 
 MODES: tuple[Mode, ...] = ("linear", "blocking")
@@ -36,6 +38,9 @@ class OneThread:
     sends: tuple[tuple[int, Box], ...]
     is_local: bool
     ledger: list[tuple[Box, Tensor]] = field(default_factory=list)
+    _laid: dict[int, Any] = field(default_factory=dict)
+
+    laid = Exchange.laid
 
     @classmethod
     def of(cls, x: Tensor, case: ConvCase, moves: tuple[Transfer, ...], rank: int) -> OneThread:
