@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -23,6 +24,10 @@ from runtime.pipeline.messages import Cuts, cuts_of, narrowed
 from runtime.transport import Exchanging, Pending
 
 _MOST_KEPT = 64
+_KEPT_BYTES = 64 << 10
+"""Room for what comes again and again is kept up to here, and so are zeros."""
+
+_ZEROS, _HELD = -2, -1
 
 Pieces = tuple[tuple[Box, Tensor], ...]
 """Boxes in global coordinates, and the tensors that cover them."""
@@ -244,6 +249,57 @@ class Exchange:
         return found
 
 
+class _Express:
+    """An exchange of parts of contiguous tensors, worked out before there are any; one at a time.
+
+    Attributes:
+        pieces: that come, each time in the same tensors.
+    """
+
+    __slots__ = ("_lanes", "_pending", "_sent_bytes", "_wire", "pieces")
+
+    def __init__(self, wire: PeerGroup, lanes: Any, sent_bytes: Sequence[int], pieces: Pieces) -> None:
+        self._wire, self._lanes, self._sent_bytes, self.pieces = wire, lanes, tuple(sent_bytes), pieces
+        self._pending: Pending | None = None
+
+    @classmethod
+    def of(cls, exchange: Exchange, like: Tensor, cuts: Sequence[Cuts], *, is_adjoint: bool) -> _Express | None:
+        """None where the transport has no such, or a message is of several pieces, or too large to keep room for it.
+
+        Args:
+            like: has the shape, dtype and device of what is cut.
+            cuts: where each piece that goes lies in it.
+        """
+        make, wire = getattr(exchange.wire.transport, "lanes", None), exchange.wire
+        to, back = (exchange.incoming, exchange.outgoing) if is_adjoint else (exchange.outgoing, exchange.incoming)
+        if make is None or not (to.is_plain and back.is_plain):
+            return None
+        if max((prod(mail.shape) * like.itemsize for mail in (*to.mails, *back.mails)), default=0) > _KEPT_BYTES:
+            return None
+        example = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        sent = {wire.ranks[m.position]: narrowed(example, cut) for m, cut in zip(to.mails, cuts, strict=True)}
+        came = {wire.ranks[mail.position]: mail.empty(like) for mail in back.mails}
+        key = None if exchange.key is None else exchange.key | is_adjoint
+        lanes = make(sent, came, wire.deadline_s, key)
+        if lanes is None:
+            return None
+        return cls(wire, lanes, [each.nbytes for each in sent.values()], back.pieces(came.values()))
+
+    def start(self, whole: Tensor) -> _Express:
+        """Sends the parts of ``whole``."""
+        self._wire.num_messages += len(self._sent_bytes)
+        self._wire.sent_bytes += sum(self._sent_bytes)
+        self._pending = self._lanes.start(whole)
+        return self
+
+    def wait(self) -> Pieces:
+        """All pieces, until the next start."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+        return self.pieces
+
+
 @dataclass(frozen=True, slots=True)
 class _Laid:
     """How a box is put together of what is held and what comes.
@@ -254,6 +310,9 @@ class _Laid:
         pieces: where what comes lies in the box.
         sent: where what goes lies in what is held.
         is_all_held: whether all that is held lies in it.
+        row: a dim along which zeros, what is held and what comes stand one behind the other, and make up the box; with
+            the extents of zeros, and which is where: -2 stands for zeros, -1 for what is held, others for what comes.
+            None: they lie otherwise.
     """
 
     box: Box
@@ -263,6 +322,9 @@ class _Laid:
     pieces: tuple[Cuts, ...]
     sent: tuple[Cuts, ...]
     is_all_held: bool
+    row: tuple[int, tuple[tuple[int, int], ...]] | None
+    _zeros: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
+    _express: dict[tuple[bool, torch.dtype, torch.device], _Express | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, exchange: Exchange, box: Box) -> _Laid:
@@ -275,7 +337,57 @@ class _Laid:
             tuple(cuts_of(part, box) for _, part in exchange.receives),
             tuple(cuts_of(part, held) for _, part in exchange.sends),
             exchange.kept == (held,),
+            _row_of(exchange, box),
         )
+
+    def in_a_row(self, x: Tensor, pieces: Pieces, dim: int, parts: Sequence[tuple[int, int]]) -> Tensor:
+        """The box by one call, where :attr:`row` says how."""
+        return torch.cat([self._part(x, pieces, dim, *part) for part in parts], dim)
+
+    def _part(self, x: Tensor, pieces: Pieces, dim: int, which: int, extent: int) -> Tensor:
+        if which == _HELD:
+            return x
+        if which != _ZEROS:
+            return pieces[which][1]
+        key = (extent, x.dtype, x.device)
+        found = self._zeros.get(key)
+        if found is None:
+            found = x.new_zeros((*self.shape[:dim], extent, *self.shape[dim + 1 :]))
+            if found.nbytes <= _KEPT_BYTES:
+                self._zeros[key] = found
+        return found
+
+    def express(self, exchange: Exchange, x: Tensor, *, is_adjoint: bool) -> _Express | None:
+        """For tensors like ``x``, which covers what is held, or the box of an adjoint."""
+        if not x.is_contiguous() or x.is_conj() or x.is_neg():
+            return None
+        key = (is_adjoint, x.dtype, x.device)
+        if key not in self._express:
+            cuts = self.pieces if is_adjoint else self.sent
+            self._express[key] = _Express.of(exchange, x, cuts, is_adjoint=is_adjoint)
+        return self._express[key]
+
+
+def _row_of(exchange: Exchange, box: Box) -> tuple[int, tuple[tuple[int, int], ...]] | None:
+    """See :class:`_Laid`."""
+    parts = [(_HELD, exchange.held), *enumerate(part for _, part in exchange.receives)]
+    dims = {
+        dim for _, part in parts for dim, (mine, all_of) in enumerate(zip(part, box, strict=True)) if mine != all_of
+    }
+    if exchange.kept != (exchange.held,) or len(dims) != 1:
+        return None
+    (dim,), found = dims, list[tuple[int, int]]()
+    place = box[dim].start
+    for which, part in sorted(parts, key=lambda each: each[1][dim].start):
+        if part[dim].start > place:
+            found.append((_ZEROS, part[dim].start - place))
+        elif part[dim].start < place:
+            return None
+        found.append((which, len(part[dim])))
+        place = part[dim].stop
+    if place < box[dim].stop:
+        found.append((_ZEROS, box[dim].stop - place))
+    return dim, tuple(found)
 
 
 def redistribute(x: Tensor, exchange: Exchange, box: Box | None = None) -> Tensor:
@@ -313,8 +425,9 @@ class _Redistribute(torch.autograd.Function):
         return moved(x, exchange, box)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():  # as once_differentiable, which costs microseconds
+            raise RuntimeError("a tensor that ranks exchange cannot be differentiated twice")
         return moved_back(gradient, ctx.exchange, ctx.box), None, None
 
 
@@ -332,7 +445,11 @@ class _Accumulate(torch.autograd.Function):
 
 def moved(x: Tensor, exchange: Exchange, box: Box) -> Tensor:
     """As :func:`redistribute`, without autograd."""
-    arriving, laid = exchange.start(x), exchange.laid(box)
+    laid = exchange.laid(box)
+    express = laid.express(exchange, x, is_adjoint=False)
+    arriving = exchange.start(x) if express is None else express.start(x)
+    if laid.row is not None:
+        return laid.in_a_row(x, arriving.wait(), *laid.row)
     found = x.new_empty(laid.shape) if laid.is_covered else x.new_zeros(laid.shape)
     for place, source in laid.kept:
         narrowed(found, place).copy_(narrowed(x, source))
@@ -344,7 +461,12 @@ def moved(x: Tensor, exchange: Exchange, box: Box) -> Tensor:
 def moved_back(gradient: Tensor, exchange: Exchange, box: Box) -> Tensor:
     """As :func:`accumulate`, without autograd."""
     laid = exchange.laid(box)
-    arriving = exchange.start_adjoint([narrowed(gradient, place) for place in laid.pieces], gradient)
+    express = laid.express(exchange, gradient, is_adjoint=True)
+    if express is None:
+        pieces = [narrowed(gradient, place) for place in laid.pieces]
+        arriving: Arriving | _Express = exchange.start_adjoint(pieces, gradient)
+    else:
+        arriving = express.start(gradient)
     if laid.is_all_held:
         found = narrowed(gradient, laid.kept[0][0]).clone(memory_format=torch.contiguous_format)
     else:

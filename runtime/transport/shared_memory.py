@@ -45,7 +45,7 @@ from runtime.transport.base import (
     words,
 )
 from runtime.transport.frame import Layout, layout_for, layout_of, tag, unpack
-from runtime.transport.segments import GONE, HERE, LATE, WATCHED, WRONG, Segments
+from runtime.transport.segments import GONE, HERE, LATE, WATCHED, WRONG, Rows, Segments, rows_of
 
 SPIN_S = 10e-3
 """So long a wait looks before it sleeps, where every rank has a core of its own."""
@@ -148,13 +148,37 @@ class SharedMemoryTransport:
     ) -> Pending:
         for rank, tensor in sent.items():
             if tensor.numel():
-                self.put(tensor, (rank,), self._exchange_channel(True, rank, key), _EXCHANGING)
+                self.put(tensor, (rank,), self.exchange_channel(True, rank, key), _EXCHANGING)
         expected = [
-            (rank, self._exchange_channel(False, rank, key), tensor)
+            (rank, self.exchange_channel(False, rank, key), tensor)
             for rank, tensor in received.items()
             if tensor.numel()
         ]
         return _Exchange(self, expected, deadline_s)
+
+    def lanes(
+        self,
+        sent: Mapping[int, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        deadline_s: float,
+        key: int | None,
+    ) -> Lanes | None:
+        """What does :meth:`start_exchange` again and again; None where it cannot be worked out before.
+
+        Args:
+            sent: of any values: each lies in a tensor as what is sent will lie in one of its shape and strides.
+            received: where what comes is put each time.
+        """
+        places = {rank: rows_of(tensor.shape, tensor.stride(), tensor.itemsize) for rank, tensor in sent.items()}
+        moved = (*sent.values(), *received.values())
+        if not all(map(has_values, moved)) or not all(map(is_plain, received.values())) or not all(places.values()):
+            return None
+        sends = [
+            (rank, tensor.storage_offset() * tensor.itemsize, rows, _guard(tensor))
+            for (rank, tensor), rows in zip(sent.items(), places.values(), strict=True)
+            if rows is not None and tensor.numel()
+        ]
+        return Lanes(self, sends, [(r, tensor) for r, tensor in received.items() if tensor.numel()], deadline_s, key)
 
     @without_gradients
     def reduce_scatter(
@@ -199,6 +223,11 @@ class SharedMemoryTransport:
         for rank in range(self.world_size):
             self._forget_taken(rank)
         return sum(map(len, self._announced)), sum(map(len, self._sent))
+
+    def require_usable(self, what: Words) -> None:
+        """Raises as every wait where no peer can be reached any more."""
+        if self._why_unusable:
+            raise self._gone(what, self.rank)
 
     def others_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """``ranks`` but this one, in order."""
@@ -290,7 +319,7 @@ class SharedMemoryTransport:
             number,
         )
 
-    def _exchange_channel(self, sends: bool, rank: int, key: int | None) -> int:
+    def exchange_channel(self, sends: bool, rank: int, key: int | None) -> int:
         number = self._next((sends, rank, key))
         if key is None:
             return _EXCHANGE | number
@@ -362,6 +391,33 @@ class _Exchange:
                 continue
             deadline = deadline or Deadline(self._deadline_s)
             self._transport.fetch(tensor, rank, channel, _EXCHANGING, deadline)
+
+
+class Lanes:
+    """An exchange of parts of a tensor that comes again and again, one at a time."""
+
+    __slots__ = ("_deadline_s", "_key", "_receives", "_sends", "_transport")
+
+    def __init__(
+        self,
+        transport: SharedMemoryTransport,
+        sends: list[tuple[int, int, Rows, int]],
+        receives: list[tuple[int, torch.Tensor]],
+        deadline_s: float,
+        key: int | None,
+    ) -> None:
+        self._transport, self._sends, self._receives = transport, sends, receives
+        self._deadline_s, self._key = deadline_s, key
+
+    def start(self, whole: torch.Tensor) -> Pending:
+        """Sends the parts of ``whole``, which is contiguous and on the processor; what comes is there after the wait."""
+        transport, key, address = self._transport, self._key, whole.data_ptr()
+        transport.require_usable(_EXCHANGING)
+        for rank, offset, rows, guard in self._sends:
+            channel = transport.exchange_channel(True, rank, key)
+            transport.segments.put_rows(address + offset, rows, rank, channel, guard)
+        coming = [(rank, transport.exchange_channel(False, rank, key), tensor) for rank, tensor in self._receives]
+        return _Exchange(transport, coming, self._deadline_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,14 +45,14 @@ class GatheredConv:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
         """The outputs; differentiable."""
-        if len(self.parts) == 1 and self.parts[0][0].is_whole:
-            local = self.parts[0][1]
-            if local.gathers is None:
-                x = redistribute(x, self.exchange, self.box)
-            return halo_conv(x, weight, bias, local, put)
         x = redistribute(x, self.exchange, self.box)
         if not self.parts:
             return self._without_input(x, weight, bias)
+        if len(self.parts) == 1 and self.parts[0][0].is_whole:
+            local = self.parts[0][1]
+            if put is None and local.main.is_operator(x, weight):
+                return torch.convolution(x, weight, bias, *local.main.term.options)
+            return halo_conv(x, weight, bias, local, put)
         found = []
         for segment, local in self.parts:
             mine = None if bias is None else narrowed(bias, segment.bias)
@@ -88,9 +88,7 @@ def gathered_conv(
         its_outputs = (outputs[0], segment.outputs, *outputs[2:])
         term = main_term(of_part, box, its_outputs)
         if term is not None and all(map(len, box)):
-            call = Call(term, tuple(map(len, its_outputs)))
-            is_one = segment.is_whole and not (exchange.is_local and box == wanted)  # one function that fetches as well
-            parts.append((segment, LocalConv(call, gathers=(exchange, box) if is_one else None)))
+            parts.append((segment, LocalConv(Call(term, tuple(map(len, its_outputs))))))
     has_all = window.transposed and window.groups > 1 and shape[1] < channels[1]
     filters = ((0, outputs[1].start, shape[1]),) if has_all else ()
     return GatheredConv(exchange, box, shape, filters, tuple(parts))

@@ -56,15 +56,19 @@ class HaloSettings:
 
     mode: Mode = "linear"
     most_extra: float = 0.25
-    fewest: int | None = None
     backward: Literal["fewest", "dx", "dy"] = "fewest"
     instead: FormOf | None = None
+    fewest: int | None = None
 
 
 LINEAR = HaloSettings()
 
-FEWEST = 2**22
-"""Multiplications, of one core a millisecond or less; see ``HaloSettings``."""
+FEWEST = 2**19
+"""Multiplications, which take no longer than messages do; see ``HaloSettings``.
+
+Measured on one core, what a convolution of 8 channels and 16 x 32 rows costs beside torch's own, forward and backward:
+195 us overlapped, 120 us fetched first.
+"""
 
 
 class LocalForm(Protocol):

@@ -28,7 +28,7 @@ from torch import Tensor
 from planner.ir.box import Box
 from runtime.pipeline.messages import Cuts, cuts_of
 from runtime.spatial.convolution.terms import LEADING, Call, Term, Window, main_term, piece_term
-from runtime.spatial.exchange import Arriving, Exchange, Pieces, moved, moved_back
+from runtime.spatial.exchange import Arriving, Exchange, Pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,6 @@ class LocalConv:
         pieces: by entry of ``exchange.receives``; None for a piece that no output sees.
         places: by entry of ``exchange.sends``, where gradients that come are added.
         returned: in place of sending gradients of what came; all ranks of the stage do so, or none.
-        gathers: what is fetched first and put together, with the box that it then is: ``main`` is of that.
     """
 
     main: Call
@@ -134,7 +133,6 @@ class LocalConv:
     pieces: tuple[Call | None, ...] = ()
     places: tuple[Cuts, ...] = ()
     returned: ReturnedHalo | None = None
-    gathers: tuple[Exchange, Box] | None = None
 
     def piece_gradients(
         self, dy: Tensor, weight: Tensor, slabs: Sequence[Tensor], needs_x: bool, needs_weight: bool
@@ -231,7 +229,7 @@ class _HaloConv(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, put: Put | None) -> Tensor:
         exchange, main = local.exchange, local.main
         arriving = None if exchange is None else exchange.start(x)
-        source = main.cut(x if local.gathers is None else moved(x, *local.gathers))
+        source = main.cut(x)
         y = main.outputs(source, weight, bias)
         saved = [source, weight]
         if arriving is not None:
@@ -276,8 +274,6 @@ class _HaloConv(torch.autograd.Function):
         if arriving is not None:
             assert dx is not None  # nothing comes where it is not asked for
             local.add_returned(dx, arriving.wait(), weight)
-        elif local.gathers is not None and dx is not None:
-            dx = moved_back(dx, *local.gathers)
         return dx, dweight, dbias, None, None
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ class OneThread:
     is_local: bool
     ledger: list[tuple[Box, Tensor]] = field(default_factory=list)
     _laid: dict[int, Any] = field(default_factory=dict)
+    wire: Any = field(default_factory=lambda: SimpleNamespace(transport=None))
 
     laid = Exchange.laid
 
