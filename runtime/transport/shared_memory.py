@@ -410,7 +410,7 @@ class Lanes:
         self._deadline_s, self._key = deadline_s, key
 
     def start(self, whole: torch.Tensor) -> Pending:
-        """Sends the parts of ``whole``, which is contiguous and on the processor; what comes is there after the wait."""
+        """Sends the parts of ``whole``, contiguous and on the processor; what comes is there after the wait."""
         transport, key, address = self._transport, self._key, whole.data_ptr()
         transport.require_usable(_EXCHANGING)
         for rank, offset, rows, guard in self._sends:
