@@ -270,9 +270,12 @@ class _Express:
             like: has the shape, dtype and device of what is cut.
             cuts: where each piece that goes lies in it.
         """
-        make, wire = getattr(exchange.wire.transport, "lanes", None), exchange.wire
+        wire = exchange.wire
+        make = getattr(wire.transport, "lanes", None)
+        if make is None:
+            return None
         to, back = (exchange.incoming, exchange.outgoing) if is_adjoint else (exchange.outgoing, exchange.incoming)
-        if make is None or not (to.is_plain and back.is_plain):
+        if not (to.is_plain and back.is_plain):
             return None
         if max((prod(mail.shape) * like.itemsize for mail in (*to.mails, *back.mails)), default=0) > _KEPT_BYTES:
             return None
