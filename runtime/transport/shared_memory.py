@@ -174,7 +174,7 @@ class SharedMemoryTransport:
         if not all(map(has_values, moved)) or not all(map(is_plain, received.values())) or not all(places.values()):
             return None
         sends = [
-            (rank, tensor.storage_offset() * tensor.itemsize, rows, _guard(tensor))
+            (rank, int(tensor.storage_offset()) * tensor.itemsize, rows, _guard(tensor))
             for (rank, tensor), rows in zip(sent.items(), places.values(), strict=True)
             if rows is not None and tensor.numel()
         ]
