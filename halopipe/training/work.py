@@ -113,7 +113,7 @@ class _Work:
         supply = self._supply(opened, prepared, seed)
         lone = self._lone(opened, prepared, 0 if saved is None else saved.step)
         del prepared
-        gc.collect()  # what other ranks train need not stay alive here: modules and graphs lie in cycles
+        gc.collect()  # what others train need not stay alive here; modules and graphs lie in cycles
         if saved is not None:
             self._activity.begin("reading the checkpoint")
             opened.engine.load_state(saved.checkpoint)
