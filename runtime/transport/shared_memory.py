@@ -56,6 +56,7 @@ IN_PARTS_BYTES = 128 * 1024
 _MESSAGE, _KEYED, _EXCHANGE, _BARRIER, _GROUP, _PART, _RESULT = (kind << 56 for kind in range(7))  # of channels
 _GROUP_SHIFT, _KEY_SHIFT, _NUMBERS = 32, 16, (1 << 32) - 1
 _EXCHANGING: Words = ("exchange",)
+ByRank = Mapping[int, torch.Tensor]
 _MOST_SENT = 16  # are remembered before it is asked which of them were taken
 
 
@@ -139,13 +140,7 @@ class SharedMemoryTransport:
         return self._sum("started sum", tensor, ranks, deadline_s)
 
     @without_gradients
-    def start_exchange(
-        self,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        deadline_s: float,
-        key: int | None = None,
-    ) -> Pending:
+    def start_exchange(self, sent: ByRank, received: ByRank, deadline_s: float, key: int | None = None) -> Pending:
         for rank, tensor in sent.items():
             if tensor.numel():
                 self.put(tensor, (rank,), self.exchange_channel(True, rank, key), _EXCHANGING)
@@ -156,13 +151,7 @@ class SharedMemoryTransport:
         ]
         return _Exchange(self, expected, deadline_s)
 
-    def lanes(
-        self,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        deadline_s: float,
-        key: int | None,
-    ) -> Lanes | None:
+    def lanes(self, sent: ByRank, received: ByRank, deadline_s: float, key: int | None) -> Lanes | None:
         """What does :meth:`start_exchange` again and again; None where it cannot be worked out before.
 
         Args:
