@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops._torch import TorchDispatchMode, tree_leaves
-from halopipe.data.sources import Item
+from halopipe.data.factories import Item
 from halopipe.training.rank import Terms
 from halopipe.training.single_device import losses_of, parts_of
 from planner.ir.graph import producer
