@@ -47,6 +47,7 @@ from profiler.source.parts import where
 from profiler.source.source import find_factory
 from profiler.source.structure import BatchStructure
 from runtime.memory import out_of_memory
+from runtime.pipeline.messages import dtype_of
 from runtime.pipeline.microbatches import Batch, InputSpecs, MicroBatches, WholeBatch
 
 Tensors = tuple[Tensor, ...]
@@ -497,11 +498,27 @@ def bound(item: Item, inputs: InputSpecs, planned: Sequence[int]) -> Batch:
     """What the engine takes.
 
     Raises:
-        UsageError: it is not what the model takes, or more than planned.
+        UsageError: it is not what the model takes, of another dtype, or more than planned.
     """
+    for pair in item if isinstance(item, list) else [item]:
+        _require_dtypes(pair, inputs)
     if isinstance(item, list):
         return MicroBatches(inputs, [(*given, *targets) for given, targets in item], len(planned))
     return WholeBatch(inputs, (*item[0], *item[1]), tuple(planned))
+
+
+def _require_dtypes(pair: Pair, inputs: InputSpecs) -> None:
+    """Tensors have the dtypes of the example; targets may be other floats, which a loss promotes as torch does."""
+    num_inputs = len(pair[0])
+    for number, (tensor, (name, spec)) in enumerate(zip((*pair[0], *pair[1]), inputs.specs.items(), strict=False)):
+        wanted = dtype_of(spec)
+        is_near = number >= num_inputs and tensor.is_floating_point() and wanted.is_floating_point
+        if tensor.dtype != wanted and not is_near:
+            raise UsageError(
+                f"{name} is of {tensor.dtype}, the model was captured with {wanted}",
+                ["what it would compute is not known, or an operator would refuse it in the middle of a step"],
+                [f"{name}.to({wanted})", "profile and plan again with an example of that dtype"],
+            )
 
 
 def tensors_of(item: Item) -> list[tuple[Tensor, ...]]:
