@@ -25,6 +25,7 @@ from halopipe.serving.rank_loop import serve_stream
 from halopipe.training.checkpoint_folders import load_weights
 from halopipe.training.session import Execution
 from planner.ir.errors import UsageError
+from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Plan
 from profiler import load_model
 from profiler.source.model import named_parameters
@@ -74,7 +75,9 @@ def serve(folder: Path, rank: int) -> None:
     if script.settings is not None:
         require_planned(Settings.of(model.owners), script.settings)
     if script.has_state:
-        load_weights(model, torch.load(folder / STATE, weights_only=False))
+        state = torch.load(folder / STATE, weights_only=False)
+        is_with_loss = any(name.startswith(LOSS_PREFIX) for name in state)  # else the script left it to the plan
+        load_weights(model, state, whole_loss=is_with_loss)
     optimizer = script.optimizer
     if isinstance(optimizer, Described):
         optimizer = optimizer.made(named_parameters(model.owners))

@@ -106,3 +106,10 @@ def test_plans_for_different_models_are_remarked_on() -> None:
     other_profile = chain_profile(7)
     other = plan_of(other_profile, chain_decision(other_profile, cuts=(3,)))
     assert "different models" in Comparison({"a": plan_of(PROFILE, REFERENCE), "b": other}).render()
+
+
+def test_plans_of_different_global_batches_are_remarked_on() -> None:
+    other = plan_of(PROFILE, chain_decision(PROFILE, cuts=(3,), micro_batches=(4, 4)))
+    comparison = Comparison({"a": plan_of(PROFILE, REFERENCE), "b": other}, profile=PROFILE)
+    assert "global batches differ (4, 8)" in comparison.render()
+    assert comparison.ties == {}

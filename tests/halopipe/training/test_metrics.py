@@ -112,7 +112,7 @@ def test_a_row_with_a_comma_in_a_name_is_kept_where_a_run_goes_on(tmp_path: Path
         metrics.score(0, Score(2, 1.5, 8, 0.25, {"recall, macro": 0.75}))
     train(place, range(3, 4), first_step=2)
     with open(place, newline="") as file:
-        assert [(row["step"], row["eval_metrics"]) for row in csv.DictReader(file)][0] == ("2", "recall, macro=0.75")
+        assert next((row["step"], row["eval_metrics"]) for row in csv.DictReader(file)) == ("2", "recall, macro=0.75")
 
 
 def test_tensorboard_reads_what_was_written_and_steps_done_again_count_once(tmp_path: Path) -> None:
