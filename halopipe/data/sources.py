@@ -494,14 +494,18 @@ def ended(step: int) -> UsageError:
     )
 
 
-def bound(item: Item, inputs: InputSpecs, planned: Sequence[int]) -> Batch:
+def bound(item: Item, inputs: InputSpecs, planned: Sequence[int], *, is_prepared: bool = False) -> Batch:
     """What the engine takes.
+
+    Args:
+        is_prepared: the graph's inputs are made of it (clouds, seeds), in their own dtypes.
 
     Raises:
         UsageError: it is not what the model takes, of another dtype, or more than planned.
     """
-    for pair in item if isinstance(item, list) else [item]:
-        _require_dtypes(pair, inputs)
+    if not is_prepared:
+        for pair in item if isinstance(item, list) else [item]:
+            _require_dtypes(pair, inputs)
     if isinstance(item, list):
         return MicroBatches(inputs, [(*given, *targets) for given, targets in item], len(planned))
     return WholeBatch(inputs, (*item[0], *item[1]), tuple(planned))

@@ -447,7 +447,9 @@ class Execution:
     def _bound(self, batch: Batch, agreement: Agreement) -> runtime.pipeline.microbatches.Batch:
         """The batch, which all ranks were given, as the engine takes it."""
         item = self._item(batch)
-        found = bound(item, self._consumer.inputs, self._consumer.decision.micro_batches)
+        consumer = self._consumer
+        is_prepared = consumer.preparation is not None
+        found = bound(item, consumer.inputs, consumer.decision.micro_batches, is_prepared=is_prepared)
         with self._engine.between_steps(COMPARING):
             agreement.note(tensors_of(item))
         return found
