@@ -18,8 +18,8 @@ def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption 
     import planner.check
     from halopipe.planning import solve
     from halopipe.terminal import console
+    from planner.ir.codec import fingerprint
     from planner.ir.errors import PlanCheckError
-    from planner.ir.fingerprint import fingerprint
 
     found = solve.load_plan(plan)
     source: Profile | None
