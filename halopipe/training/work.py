@@ -126,7 +126,7 @@ class _Work:
         """Tells people before the first step, once for all ranks."""
         if word and self._place.rank == 0:
             _log.warning("%s", word)
-            self._activity.remark = word
+            self._activity.tell(word)
 
     def _supply(self, opened: Opened, prepared: Prepared, seed: int) -> Supply:
         return Supply(opened.consumer, self._job.options, prepared.model, seed)
