@@ -282,7 +282,9 @@ class OwnFeed:
                 self.agreement.note(None)
             return None
         epoch, item = found
-        batch = bound(item, self._consumer.inputs, self._consumer.decision.micro_batches)
+        consumer = self._consumer
+        is_prepared = consumer.preparation is not None
+        batch = bound(item, consumer.inputs, consumer.decision.micro_batches, is_prepared=is_prepared)
         self.position = self.position.after(epoch, sum(batch.rows))
         if self.agreement is not None:
             self.agreement.note(tensors_of(item), f" (batch {self.position.batches - 1} of epoch {epoch})")

@@ -385,7 +385,8 @@ class Execution:
         """The batch, which all ranks were given, as the engine takes it; the one that was announced, if it is that."""
         item = self._item(batch)
         known = None if announced is None else announced.recognised(item)
-        found = bound(item, *self._terms_of_batches) if known is None else known
+        is_prepared = self._consumer.preparation is not None
+        found = bound(item, *self._terms_of_batches, is_prepared=is_prepared) if known is None else known
         with self._engine.between_steps(COMPARING):
             agreement.note(tensors_of(item))
         return found

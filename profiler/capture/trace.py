@@ -226,6 +226,7 @@ _NOT_CAPTURED = {
     "__format__": f"put what prints values behind: {_WHILE_CAPTURED}",
     ".numpy()": "operators of torch instead of numpy; what is only looked at, behind: " + _WHILE_CAPTURED,
     "constant's list": "write what .data, copy or gradients inside of forward are for as a torch.autograd.Function",
+    "dtype int32/int64 for index": "class numbers and indices in int64: targets.long(), in the data or in the loss",
     "data pointer": "torch.library.register_fake, which says an operator's shapes; no copies of modules in forward",
 }
 """What to write instead, by a part of the reason that torch gives."""
