@@ -4,9 +4,9 @@
     traced:    u_x = halopipe::derivative([u], [x], [ones])[0]
     captured:  u_x = derivative(x, w, ..., ones)[0]          which computes u of x once more, and differentiates that
 
-``torch.export`` runs no backward that it could follow: what autograd saved for it are other tensors than those it knows.
-So the trace holds a mark, and the graph then the operators between ``x`` and ``u`` in its place.  They are run by
-autograd with a graph of their own, so that the result has a gradient by all that it is made of, as the user's has.
+``torch.export`` cannot follow a backward: what autograd saved for it are other tensors than those it knows.  So the
+trace holds a mark, and the graph then the operators between ``x`` and ``u`` in its place.  They are run by autograd
+with a graph of their own, so that the result has a gradient by all that it is made of, as the user's has.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Which operators make up a layer: one each, but for helpers that nobody else reads.
 
 Joined to their reader are constants (the zeros an LSTM starts from) and views of parameters (a tied, transposed
-weight), but of what several layers read if it has samples; joined to its neighbour is what updates a buffer and has no reader (the batch counter of a batch norm).  So a
-cut between layers never separates what would only be sent about.
+weight), but not what is made of several layers' rows of samples; joined to its neighbour is what updates a buffer and
+has no reader (the batch counter of a batch norm).  So a cut between layers never separates what would only be sent
+about.
 
 What the dims of a traced value mean: the samples by the symbol in its shape, others by the kind of its layer.
 """

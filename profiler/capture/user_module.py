@@ -96,7 +96,7 @@ def kept_buffers(*modules: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def kept_parameters(*modules: nn.Module) -> Iterator[None]:
-    """Puts back the values of parameters that are written within, such as those of a teacher that follows its student."""
+    """Puts back the values of parameters that are written within, as those of a teacher that follows its student."""
     aliases = [(parameter, parameter.detach()) for module in modules for parameter in module.parameters()]
     written = _Written({storage_id(alias): alias for _, alias in aliases})
     try:

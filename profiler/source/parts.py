@@ -58,7 +58,9 @@ def cast_module(module: nn.Module, dtype: torch.dtype) -> None:
         module.to(dtype)
         return
     if dtype not in (torch.float32, torch.float64):
-        raise FactoryError(f"the module has complex numbers, of which there are none in {dtype}", [], ["--dtype float32"])
+        raise FactoryError(
+            f"the module has complex numbers, of which there are none in {dtype}", [], ["--dtype float32"]
+        )
     for tensor in tensors:
         if tensor.is_complex() or tensor.is_floating_point():
             tensor.data = tensor.data.to(dtype.to_complex() if tensor.is_complex() else dtype)

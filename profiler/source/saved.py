@@ -285,7 +285,9 @@ def _dtype(module: nn.Module) -> str:
     Raises:
         UsageError: they have several.
     """
-    numbers = ((name, each) for name, each in module.named_parameters() if each.is_floating_point() or each.is_complex())
+    numbers = (
+        (name, each) for name, each in module.named_parameters() if each.is_floating_point() or each.is_complex()
+    )
     floats = ((name, each.dtype.to_real()) for name, each in numbers)
     found = {str(dtype).removeprefix("torch."): name for name, dtype in floats}
     if len(found) > 1:

@@ -130,7 +130,7 @@ def vqvae_by_data() -> Network:
 
 
 class Momentum(nn.Module):
-    """MoCo's encoders: the frozen one follows the trained one at the beginning of forward, by assignment to its data."""
+    """MoCo's encoders: the frozen one follows the trained one at the beginning of forward."""
 
     def __init__(self, by_assignment: bool) -> None:
         super().__init__()

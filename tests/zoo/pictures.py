@@ -63,7 +63,9 @@ class ASPP(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 4, 3, 2, 1)
-        self.branches = nn.ModuleList(nn.Conv2d(4, 3, 3 if d > 1 else 1, padding=d * (d > 1), dilation=d) for d in (1, 2, 3))
+        self.branches = nn.ModuleList(
+            nn.Conv2d(4, 3, 3 if d > 1 else 1, padding=d * (d > 1), dilation=d) for d in (1, 2, 3)
+        )
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 3, 1, bias=False), nn.ReLU())
         self.norm, self.head = nn.LayerNorm([12, 5, 5]), nn.Conv2d(12, 2, 1)
 
@@ -216,7 +218,9 @@ class Stages(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.GroupNorm(1, 4))
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Conv2d(4, 4, 5, padding=2, groups=4), nn.Conv2d(4, 4, 1)) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(4, 4, 5, padding=2, groups=4), nn.Conv2d(4, 4, 1)) for _ in range(2)
+        )
         self.tail = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 4, 1), nn.Tanh())
         self.scale, self.fc, self.reentrant = nn.Parameter(torch.full((1, 4, 1, 1), 0.5)), nn.Linear(4, 3), reentrant
 
@@ -278,7 +282,7 @@ class Retinex(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.inp(x)
-        b, c, h, w = x.shape
+        b, _, h, w = x.shape
         integral = x.cumsum(2).cumsum(3) / (h * w)
         place = (x.mean(1).flatten(1).sigmoid() * 5).long().clamp(max=4)
         counts = torch.zeros(b, 5, dtype=x.dtype).scatter_add(1, place, torch.ones_like(place, dtype=x.dtype)) / (h * w)

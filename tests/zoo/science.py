@@ -213,7 +213,7 @@ def conv_lstm() -> Network:
 
 
 class Sphere(nn.Module):
-    """Weather on a globe: round in longitude by joining both ends, mirrored at the poles and turned by half the globe."""
+    """Weather on a globe: both ends of a row are joined, rows beyond the poles mirrored and turned by half a globe."""
 
     def __init__(self) -> None:
         super().__init__()

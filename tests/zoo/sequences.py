@@ -37,7 +37,12 @@ class Translator(nn.Module):
         a = self.src(src) * self.scale + self.pe[:, : src.size(1)]
         b = self.tgt(tgt) * self.scale + self.pe[:, : tgt.size(1)]
         hidden = self.transformer(
-            a, b, tgt_mask=causal, src_key_padding_mask=src == PAD, memory_key_padding_mask=src == PAD, tgt_is_causal=True
+            a,
+            b,
+            tgt_mask=causal,
+            src_key_padding_mask=src == PAD,
+            memory_key_padding_mask=src == PAD,
+            tgt_is_causal=True,
         )
         return self.generator(hidden)
 
@@ -112,7 +117,9 @@ class CRF(nn.Module):
         gold = self.start[tags[:, 0]] + emissions[:, 0].gather(1, tags[:, :1]).squeeze(1)
         alpha = self.start + emissions[:, 0]
         for t in range(1, ids.size(1)):
-            here = emissions[:, t].gather(1, tags[:, t : t + 1]).squeeze(1) + self.transitions[tags[:, t - 1], tags[:, t]]
+            here = (
+                emissions[:, t].gather(1, tags[:, t : t + 1]).squeeze(1) + self.transitions[tags[:, t - 1], tags[:, t]]
+            )
             gold = gold + here * mask[:, t]
             new = torch.logsumexp(alpha.unsqueeze(2) + self.transitions + emissions[:, t].unsqueeze(1), dim=1)
             alpha = torch.where(mask[:, t].unsqueeze(1), new, alpha)
@@ -183,7 +190,11 @@ class RelativeAttention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.emb, self.qkv, self.r = nn.Embedding(9, 8), nn.Linear(8, 24, bias=False), nn.Parameter(torch.randn(6, 2, 4))
+        self.emb, self.qkv, self.r = (
+            nn.Embedding(9, 8),
+            nn.Linear(8, 24, bias=False),
+            nn.Parameter(torch.randn(6, 2, 4)),
+        )
         self.u, self.v = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(2, 4))
         self.out = nn.Linear(8, 9)
 

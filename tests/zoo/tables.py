@@ -92,7 +92,7 @@ class Heads:
 
 
 class MultiTask(nn.Module):
-    """A dict in, of which one entry is optional; a dataclass out; tasks weighed by learned variances (Kendall et al.)."""
+    """A dict in, of which one entry is optional; a dataclass out; tasks weighed by learned variances."""
 
     def __init__(self, branches: str = "ab") -> None:
         super().__init__()
@@ -114,7 +114,9 @@ def _by_variance(out: Heads, y: dict[str, Tensor]) -> Tensor:
     return (losses * torch.exp(-out.aux["log_vars"]) + out.aux["log_vars"]).sum()
 
 
-@network("a dict with an entry that is None, branches by a flag, a dataclass with a dict in it, learned weights of tasks")
+@network(
+    "a dict with an entry that is None, branches by a flag, a dataclass with a dict in it, learned weights of tasks"
+)
 def multi_task() -> Network:
     y = {"click": torch.randint(2, (4,)).float(), "price": torch.randn(4)}
     return MultiTask(), ({"batch": {"x": torch.randn(4, 6), "extra": None}}, y), _by_variance

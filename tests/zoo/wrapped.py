@@ -159,7 +159,11 @@ class Chosen(nn.Module):
 def chosen_by_settings() -> Network:
     net, (x, y) = Chosen(), images()
     net(x)
-    return net.to(memory_format=torch.channels_last), (x.to(memory_format=torch.channels_last), y), nn.CrossEntropyLoss(label_smoothing=0.05)
+    return (
+        net.to(memory_format=torch.channels_last),
+        (x.to(memory_format=torch.channels_last), y),
+        nn.CrossEntropyLoss(label_smoothing=0.05),
+    )
 
 
 class Autocast(nn.Module):

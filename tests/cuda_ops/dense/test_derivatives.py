@@ -29,7 +29,9 @@ def assert_equal(module: nn.Module, *inputs: Tensor) -> None:
         each.zero_grad()
         loss = each(*inputs)
         loss.backward()
-        results.append([loss.detach(), *(p.grad.clone() for _, p in sorted(each.named_parameters()) if p.grad is not None)])
+        results.append(
+            [loss.detach(), *(p.grad.clone() for _, p in sorted(each.named_parameters()) if p.grad is not None)]
+        )
     assert len(results[0]) == len(results[1]) > 1
     for expected, found in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -62,7 +64,9 @@ def second(net: nn.Module, x: Tensor) -> Tensor:
 
 def by_an_activation(net: nn.Module, x: Tensor) -> Tensor:
     h = net[0](x)
-    (slope,) = torch.autograd.grad([net[2](torch.tanh(h)).sum(), h.sum()], [h], [torch.tensor(2.0).double(), None], create_graph=True)
+    (slope,) = torch.autograd.grad(
+        [net[2](torch.tanh(h)).sum(), h.sum()], [h], [torch.tensor(2.0).double(), None], create_graph=True
+    )
     return (slope * h).mean()
 
 

@@ -58,7 +58,7 @@ def test_a_place_beyond_a_sample_is_an_error_as_before() -> None:
         return m.layer(x)[torch.arange(x.size(0)), (x[:, 0] > 10).long() * 7]
 
     graph = checked(model_of(forward, torch.zeros(2, 3), layer=nn.Linear(3, 6)))
-    with pytest.raises((IndexError, RuntimeError), match="out of (bounds|range)"):
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (bounds|range)"):
         graph.graph_module(2, torch.full((2, 3), 11.0))
 
 

@@ -112,7 +112,9 @@ def narrow_dtype(y: Tensor) -> Tensor:
 WRITES = [slices, through_views, other_views, divided, permuted, whole_with_views, filled, masked, copies]
 
 
-@pytest.mark.parametrize("function", [*WRITES, several_results, complex_parts, narrow_dtype], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "function", [*WRITES, several_results, complex_parts, narrow_dtype], ids=lambda each: each.__name__
+)
 def test_a_write_to_a_part_is_seen_by_whoever_reads_the_whole(function: Callable[[Tensor], Tensor]) -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         return function(m.layer(x))
@@ -154,7 +156,9 @@ def without_gradients(m: Any, x: Tensor) -> Tensor:
 def test_writing_to_a_parameter_is_refused_by_its_name_or_line(forward: Callable[[Any, Tensor], Tensor]) -> None:
     model = model_of(forward, torch.randn(2, 4), layer=nn.Linear(4, 4), mask=torch.tensor([1.0, 0, 1, 1]))
     before = model.module.layer.weight.detach().clone()
-    with pytest.raises(UnsupportedModelError, match=r"own parameter layer.weight|test_functional.py:\d+ in masked_data"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"own parameter layer.weight|test_functional.py:\d+ in masked_data"
+    ):
         capture(model)
     assert torch.equal(model.module.layer.weight, before)
 

@@ -132,7 +132,9 @@ def test_a_parameter_that_is_switched_off_for_a_while_has_no_gradient_of_that_wh
     graph = capture(LoadedModel(net, (x,), (), Loss(mean_of_squares))).graph_module
     assert all(p.requires_grad for p in net.parameters())
     parameters = list(net.parameters())
-    found = torch.autograd.grad(graph(*((4, x) if len(graph.graph.find_nodes(op="placeholder")) > 1 else (x,))), parameters)
+    found = torch.autograd.grad(
+        graph(*((4, x) if len(graph.graph.find_nodes(op="placeholder")) > 1 else (x,))), parameters
+    )
     for a, b in zip(found, torch.autograd.grad(mean_of_squares(net(x), ()), parameters), strict=True):
         assert torch.allclose(a, b, rtol=1e-12)
 

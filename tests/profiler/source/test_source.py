@@ -128,7 +128,7 @@ def test_complex_numbers_keep_both_parts_and_buffers_their_dtype_unless_another_
     wide = load("nets_for_tests:Spectral", (2, 3), "float64").module
     assert torch.equal(wide.weight, torch.full((3,), 1 + 2j, dtype=torch.complex128))
     assert {wide.scale.dtype, wide.times.dtype} == {torch.float64}
-    with pytest.raises(FactoryError, match="complex numbers, of which there are none in torch.bfloat16"):
+    with pytest.raises(FactoryError, match=r"complex numbers, of which there are none in torch\.bfloat16"):
         load("nets_for_tests:Spectral", (2, 3), "bfloat16")
 
 
