@@ -78,17 +78,17 @@ def packed_as_padded() -> Iterator[None]:
 
 
 def _pack_here(input: Any, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> Any:
-    from cuda_ops.dense import packed  # this code runs among the names of torch's module
+    import importlib  # this code runs among the names of torch's module
 
-    return packed.pack(input, lengths, batch_first, enforce_sorted)
+    return importlib.import_module("cuda_ops.dense.packed").pack(input, lengths, batch_first, enforce_sorted)
 
 
 def _pad_here(
     sequence: Any, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
 ) -> Any:
-    from cuda_ops.dense import packed
+    import importlib
 
-    return packed.pad(sequence, batch_first, padding_value, total_length)
+    return importlib.import_module("cuda_ops.dense.packed").pad(sequence, batch_first, padding_value, total_length)
 
 
 def pack(input: Tensor, lengths: Any, batch_first: bool, enforce_sorted: bool) -> Any:

@@ -105,7 +105,7 @@ def _picked(graph: fx.Graph, node: fx.Node, source: fx.Node, at: fx.Node) -> Non
 def _numbers_samples(node: fx.Node, value: Tensor, places: Tensor) -> bool:
     """Whether ``node`` holds the numbers of the rows of ``value``, in order, to be broadcast to ``places``."""
     shape = node.meta["val"].shape
-    rows = value.shape[0]
+    rows: Any = value.shape[0]
     is_column = str(shape[0]) == str(rows) and all(size == 1 for size in shape[1:])
     if not is_column or isinstance(rows, int) or len(shape) != places.dim() or str(places.shape[0]) != str(rows):
         return False

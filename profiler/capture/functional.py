@@ -161,17 +161,16 @@ def _joined(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> f
     return _scattered(graph, _aten.slice_scatter.default, whole, part, dim, start, start + lengths[index])
 
 
-def _scattered(
-    graph: fx.Graph, scatter: OpOverload, whole: fx.Node, part: fx.Node, dim: int = 0, *rest: Any, **more: Any
-) -> fx.Node:
+def _scattered(graph: fx.Graph, scatter: OpOverload, whole: fx.Node, part: fx.Node, *at: Any, **named: Any) -> fx.Node:
     """``whole`` with ``part`` in place of a slice; complex numbers as pairs, since torch has no gradient of theirs."""
     value = whole.meta["val"]
     if not value.is_complex():
-        return graph.call_function(scatter, (whole, part, dim, *rest), more)
+        return graph.call_function(scatter, (whole, part, *at), named)
+    dim, *rest = at or (named.pop("dim", 0),)
     made = graph.call_function(_aten.view_as_complex.default, (whole,))
     with graph.inserting_before(made):
         both = tuple(graph.call_function(_aten.view_as_real.default, (each,)) for each in (whole, part))
-        pairs = graph.call_function(scatter, (*both, dim % value.ndim, *rest), more)
+        pairs = graph.call_function(scatter, (*both, dim % value.ndim, *rest), named)
     for node, of in (*zip(both, (whole, part), strict=True), (pairs, whole)):
         node.meta = {**of.meta, "val": torch.view_as_real(of.meta["val"])}
     made.args = (pairs,)

@@ -360,7 +360,7 @@ OF_PARAMETERS_WRITTEN = (
     "write to parameters between steps, or keep what is not trained as a buffer",
 )
 """What to write instead of writes to parameters in forward."""
-_SWITCHES = (Tensor.requires_grad_, Tensor.requires_grad.__set__)
+_SWITCHES = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]  # as of .data
 
 
 def users_line() -> str:
