@@ -52,7 +52,7 @@ sampling, shuffles, rolls, kernels by sample |
 flows, diffusion, penalties on gradients; Fourier operators, neural ODEs, physics-informed losses, forces, ConvLSTMs, \
 globes, wavelets, state spaces; translators, packed sequences, random fields, experts with capacities, pointers; \
 embeddings, rankings, survival, mixtures, weights of samples; gates, folds, windows of films, unpooling, detectors; \
-modules that are wrapped, scripted, logging and caching |
+modules that are wrapped, log and cache |
 | `data` | datasets, loaders and generators that draw from torch, numpy and random without a seed |
 
 Each is trained by a pipeline, a pipeline with a split backward, in data parallel and, where it has space, in \

@@ -114,4 +114,4 @@ def _numbers_samples(node: fx.Node, value: Tensor, places: Tensor) -> bool:
     if not str(node.target).startswith("aten.arange") or str(node.meta["val"].shape) != str(torch.Size([rows])):
         return False
     start, step = (0, 1) if node.target is _aten.arange.default else (node.args[0], (*node.args, 1)[2])
-    return start == 0 and step == 1
+    return bool(start == 0 and step == 1)

@@ -302,8 +302,8 @@ class SameSizes(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a = nn.Conv2d(3, 4, 4, padding="same", padding_mode="reflect")
-        self.b = nn.Conv2d(4, 8, (3, 2), padding="same", dilation=(2, 1), groups=2)
+        self.a = nn.Conv2d(3, 4, 3, padding="same", padding_mode="reflect")
+        self.b = nn.Conv2d(4, 8, (3, 2), padding="same", dilation=(2, 2), groups=2)
         self.c, self.d = nn.Conv2d(32, 8, 1), nn.ConvTranspose2d(2, 2, 3, stride=1, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:

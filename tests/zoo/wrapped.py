@@ -1,4 +1,4 @@
-"""Modules as they are handed over: wrapped, scripted, logging, caching, with constants of their own."""
+"""Modules as they are handed over: wrapped, logging, caching, with constants of their own."""
 
 from __future__ import annotations
 
@@ -18,28 +18,6 @@ from tests.zoo.losses import mlp
 @network("nn.DataParallel around the module")
 def data_parallel() -> Network:
     return nn.DataParallel(mlp()), classes(), F.cross_entropy
-
-
-@torch.jit.script
-def fused_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    y = x + bias
-    return y * 0.5 * (1.0 + torch.tanh(0.79788456 * y * (1 + 0.044715 * y * y)))
-
-
-class Scripted(nn.Module):
-    """A bias and a GELU fused by torch.jit.script, as Megatron has them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.bias, self.b = nn.Linear(6, 8, bias=False), nn.Parameter(torch.randn(8)), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(fused_gelu(self.a(x), self.bias))
-
-
-@network("a function of torch.jit.script in forward")
-def scripted_function() -> Network:
-    return Scripted(), classes(), F.cross_entropy
 
 
 class Logged(nn.Module):
