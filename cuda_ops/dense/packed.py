@@ -78,17 +78,17 @@ def packed_as_padded() -> Iterator[None]:
 
 
 def _pack_here(input: Any, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> Any:
-    import importlib  # this code runs among the names of torch's module
+    import sys  # this code runs among the names of torch's module
 
-    return importlib.import_module("cuda_ops.dense.packed").pack(input, lengths, batch_first, enforce_sorted)
+    return sys.modules["cuda_ops.dense.packed"].pack(input, lengths, batch_first, enforce_sorted)
 
 
 def _pad_here(
     sequence: Any, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
 ) -> Any:
-    import importlib
+    import sys
 
-    return importlib.import_module("cuda_ops.dense.packed").pad(sequence, batch_first, padding_value, total_length)
+    return sys.modules["cuda_ops.dense.packed"].pad(sequence, batch_first, padding_value, total_length)
 
 
 def pack(input: Tensor, lengths: Any, batch_first: bool, enforce_sorted: bool) -> Any:
