@@ -236,11 +236,11 @@ def _remedies(text: str, code: str) -> list[str]:
     if "data-dependent" in text or "unbacked" in text:
         if code.startswith(("assert", "raise")) or "isnan" in code or "isfinite" in code:
             return [f"put the check behind: {_WHILE_CAPTURED}"]
-        if "float(" in code or "int(" in code or "log" in code:
-            looked = f"a number that is only looked at: .item() instead of float(), or behind {_WHILE_CAPTURED}"
-            return [looked, "a number that is computed with: keep it a tensor"]
         if code.startswith(("for", "while")) or "range(" in code:
             return ["a number of rounds that is a setting of the module; rounds that are over, masked by torch.where"]
+        if "float(" in code:
+            looked = f"a number that is only looked at: .item() instead of float(), or behind {_WHILE_CAPTURED}"
+            return [looked, "a number that is computed with: keep it a tensor"]
         return [
             "choose with masks instead of Python: torch.where(condition, a, b), or all experts times 0 or 1",
             "if the choice is none of data, by an argument or attribute that is a bool, an int or a text",

@@ -332,7 +332,8 @@ class StateChanges(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes switches and detaches what is switched off."""
         given = dict(kwargs or {})
-        if func == Tensor.data.__get__:  # type: ignore[attr-defined]  # torch's stub takes it for a plain attribute
+        # torch's stub takes data for a plain attribute; that of an activation hides writes from autograd: refused later
+        if func == Tensor.data.__get__ and args[0].grad_fn is None:  # type: ignore[attr-defined]
             return args[0].detach()
         is_parameter = bool(args) and isinstance(args[0], nn.Parameter)
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
