@@ -18,7 +18,7 @@ from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import fingerprint
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
 from planner.ir.profile import ModelSource, Profile

@@ -153,7 +153,7 @@ def sizes_and_shapes(held: Held, by_shape: bool) -> Errors:
             replace(profile, measurements=_unnamed(profile, held, fold)), held.kind, tables.families(held.kind).features
         )
         for m in fold:
-            measured_s = m.forward_s + m.backward_s
+            measured_s = m.passes_s
             index = held.index[m.layer]
             try:
                 cost = tables.layer(held.kind, index, m.samples)
@@ -186,7 +186,7 @@ def parts(held: Held, all_at_once: bool) -> Errors:
                 continue
             share = np.array(cost.values) * (prod(m.part) / prod(whole))
             found = tables.parts.estimate(held.kind, m.layer, m.samples, m.part, whole, share)
-            measured_s = m.forward_s + m.backward_s
+            measured_s = m.passes_s
             errors.add("planner", float(found[:2].sum()), measured_s)
             errors.add("share", float(share[:2].sum()), measured_s)
             errors.add("roofline", held.roof_s(m), measured_s)

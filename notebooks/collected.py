@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from halopipe.planning.problem import problem_of
 from halopipe.planning.solve import DEFAULT_SOLVER, predict_again, solve
-from planner.ir.codec import dump, load
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import dump, fingerprint, load
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from planner.solvers import current_name, names

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from planner.ir.cluster import Cluster, Collective, DeviceSpec, Link, PairLink
+from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError, UsageError
-from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import (
     Calibration,
     Measurement,

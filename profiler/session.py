@@ -12,8 +12,8 @@ import torch
 
 from cuda_ops import core_of
 from planner.ir.cluster import Cluster
+from planner.ir.codec import fingerprint
 from planner.ir.errors import UsageError
-from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
 from planner.layers import over_sites
 from profiler.links.cpu import measure_links, num_measurements

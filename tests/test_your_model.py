@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.networks.zoo.torchvision_operators import declare_missing
+from benchmarks.networks.zoo.examples import declare_missing
 from planner.ir.profile import ModelSource
 from tests.halopipe.plans import plan_of
 from tests.halopipe.ranks import run_job

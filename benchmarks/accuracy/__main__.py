@@ -73,8 +73,7 @@ from benchmarks.accuracy.runs import Ran, Rehearsed, Runner, run_here
 from benchmarks.devices.ranks import Step, awake, by_action
 from benchmarks.devices.testbed import unavailable
 from benchmarks.report import Row, run
-from planner.ir.codec import dumps
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import dumps, fingerprint
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 

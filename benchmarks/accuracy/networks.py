@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.networks.zoo.examples import configured
-from benchmarks.networks.zoo.torchvision_operators import declare_missing
+from benchmarks.networks.zoo.examples import configured, declare_missing
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Example = tuple[nn.Module, tuple[Tensor, Tensor], Loss]

@@ -16,14 +16,8 @@ from planner.ir.plan import Decision, Plan, Search
 from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
 from planner.schedules import positions, traits
 from planner.solvers import solver
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    cut_positions,
-    decision_of,
-    group_shares,
-    plan_of,
-    split_batch,
-)
+from planner.solvers.candidates.candidate import Candidate, decision_of, group_shares, plan_of, split_batch
+from planner.solvers.candidates.feasibility import cut_positions
 
 _SEARCH_S = 20.0
 

@@ -7,11 +7,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from benchmarks.accuracy.cases import CORE, STEADY, TIMED
 from benchmarks.accuracy.profiles import entrance
-from benchmarks.devices.ranks import WARM_UP, RankStep, Step, on_ranks, sgd, timed_steps
+from benchmarks.devices.ranks import WARM_UP, CapturedNetwork, RankStep, Step, on_ranks, sgd, timed_steps
 from benchmarks.devices.steady_device import REHEARSALS, SteadyDevice, time_stages
 from benchmarks.devices.testbed import Testbed
 from benchmarks.devices.virtual_device import HeldTransport, VirtualDevice, hold
@@ -19,11 +17,7 @@ from cuda_ops.memory import available, install
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from planner.ir.plan import Decision, Plan
-from planner.ir.profile import ModelSource
 from planner.ir.timeline import Span
-from profiler import load_model
-from profiler.capture.graph import Captured, capture
-from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.memory import storage_bytes
 from runtime.stage.builder import groups_of
@@ -59,13 +53,8 @@ def run_here(plan: Plan, steps: int, warm_up: int) -> Ran:
     )
 
 
-class Runner:
-    """A network of which steps are run; captured once, in this process, which never computes anything of it."""
-
-    def __init__(self, source: ModelSource) -> None:
-        torch.set_num_threads(1)  # an OpenMP team does not survive a fork
-        self.model: LoadedModel = load_model(source)
-        self.captured: Captured = capture(self.model)
+class Runner(CapturedNetwork):
+    """A network whose plans are run on a testbed."""
 
     def run(
         self,

@@ -92,7 +92,7 @@ def _fill(tensor: Tensor, values: Tensor | None) -> None:
         tensor.zero_()
 
 
-FORWARD, BACKWARD = PASSES = ("forward", "backward")
+FORWARD, BACKWARD = "forward", "backward"
 Key = tuple[str, str]
 """A layer and a pass."""
 

@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -44,11 +44,16 @@ from benchmarks.devices.virtual_device import VirtualDevice
 from cuda_ops import die_with_parent
 from cuda_ops.device.host import core_of, prepare_process
 from cuda_ops.memory import Counter
+from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action
 from planner.ir.timeline import Span
 from profiler.measure.noise import RunDelay
 from runtime.engine import Engine
 from runtime.transport import Transport, open_gloo
+
+if TYPE_CHECKING:
+    from profiler.capture.graph import Captured
+    from profiler.source.model import LoadedModel
 
 _GROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
@@ -95,10 +100,6 @@ def _no_session_groups() -> Iterator[bool]:
     finally:
         with contextlib.suppress(OSError):
             _GROUPS.write_text(before, encoding="ascii")
-
-
-if __name__ == "__main__":
-    _spin(*map(int, sys.argv[1:]))
 
 
 T = TypeVar("T")
@@ -182,6 +183,18 @@ def _outcome(channel: Connection, limit_s: float) -> tuple[str, Any]:
     return found
 
 
+class CapturedNetwork:
+    """A model of which steps are run; captured once, in this process, which never computes anything of it."""
+
+    def __init__(self, source: ModelSource) -> None:
+        from profiler import load_model  # here, since processes that keep cores awake need no capture
+        from profiler.capture.graph import capture
+
+        torch.set_num_threads(1)  # an OpenMP team does not survive a fork
+        self.model: LoadedModel = load_model(source)
+        self.captured: Captured = capture(self.model)
+
+
 WARM_UP = 2
 _BARRIER_S = 60.0
 
@@ -256,7 +269,7 @@ def timed_steps(
         counter: of the bytes of tensors; None: they are not counted.
     """
     found = []
-    with _no_collector():
+    with no_collector():
         for batch in batches:
             transport.barrier(_BARRIER_S)
             before = device.busy_s, device.late_s, device.sites_s
@@ -291,7 +304,7 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
+def no_collector() -> Iterator[None]:
     """Python's collector of cycles runs before, and not inside."""
     gc.collect()
     gc.disable()
@@ -299,3 +312,7 @@ def _no_collector() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+if __name__ == "__main__":
+    _spin(*map(int, sys.argv[1:]))

@@ -71,7 +71,7 @@ class Before:
     def find_spec(self, name, path=None, target=None):
         if name == "torchvision":
             sys.meta_path.remove(self)
-            from benchmarks.networks.zoo.torchvision_operators import declare_missing
+            from benchmarks.networks.zoo.examples import declare_missing
 
             declare_missing()
 

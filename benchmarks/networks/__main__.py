@@ -29,7 +29,7 @@ import torch
 from benchmarks.networks import zoo
 from benchmarks.networks.document import document
 from benchmarks.networks.runs import Outcome, Trial, outcome
-from benchmarks.networks.zoo.torchvision_operators import declare_missing
+from benchmarks.networks.zoo.examples import declare_missing
 from benchmarks.report import Row, table
 from runtime.numerics.compare import TOLERANCES
 

@@ -39,7 +39,7 @@ from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
 from planner.layers import batch_wide_layers
-from planner.solvers.candidates.candidate import mixing_layers
+from planner.solvers.candidates.feasibility import mixing_layers
 from profiler.capture.graph import capture
 from profiler.measure import worker
 from profiler.measure.worker import Job as MeasuringJob

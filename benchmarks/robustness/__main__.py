@@ -11,7 +11,8 @@
 * **Files.** Mutations of valid plans and profiles through load, check, predict, explain, plan and all that a run looks
   at first (:mod:`benchmarks.robustness.fuzzing`); hostile files, a class a row
   (:mod:`benchmarks.robustness.hostile_inputs`).
-* **The checker.** Mutations of what plans state, each of which it must notice (:mod:`benchmarks.checker_mutations`).
+* **The checker.** Mutations of what plans state, each of which it must notice
+  (:mod:`benchmarks.robustness.checker_mutations`).
 
 The full run takes some minutes of one core.  ``--quick`` judges every fifth network and tries a fortieth of the
 mutations.
@@ -111,7 +112,7 @@ def _ends_well(row: Hostile) -> bool:
 
 def checker(quick: bool) -> Iterator[Row]:
     """What the checker notices."""
-    from benchmarks import checker_mutations
+    from benchmarks.robustness import checker_mutations
 
     found = checker_mutations.caught_of(NUM_CHECKED // (QUICK_SHARE if quick else 1))
     yield _all("mutations that the checker catches, with the profile", found.caught, found.tried, "mutations")

@@ -23,6 +23,8 @@ from benchmarks.seeds import (
     transformers,
 )
 
+__all__ = ["SYSTEMS", "measure"]
+
 SYSTEMS = (schedules, branches, parareal, terapipe, streams, fields, graphs, boards, transformers, primitives)
 """In the order of the table."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.report import Row, at_most
-from benchmarks.seeds.jobs import halopipe
+from benchmarks.seeds.jobs import folder_of, halopipe
 from planner.ir.codec import load
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource, Profile
@@ -72,9 +71,7 @@ def rows(quick: bool) -> Iterator[Row]:
 def _of_size(extent: int, cap: str, example: int, dtype: str, tolerance: float, *, is_exact: bool) -> Iterator[Row]:
     """Of one image; ``is_exact``: parts of layers are measured at their own shapes."""
     title = f"Tiles, {extent} x {extent} {dtype}"
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "model.py").write_text(_MODEL)
+    with folder_of(_MODEL) as folder:
         sizes, inputs = f"height={extent},width={extent}", f"1,1,{example},{example}"
         of_model = ("model.py:model", "--input", inputs, "--size", sizes, "--dtype", dtype)
         parts = ("--allow", "spatial", "--ranks", "2") if is_exact else ()

@@ -18,19 +18,17 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.report import Row, at_least
-from benchmarks.seeds.jobs import halopipe, largest_error
+from benchmarks.seeds.jobs import folder_of, halopipe, largest_error
 from cuda_ops.sampling.draws import Draws, PlainDraws, fastest
 from cuda_ops.sampling.generated import generated
 from cuda_ops.sampling.graph import NodeGraph
@@ -181,9 +179,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 def step(quick: bool) -> Iterator[Row]:
     """Predicted beside measured."""
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        (folder / "model.py").write_text(MODEL.format(kind="sage"), encoding="utf-8")
+    with folder_of(MODEL.format(kind="sage")) as folder:
         halopipe(folder, "profile", "model.py:model", "--quick", "--arg", "samples=512", "--arg", "width=64")
         halopipe(folder, "plan", "profile.json", "--global-batch", "512", "--solver", "one-device")
         steps = "20" if quick else "60"
@@ -196,7 +192,5 @@ def step(quick: bool) -> Iterator[Row]:
 def executed() -> Iterator[Row]:
     """Jobs of two ranks."""
     for kind in ("sage", "gat"):
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "model.py").write_text(MODEL.format(kind=kind), encoding="utf-8")
-            plan = ("--solver", "data-parallel")
-            yield largest_error(f"SALIENT, {kind}, two ranks", Path(folder), plan=plan, run=DATA)
+        plan = ("--solver", "data-parallel")
+        yield largest_error(f"SALIENT, {kind}, two ranks", MODEL.format(kind=kind), plan=plan, run=DATA)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.report import Row, at_most
@@ -14,22 +16,36 @@ TOLERANCE = 1e-10
 
 
 def largest_error(
-    name: str, folder: Path, profile: Sequence[str] = (), plan: Sequence[str] = (), run: Sequence[str] = ()
+    name: str, model: str, profile: Sequence[str] = (), plan: Sequence[str] = (), run: Sequence[str] = ()
 ) -> Row:
-    """The largest relative error of any gradient, parameter, buffer or loss.
+    """The largest relative error of any gradient, parameter, buffer or loss of a job.
 
     Args:
         name: of the system; its row says that it was executed.
-        folder: has ``model.py`` with a factory ``model``.
+        model: text of a module with a factory ``model``.
         profile: more options of ``halopipe profile``.
         plan: of ``halopipe plan``.
         run: of ``halopipe run``.
     """
-    halopipe(folder, "profile", "model.py:model", "--quick", "--dtype", "float64", *profile)
-    halopipe(folder, "plan", "profile.json", "--global-batch", "32", "--micro-batch", "8", *plan)
-    told = halopipe(folder, "run", "plan.json", "--steps", "3", "--check-numerics", "--json", *run)
+    with folder_of(model) as folder:
+        halopipe(folder, "profile", "model.py:model", "--quick", "--dtype", "float64", *profile)
+        halopipe(folder, "plan", "profile.json", "--global-batch", "32", "--micro-batch", "8", *plan)
+        told = halopipe(folder, "run", "plan.json", "--steps", "3", "--check-numerics", "--json", *run)
+    return error_of(name, told)
+
+
+def error_of(name: str, told: str) -> Row:
+    """The same of a job that was run with ``--check-numerics --json``, which ``told`` this."""
     error = max(each["error"] for each in json.loads(told)["numerics"]["worst"].values())
     return at_most(f"{name}, executed: largest error", error, "relative", TOLERANCE)
+
+
+@contextlib.contextmanager
+def folder_of(model: str) -> Iterator[Path]:
+    """A folder that has this ``model.py``, for a while."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name, "model.py").write_text(model, encoding="utf-8")
+        yield Path(name)
 
 
 def halopipe(folder: Path, *arguments: str) -> str:

@@ -18,15 +18,12 @@ a fine block and of all corrections, a backward twice that, and 3 d <= f.  On N 
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.report import Row, at_most
+from benchmarks.report import Row
 from benchmarks.seeds.branches import best_plan, builder, profile_of, with_loss
-from benchmarks.seeds.jobs import TOLERANCE, halopipe
+from benchmarks.seeds.jobs import error_of, folder_of, halopipe
 from benchmarks.seeds.schedules import graph_step_s
 from planner.costs.predict import predict
 from planner.ir.codec import dump, load
@@ -129,16 +126,13 @@ def planned(slices: int) -> Row:
 
 def executed() -> Iterator[Row]:
     """A job of two workers beside one device."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "model.py").write_text(MODEL, encoding="utf-8")
+    with folder_of(MODEL) as folder:
         halopipe(folder, "profile", "model.py:model", "--quick", "--dtype", "float64")
         profile = load(folder / "profile.json", Profile)
         plan = side_by_side(profile, 2)
         dump(plan, folder / "plan.json")
         told = halopipe(folder, "run", "plan.json", "--steps", "6", "--check-numerics", "--json")
-        error = max(each["error"] for each in json.loads(told)["numerics"]["worst"].values())
-        yield at_most("Parareal, executed: largest error", error, "relative", TOLERANCE)
+        yield error_of("Parareal", told)
         for word, timeline in (
             ("predicted", predict(profile, plan.decision)[1]),
             ("executed", load(folder / "timeline.json", TimelineFile).measured),

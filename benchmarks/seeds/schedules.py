@@ -16,12 +16,10 @@ On equal stages with free messages; *closed forms* follow from bubbles, those of
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from benchmarks.report import Row
-from benchmarks.seeds.jobs import halopipe, largest_error
+from benchmarks.seeds.jobs import folder_of, halopipe, largest_error
 from planner.costs.simulator.events import execute
 from planner.costs.simulator.program import compile_program
 from planner.ir.box import Interval
@@ -178,9 +176,7 @@ def graph_step_s(
 def executed() -> Iterator[Row]:
     """Jobs of two workers beside one device."""
     for name, (profile, plan) in EXECUTED.items():
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "model.py").write_text(MODEL, encoding="utf-8")
-            yield largest_error(name, Path(folder), profile, plan)
+        yield largest_error(name, MODEL, profile, plan)
 
 
 def learnt(quick: bool) -> Iterator[Row]:
@@ -188,14 +184,13 @@ def learnt(quick: bool) -> Iterator[Row]:
     steps = 60 if quick else 400
     for pictures, shape in list(PICTURES.items())[: 1 if quick else None]:
         for name, (profile, plan, answer) in LEARNING.items():
-            with tempfile.TemporaryDirectory() as folder:
-                Path(folder, "model.py").write_text(BLOCKS, encoding="utf-8")
+            with folder_of(BLOCKS) as folder:
                 measured = ("--input", shape, "--quick", "--workers", "4", "--sizes", "16,64")
-                halopipe(Path(folder), "profile", "model.py:model", *measured, *profile)
+                halopipe(folder, "profile", "model.py:model", *measured, *profile)
                 asked = ("--global-batch", "64", "--micro-batch", "16", "--schedule", "1f1b", "--fix", "*=replicas:1")
-                halopipe(Path(folder), "plan", "profile.json", *asked, *plan)
+                halopipe(folder, "plan", "profile.json", *asked, *plan)
                 data = {"data": "model.py:train", "eval-data": "model.py:unseen", "eval-outputs": f"{answer},targets"}
                 options = {**data, "steps": str(steps), "optimizer": "Adam:lr=0.003"}
                 words = [word for option, value in options.items() for word in (f"--{option}", value)]
-                told = json.loads(halopipe(Path(folder), "run", "plan.json", *words, "--json"))
+                told = json.loads(halopipe(folder, "run", "plan.json", *words, "--json"))
             yield Row(f"PPLL, {pictures}, {name}: right answers", 100 * told["evaluations"][-1]["accuracy"], "%")

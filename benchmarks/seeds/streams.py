@@ -14,7 +14,6 @@ from __future__ import annotations
 import http.client
 import io
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ import numpy as np
 
 import halopipe as hp
 from benchmarks.report import Row, at_least, at_most
-from benchmarks.seeds.jobs import TOLERANCE, halopipe
+from benchmarks.seeds.jobs import TOLERANCE, folder_of, halopipe
 from planner.ir.plan import Plan
 
 if TYPE_CHECKING:
@@ -56,9 +55,7 @@ def rows(quick: bool) -> Iterator[Row]:
     """Sustained rate and latency beside those predicted, answers against the module, and memory."""
     import torch  # late, as for all that is served
 
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "model.py").write_text(MODEL)
+    with folder_of(MODEL) as folder:
         halopipe(folder, "profile", "model.py:model", "--dtype", "float64", *(["--quick"] if quick else []))
         stream = ("--objective", "throughput", "--schedule", "forward")
         halopipe(folder, "plan", "profile.json", *stream, "--ranks", "1", "-o", "one.json")

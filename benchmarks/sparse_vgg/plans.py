@@ -22,9 +22,10 @@ from planner.ir.plan import Decision
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers import solver
-from planner.solvers.candidates.candidate import Candidate, decision_of, micro_batch_sizes
+from planner.solvers.candidates.candidate import Candidate, decision_of
 from planner.solvers.candidates.choose import best_of
 from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.feasibility import micro_batch_sizes
 from profiler.models.sparse_blocks import shapes
 
 Batch = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from benchmarks.devices.ranks import WARM_UP, RankStep, Step, on_ranks, sgd, timed_steps
+from benchmarks.devices.ranks import WARM_UP, CapturedNetwork, RankStep, Step, on_ranks, sgd, timed_steps
 from benchmarks.devices.virtual_device import HeldTransport, VirtualDevice, hold
 from benchmarks.sparse_vgg.plans import Batch, Case
 from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route
@@ -18,9 +18,6 @@ from cuda_ops.sparse.preparation import Clouds
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.sites.partition import Level
-from profiler import load_model
-from profiler.capture.graph import Captured, capture
-from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.pipeline.microbatches import Batch as RawBatch
 from runtime.sparse.ahead import Clock
@@ -34,17 +31,15 @@ from runtime.transport import Transport
 _COUNTS = "counts"
 
 
-class Network:
-    """A model of which steps are run; captured once, in this process, which never computes anything of it.
+class Network(CapturedNetwork):
+    """A network that is run on devices of several speeds.
 
     Args:
         factors: of each rank's device.
     """
 
     def __init__(self, source: ModelSource, factors: Sequence[float]) -> None:
-        torch.set_num_threads(1)  # an OpenMP team does not survive a fork
-        self.model: LoadedModel = load_model(source)
-        self.captured: Captured = capture(self.model)
+        super().__init__(source)
         self._factors = tuple(factors)
 
     def run(self, case: Case, batches: Sequence[Batch], warm_up: int = WARM_UP) -> list[Step]:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from benchmarks.devices.layer_clock import LayerClock
-from benchmarks.devices.ranks import on_ranks, sgd
+from benchmarks.devices.ranks import CapturedNetwork, no_collector, on_ranks, sgd
 from planner.ir.plan import Decision
-from planner.ir.profile import ModelSource
-from profiler import load_model
-from profiler.capture.graph import Captured, capture
-from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
@@ -66,13 +59,8 @@ class Measured:
         return next(rank.loss for rank in self.ranks if not math.isnan(rank.loss))
 
 
-class Network:
-    """A model of which steps are run; captured once, in this process, which never computes anything of it."""
-
-    def __init__(self, source: ModelSource) -> None:
-        torch.set_num_threads(1)  # an OpenMP team does not survive a fork
-        self.model: LoadedModel = load_model(source)
-        self.captured: Captured = capture(self.model)
+class Network(CapturedNetwork):
+    """A network that is run divided over ranks of this machine."""
 
     def run(self, decision: Decision, steps: int, timed_steps: int = 0) -> Measured:
         """``steps`` training steps on ranks of their own, then ``timed_steps`` in which every layer is timed."""
@@ -90,25 +78,23 @@ class Network:
         engine = Engine(decision, model, self.model.module, transport, sgd)
         seconds, processor_s = [], []
         loss: float | None = None
-        gc.collect()
-        gc.disable()
-        for step in range(_WARM_UP + steps):
-            before_s = time.process_time()
-            result = engine.step(*batch)
-            if step >= _WARM_UP:
-                seconds.append(result.step_s)
-                processor_s.append(time.process_time() - before_s)
-            loss = result.loss if step == 0 else loss
         layer_s: Mapping[str, tuple[float, float]] = {}
-        if timed_steps:
-            clock = LayerClock()
-            with clock.watching():
-                watched = Engine(decision, model, self.model.module, transport, sgd)
-                for _ in range(_WARM_UP + timed_steps):
-                    watched.step(*batch)
-                    clock.next_step()
-            layer_s = clock.medians(_WARM_UP)
-        gc.enable()
+        with no_collector():
+            for step in range(_WARM_UP + steps):
+                before_s = time.process_time()
+                result = engine.step(*batch)
+                if step >= _WARM_UP:
+                    seconds.append(result.step_s)
+                    processor_s.append(time.process_time() - before_s)
+                loss = result.loss if step == 0 else loss
+            if timed_steps:
+                clock = LayerClock()
+                with clock.watching():
+                    watched = Engine(decision, model, self.model.module, transport, sgd)
+                    for _ in range(_WARM_UP + timed_steps):
+                        watched.step(*batch)
+                        clock.next_step()
+                layer_s = clock.medians(_WARM_UP)
         found = math.nan if loss is None else loss
         return Ran(statistics.median(seconds), statistics.median(processor_s), found, layer_s)
 

@@ -214,7 +214,8 @@ def _recut(problem: Problem, decision: Decision) -> Plan | None:
 
 
 def _candidate(problem: Problem, book: Any, decision: Decision) -> Candidate | None:
-    from planner.solvers.candidates.candidate import Candidate, group_shares, usable
+    from planner.solvers.candidates.candidate import Candidate, group_shares
+    from planner.solvers.candidates.feasibility import usable
 
     if any(set(placed.cuts) - {SAMPLE} or placed.ways > 1 or placed.margin for placed in decision.layers.values()):
         return None

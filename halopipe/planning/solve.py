@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from halopipe.terminal.console import command
 from halopipe.terminal.units import require_known
-from planner.ir.codec import load
+from planner.ir.codec import fingerprint, load, require_match
 from planner.ir.errors import CorruptFileError, HalopipeError, InfeasibleError, InputFileError, UsageError
-from planner.ir.fingerprint import fingerprint, require_match
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan, Prediction
 from planner.ir.problem import Problem

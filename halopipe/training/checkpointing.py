@@ -23,12 +23,12 @@ from halopipe.terminal import units
 from halopipe.terminal.units import AUTO_INTERVAL
 from halopipe.training.rank_device import hosts_of
 from halopipe.training.save_times import EndRequest, SaveTimes
+from planner.ir.codec import fingerprint
 from planner.ir.errors import (
     CheckpointError,
     EndedError,
     HalopipeError,
 )
-from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision
 from runtime import checkpoint

@@ -27,9 +27,8 @@ from halopipe.data.feeds import Consumer, consumer_of
 from halopipe.terminal.units import size
 from halopipe.training import rank_device
 from planner.check.structure import require_possible
-from planner.ir.codec import dumps
+from planner.ir.codec import dumps, fingerprint, require_match
 from planner.ir.errors import HalopipeError, OutOfMemoryError, StaleFileError, UsageError
-from planner.ir.fingerprint import fingerprint, require_match
 from planner.ir.plan import Plan
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries

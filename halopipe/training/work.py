@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -109,7 +110,8 @@ class _Work:
         self._activity.begin("opening the data")
         supply = self._supply(opened, prepared, seed)
         lone = self._lone(opened, prepared, 0 if saved is None else saved.step)
-        del prepared  # what other ranks train need not stay alive here
+        del prepared
+        gc.collect()  # what other ranks train need not stay alive here: modules and graphs refer to one another in cycles
         if saved is not None:
             self._activity.begin("reading the checkpoint")
             opened.engine.load_state(saved.checkpoint)

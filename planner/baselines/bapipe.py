@@ -58,8 +58,9 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.schedules import names as schedule_names
-from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, micro_batches, mixing_layers
+from planner.solvers.candidates.candidate import Candidate, micro_batches
 from planner.solvers.candidates.choose import best_plan
+from planner.solvers.candidates.feasibility import micro_batch_sizes, mixing_layers
 from planner.solvers.progress import Progress, check_time
 
 SNO, SO, AS, FBP = "1F1B-SNO", "1F1B-SO", "1F1B-AS", "FBP-AS"
@@ -283,8 +284,6 @@ def _crossing(chain: Chain, cut: float) -> float:
     behind = chain.crossing_bytes[layer - 1] if layer else 0.0
     return behind + part * chain.crossing_bytes[layer] if part else behind
 
-
-BASELINE = True
 
 _SCHEDULES = {SNO: "1f1b", SO: "1f1b-so", AS: "1f1b-as", FBP: "fbp-as", DATA_PARALLEL: "1f1b"}
 """Ours for each of BaPipe's; whether sends block is a matter of the machine, and the simulator's."""

@@ -67,8 +67,9 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, micro_batches, require_divisible
+from planner.solvers.candidates.candidate import Candidate, micro_batches
 from planner.solvers.candidates.choose import best_plan
+from planner.solvers.candidates.feasibility import require_divisible
 from planner.solvers.progress import Progress, check_time
 
 Taken = tuple[int, ...]
@@ -384,8 +385,6 @@ def as_good(one: Suffix, other: Suffix) -> bool:
     """Whether no pipeline is better for ending in ``other`` than in ``one``, which starts alike."""
     return one.c1 <= other.c1 and one.c2 <= other.c2 and one.c3 <= other.c3 and one.c4 <= other.c4
 
-
-BASELINE = True
 
 BLOCKS = 20
 """Most blocks of layers."""

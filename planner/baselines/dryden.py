@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from planner.baselines import data_parallel
+from planner.baselines.everyday import replicated_plan
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import LayoutPrices
@@ -28,23 +28,14 @@ from planner.ir.plan import Plan
 from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
 from planner.layers.sized import REPLICA
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    micro_batch_sizes,
-    micro_batches,
-    require_divisible,
-    schedule_names,
-    with_options,
-)
-from planner.solvers.candidates.choose import best_of, no_schedule
+from planner.solvers.candidates.candidate import Candidate, micro_batches, with_options
+from planner.solvers.candidates.choose import no_schedule
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import heuristic_plan, infeasible
-from planner.solvers.candidates.feasibility import as_asked, gives_all_work
+from planner.solvers.candidates.feasibility import as_asked, gives_all_work, micro_batch_sizes, schedule_names
 from planner.solvers.layouts.factor_graph import Array, Assignment, LabelledGraph
 from planner.solvers.layouts.stage import Question, labelled_graph
 from planner.solvers.progress import Progress
-
-BASELINE = True
 
 NAME, METHOD = "dryden", "per-layer distributions on all ranks by shortest paths, largest micro-batch that fits"
 
@@ -58,7 +49,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     """
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     if len(problem.ranks) == 1 or SPATIAL_DIMS not in problem.allow or over_sites(problem.profile.graph):
-        return _by_samples(evaluator)
+        return replicated_plan(evaluator, NAME, METHOD)
     if not schedule_names(problem):
         raise no_schedule(problem)
     closest: Evaluation | None = None
@@ -71,7 +62,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         chosen = distributions(problem, evaluator.book, size)
         candidate = _candidate(problem, evaluator.layouts, chosen, size)
         if not candidate.options:
-            return _by_samples(evaluator)
+            return replicated_plan(evaluator, NAME, METHOD)
         unmet = unmet or evaluator.unmet(candidate)
         sizes = set(candidate.micro_batches)
         if evaluator.unmet(candidate) or not gives_all_work(evaluator.layouts, problem.ranks, chosen, sizes):
@@ -167,14 +158,6 @@ def _candidate(problem: Problem, layouts: LayoutBook, chosen: Mapping[int, Optio
     last = len(problem.profile.graph.layers)
     plain = Candidate.chain((0, last), (problem.ranks,), (shares,), batches, schedule)
     return with_options(layouts, as_asked(problem, plain), chosen)
-
-
-def _by_samples(evaluator: Evaluator) -> Plan:
-    problem = evaluator.problem
-    if len(problem.ranks) > 1:
-        require_divisible(problem.profile.graph)
-    found = best_of(evaluator, data_parallel.candidates(problem, evaluator.book), first_that_fits=True)
-    return heuristic_plan(evaluator, found, NAME, METHOD)
 
 
 def _on_all_ranks(options: tuple[Option, ...]) -> tuple[Option, ...]:

@@ -52,8 +52,9 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.errors import FormatError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, require_divisible
+from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.choose import best_plan
+from planner.solvers.candidates.feasibility import micro_batch_sizes, require_divisible
 from planner.solvers.progress import Progress, check_time
 
 Counts = tuple[int, ...]
@@ -229,9 +230,6 @@ def _require_one_network(types: Sequence[DeviceType], by_type: Sequence[States])
                 [f"{graph.source}: {len(graph.nodes)} layers, {len(graph.edges)} edges" for graph in graphs],
                 ["give profiles of one network, measured on each type of device"],
             )
-
-
-BASELINE = True
 
 
 def solve(problem: Problem, progress: Progress | None = None) -> Plan:

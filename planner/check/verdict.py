@@ -23,8 +23,8 @@ from planner.check.structure import (
 )
 from planner.costs.communication.links import transport_of
 from planner.costs.cost_model import PriceBook
+from planner.ir.codec import fingerprint
 from planner.ir.errors import HalopipeError
-from planner.ir.fingerprint import fingerprint
 from planner.ir.plan import Alternative, Decision, Plan
 from planner.ir.profile import Profile
 from planner.ir.program import Program

@@ -25,7 +25,7 @@ from planner.costs.calibration.fit import clipped
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
 from planner.costs.uncertainty import kind_of
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import fingerprint
 from planner.ir.plan import Decision
 from planner.ir.profile import (
     ALL_REDUCES,

@@ -18,7 +18,7 @@ from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import placements
 from planner.costs.timeline import Trace
-from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, deciles_over_many, paired_steps
+from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, deciles_of, paired_steps
 from planner.ir.cluster import Evidence
 from planner.ir.plan import Decision, Prediction, RankPrediction, Size
 from planner.ir.profile import Profile
@@ -186,7 +186,7 @@ def sustained(book: PriceBook, decision: Decision, num_draws: int = 0) -> Sustai
     period_s = (last_s - first_s) / FURTHER
     if first is None or last is None:
         return Sustained(period_s)
-    within = deciles_over_many((last - first) / FURTHER, costs)
+    within = deciles_of((last - first) / FURTHER, costs)
     return Sustained(period_s, within.p10_s, within.p90_s)
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import paired_forecast
 from planner.costs.uncertainty import Draws, keyed, kind_of, model_deviation
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import fingerprint
 from planner.ir.plan import Decision
 from planner.ir.profile import ONE_DEVICE, SHARING
 from planner.layers import throughout_sites

@@ -27,7 +27,7 @@ factors 1 the trace itself comes out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log, sqrt
 from zlib import crc32
 
@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.cost_model import PriceBook
+from planner.costs.layers.confidence import Measured, Noise
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.simulator.prices import Prices
 from planner.costs.simulator.program import (
@@ -46,9 +47,10 @@ from planner.costs.simulator.program import (
     CompiledProgram,
 )
 from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.placement import StagePlacement
 from planner.costs.timeline import Trace
 from planner.ir.plan import samples_in
-from planner.ir.profile import ONE_DEVICE, PIPELINE, SHARING, STEP_RANGE, CostClass, Measurement, Profile
+from planner.ir.profile import ONE_DEVICE, PIPELINE, SHARING, STEP_RANGE, CostClass
 from planner.ir.schedule import COMPUTE
 
 DRAWS = 200
@@ -58,12 +60,11 @@ MODEL: Mapping[str, float] = {ONE_DEVICE: 0.06, PIPELINE: 0.1, SHARING: 0.14}
 the steps of the 58 plans of the accuracy benchmark whose devices compute lie in their ranges, without them 39 %."""
 
 _SEED, _OF_MODEL = 20, 1
-_FEW = 4  # passes that say nothing of how they follow one another
 _DIGITS = 6
 _DECILE = 1.2815515655446004  # of the normal distribution, in standard deviations
-_QUARTILES = 1.3489795003921634  # its interquartile range, likewise
 
 Numbers = NDArray[np.int64]
+Draws = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,38 +95,6 @@ def _of_model(costs: StageCosts, num_draws: int) -> Draws:
     return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Noise:
-    """What is known of how one action's cost varies.
-
-    Attributes:
-        levels: by process, the median of its passes over the median of all.
-        passes: what each pass differs from its process' level, ``[processes, passes of each]``.
-        drift: the part of their variance that stays from a pass to the next.
-        measured, spread: part of its time that ``passes`` tell about; standard deviation of the rest.
-        ranges: (kind of layer, part of the time, factor of the first decile, of the last) where not measured.
-    """
-
-    levels: NDArray[np.float64]
-    passes: NDArray[np.float64]
-    drift: float
-    measured: float
-    spread: float
-    ranges: tuple[tuple[str, float, float, float], ...]
-
-    @property
-    def varies(self) -> bool:
-        """Whether it does at all."""
-        return bool(
-            self.spread > 0
-            or self.ranges
-            or (self.measured > 0 and (np.ptp(self.levels) > 0 or np.ptp(self.passes) > 0))
-        )
-
-
-_QUIET = Noise(np.ones(1), np.zeros((1, 1)), 0.0, 0.0, 0.0, ())
-
-
 def deciles(
     compiled: CompiledProgram, costs: StageCosts, prices: Prices, trace: Trace, num_draws: int = DRAWS
 ) -> Deciles:
@@ -134,9 +103,7 @@ def deciles(
     if not noises:
         return Deciles(trace.step_s, trace.step_s, trace.step_s)
     factors = _factors(compiled, costs, prices, noises, num_draws)
-    steps = replayed(compiled, prices, trace, factors, num_draws) * _of_model(costs, num_draws)
-    low, middle, high = (_rounded(float(np.quantile(steps, at))) for at in (0.1, 0.5, 0.9))
-    return Deciles(low, middle, high)
+    return deciles_of(replayed(compiled, prices, trace, factors, num_draws), costs)
 
 
 def paired_steps(compiled: CompiledProgram, costs: StageCosts, prices: Prices, trace: Trace, num_draws: int) -> Draws:
@@ -150,10 +117,10 @@ def paired_steps(compiled: CompiledProgram, costs: StageCosts, prices: Prices, t
     return replayed(compiled, prices, trace, _factors(compiled, costs, prices, noises, num_draws, drawn), num_draws)
 
 
-def deciles_over_many(draws: Draws, costs: StageCosts) -> Deciles:
-    """Of what :func:`paired_steps` drew, or of a difference of such, with what the model leaves out."""
+def deciles_of(draws: Draws, costs: StageCosts) -> Deciles:
+    """Of draws of a step, with what the model leaves out."""
     drawn = draws * _of_model(costs, len(draws))
-    low, middle, high = (_rounded(float(np.quantile(drawn, at))) for at in (0.1, 0.5, 0.9))
+    low, middle, high = (float(f"{np.quantile(drawn, at):.{_DIGITS}g}") for at in (0.1, 0.5, 0.9))
     return Deciles(low, middle, high)
 
 
@@ -163,15 +130,21 @@ def keyed(key: str) -> np.random.Generator:
 
 
 def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, Noise]:
-    """Of each action that varies."""
-    measured = _Measured(costs.book.profile)
-    known: dict[object, Noise] = {}
-    noises = {slot: _noise_once(known, measured, costs, compiled, slot) for slot in _computing(compiled)}
-    return {slot: noise for slot, noise in noises.items() if noise.varies}
-
-
-def _computing(compiled: CompiledProgram) -> Iterator[int]:
-    return (number for number, slot in enumerate(compiled.actions) if slot.action.op in COMPUTE)
+    """Of each action that varies; the same for all of a stage on one kind of device at as many samples."""
+    measured = Measured(costs.book.profile)
+    known: dict[tuple[int, str, float], Noise] = {}
+    noises = {}
+    for number, slot in enumerate(compiled.actions):
+        if slot.action.op not in COMPUTE:
+            continue
+        placed, rows = costs.stages[slot.action.stage], samples_in(costs.micro_batches[slot.action.microbatch or 0])
+        samples = placed.samples[rows][placed.ranks.index(slot.rank)] if placed.samples else float(rows)
+        key = (slot.action.stage, costs.kind(slot.rank), samples)
+        if key not in known:
+            known[key] = _noise(measured, costs, placed, *key[1:])
+        if known[key].varies:
+            noises[number] = known[key]
+    return noises
 
 
 def _factors(
@@ -256,90 +229,21 @@ def _ranged(normal: Draws, low: float, high: float) -> Draws:
     return exponents
 
 
-class _Measured:
-    """A profile's measurements by kind of device and layer."""
-
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
-        self._by_layer: dict[str, dict[str, list[Measurement]]] = {}
-
-    def nearest(self, kind: str, layers: Sequence[int], samples: float) -> dict[int, Measurement]:
-        """Of each of ``layers`` that was measured, at the size nearest in proportion, by index."""
-        by_layer = self._by_layer.get(kind)
-        if by_layer is None:
-            by_layer = self._by_layer[kind] = {}
-            for each in self.profile.measurements.get(kind, ()):
-                by_layer.setdefault(each.layer, []).append(each)
-        found = {}
-        for index in layers:
-            of_layer = by_layer.get(self.profile.graph.layers[index].name)
-            if of_layer:
-                found[index] = min(of_layer, key=lambda each: (abs(log(each.samples / samples)), each.samples))
-        return found
-
-    def num_processes(self, kind: str, length: int) -> int:
-        """The processes that made ``length`` runs, as many each; 1 if that is not known."""
-        hosts = {"", *(device.host for device in self.profile.cluster.devices if device.kind == kind)}
-        number = sum(process.host in hosts for process in self.profile.provenance.processes)
-        return number if number and length % number == 0 else 1
-
-
-def _noise_once(
-    known: dict[object, Noise], measurements: _Measured, costs: StageCosts, compiled: CompiledProgram, number: int
-) -> Noise:
-    """The same for all actions of a stage on one kind of device at as many samples."""
-    slot = compiled.actions[number]
-    placed, rows = costs.stages[slot.action.stage], samples_in(costs.micro_batches[slot.action.microbatch or 0])
-    samples = placed.samples[rows][placed.ranks.index(slot.rank)] if placed.samples else float(rows)
-    key = (slot.action.stage, costs.kind(slot.rank), samples)
-    if key not in known:
-        known[key] = _noise(measurements, costs, compiled, number)
-    return known[key]
-
-
-def _noise(measurements: _Measured, costs: StageCosts, compiled: CompiledProgram, number: int) -> Noise:
-    """From the measurements, nearest in size, of the layers of the action's stage."""
-    slot = compiled.actions[number]
-    placed = costs.stages[slot.action.stage]
-    rows = samples_in(costs.micro_batches[slot.action.microbatch or 0])
-    member = placed.ranks.index(slot.rank)
-    samples = placed.samples[rows][member] if placed.samples else float(rows)
-    kind, layers = costs.kind(slot.rank), layers_of(placed.runs)
-    nearest = measurements.nearest(kind, layers, samples) if samples > 0 else {}
-    weights = {index: found.forward_s + found.backward_s for index, found in nearest.items()}
-    total_s = sum(weights.values())
-    if total_s <= 0:
-        return _QUIET
-    length = max((len(found.raw_s) for found in nearest.values()), default=0)
-    known = [index for index, found in nearest.items() if length and len(found.raw_s) == length]
-    spread = sum(weights[index] * nearest[index].spread for index in nearest if index not in known) / total_s
-    ranges = () if placed.laid_out else tuple(_ranges(costs, kind, samples, weights, total_s))
-    sums = np.sum([nearest[index].raw_s for index in known], axis=0) if known else np.zeros(1)
-    if np.median(sums) <= 0:
-        return replace(_QUIET, spread=spread / _QUARTILES, ranges=ranges)
-    runs = (sums / np.median(sums)).reshape(measurements.num_processes(kind, length), -1)
-    levels = np.median(runs, axis=1)
-    passes = runs - levels[:, None]
-    measured = sum(weights[index] for index in known) / total_s
-    return Noise(levels, passes, _drift(passes), measured, spread / _QUARTILES, ranges)
-
-
-def _drift(passes: NDArray[np.float64]) -> float:
-    """The autocorrelation of passes that follow one another in a process, where it is more than chance would give.
-
-    Of independent ones it is normal around 0 with a deviation of 1 / sqrt(number) (Bartlett 1946).
-    """
-    variance = float(np.mean(passes**2))
-    if variance <= 0 or passes.shape[1] < _FEW:
-        return 0.0
-    found = float(np.mean(passes[:, 1:] * passes[:, :-1])) / variance
-    return min(1.0, found) if found > 2 / sqrt(passes.size) else 0.0
+def _noise(measured: Measured, costs: StageCosts, placed: StagePlacement, kind: str, samples: float) -> Noise:
+    """From the measurements, nearest in size, of a stage's layers."""
+    nearest = measured.nearest(kind, layers_of(placed.runs), samples) if samples > 0 else {}
+    weights = {index: found.passes_s for index, found in nearest.items()}
+    ranges = () if placed.laid_out else tuple(_ranges(costs, kind, samples, weights))
+    return measured.noise(kind, nearest, weights, ranges)
 
 
 def _ranges(
-    costs: StageCosts, kind: str, samples: float, weights: Mapping[int, float], total_s: float
+    costs: StageCosts, kind: str, samples: float, weights: Mapping[int, float]
 ) -> Iterator[tuple[str, float, float, float]]:
     """Of layers that were not measured at that size, those of a kind together."""
+    total_s = sum(weights.values())
+    if total_s <= 0:
+        return
     table, layers = costs.book.tables.at(kind, samples), costs.book.profile.graph.layers
     by_kind: dict[str, list[tuple[float, float, float]]] = {}
     for index, seconds in weights.items():
@@ -350,15 +254,6 @@ def _ranges(
         seconds = sum(one for one, _, _ in found)
         low, high = (sum(each[0] * each[at] for each in found) / seconds for at in (1, 2))
         yield name, seconds / total_s, low, high
-
-
-def _rounded(seconds: float) -> float:
-    return float(f"{seconds:.{_DIGITS}g}")
-
-
-Draws = NDArray[np.float64]
-
-_NOBODY = -1
 
 
 def replayed(

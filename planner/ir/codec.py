@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import hashlib
 import json
 import re
 import types
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from planner.ir import validation
-from planner.ir.errors import CorruptFileError, NewerFileError
+from planner.ir.errors import CorruptFileError, NewerFileError, StaleFileError
 from planner.ir.files import read_text
 from planner.ir.files import write_text as write_text
 from planner.ir.plan import Plan
@@ -118,6 +119,20 @@ def plain(value: object) -> Any:
 def canonical(value: object) -> str:
     """``value`` as the shortest JSON, keys sorted: what fingerprints are taken of."""
     return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def fingerprint(value: object) -> str:
+    """``sha256:`` and 16 hex digits of ``value``'s canonical JSON; equal contents give equal fingerprints.
+
+    A short name for contents, so that a file made for another model, profile or cluster is noticed.
+    """
+    return "sha256:" + hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
+
+
+def require_match(what: str, expected: str, found: str, remedy: str) -> None:
+    """Raises :class:`StaleFileError` unless the two fingerprints of ``what`` are equal."""
+    if expected != found:
+        raise StaleFileError(f"the plan was made for another {what}", [f"plan: {expected}", f"here: {found}"], [remedy])
 
 
 def schema(name: str) -> str:

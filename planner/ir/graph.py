@@ -155,6 +155,19 @@ class Graph:
             found.update((value_name(layer.name, index), spec) for index, spec in enumerate(layer.outputs))
         return found
 
+    def layer_at(
+        self, layer: Layer, samples: int, values: Mapping[str, TensorSpec]
+    ) -> tuple[Layer, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """A layer that makes its outputs for so many samples, its inputs then, and its parameters.
+
+        Args:
+            layer: of the graph.
+            values: of the graph, indexed once (:meth:`values`).
+        """
+        outputs = tuple(spec.at(samples, self.samples) for spec in layer.outputs)
+        inputs = tuple(values[name].at(samples, self.samples) for name in layer.inputs)
+        return replace(layer, outputs=outputs), inputs, tuple(self.parameters[name] for name in layer.parameters)
+
     def parameter_bytes(self, layers: frozenset[str] | None = None) -> int:
         """Bytes of the distinct parameters of ``layers`` (all layers if None)."""
         used = {p for layer in self.layers if layers is None or layer.name in layers for p in layer.parameters}
@@ -181,6 +194,12 @@ def _sites(extent: int, samples: int, captured: int) -> int:
 def value_name(layer: str, index: int) -> str:
     """Name of output ``index`` of ``layer``; output 0 carries the layer's own name."""
     return layer if index == 0 else f"{layer}:{index}"
+
+
+def output_of(value: str) -> tuple[str, int]:
+    """The layer that makes ``value``, and the number of its output: what :func:`value_name` put together."""
+    layer, _, index = value.partition(":")
+    return layer, int(index or 0)
 
 
 def producer(value: str) -> str:

@@ -134,6 +134,11 @@ class Measurement:
     high: float = field(default=0.0, metadata={"added": "0.1"})
     before: int = field(default=0, metadata={"added": "0.1"})
 
+    @property
+    def passes_s(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
+
 
 @dataclass(frozen=True, slots=True)
 class PartShape:

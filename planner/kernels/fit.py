@@ -61,12 +61,12 @@ class Fit:
         return curve_s * float(np.exp(-correction)) if self.uses_neighbours else curve_s, far
 
 
-def fit_rows(rows: Iterable[Row], folds: int = _FOLDS) -> list[Fit]:
+def fit_rows(rows: Iterable[Row]) -> list[Fit]:
     """The fits of all kinds, devices and dtypes that ``rows`` have enough of; a device must be of the catalogue."""
     found = []
     for (name, dtype, kind), of_kind in by_kind(rows).items():
         if len(of_kind) >= _LEAST_ROWS:
-            found.append(_fit(Device.named(name, dtype), dtype, kind, of_kind, folds))
+            found.append(_fit(Device.named(name, dtype), dtype, kind, of_kind))
     return found
 
 
@@ -96,7 +96,7 @@ _CURVES: Mapping[str, type[Curve]] = {
 }
 
 
-def _fit(device: Device, dtype: str, kind: str, rows: Sequence[Row], folds: int) -> Fit:
+def _fit(device: Device, dtype: str, kind: str, rows: Sequence[Row]) -> Fit:
     extents, seconds, groups = arrays(rows)
     curve_kind = _CURVES.get(kind, BytesCurve)
     width = WIDTHS[dtype]
@@ -105,7 +105,7 @@ def _fit(device: Device, dtype: str, kind: str, rows: Sequence[Row], folds: int)
         order = np.argsort(np.argsort(extents.prod(axis=1), kind="stable"), kind="stable")
         groups = np.array([str(place % 2) for place in order])
         names = sorted(set(groups))
-    parts = [set(names[start::folds]) for start in range(min(folds, len(names)))]
+    parts = [set(names[start::_FOLDS]) for start in range(min(_FOLDS, len(names)))]
     plain: list[float] = []
     measured: list[float] = []
     helped: list[float] = []

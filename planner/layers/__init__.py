@@ -24,8 +24,14 @@ from __future__ import annotations
 
 from planner.layers._kinds import Kind, has_halo, is_convolution, kind, kinds
 from planner.layers._rules import window
-from planner.layers._samples import batch_wide_layers, check_samples_apart, require_whole_batches
-from planner.layers._sites import over_sites, prepared_inputs, throughout_sites
+from planner.layers._samples import (
+    batch_wide_layers,
+    check_samples_apart,
+    over_sites,
+    prepared_inputs,
+    require_whole_batches,
+    throughout_sites,
+)
 
 __all__ = [
     "Kind",

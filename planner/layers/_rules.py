@@ -122,6 +122,12 @@ def group_inputs(outputs: Interval, num_outputs: int, num_inputs: int, groups: i
     return Interval(outputs.start // outputs_each * inputs_each, -(-outputs.stop // outputs_each) * inputs_each)
 
 
+def windows(layer: Layer) -> list[tuple[int, ...]]:
+    """(kernel, stride, padding, dilation) of each dim of space of a convolution or pool."""
+    names = ("kernel", "stride", "padding", "dilation")
+    return list(zip(*(integers(layer.attributes.get(name)) for name in names), strict=True))
+
+
 def convolved(layer: Layer, inputs: Specs, work_box: Box, read: Callable[..., Interval]) -> Boxes:
     """What a convolution reads: the channels of the groups, and along each dim of space what ``read`` says.
 
@@ -129,8 +135,7 @@ def convolved(layer: Layer, inputs: Specs, work_box: Box, read: Callable[..., In
         read: (outputs, kernel, stride, padding, dilation) -> inputs.  A weight that is an input is read whole.
     """
     data, output = inputs[0], layer.outputs[0]
-    names = ("kernel", "stride", "padding", "dilation")
-    numbers = list(zip(*(integers(layer.attributes.get(name)) for name in names), strict=True))
+    numbers = windows(layer)
     space = len(data.shape) - len(numbers)
     channel = space - 1
     groups = integer(layer.attributes.get("groups", 1))

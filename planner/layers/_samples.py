@@ -1,4 +1,4 @@
-"""Which layers mix samples, so that a stage that holds them must not be divided by samples."""
+"""Which layers of a graph mix samples, so that a stage of theirs is not divided by samples; which are over sites."""
 
 from __future__ import annotations
 
@@ -58,6 +58,56 @@ def require_whole_batches(decision: Decision, graph: Graph) -> None:
                 "a loss that is a mean, a sum or a masked mean over samples",
             ],
         )
+
+
+OVER_SITES = frozenset({"sparse_conv", "sparse_pool", "segment", "segment_expand"})
+"""Kinds that read maps or segments, which the host prepares."""
+
+
+def prepared_inputs(graph: Graph, readers: frozenset[str] | None = None) -> tuple[str, ...]:
+    """The graph inputs, read by the layers ``readers`` (all if None), that a host prepares ahead of a micro-batch.
+
+    They are functions of the coordinates alone: integers that lie along sites (kernel maps), or that a layer over sites
+    reads (where samples start).  Targets are none of them.
+    """
+    read_by: dict[str, list[Layer]] = {}
+    for layer in graph.layers:
+        for value in layer.inputs:
+            read_by.setdefault(value, []).append(layer)
+    found = []
+    for name, spec in graph.inputs.items():
+        reading = read_by.get(name, [])
+        is_map = spec.has_sites and any(layer.kind != "loss" for layer in reading)
+        is_read = any(layer.kind in OVER_SITES for layer in reading)
+        mine = readers is None or any(layer.name in readers for layer in reading)
+        if not spec.is_float and mine and (is_map or is_read):
+            found.append(name)
+    return tuple(found)
+
+
+def throughout_sites(graph: Graph) -> frozenset[str]:
+    """Names of the layers whose work and outputs all lie along sites (of a loss the work), samples nowhere.
+
+    The ranks of a stage of such layers alone share its sites, and may be more than the samples of a micro-batch.
+    """
+    values = graph.values()
+    found = set()
+    for layer in graph.layers:
+        work = kind(layer.kind).work(layer, tuple(values[name] for name in layer.inputs))
+        outputs = () if layer.kind == "loss" else layer.outputs
+        if all(spec.has_sites for spec in (work, *outputs)):
+            found.add(layer.name)
+    return frozenset(found)
+
+
+def over_sites(graph: Graph) -> frozenset[str]:
+    """Names of the layers that read or make a sparse tensor (or a map)."""
+    values = graph.values()
+    return frozenset(
+        layer.name
+        for layer in graph.layers
+        if any(spec.has_sites for spec in (*(values[name] for name in layer.inputs), *layer.outputs))
+    )
 
 
 def _mixes_sites(layer: Layer, inputs: tuple[TensorSpec, ...]) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from planner.ir.box import Box, Interval, Transfer, intersect, subtract, transfers, volume, whole
 from planner.ir.graph import Layer
-from planner.layers._rules import group_inputs, integer, integers
+from planner.layers._rules import group_inputs, integer, integers, windows
 from planner.layers.division import LayerDivision
 
 Boxes = tuple[Box, ...]
@@ -86,10 +86,8 @@ def backward_halo(layer: LayerDivision, held: Boxes, moves: Sequence[Transfer]) 
 
 def _reached(layer: Layer, held: Box) -> Box:
     """Along each dim of space the outputs that read some of what is held; may reach outside the tensor."""
-    names = ("kernel", "stride", "padding", "dilation")
-    numbers = zip(*(integers(layer.attributes.get(name)) for name in names), strict=True)
     found = []
-    for part, (kernel, stride, padding, dilation) in zip(held, numbers, strict=True):
+    for part, (kernel, stride, padding, dilation) in zip(held, windows(layer), strict=True):
         span = dilation * (kernel - 1)
         if layer.kind == "transposed_conv":
             found.append(Interval(part.start * stride - padding, (part.stop - 1) * stride - padding + span + 1))

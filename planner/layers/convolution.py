@@ -19,6 +19,7 @@ from planner.layers._rules import (
     samples_apart,
     whole_weights,
     window,
+    windows,
 )
 
 
@@ -127,10 +128,9 @@ class Pool(Kind, name="pool"):
     @empty_work_reads_nothing
     def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
         """A window per dim of space."""
-        names = ("kernel", "stride", "padding", "dilation")
-        windows = list(zip(*(integers(layer.attributes.get(name)) for name in names), strict=True))
-        space = len(inputs[0].shape) - len(windows)
-        moved = (window(interval, *numbers) for interval, numbers in zip(work_box[space:], windows, strict=True))
+        numbers = windows(layer)
+        space = len(inputs[0].shape) - len(numbers)
+        moved = (window(interval, *each) for interval, each in zip(work_box[space:], numbers, strict=True))
         return ((*work_box[:space], *moved),)
 
     @staticmethod

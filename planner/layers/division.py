@@ -16,11 +16,11 @@ same for many layouts at once; a test compares the two.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from planner.ir.box import Box, Interval, Transfer, hull, intersect, subtract, transfers, volume, whole
-from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer, value_name
+from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, output_of, producer, value_name
 from planner.ir.layout import Layout
 from planner.ir.plan import Block, Decision, Placement
 from planner.layers import kind
@@ -255,18 +255,15 @@ class Division:
         )
 
     def _maker(self, value: str) -> tuple[LayerDivision, int]:
-        name, _, output = value.partition(":")
-        return self.layers[name], int(output or 0)
+        name, output = output_of(value)
+        return self.layers[name], output
 
 
 def layer_division(
     graph: Graph, layer: Layer, values: Mapping[str, TensorSpec], placement: Placement, samples: int
 ) -> LayerDivision:
     """How ``placement`` divides ``layer`` of ``graph``, whose ``values`` are indexed once."""
-    sized = replace(layer, outputs=tuple(spec.at(samples, graph.samples) for spec in layer.outputs))
-    inputs = tuple(values[name].at(samples, graph.samples) for name in layer.inputs)
-    parameters = tuple(graph.parameters[name] for name in layer.parameters)
-    return LayerDivision.of(sized, inputs, parameters, placement, samples)
+    return LayerDivision.of(*graph.layer_at(layer, samples, values), placement, samples)
 
 
 def read_by(value: str, layers: Iterable[LayerDivision], num_ranks: int) -> Boxes:
@@ -393,8 +390,8 @@ class BlockReader:
         wanted = {}
         for value in self.ends:
             if value not in self.summed:
-                name, _, output = value.partition(":")
-                owned = self._plain[name].owned(int(output or 0))[position]
+                name, output = output_of(value)
+                owned = self._plain[name].owned(output)[position]
                 wanted[value] = _tile(owned, self._specs[value].dims, grid, at)
         return read_back((each.layer for each in self.layers), self._specs, wanted, works).done
 

@@ -14,7 +14,7 @@ from planner.layers._rules import (
     num_elements,
     samples_apart,
 )
-from planner.layers._sites import own_rows
+from planner.layers.sparse import own_rows
 
 
 class Pointwise(Kind, name="pointwise"):

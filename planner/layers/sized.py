@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from planner.ir.box import Box, Interval, intersect, volume, whole
@@ -52,9 +52,7 @@ class SizedLayer:
         cls, graph: Graph, layer: Layer, values: Mapping[str, TensorSpec], samples: int, mixes_samples: bool
     ) -> SizedLayer:
         """``layer`` of ``graph``, whose ``values`` are indexed once."""
-        sized = replace(layer, outputs=tuple(spec.at(samples, graph.samples) for spec in layer.outputs))
-        inputs = tuple(values[name].at(samples, graph.samples) for name in layer.inputs)
-        parameters = tuple(graph.parameters[name] for name in layer.parameters)
+        sized, inputs, parameters = graph.layer_at(layer, samples, values)
         return cls(sized, inputs, parameters, kind(layer.kind).work(sized, inputs), samples, mixes_samples)
 
     @property

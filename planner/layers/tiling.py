@@ -47,13 +47,11 @@ def overlap(graph: Graph, decision: Decision, stage: int) -> float:
 
     Rows beyond a part (``Placement.margin``), and what tiles and ranks compute each for themselves in blocks.
     """
-    values, samples = graph.values(), max(decision.micro_batches)
-    division = Division.of(graph, decision, stage, samples)
+    division = Division.of(graph, decision, stage, max(decision.micro_batches))
     tiled = {name: block.tiles for block in division.blocks for name in block.layers}
     once = done = 0.0
     for name, layer in division.layers.items():
-        inputs = tuple(values[value].at(samples, graph.samples) for value in layer.layer.inputs)
-        flops = float(kind(layer.layer.kind).forward_flops(layer.layer, inputs))
+        flops = float(kind(layer.layer.kind).forward_flops(layer.layer, layer.inputs))
         own = sum(volume(box) for box, first in zip(layer.own, layer.is_first, strict=True) if first)
         parts = [tile.layers[name] for tile in tiled[name]] if name in tiled else [layer]
         made = sum(

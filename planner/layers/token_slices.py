@@ -163,10 +163,8 @@ class TokenAxes:
     def _layer(
         self, layer: Layer, specs: Mapping[str, TensorSpec], slices: tuple[int, ...], samples: int
     ) -> LayerDivision:
-        graph, work = self.graph, self.works.get(layer.name)
-        sized = replace(layer, outputs=tuple(spec.at(samples, graph.samples) for spec in layer.outputs))
-        inputs = tuple(specs[name].at(samples, graph.samples) for name in layer.inputs)
-        parameters = tuple(graph.parameters[name] for name in layer.parameters)
+        work = self.works.get(layer.name)
+        sized, inputs, parameters = self.graph.layer_at(layer, samples, specs)
         rows = samples * self.num_tokens if work is not None and work.is_merged else samples
         found = LayerDivision.of(sized, inputs, parameters, self.placement(layer.name, slices), rows)
         if work is None or not work.is_merged:

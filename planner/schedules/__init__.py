@@ -3,8 +3,7 @@
 Such a function gives the order of compute on every position of the pipeline, and draws it.  What follows from that
 order (messages, reductions, updates) is added by :func:`planner.passes.lower`.  ``@registered`` above it puts it on the
 list (``_registry``): its name, its traits, where its stages lie and how old its weights are.  Read ``gpipe``, then
-``one_f_one_b``, ``zero_bubble``, ``interleaved``, ``waves``, ``pipedream``; ``greedy`` is computed from times
-(``_clock``).
+``one_f_one_b``, ``zero_bubble``, ``pipedream``; those of ``greedy`` are computed from times (``_clock``).
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     halo[map][src, dst] = sites of the map's input level owned by src that an output site of dst reads, each once
 
 A convolution on rank dst waits for those rows, ``bytes_per_site`` each; backward the same number of gradient rows goes
-the other way.  The tables are those of an example cloud: the planner asks for the bytes of n parts before any
-micro-batch is drawn.  Ignored here: the keys that the inspector exchanges once a map.
+the other way.  Ignored here: the keys that the inspector exchanges once a map.
 
 Last come other ways to give blocks to ranks, to compare with: any ownership is exact, few are balanced.
 """
@@ -18,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.ir.errors import UsageError
-from planner.sites.arrangement import TOLERANCE, Ownership, Ranks, arrange, cut, ownership_of
+from planner.sites.arrangement import Ownership, Ranks, ownership_of
 from planner.sites.keys import AnyInts, Floats, Ints, samples_of, unpack
-from planner.sites.partition import BlockWork, Level, Load, block_work
+from planner.sites.partition import BlockWork, Level
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,39 +106,6 @@ def halo_sites(source: Ranks, target: Ranks, neighbours: AnyInts, num_ranks: int
     counts = np.bincount(src * num_ranks + dst, minlength=num_ranks**2).reshape(num_ranks, num_ranks)
     np.fill_diagonal(counts, 0)
     return counts
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Estimate:
-    """A cloud divided.
-
-    Attributes:
-        work_s: [n], seconds of each rank, on a device of speed 1.
-        imbalance: the slowest rank's time over the mean, speeds considered.
-        halo: the rows that ranks receive.
-    """
-
-    work_s: Floats
-    imbalance: float
-    halo: Halo
-
-
-def estimate(
-    levels: Sequence[Level],
-    loads: Sequence[Load],
-    maps: Sequence[SiteMap],
-    speeds: Sequence[float],
-    tolerance: float = TOLERANCE,
-) -> Estimate:
-    """The micro-batch divided as :func:`planner.sites.arrangement.cut` would for ranks of ``speeds``.
-
-    Raises:
-        UsageError: what does not fit, as the parts say.
-    """
-    work = block_work(levels, loads)
-    owned = cut(arrange(work, speeds, tolerance), speeds, tolerance)
-    work_s = rank_work(owned, work)
-    return Estimate(work_s, imbalance(work_s, speeds), halo(owned, levels, maps))
 
 
 def equal_counts(keys: Ints, num_samples: int, num_ranks: int) -> Ownership:

@@ -1,4 +1,4 @@
-"""Solvers by name: each is a module with ``solve(problem, progress) -> Plan``.
+"""Solvers by name: each is a function ``solve(problem, progress) -> Plan``.
 
 ``best-first`` and ``span-ilp`` are ours (:mod:`planner.solvers.best_first`, :mod:`planner.solvers.ilp`); the others are
 the strategies of papers and of everyday use (:mod:`planner.baselines`).
@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
 
 from planner.ir.errors import InfeasibleError, UnknownNameError, UsageError
 from planner.ir.plan import Plan
@@ -22,19 +21,19 @@ from planner.solvers.progress import Progress, SearchProgress
 __all__ = ["Progress", "SearchProgress", "Solver", "baselines", "current_name", "names", "solver"]
 
 _SOLVERS = {
-    "best-first": "planner.solvers.best_first.solver",
-    "bapipe": "planner.baselines.bapipe",
-    "dapple": "planner.baselines.dapple",
-    "data-parallel": "planner.baselines.data_parallel",
-    "dryden": "planner.baselines.dryden",
-    "even-split": "planner.baselines.even_split",
-    "one-device": "planner.baselines.one_device",
-    "pipedream": "planner.baselines.pipedream.solver",
-    "pipedream-hierarchical": "planner.baselines.pipedream.hierarchical_solver",
-    "piper": "planner.baselines.piper.solver",
-    "sparsepipe": "planner.baselines.sparsepipe",
-    "span-ilp": "planner.solvers.ilp.solver",
-    "tarnawski": "planner.baselines.tarnawski.solver",
+    "best-first": "planner.solvers.best_first.solver:solve",
+    "bapipe": "planner.baselines.bapipe:solve",
+    "dapple": "planner.baselines.dapple:solve",
+    "data-parallel": "planner.baselines.everyday:solve_data_parallel",
+    "dryden": "planner.baselines.dryden:solve",
+    "even-split": "planner.baselines.everyday:solve_even_split",
+    "one-device": "planner.baselines.everyday:solve_one_device",
+    "pipedream": "planner.baselines.pipedream.solver:solve",
+    "pipedream-hierarchical": "planner.baselines.pipedream.solver:solve_hierarchical",
+    "piper": "planner.baselines.piper.solver:solve",
+    "sparsepipe": "planner.baselines.sparsepipe:solve",
+    "span-ilp": "planner.solvers.ilp.solver:solve",
+    "tarnawski": "planner.baselines.tarnawski.solver:solve",
 }
 _ALIASES = {"suffix-dp": "best-first"}  # names of older releases, in people's scripts
 
@@ -48,7 +47,7 @@ def names() -> tuple[str, ...]:
 
 def baselines() -> tuple[str, ...]:
     """Names of the solvers that are published or everyday strategies, sorted."""
-    return tuple(name for name in names() if getattr(_module(name), "BASELINE", False))
+    return tuple(name for name in names() if _SOLVERS[name].startswith("planner.baselines."))
 
 
 def current_name(name: str) -> str:
@@ -67,7 +66,8 @@ def solver(name: str) -> Solver:
     name = current_name(name)
     if name not in _SOLVERS:
         raise UnknownNameError(f"no solver {name!r}", [f"known: {', '.join(names())}"])
-    return functools.partial(_settled, _module(name).solve, name)
+    module, _, function = _SOLVERS[name].partition(":")
+    return functools.partial(_settled, getattr(importlib.import_module(module), function), name)
 
 
 def _settled(solve: Solver, name: str, problem: Problem, progress: Progress | None = None) -> Plan:
@@ -118,8 +118,3 @@ def _check_request(problem: Problem) -> None:
     for what, count in counts.items():
         if count < 0:
             raise UsageError(f"{count} {what}", ["0 stands for no limit"], ["give 0 or more"])
-
-
-@functools.cache
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(_SOLVERS[name])

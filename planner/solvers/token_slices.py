@@ -32,20 +32,14 @@ from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.predict import Forecast, forecast
 from planner.ir.errors import HalopipeError, InfeasibleError
 from planner.ir.graph import Graph, producer
+from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan, Rejected, Search, TokenSlice
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, TIME_DIMS, Problem
 from planner.layers.token_slices import require_sliceable
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Recomputes,
-    cut_positions,
-    decision_of,
-    micro_batch_sizes,
-    micro_batches,
-    plan_of,
-)
+from planner.solvers.candidates.candidate import Candidate, Recomputes, decision_of, micro_batches, plan_of
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import binding, slower
+from planner.solvers.candidates.feasibility import cut_positions, micro_batch_sizes
 
 METHOD = "token slices by TeraPipe's DP over measured times, the best by its formula simulated"
 _GRID = 32
@@ -215,7 +209,7 @@ def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[flo
                 continue
             tokens = prices.axes.num_tokens
             ways = {best_slices(times, num_stages, len(batches))[0]}
-            ways |= {_equal(tokens, count) for count in _EQUAL if count <= tokens}
+            ways |= {equal_shares(tokens, count) for count in _EQUAL if count <= tokens}
             groups, shares = tuple((rank,) for rank in ranks), ((samples,),) * num_stages
             for slices in {problem.token_slices} if problem.token_slices else ways:
                 formula_s = _formula_s(times, slices, num_stages, len(batches))
@@ -229,7 +223,7 @@ def _stages(
 ) -> tuple[int, ...]:
     """Bounds of stages; a step's work is about that of eight equal slices."""
     book, graph = evaluator.book, evaluator.book.profile.graph
-    slices = _equal(prices.axes.num_tokens, min(8, prices.axes.num_tokens))
+    slices = equal_shares(prices.axes.num_tokens, min(8, prices.axes.num_tokens))
     ends = running(np.array(slices, dtype=np.float64)).astype(int).tolist()
     sums = []
     for rank in ranks:
@@ -278,9 +272,3 @@ def _formula_s(times: SliceTimes, slices: tuple[int, ...], num_stages: int, num_
     ends = [int(np.argmin(abs(points - sum(slices[:k])))) for k in range(len(slices) + 1)]
     each = [float(times.seconds[a, b]) for a, b in pairwise(ends) if b > a]
     return num_micro_batches * sum(each) + (num_stages - 1) * max(each)
-
-
-def _equal(tokens: int, count: int) -> tuple[int, ...]:
-    """``tokens`` in slices as equal as can be, the first ones longer."""
-    each, more = divmod(tokens, count)
-    return (each + 1,) * more + (each,) * (count - more)

@@ -231,6 +231,14 @@ def is_write(node: fx.Node) -> bool:
     return info is not None and info.is_write
 
 
+def written_buffer(node: fx.Node) -> str:
+    """The buffer that ``node`` writes to, perhaps through views; empty: none."""
+    root = node.args[0] if is_write(node) else None
+    while isinstance(root, fx.Node) and root.op == "call_function" and root.args:
+        root = root.args[0]
+    return str(root.target) if isinstance(root, fx.Node) and root.op == "get_attr" else ""
+
+
 def _is_trained(value: Any) -> bool:
     return isinstance(value, torch.nn.Parameter) and value.requires_grad
 

@@ -23,7 +23,7 @@ from planner.ir.graph import (
     TensorSpec,
     value_name,
 )
-from profiler.capture.functional import is_write
+from profiler.capture.functional import is_write, written_buffer
 from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
 from profiler.capture.layers import Group, groups, is_output_of, output_names, specify, specify_input, tensor_arguments
 from profiler.capture.operators import layer_names, name_read
@@ -276,7 +276,7 @@ def _graph(
         specs.update((value_name(name, index), spec) for index, spec in enumerate(layer.outputs))
         layers.append(layer)
     used = {name for layer in layers for name in layer.parameters}
-    parameters = {name: _parameter_spec(value) for name, value in traced.parameters.items() if name in used}
+    parameters = {name: parameter_spec(value) for name, value in traced.parameters.items() if name in used}
     return Graph(traced.samples, inputs, tuple(layers), parameters, names[-1])
 
 
@@ -367,7 +367,8 @@ def _tensors(value: Any) -> tuple[Tensor, ...]:
     return tuple(item for item in value or () if isinstance(item, Tensor))
 
 
-def _parameter_spec(value: Tensor) -> TensorSpec:
+def parameter_spec(value: Tensor) -> TensorSpec:
+    """Of a tensor whose dims have no names."""
     dims = tuple(f"dim{dim}" for dim in range(value.ndim))
     return TensorSpec(dims, tuple(value.shape), str(value.dtype).removeprefix("torch."))
 
@@ -431,10 +432,7 @@ def _keepers(found: tuple[Group, ...], names: tuple[str, ...]) -> frozenset[str]
             seen.add(node)
     for group, name in zip(found, names, strict=True):
         for node in group.nodes:
-            target = node.args[0] if node in seen and is_write(node) else None
-            while isinstance(target, fx.Node) and target.op == "call_function" and target.args:
-                target = target.args[0]  # it is a view
-            if isinstance(target, fx.Node) and target.op == "get_attr":
+            if node in seen and written_buffer(node):
                 keepers.add(name)
     return frozenset(keepers)
 

@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 from cuda_ops._torch import HigherOrderOperator, OpOverload, schema_of
 from planner.ir.graph import MIXES_SAMPLES, is_sites
-from profiler.capture.functional import is_write
+from profiler.capture.functional import is_write, written_buffer
 from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import MEANS_OVER_PLACES, RESHAPES, nodes_in, operation, overload_of
 from profiler.capture.sizes import NUM_SAMPLES
@@ -106,13 +106,8 @@ def _is_cheap(node: fx.Node) -> bool:
 
 def _written(graph: fx.Graph) -> frozenset[str]:
     """Buffers that the graph writes."""
-    found = set()
+    found = set(filter(None, map(written_buffer, graph.nodes)))
     for node in graph.nodes:
-        root = node.args[0] if is_write(node) else None
-        while isinstance(root, fx.Node) and root.op == "call_function" and root.args:
-            root = root.args[0]
-        if isinstance(root, fx.Node) and root.op == "get_attr":
-            found.add(str(root.target))
         if operation(node) in ("batch_norm", "instance_norm"):
             found |= {str(argument.target) for argument in node.all_input_nodes if argument.op == "get_attr"}
     return frozenset(found)

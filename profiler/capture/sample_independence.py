@@ -389,9 +389,7 @@ def _gives_parts(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
             halves = together.split(1, dims[0])  # type: ignore[no-untyped-call]  # torch does not type it
         for part, half in zip(parts, halves, strict=True):
             part.append(half)
-    for run, part in zip(runs[1:], parts, strict=True):
-        if node in run.values and part:
-            run.values[node] = part[0] if isinstance(run.values[node], Tensor) else part
+    _hand_on(node, runs, parts)
     return True
 
 
@@ -413,10 +411,15 @@ def _compare(node: fx.Node, runs: list[_Run], traced: Traced) -> str:
         answer = MIXES_SAMPLES if MIXES_SAMPLES in (answer, found) else answer or found
         for part, half in zip(parts, halves, strict=True):
             part.append(half)
+    _hand_on(node, runs, parts)
+    return answer
+
+
+def _hand_on(node: fx.Node, runs: list[_Run], parts: list[list[Tensor]]) -> None:
+    """Lets each sample go on with its part of what ``node`` made of the pair."""
     for run, part in zip(runs[1:], parts, strict=True):
         if node in run.values and part:
             run.values[node] = part[0] if isinstance(run.values[node], Tensor) else part
-    return answer
 
 
 def _without_samples(together: Tensor, alone: list[Tensor]) -> tuple[str, list[Tensor]]:

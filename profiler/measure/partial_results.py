@@ -52,7 +52,7 @@ class SizeCosts:
     @property
     def step_s(self) -> float:
         """Forward and backward of all layers."""
-        return sum(one.forward_s + one.backward_s for one in self.measurements)
+        return sum(one.passes_s for one in self.measurements)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError
-from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import Graph
 from planner.ir.profile import MeasuringProcess
 from profiler.measure.child_process import Child

@@ -116,7 +116,7 @@ def reading_error(
     Args:
         others: by layer, measurements at other sizes, ascending.
     """
-    step_s = sum(map(_seconds, at))
+    step_s = _step_s(at)
     read_s, worst, chance_s = 0.0, 0.0, 0.0
     for one in at:
         if not others.get(one.layer):
@@ -126,7 +126,7 @@ def reading_error(
         except MissingMeasurementError:
             return inf
         read_s += found_s
-        own_s = _seconds(one)
+        own_s = one.passes_s
         chance = _chance(one, others[one.layer])
         chance_s += chance * own_s
         if own_s > limits.share * step_s:
@@ -162,7 +162,8 @@ def _bracketing(ends: Sequence[int], works: BySize, changes: Sequence[KeyChange]
     def share(change: KeyChange) -> float:
         names = set(change.layers)
         return sum(
-            sum(_seconds(one) for one in works[end] if one.layer in names) / max(1e-12, sum(map(_seconds, works[end])))
+            sum(one.passes_s for one in works[end] if one.layer in names)
+            / max(1e-12, sum(one.passes_s for one in works[end]))
             for end in ends
         )
 
@@ -208,7 +209,7 @@ def _bend(ratio: float) -> float:
 
 def _is_affordable(size: int, works: BySize, limits: Limits) -> bool:
     """Whether all passes, those at ``size`` included, stay below the limit."""
-    steps_s = {at: sum(map(_seconds, found)) for at, found in works.items()}
+    steps_s = {at: _step_s(found) for at, found in works.items()}
     above = [at for at in steps_s if at >= size]
     near = min(above) if above else max(steps_s)
     return limits.passes * (sum(steps_s.values()) + steps_s[near] * size / near) <= limits.most_s
@@ -234,8 +235,8 @@ def _by_layer(works: BySize) -> dict[str, list[Measurement]]:
     return found
 
 
-def _seconds(one: Measurement) -> float:
-    return one.forward_s + one.backward_s
+def _step_s(found: Sequence[Measurement]) -> float:
+    return sum(one.passes_s for one in found)
 
 
 BySize = Mapping[int, Sequence[Measurement]]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError, UnsupportedModelError, UsageError
-from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
 from profiler.capture.graph import Captured, capture_for

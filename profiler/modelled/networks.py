@@ -20,7 +20,7 @@ from planner.ir.errors import FactoryError, HalopipeError, UnsupportedModelError
 from planner.ir.graph import Layer
 from planner.ir.profile import ModelSource
 from profiler.capture.graph import Captured, capture_unchecked
-from profiler.capture.kinds import NO_RULES, Rules
+from profiler.capture.kinds import NO_RULES
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.capture.user_module import refuse_hooks
 from profiler.modelled.dependence import dependence_of_operators
@@ -44,7 +44,7 @@ class Network:
     mode: FakeTensorMode
 
 
-def fake_network(source: ModelSource, rules: Rules = NO_RULES) -> Network:
+def fake_network(source: ModelSource) -> Network:
     """The network that ``source`` names, captured.
 
     Raises:
@@ -64,7 +64,7 @@ def fake_network(source: ModelSource, rules: Rules = NO_RULES) -> Network:
         # Real tensors among them, such as a constant that forward makes of numbers, are taken as fakes.
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         model = _faked(model, mode)
-        captured = capture_unchecked(model, rules, dependence_of_operators)
+        captured = capture_unchecked(model, NO_RULES, dependence_of_operators)
         return Network(model, _without_idle(captured, model, mode), mode)
 
 

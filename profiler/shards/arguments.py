@@ -13,7 +13,7 @@ The pieces of tensors that a part of a layer reads and uses.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, fx
@@ -66,13 +66,10 @@ class Pieces:
 
     @classmethod
     def of(cls, graph: Graph, value_of: ValueOf, samples: int, name: str, shape: PartShape) -> Pieces:
-        values, layer = graph.values(), graph.by_name()[name]
-        layer = replace(layer, outputs=tuple(spec.at(samples, graph.samples) for spec in layer.outputs))
-        inputs = tuple(values[each].at(samples, graph.samples) for each in layer.inputs)
+        layer, inputs, parameters = graph.layer_at(graph.by_name()[name], samples, graph.values())
         relation = kind(layer.kind)
         work = relation.work(layer, inputs)
         box = part_box(work, samples, shape)
-        parameters = tuple(graph.parameters[each] for each in layer.parameters)
         uses = dict(zip(layer.parameters, relation.weight_boxes(layer, parameters, box), strict=True))
         reads = relation.input_boxes(layer, inputs, box)
         cut = frozenset(k for k, extent in enumerate(work.shape) if work.dims[k] != SAMPLE and len(box[k]) < extent)

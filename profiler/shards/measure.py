@@ -213,15 +213,15 @@ def likely_rounds(
 def round_s(each: Round, whole: Sequence[SizeCosts]) -> float:
     """About what a pass over a round takes: what its layers take at the nearest size, in proportion to the samples."""
     nearest = min(whole, key=lambda size: abs(log(size.samples / each.samples)))
-    layer_s = {one.layer: _seconds(one) for one in nearest.measurements}
+    layer_s = {one.layer: one.passes_s for one in nearest.measurements}
     return sum(layer_s.get(shape.layers[0], 0.0) * shape.samples / nearest.samples for shape in each.shapes)
 
 
 def _shares(whole: Sequence[SizeCosts]) -> dict[str, float]:
     """Of the step, by layer, at the largest size."""
     largest = max(whole, key=lambda size: size.samples).measurements
-    step_s = sum(map(_seconds, largest))
-    return {one.layer: _seconds(one) / max(1e-12, step_s) for one in largest}
+    step_s = sum(one.passes_s for one in largest)
+    return {one.layer: one.passes_s / max(1e-12, step_s) for one in largest}
 
 
 Found = Iterator[tuple[Round, PartCosts]]
@@ -280,7 +280,3 @@ class PartRounds:
                         self._captured, value_of, each, whole, self._effort, self._progress.passed_part, self._clock
                     )
                     yield each, PartCosts(each.shapes, tuple(found))
-
-
-def _seconds(one: Measurement) -> float:
-    return one.forward_s + one.backward_s

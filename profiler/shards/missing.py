@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.ir.cluster import Collective
+from planner.ir.codec import fingerprint
 from planner.ir.errors import MissingDeviceError
-from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import Measurement, PartShape, Profile
 from planner.layers import over_sites
 from profiler.links import calls

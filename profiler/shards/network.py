@@ -24,7 +24,7 @@ from cuda_ops.dense.recurrent import autocast
 from planner.ir.box import volume, whole
 from planner.ir.graph import Graph, Layer, TensorSpec, value_name
 from planner.ir.profile import PartShape
-from profiler.capture.graph import Captured
+from profiler.capture.graph import Captured, parameter_spec
 from profiler.capture.kinds import arguments_of
 from profiler.capture.layers import is_output_of
 from profiler.capture.operators import node_argument, overload_of
@@ -250,7 +250,7 @@ class _Builder:
         return PartNetwork(captured, self.tensors, self.shapes, self.shares)
 
     def _given(self, operand: Operand, name: str) -> fx.Node:
-        spec = _spec(operand.value)
+        spec = parameter_spec(operand.value)
         if operand.role == INPUT:
             self.inputs[name], self.tensors[name] = spec, operand.value
             node = self.nodes.placeholder(name)
@@ -270,8 +270,3 @@ class _Builder:
         self.layer_of_node[node.name] = layer
         if output is not None:
             self.node_of_value[value_name(layer, output)] = node.name
-
-
-def _spec(value: Tensor) -> TensorSpec:
-    dims = tuple(f"dim{dim}" for dim in range(value.ndim))
-    return TensorSpec(dims, tuple(value.shape), str(value.dtype).removeprefix("torch."))

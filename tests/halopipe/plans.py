@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from benchmarks.layouts import profile_of
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import fingerprint
 from planner.ir.plan import Plan, PlanInputs, Prediction, Search
 from planner.ir.problem import Request, Rule
 from planner.ir.profile import ModelSource, Optimizer, Profile

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from planner.ir.cluster import ACROSS_HOSTS, MEASURED, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import fingerprint
 from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.layout import Layout, cut_points
 from planner.ir.plan import Decision, Placement, Plan, PlanInputs, Prediction, RankPrediction, Search, Stage

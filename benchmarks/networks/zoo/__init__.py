@@ -18,8 +18,6 @@ from benchmarks.networks.zoo import (
     language_models,
     pictures,
     reference,
-    seeing,
-    text,
     timm_networks,
     torchvision_networks,
 )
@@ -36,7 +34,7 @@ def factories(module: ModuleType) -> dict[str, Factory]:
     return dict(sorted(own, key=lambda each: each[1].__code__.co_firstlineno))
 
 
-_TRANSFORMERS = text, language_models, encoders, pictures, seeing
+_TRANSFORMERS = encoders, language_models, pictures
 ORIGINS: Mapping[str, Mapping[str, Factory]] = {
     "transformers": {name: factory for module in _TRANSFORMERS for name, factory in factories(module).items()},
     "timm": factories(timm_networks),

@@ -1,4 +1,4 @@
-"""More encoders of text of transformers, with long sequences among them; translation; sound."""
+"""Text encoders of transformers, as classifiers of sequences of unequal length; translation; sound and time series."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import torch
 from torch.nn import functional
 
 from benchmarks.networks.zoo.examples import (
+    ANSWER,
     CLASSES,
     SAMPLES,
     SMALL,
+    SPECIAL,
     TIME,
     TWO_SIDES,
+    VOCABULARY,
     Example,
     Named,
     classifier,
@@ -20,10 +23,21 @@ from benchmarks.networks.zoo.examples import (
     encoder,
     labels,
     normal,
+    token_loss,
     tokens,
     translation,
     waves,
 )
+
+
+def albert() -> Example:
+    """ALBERT (Lan et al. 2020): all layers share their weights."""
+    return encoder("Albert", embedding_size=32)
+
+
+def bert() -> Example:
+    """BERT (Devlin et al. 2019)."""
+    return encoder("Bert")
 
 
 def big_bird() -> Example:
@@ -37,9 +51,29 @@ def canine() -> Example:
     return encoder("Canine", downsampling_rate=2, num_hash_functions=4, **local)
 
 
+def convbert() -> Example:
+    """ConvBERT (Jiang et al. 2020): convolutions whose kernels are computed."""
+    return encoder("ConvBert", embedding_size=64)
+
+
 def deberta() -> Example:
     """DeBERTa (He et al. 2021): queries, keys and values of one matrix."""
     return encoder("Deberta", relative_attention=True, pos_att_type=["c2p", "p2c"], max_relative_positions=16)
+
+
+def deberta_v2() -> Example:
+    """DeBERTa-v2 (He et al. 2021): attention by content and by relative position."""
+    return encoder("DebertaV2", relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=8)
+
+
+def distilbert() -> Example:
+    """DistilBERT (Sanh et al. 2019)."""
+    return encoder("DistilBert", dim=64, n_layers=2, n_heads=4, hidden_dim=128)
+
+
+def electra() -> Example:
+    """ELECTRA (Clark et al. 2020)."""
+    return encoder("Electra", embedding_size=32)
 
 
 def ernie() -> Example:
@@ -58,9 +92,25 @@ def flaubert() -> Example:
     return classifier("Flaubert", True, {**sizes, "n_words": 200})
 
 
+def fnet() -> Example:
+    """FNet (Lee-Thorp et al. 2022): Fourier transforms in place of attention."""
+    return encoder("FNet", masked=False, use_tpu_fourier_optimizations=False)
+
+
+def funnel() -> Example:
+    """Funnel-Transformer (Dai et al. 2020): sequences are pooled between blocks."""
+    sizes: dict[str, Any] = {"block_sizes": [1, 1], "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 128}
+    return classifier("Funnel", True, sizes)
+
+
 def ibert() -> Example:
     """I-BERT (Kim et al. 2021), not quantised."""
     return encoder("IBert", quant_mode=False)
+
+
+def layoutlm() -> Example:
+    """LayoutLM (Xu et al. 2020)."""
+    return encoder("LayoutLM")
 
 
 def longformer() -> Example:
@@ -76,6 +126,17 @@ def megatron_bert() -> Example:
 def mobilebert() -> Example:
     """MobileBERT (Sun et al. 2020): bottlenecks inside of layers."""
     return encoder("MobileBert", embedding_size=32, intra_bottleneck_size=32, true_hidden_size=32)
+
+
+def modernbert() -> Example:
+    """ModernBERT (Warner et al. 2024): rotary positions, a local layer and a global one."""
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    return encoder("ModernBert", global_attn_every_n_layers=2, local_attention=8, **special)
+
+
+def mpnet() -> Example:
+    """MPNet (Song et al. 2020)."""
+    return encoder("MPNet")
 
 
 def mra() -> Example:
@@ -101,15 +162,30 @@ def rembert() -> Example:
     return encoder("RemBert", input_embedding_size=32)
 
 
+def roberta() -> Example:
+    """RoBERTa (Liu et al. 2019)."""
+    return encoder("Roberta")
+
+
 def roformer() -> Example:
     """RoFormer (Su et al. 2021): rotary positions."""
     return encoder("RoFormer")
+
+
+def squeezebert() -> Example:
+    """SqueezeBERT (Iandola et al. 2020): grouped convolutions."""
+    return encoder("SqueezeBert", embedding_size=64)
 
 
 def xlm() -> Example:
     """XLM (Lample and Conneau 2019)."""
     sizes = {"emb_dim": 64, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64}
     return classifier("XLM", True, {**sizes, "n_words": 200})
+
+
+def xlnet() -> Example:
+    """XLNet (Yang et al. 2019)."""
+    return classifier("XLNet", True, {"d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128})
 
 
 def xmod() -> Example:
@@ -120,6 +196,17 @@ def xmod() -> Example:
 def yoso() -> Example:
     """YOSO (Zeng et al. 2021): attention by expected hash collisions."""
     return encoder("Yoso", use_expectation=True)
+
+
+def bart() -> Example:
+    """BART (Lewis et al. 2020)."""
+    return translation("Bart", "BartForConditionalGeneration", max_position_embeddings=64, **TWO_SIDES)
+
+
+def t5() -> Example:
+    """T5 (Raffel et al. 2020): the position bias of the first layer is read by all."""
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+    return translation("T5", "T5ForConditionalGeneration", **sizes)
 
 
 def blenderbot() -> Example:
@@ -165,6 +252,28 @@ def pegasus() -> Example:
     return translation("Pegasus", "PegasusForConditionalGeneration", max_position_embeddings=64, **TWO_SIDES)
 
 
+def whisper() -> Example:
+    """Whisper (Radford et al. 2023): spectrograms to tokens."""
+    sizes = {"num_mel_bins": 16, "max_source_positions": 20, "max_target_positions": 32, "decoder_start_token_id": 1}
+    settings = {**TWO_SIDES, **SPECIAL, **sizes, "vocab_size": VOCABULARY}
+    model = configured("Whisper", "WhisperForConditionalGeneration", **settings)
+    named = Named(model, ("input_features", "decoder_input_ids"), "logits", use_cache=False)
+    inputs = (normal(SAMPLES, 16, 40), tokens(SAMPLES, ANSWER, seed=2))
+    return named, (inputs, labels(VOCABULARY, SAMPLES, ANSWER)), token_loss
+
+
+def wav2vec2() -> Example:
+    """wav2vec 2.0 (Baevski et al. 2020): a convolution whose weight is normalised."""
+    return waves("Wav2Vec2")
+
+
+def ast() -> Example:
+    """Audio spectrogram transformer (Gong et al. 2021)."""
+    sizes = {"patch_size": 8, "frequency_stride": 8, "time_stride": 8, "max_length": 32, "num_mel_bins": 16}
+    model = configured("AST", "ASTForAudioClassification", num_labels=CLASSES, **sizes, **SMALL)
+    return Named(model, ("input_values",), "logits"), (normal(SAMPLES, 32, 16), labels()), functional.cross_entropy
+
+
 def data2vec_audio() -> Example:
     """data2vec for sound (Baevski et al. 2022)."""
     return waves("Data2VecAudio", conv_pos_kernel_size=5)
@@ -193,6 +302,15 @@ def wav2vec2_conformer() -> Example:
 def wavlm() -> Example:
     """WavLM (Chen et al. 2022): gated relative positions."""
     return waves("WavLM", num_buckets=16, max_bucket_distance=32)
+
+
+def patchtst() -> Example:
+    """PatchTST (Nie et al. 2023): patches of several time series."""
+    sizes = {"num_input_channels": 3, "context_length": 32, "patch_length": 8, "patch_stride": 8, "d_model": 32}
+    more = {"num_attention_heads": 4, "ffn_dim": 64, "num_hidden_layers": 2, "num_targets": CLASSES}
+    model = configured("PatchTST", "PatchTSTForClassification", **sizes, **more)
+    named = Named(model, ("past_values",), "prediction_logits")
+    return named, (normal(SAMPLES, 32, 3), labels()), functional.cross_entropy
 
 
 def patchtsmixer() -> Example:

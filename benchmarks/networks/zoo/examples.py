@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,6 +47,25 @@ WAVES: dict[str, Any] = {
 }
 
 
+_SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+
+
+def declare_missing() -> None:
+    """Lets torchvision be imported beside another build of torch, if its library cannot be loaded there.
+
+    Its operators are linked against one build; beside another (such as the one without CUDA) describing two of them
+    fails.  Here nobody calls them, so it is enough that they are declared.
+    """
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None or hasattr(torch.ops.torchvision, "nms"):
+        return
+    try:
+        torch.ops.load_library(str(next(Path(spec.origin).parent.glob("_C*"))))
+    except (OSError, StopIteration):
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", _SIGNATURE)
+
+
 class Named(nn.Module):
     """``model``, whose arguments have names and whose answer is a record, with tensors in a row and one tensor out."""
 
@@ -60,8 +81,6 @@ class Named(nn.Module):
 
 def configured(architecture: str, model: str, **settings: Any) -> nn.Module:
     """A model of transformers with random weights: ``BertConfig(**settings)`` for an architecture ``Bert``."""
-    from benchmarks.networks.zoo.torchvision_operators import declare_missing
-
     declare_missing()
     import transformers
 

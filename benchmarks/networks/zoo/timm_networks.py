@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.networks.zoo.examples import CLASSES, SAMPLES, Example, picture_classifier
-from benchmarks.networks.zoo.torchvision_operators import declare_missing
+from benchmarks.networks.zoo.examples import CLASSES, SAMPLES, Example, declare_missing, picture_classifier
 
 _LARGER = 8
 """Samples of networks whose last batch normalisations have few values a channel."""

@@ -7,8 +7,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.networks.zoo.examples import CLASSES, SAMPLES, Example, labels, normal, picture_classifier
-from benchmarks.networks.zoo.torchvision_operators import declare_missing
+from benchmarks.networks.zoo.examples import (
+    CLASSES,
+    SAMPLES,
+    Example,
+    declare_missing,
+    labels,
+    normal,
+    picture_classifier,
+)
 
 _LARGER = 8
 """Samples of networks whose last batch normalisations have few values a channel."""

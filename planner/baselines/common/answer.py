@@ -16,7 +16,8 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.errors import InfeasibleError
 from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, micro_batches, schedule_names, usable
+from planner.solvers.candidates.candidate import Candidate, micro_batches
+from planner.solvers.candidates.feasibility import micro_batch_sizes, schedule_names, usable
 
 OPTIMAL, TIME_LIMIT, INFEASIBLE = ("optimal", "time limit", "infeasible")
 """Proved to be the best; the best found when time was up; no plan exists."""
@@ -144,7 +145,7 @@ def names_in(stage: dict[str, Json]) -> list[str]:
     return [name for name in layers if isinstance(name, str)] if isinstance(layers, list) else []
 
 
-def count_in(stage: dict[str, Json], key: str = "machines") -> int:
-    """A number in a stage of a peer's plan."""
-    count = stage[key]
+def count_in(stage: dict[str, Json]) -> int:
+    """The machines of a stage of a peer's plan."""
+    count = stage["machines"]
     return count if isinstance(count, int) else 0

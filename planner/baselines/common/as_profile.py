@@ -183,22 +183,18 @@ KIND = "gpu"
 GIB = 2**30
 
 
-def flat(
-    machines: int, bandwidth_bytes_per_s: float, memory_bytes: int = 16 * GIB, latency_s: float = 0.0, kind: str = KIND
-) -> Cluster:
+def flat(machines: int, bandwidth_bytes_per_s: float, memory_bytes: int = 16 * GIB) -> Cluster:
     """Like machines, any two of them joined alike."""
-    return mixed({kind: machines}, bandwidth_bytes_per_s, memory_bytes, latency_s)
+    return mixed({KIND: machines}, bandwidth_bytes_per_s, memory_bytes)
 
 
-def mixed(
-    counts: Mapping[str, int], bandwidth_bytes_per_s: float, memory_bytes: int = 16 * GIB, latency_s: float = 0.0
-) -> Cluster:
+def mixed(counts: Mapping[str, int], bandwidth_bytes_per_s: float, memory_bytes: int = 16 * GIB) -> Cluster:
     """Machines of several kinds, any two of them joined alike; kinds in the order given."""
     kinds = [kind for kind, count in counts.items() for _ in range(count)]
     devices = tuple(
         DeviceSpec(f"n0/{kind}{kinds[:rank].count(kind)}", kind, "n0", memory_bytes) for rank, kind in enumerate(kinds)
     )
-    return Cluster(devices, {WITHIN_HOST: Link(latency_s, bandwidth_bytes_per_s)})
+    return Cluster(devices, {WITHIN_HOST: Link(0.0, bandwidth_bytes_per_s)})
 
 
 def hosts(
@@ -207,14 +203,12 @@ def hosts(
     within_bytes_per_s: float,
     across_bytes_per_s: float,
     memory_bytes: int = 16 * GIB,
-    latency_s: float = 0.0,
-    kind: str = KIND,
 ) -> Cluster:
     """Like hosts of like devices, with one link class inside a host and one across."""
     devices = tuple(
-        DeviceSpec(f"n{host}/{kind}{device}", kind, f"n{host}", memory_bytes)
+        DeviceSpec(f"n{host}/{KIND}{device}", KIND, f"n{host}", memory_bytes)
         for host in range(num_hosts)
         for device in range(devices_per_host)
     )
-    links = {WITHIN_HOST: Link(latency_s, within_bytes_per_s), ACROSS_HOSTS: Link(latency_s, across_bytes_per_s)}
+    links = {WITHIN_HOST: Link(0.0, within_bytes_per_s), ACROSS_HOSTS: Link(0.0, across_bytes_per_s)}
     return Cluster(devices, links)

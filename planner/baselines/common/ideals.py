@@ -9,9 +9,8 @@ Two ways to see them:
   its sums: a *window*, and what a search that knows an upper bound needs;
 * :func:`lattice_of` lists all of them once, with the steps that add one node, as arrays.
 
-Where nodes must stay together, ``planner.baselines.common.ideals`` comes first.
-
-Merging the nodes of a DAG that must stay together, and numbering what comes of it in topological order.
+Where nodes must stay together, :func:`contract` comes first: it merges them, and numbers what comes of it in
+topological order.
 """
 
 from __future__ import annotations

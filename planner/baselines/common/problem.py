@@ -21,7 +21,7 @@ from planner.costs.layers.cost_table import Array
 from planner.ir.errors import UsageError
 from planner.ir.graph import producer
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import cut_positions
+from planner.solvers.candidates.feasibility import cut_positions
 
 
 @dataclass(frozen=True, slots=True)

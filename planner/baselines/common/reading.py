@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,6 +160,25 @@ def numbered_nodes(top: Item) -> tuple[Sequence[Item], dict[int, int]]:
         if index.setdefault(number, position) != position:
             raise item.fault(f"id {number} appears twice", [f"also nodes[{index[number]}]"], ["give each node its id"])
     return found, index
+
+
+def edges_of(top: Item, index: Mapping[int, int]) -> Iterator[tuple[Item, int, int]]:
+    """Each edge of a file, and the two nodes that it joins, by their place in ``index``.
+
+    Raises:
+        FormatError: an end is no node, or both are the same.
+    """
+    for item in top.items("edges"):
+        ends = []
+        for key in ("sourceId", "destId"):
+            number = item.whole(key)
+            if number not in index:
+                raise item.fault(f"{key!r} {number} is no node's id", [f"{len(index)} nodes, such as {min(index)}"])
+            ends.append(index[number])
+        src, dst = ends
+        if src == dst:
+            raise item.fault("an edge from a node to itself", [f"node {item.whole('sourceId')}"], ["remove the edge"])
+        yield item, src, dst
 
 
 def require_no_cycle(at: Item, names: Sequence[str], edges: Sequence[tuple[int, int]]) -> None:

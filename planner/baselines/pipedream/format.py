@@ -38,6 +38,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.baselines.common.ideals import bits_of, members
 from planner.baselines.common.reading import FileText, on_or_behind_cycles, read_text
 from planner.ir.errors import FormatError, UsageError
 from planner.solvers.progress import check_time
@@ -286,7 +287,7 @@ def states_of(graph: LayerGraph, every_ideal: bool = False) -> States:
     """
     dag = _dag(graph)
     done = sorted(_walk(graph, dag, every_ideal), key=lambda bits: (bits.bit_count(), bits))
-    member = _members(done, len(dag.nodes))
+    member = members(done, len(dag.nodes)).astype(np.float64)
     columns = np.array(
         [(node.forward_s + node.backward_s, node.activation_bytes, node.parameter_bytes) for node in dag.nodes]
     )
@@ -325,7 +326,7 @@ def _walk(graph: LayerGraph, dag: _Dag, every_ideal: bool) -> set[int]:
     while queue:
         check_time()
         done = queue.pop()
-        nexts = {after for layer in _bits(done) for after in dag.successors[layer] if not done >> after & 1}
+        nexts = {after for layer in bits_of(done) for after in dag.successors[layer] if not done >> after & 1}
         for layer in (*nexts, *(start for start in starts if not done >> start & 1)):
             grown = done | needs[layer]
             if grown not in found:
@@ -358,7 +359,7 @@ def _met_from(dag: _Dag, source: int) -> int:
     while queue:
         layer = queue.pop()
         near = dag.ancestors[layer] | sum(1 << after for after in dag.successors[layer])
-        for other in _bits(near & ~met):
+        for other in bits_of(near & ~met):
             met |= 1 << other
             queue.append(other)
     return met
@@ -370,31 +371,15 @@ def _crossing(dag: _Dag, done: Sequence[int]) -> Floats:
     augmented = []
     for layer, needed in enumerate(dag.ancestors):
         own = needed | 1 << layer
-        augmented.append(sum((1 << k for k in _bits(needed) if readers[k] & ~own), 1 << layer))
+        augmented.append(sum((1 << k for k in bits_of(needed) if readers[k] & ~own), 1 << layer))
     found = np.empty(len(done))
     for state, bits in enumerate(done):
         crossing = 0
-        for layer in _bits(bits):
+        for layer in bits_of(bits):
             if not readers[layer] & bits:
                 crossing |= augmented[layer]
-        found[state] = sum(dag.nodes[layer].activation_bytes for layer in _bits(crossing))
+        found[state] = sum(dag.nodes[layer].activation_bytes for layer in bits_of(crossing))
     return found
-
-
-def _bits(bits: int) -> list[int]:
-    found = []
-    while bits:
-        low = bits & -bits
-        found.append(low.bit_length() - 1)
-        bits ^= low
-    return found
-
-
-def _members(done: Sequence[int], num_layers: int) -> Floats:
-    width = -(-num_layers // 8)
-    packed = np.frombuffer(b"".join(bits.to_bytes(width, "little") for bits in done), np.uint8)
-    unpacked = np.unpackbits(packed.reshape(len(done), width), axis=1, bitorder="little")
-    return unpacked[:, :num_layers].astype(np.float64)
 
 
 def _inside(member: Floats) -> Bools:

@@ -1,9 +1,13 @@
-"""PipeDream's planner (Narayanan et al., SOSP 2019), flat: the shortest slowest stage of a replicated pipeline.
+"""PipeDream's planner (Narayanan et al., SOSP 2019): the shortest slowest stage of a replicated pipeline.
 
 ``pipedream.planner`` is its programme.  As there all ranks are used and alike (the slowest kind's costs count), any two
 are joined alike (the slowest link), micro-batches take the place of its mini-batches, and replicas have equal shares.
 Its schedule is 1F1B; ours is the synchronous one, where weights change once a step.  Every micro-batch size is tried,
 each with and without PipeDream's own count of memory.
+
+``pipelines`` is flat.  ``hierarchical_pipelines`` goes over levels (section 3.1): the machine of the upper level is a
+host with a pipeline on all of its devices, and a stage of the upper level may be replicated over hosts.  Hosts must
+have equally many devices; with one host it is the same.
 """
 
 from __future__ import annotations
@@ -13,10 +17,12 @@ from math import inf
 
 from planner.baselines.common.answer import (
     Answer,
+    Json,
     Placed,
     bandwidth_bytes_per_s,
     candidates,
     count_in,
+    like_hosts,
     names_in,
     slowest_kind,
     stages_in,
@@ -27,11 +33,10 @@ from planner.baselines.pipedream.planner import Options
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, mixing_layers
+from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.choose import best_plan
+from planner.solvers.candidates.feasibility import micro_batch_sizes, mixing_layers
 from planner.solvers.progress import Progress
-
-BASELINE = True
 
 
 def solve(problem: Problem, progress: Progress | None = None) -> Plan:
@@ -43,6 +48,17 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     return best_plan(problem, pipelines, "pipedream", "shortest slowest stage, replicated, all links alike")
 
 
+def solve_hierarchical(problem: Problem, progress: Progress | None = None) -> Plan:
+    """PipeDream's stages over hosts and inside them, at the best micro-batch size.
+
+    Raises:
+        InfeasibleError: they do not fit, or hosts have different numbers of devices.
+    """
+    return best_plan(
+        problem, hierarchical_pipelines, "pipedream-hierarchical", "shortest slowest stage, replicated, level by level"
+    )
+
+
 def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     """Every micro-batch size."""
     levels, bandwidths = [len(problem.ranks)], [bandwidth_bytes_per_s(problem, problem.ranks)]
@@ -52,6 +68,25 @@ def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
         for stage in stages_in(answer):
             count = count_in(stage)
             stages.append((found.layers(names_in(stage)), problem.ranks[used : used + count]))
+            used += count
+        yield from candidates(problem, book, stages, size)
+
+
+def hierarchical_pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+    """The same over hosts and inside them."""
+    hosts = like_hosts(problem)
+    levels = 1 if len(hosts) == 1 else 2
+    machines = [len(hosts[0]), len(hosts)][:levels]
+    bandwidths = [bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks)][:levels]
+    for size, found, answer in answers(problem, book, machines, bandwidths):
+        upper: list[dict[str, Json]] = stages_in(answer)
+        if levels == 1:
+            upper = [{"machines": 1, "each": list[Json](upper)}]
+        stages: list[Placed] = []
+        used = 0
+        for stage in upper:
+            count = count_in(stage)
+            stages += _on_hosts(found, stage["each"], hosts[used : used + count])
             used += count
         yield from candidates(problem, book, stages, size)
 
@@ -72,3 +107,13 @@ def answers(
             answer = pipedream.solve(found.graph, machines, bandwidths, options)
             if answer.found:
                 yield size, found, answer
+
+
+def _on_hosts(found: Network, stages: Json, hosts: tuple[tuple[int, ...], ...]) -> Iterator[Placed]:
+    """The same stages on every one of ``hosts``, in the order of its devices."""
+    used = 0
+    for stage in stages if isinstance(stages, list) else []:
+        if isinstance(stage, dict):
+            count = count_in(stage)
+            yield found.layers(names_in(stage)), tuple(rank for ranks in hosts for rank in ranks[used : used + count])
+            used += count

@@ -34,6 +34,7 @@ from planner.baselines.common.ideals import Bools, Ints, Lattice
 from planner.baselines.common.reading import (
     FileText,
     Item,
+    edges_of,
     numbered_nodes,
     parse_object,
     read_text,
@@ -153,17 +154,10 @@ def _parse(file: FileText) -> Instance:
 
 def _edges(top: Item, index: Mapping[int, int]) -> tuple[tuple[int, int, float], ...]:
     edges: dict[tuple[int, int], float] = {}
-    for item in top.items("edges"):
-        ends = []
-        for key in ("sourceId", "destId"):
-            number = item.whole(key)
-            if number not in index:
-                raise item.fault(f"{key!r} {number} is no node's id", [f"{len(index)} nodes, such as {min(index)}"])
-            ends.append(index[number])
-        src, dst = ends
-        if src == dst or (src, dst) in edges:
-            what = "an edge from a node to itself" if src == dst else "an edge that is there already"
-            raise item.fault(what, [f"{item.whole('sourceId')} to {item.whole('destId')}"], ["remove the edge"])
+    for item, src, dst in edges_of(top, index):
+        if (src, dst) in edges:
+            ends = f"{item.whole('sourceId')} to {item.whole('destId')}"
+            raise item.fault("an edge that is there already", [ends], ["remove the edge"])
         edges[src, dst] = item.number("communicationCost")
     return tuple((src, dst, size) for (src, dst), size in edges.items())
 

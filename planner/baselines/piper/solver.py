@@ -28,16 +28,10 @@ from planner.baselines.piper.format import Instance, Node, Option
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, Problem
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Recomputes,
-    micro_batches,
-    mixing_layers,
-)
+from planner.solvers.candidates.candidate import Candidate, Recomputes, micro_batches
 from planner.solvers.candidates.choose import best_plan
+from planner.solvers.candidates.feasibility import mixing_layers
 from planner.solvers.progress import Progress
-
-BASELINE = True
 
 _AGAIN = "activation recomp"
 

@@ -33,7 +33,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.baselines.common.ideals import Bools, Contraction, bits_of, contract
-from planner.baselines.common.reading import FileText, Item, numbered_nodes, parse_object, read_text, require_no_cycle
+from planner.baselines.common.reading import (
+    FileText,
+    Item,
+    edges_of,
+    numbered_nodes,
+    parse_object,
+    read_text,
+    require_no_cycle,
+)
 
 _SAME_COST = 1e-6
 """Costs of one node's edges may differ by this much, as in the original."""
@@ -135,16 +143,7 @@ def _edges(top: Item, index: Mapping[int, int]) -> tuple[tuple[tuple[int, int], 
     """The edges, and the cost of what each node sends."""
     edges: dict[tuple[int, int], None] = {}
     costs: dict[int, float] = {}
-    for item in top.items("edges"):
-        ends = []
-        for key in ("sourceId", "destId"):
-            number = item.whole(key)
-            if number not in index:
-                raise item.fault(f"{key!r} {number} is no node's id", [f"{len(index)} nodes, such as {min(index)}"])
-            ends.append(index[number])
-        src, dst = ends
-        if src == dst:
-            raise item.fault("an edge from a node to itself", [f"node {item.whole('sourceId')}"], ["remove the edge"])
+    for item, src, dst in edges_of(top, index):
         cost = item.number("cost")
         if abs(costs.setdefault(src, cost) - cost) > _SAME_COST:
             raise item.fault(

@@ -23,8 +23,6 @@ from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.choose import best_plan
 from planner.solvers.progress import Progress
 
-BASELINE = True
-
 _MS = 1e3
 
 

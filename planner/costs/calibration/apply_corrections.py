@@ -121,7 +121,7 @@ def _measured(
 
 
 def _times(one: Measurement, forward: float, backward: float) -> Measurement:
-    before_s = one.forward_s + one.backward_s
+    before_s = one.passes_s
     of_both = (one.forward_s * forward + one.backward_s * backward) / before_s if before_s else 1.0
     return replace(
         one,

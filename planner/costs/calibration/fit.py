@@ -45,7 +45,7 @@ from statistics import fmean, median, stdev
 
 from planner.costs.calibration.apply_corrections import Factors
 from planner.costs.uncertainty import MODEL
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import fingerprint
 from planner.ir.profile import (
     BACKWARD,
     FORWARD,

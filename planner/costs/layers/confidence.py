@@ -1,15 +1,24 @@
-"""How well a figure is known, when it was made of several.
+"""How well a figure is known.
 
-By how much figures that were not measured may be off: what held for measurements that were held back.
+evidence    the least certain, where it was made of several
+range       by how much figures that were not measured may be off: what held for measurements that were held back
+noise       how measured ones vary, by process and from one pass to the next
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log, sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS, MEASURED, Evidence
+from planner.ir.profile import Measurement, Profile
+
+_FEW = 4  # passes that say nothing of how they follow one another
+_QUARTILES = 1.3489795003921634  # interquartile range of the normal distribution, in standard deviations
 
 _FROM_STRONG_TO_WEAK: tuple[Evidence, ...] = (MEASURED, INTERPOLATED, FAMILY, KERNELS, DATASHEET)
 
@@ -51,3 +60,104 @@ def default_range(evidence: Evidence) -> Range:
     if evidence in (FAMILY, KERNELS):  # of kernels each measurement has its own
         return FAMILY_RANGE
     return DATASHEET_RANGE if evidence == DATASHEET else INTERPOLATED_RANGE
+
+
+Ranges = tuple[tuple[str, float, float, float], ...]
+"""(kind of layer, part of the time, factor of the first decile, of the last)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Noise:
+    """What is known of how one action's cost varies.
+
+    Attributes:
+        levels: by process, the median of its passes over the median of all.
+        passes: what each pass differs from its process' level, ``[processes, passes of each]``.
+        drift: the part of their variance that stays from a pass to the next.
+        measured, spread: part of its time that ``passes`` tell about; standard deviation of the rest.
+        ranges: of what was not measured.
+    """
+
+    levels: NDArray[np.float64]
+    passes: NDArray[np.float64]
+    drift: float
+    measured: float
+    spread: float
+    ranges: Ranges
+
+    @property
+    def varies(self) -> bool:
+        """Whether it does at all."""
+        return bool(
+            self.spread > 0
+            or self.ranges
+            or (self.measured > 0 and (np.ptp(self.levels) > 0 or np.ptp(self.passes) > 0))
+        )
+
+
+QUIET = Noise(np.ones(1), np.zeros((1, 1)), 0.0, 0.0, 0.0, ())
+
+
+class Measured:
+    """A profile's measurements by kind of device and layer."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._by_layer: dict[str, dict[str, list[Measurement]]] = {}
+
+    def nearest(self, kind: str, layers: Sequence[int], samples: float) -> dict[int, Measurement]:
+        """Of each of ``layers`` that was measured, at the size nearest in proportion, by index."""
+        by_layer = self._by_layer.get(kind)
+        if by_layer is None:
+            by_layer = self._by_layer[kind] = {}
+            for each in self.profile.measurements.get(kind, ()):
+                by_layer.setdefault(each.layer, []).append(each)
+        found = {}
+        for index in layers:
+            of_layer = by_layer.get(self.profile.graph.layers[index].name)
+            if of_layer:
+                found[index] = min(of_layer, key=lambda each: (abs(log(each.samples / samples)), each.samples))
+        return found
+
+    def num_processes(self, kind: str, length: int) -> int:
+        """The processes that made ``length`` runs, as many each; 1 if that is not known."""
+        hosts = {"", *(device.host for device in self.profile.cluster.devices if device.kind == kind)}
+        number = sum(process.host in hosts for process in self.profile.provenance.processes)
+        return number if number and length % number == 0 else 1
+
+    def noise(
+        self, kind: str, nearest: Mapping[int, Measurement], weights: Mapping[int, float], ranges: Ranges
+    ) -> Noise:
+        """Of an action whose layers were measured as ``nearest`` says, by index.
+
+        Args:
+            kind: of device.
+            weights: seconds of each of them.
+            ranges: of the action, see :class:`Noise`.
+        """
+        total_s = sum(weights.values())
+        if total_s <= 0:
+            return QUIET
+        length = max((len(found.raw_s) for found in nearest.values()), default=0)
+        known = [index for index, found in nearest.items() if length and len(found.raw_s) == length]
+        spread = sum(weights[index] * nearest[index].spread for index in nearest if index not in known) / total_s
+        sums = np.sum([nearest[index].raw_s for index in known], axis=0) if known else np.zeros(1)
+        if np.median(sums) <= 0:
+            return replace(QUIET, spread=spread / _QUARTILES, ranges=ranges)
+        runs = (sums / np.median(sums)).reshape(self.num_processes(kind, length), -1)
+        levels = np.median(runs, axis=1)
+        passes = runs - levels[:, None]
+        measured = sum(weights[index] for index in known) / total_s
+        return Noise(levels, passes, _drift(passes), measured, spread / _QUARTILES, ranges)
+
+
+def _drift(passes: NDArray[np.float64]) -> float:
+    """The autocorrelation of passes that follow one another in a process, where it is more than chance would give.
+
+    Of independent ones it is normal around 0 with a deviation of 1 / sqrt(number) (Bartlett 1946).
+    """
+    variance = float(np.mean(passes**2))
+    if variance <= 0 or passes.shape[1] < _FEW:
+        return 0.0
+    found = float(np.mean(passes[:, 1:] * passes[:, :-1])) / variance
+    return min(1.0, found) if found > 2 / sqrt(passes.size) else 0.0

@@ -71,6 +71,7 @@ class CostTables:
     graph: GraphTable = field(init=False)
     parts: MeasuredParts = field(init=False, repr=False)
     _sizes: dict[tuple[str, float], SizeTable] = field(init=False, default_factory=dict, repr=False)
+    _columns: dict[tuple[str, float], Array] = field(init=False, default_factory=dict, repr=False)
     _parameters: dict[str, ParameterTable] = field(init=False, default_factory=dict, repr=False)
     _measured: dict[str, tuple[Sequence[Measurement], ...]] = field(init=False, default_factory=dict, repr=False)
     _largest: dict[str, int] = field(init=False, default_factory=dict, repr=False)
@@ -94,6 +95,16 @@ class CostTables:
         found = self._sizes.get((kind, samples))
         if found is None:
             found = self._sizes[kind, samples] = self._size_table(kind, samples)
+        return found
+
+    def columns(self, kind: str, samples: float) -> Array:
+        """``[6, layers]``: forward, backward, its halves, saved bytes and workspace of each; raises as :meth:`at`."""
+        found = self._columns.get((kind, samples))
+        if found is None:
+            table = self.at(kind, samples)
+            sums = (table.forward_s, table.backward_s, table.backward_input_s, table.backward_weight_s)
+            rows = [np.diff(running) for running in (*sums, table.saved_bytes)]
+            found = self._columns[kind, samples] = np.maximum(np.array([*rows, table.workspace_bytes]), 0.0)
         return found
 
     def parameters(self, kind: str) -> ParameterTable:
@@ -420,7 +431,7 @@ class HeldBack:
             for position, one in enumerate(measured):
                 others = (*measured[:position], *measured[position + 1 :])
                 line = neighbours(others, one.samples)
-                actual_s = one.forward_s + one.backward_s
+                actual_s = one.passes_s
                 if line is None or actual_s <= 0:
                     continue
                 predicted_s = sum(layer_cost(others, one.samples).values[:2])

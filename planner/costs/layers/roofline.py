@@ -245,8 +245,6 @@ def _num_bytes(specs: Sequence[TensorSpec]) -> int:
 
 
 def _work(graph: Graph, values: Mapping[str, TensorSpec], layer: Layer, samples: int) -> Work:
-    inputs = tuple(values[name].at(samples, graph.samples) for name in layer.inputs)
-    outputs = tuple(spec.at(samples, graph.samples) for spec in layer.outputs)
-    flops = kind_named(layer.kind).forward_flops(replace(layer, outputs=outputs), inputs)
-    parameters = tuple(graph.parameters[name] for name in layer.parameters)
-    return Work(flops, _num_bytes((*inputs, *outputs, *parameters)), _num_bytes(parameters))
+    sized, inputs, parameters = graph.layer_at(layer, samples, values)
+    flops = kind_named(layer.kind).forward_flops(sized, inputs)
+    return Work(flops, _num_bytes((*inputs, *sized.outputs, *parameters)), _num_bytes(parameters))

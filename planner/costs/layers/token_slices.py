@@ -71,7 +71,6 @@ class SlicePrices:
     _tables: dict[tuple[str, TokenSlice], SliceTable] = field(init=False, default_factory=dict, repr=False)
     _own: dict[tuple[str, str, int, int], Array] = field(init=False, default_factory=dict, repr=False)
     _fits: dict[tuple[str, str, int], Array | None] = field(init=False, default_factory=dict, repr=False)
-    _whole: dict[tuple[str, int], Array] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         graph = self.tables.profile.graph
@@ -92,7 +91,7 @@ class SlicePrices:
 
     def _made(self, kind: str, size: TokenSlice) -> SliceTable:
         tokens, length = self.axes.num_tokens, size.stop - size.start
-        whole = self._column(kind, size.samples)
+        whole = self.tables.columns(kind, size.samples)
         costs, share, received = whole.copy(), np.ones(whole.shape[1]), np.zeros(whole.shape[1])
         slices = tuple(part for part in (size.start, length, tokens - size.stop) if part)
         position = 1 if size.start else 0
@@ -154,22 +153,12 @@ class SlicePrices:
             for one in points:
                 length = one.part[at]
                 own = self._of_first(
-                    kind, layer, one.samples, length, self._column(kind, one.samples)[:, self._index[layer.name]]
+                    kind, layer, one.samples, length, self.tables.columns(kind, one.samples)[:, self._index[layer.name]]
                 )
                 rows.append([1.0, length, one.before, length * one.before])
                 rises.append((np.array(values_of(one)[:4]) - own[:4]) * (samples / one.samples))
             self._fits[key] = _least_squares(np.array(rows), np.array(rises)) if len(rows) >= _COEFFICIENTS else None
         return self._fits[key]
-
-    def _column(self, kind: str, samples: int) -> Array:
-        """``[6, layers]`` of whole sequences."""
-        found = self._whole.get((kind, samples))
-        if found is None:
-            table = self.tables.at(kind, samples)
-            sums = (table.forward_s, table.backward_s, table.backward_input_s, table.backward_weight_s)
-            rows = [np.diff(running) for running in (*sums, table.saved_bytes)]
-            found = self._whole[kind, samples] = np.maximum(np.array([*rows, table.workspace_bytes]), 0.0)
-        return found
 
 
 def _read_bytes(division: SlicedDivision, name: str, position: int) -> tuple[float, float]:

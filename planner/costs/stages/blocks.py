@@ -25,7 +25,7 @@ from planner.costs.stages.layouts import FORWARD, LayoutPrices
 from planner.costs.stages.stage_cost import Array, StageCost, stage_cost
 from planner.ir.box import subtract, volume
 from planner.ir.cluster import PIECES
-from planner.ir.graph import BYTES_PER_ELEMENT, producer, value_name
+from planner.ir.graph import BYTES_PER_ELEMENT, output_of, producer, value_name
 from planner.ir.plan import Block
 from planner.layers.division import BlockDivision, Division, LayerDivision
 
@@ -90,8 +90,8 @@ def _fetching(prices: LayoutPrices, division: Division, block: BlockDivision) ->
 
 
 def _dtype(division: Division, value: str) -> str:
-    name, _, output = value.partition(":")
-    return division.layers[name].layer.outputs[int(output or 0)].dtype
+    name, output = output_of(value)
+    return division.layers[name].layer.outputs[output].dtype
 
 
 def _peaks(prices: LayoutPrices, division: Division) -> Array:

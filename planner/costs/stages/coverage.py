@@ -19,8 +19,6 @@ from planner.ir.profile import PartShape
 from planner.ir.schedule import Op
 from planner.layers import has_halo
 
-_Whole = tuple[str, int]
-
 
 @dataclass(frozen=True, slots=True)
 class Unmeasured:

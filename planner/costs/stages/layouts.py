@@ -30,7 +30,7 @@ from planner.costs.shards.boxes import volumes
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts, most_margin
 from planner.costs.shards.option import Option, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
-from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, producer
+from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, output_of, producer
 from planner.ir.problem import SAMPLE_DIMS
 from planner.layers import check_samples_apart
 from planner.layers.sized import SizedLayer
@@ -90,7 +90,6 @@ class LayoutPrices:
     _crossings: dict[object, Crossing] = field(init=False, default_factory=dict, repr=False)
     _summed: dict[object, Sums] = field(init=False, default_factory=dict, repr=False)
     _rates: dict[tuple[int, ...], float] = field(init=False, default_factory=dict, repr=False)
-    _columns: dict[tuple[str, int], Array] = field(init=False, default_factory=dict, repr=False)
     _own: dict[str, tuple[bool, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -114,7 +113,7 @@ class LayoutPrices:
         """Of each rank: whole samples a second, at the most that all kinds in the group were measured at."""
         kinds = [self.book.kind_off_chip(rank) for rank in self.ranks]
         samples = min(self.book.tables.largest_measured(kind) for kind in kinds)
-        seconds = {kind: float(self._column(kind, samples)[:2].sum()) for kind in kinds}
+        seconds = {kind: float(self.book.tables.columns(kind, samples)[:2].sum()) for kind in kinds}
         return tuple(1.0 / seconds[kind] if seconds[kind] > 0 else 1.0 for kind in kinds)
 
     def sized(self, index: int) -> SizedLayer:
@@ -234,23 +233,13 @@ class LayoutPrices:
         for member, rank in enumerate(self.ranks):
             for samples in np.unique(shards.samples[:, member]).tolist():
                 rows = shards.samples[:, member] == samples
-                whole = self._column(self.book.kind_off_chip(rank), samples)[:, index]
+                whole = self.book.tables.columns(self.book.kind_off_chip(rank), samples)[:, index]
                 found[:, rows, member] = whole[:, None] * shards.share[rows, member]
         self.parts.put_in(
             found, self.layers[index].name, [self.book.kind_off_chip(rank) for rank in self.ranks], shards
         )
         for member, rank in enumerate(self.ranks):
             found[:SAVED, :, member] *= self.book.added(self.book.kind_off_chip(rank), len(self.ranks) > 1)[:, None]
-        return found
-
-    def _column(self, kind: str, samples: int) -> Array:
-        """``[6, layers]`` of a device kind at a number of samples."""
-        found = self._columns.get((kind, samples))
-        if found is None:
-            table = self.book.tables.at(kind, samples)
-            sums = (table.forward_s, table.backward_s, table.backward_input_s, table.backward_weight_s)
-            rows = [np.diff(running) for running in (*sums, table.saved_bytes)]
-            found = self._columns[kind, samples] = np.maximum(np.array([*rows, table.workspace_bytes]), 0.0)
         return found
 
     def _rate(self, ranks: tuple[int, ...]) -> float:
@@ -276,7 +265,7 @@ def _values_read(maker: Layer, reader: Layer) -> list[tuple[int, int]]:
     """(output of the maker, input of the reader) for each value that passes, once."""
     found = []
     for position, name in enumerate(reader.inputs):
-        layer, _, output = name.partition(":")
+        layer, output = output_of(name)
         if layer == maker.name and reader.inputs.index(name) == position:
-            found.append((int(output or 0), position))
+            found.append((output, position))
     return found

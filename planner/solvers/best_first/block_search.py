@@ -32,10 +32,11 @@ from planner.costs.layers.shards import part_of
 from planner.costs.shards.device_mesh import factorisations, layout_on
 from planner.costs.shards.option import Option
 from planner.costs.shards.tiles import box_bytes, transient_bytes
+from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.box import Box, intersect, volume, whole
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.graph import BYTES_PER_ELEMENT, TensorSpec, producer, value_name
+from planner.ir.graph import BYTES_PER_ELEMENT, Graph, output_of, producer, value_name
 from planner.ir.plan import Block
 from planner.ir.problem import SPATIAL_DIMS, Problem
 from planner.layers import kind, over_sites
@@ -45,17 +46,11 @@ from planner.layers.tiling import block_faults
 from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.search import Outcome
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    group_shares,
-    micro_batch_sizes,
-    micro_batches,
-    pools,
-    schedule_names,
-)
+from planner.solvers.candidates.candidate import Candidate, group_shares, micro_batches, pools
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.feasibility import micro_batch_sizes, schedule_names
 from planner.solvers.layouts.stage import NONE
 
 MOST_TILES = 4096
@@ -63,8 +58,6 @@ MOST_TILES = 4096
 
 _ATTEMPTS = 5
 """Searches with less and less memory, until the simulator agrees that a plan fits."""
-
-SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
 
 _STAY = ("pointwise", "batch_norm")
 """Kinds that read the same place: no block begins at one of them."""
@@ -104,17 +97,11 @@ def with_blocks(evaluator: Evaluator, outcome: Outcome, time_limit_s: float) -> 
                 found = _Parting(evaluator, ranks, cuts, size).best()
                 if found is not None:
                     best = better(best, found)
-    if best is outcome.best:
-        return replace(outcome, bound_s=min(bounds), status=_status(outcome, best, min(bounds)))
-    by_num_stages = {**outcome.by_num_stages, 1: best} if best is not None else outcome.by_num_stages
-    return replace(
-        outcome,
-        best=best,
-        bound_s=min(bounds),
-        num_candidates=outcome.num_candidates + num,
-        by_num_stages=by_num_stages,
-        status=_status(outcome, best, min(bounds)),
-    )
+    outcome = replace(outcome, bound_s=min(bounds), status=_status(outcome, best, min(bounds)))
+    if best is None or best is outcome.best:
+        return outcome
+    num_candidates, by_num_stages = outcome.num_candidates + num, {**outcome.by_num_stages, 1: best}
+    return replace(outcome, best=best, num_candidates=num_candidates, by_num_stages=by_num_stages)
 
 
 def _status(outcome: Outcome, best: Evaluation | None, bound_s: float) -> str:
@@ -163,7 +150,7 @@ class _Parting:
     def best(self) -> Evaluation | None:
         """The best that fits, as the simulator says; None if there is none."""
         problem = self.evaluator.problem
-        if any(option is None for option in self._options) or not self._is_allowed():
+        if not self._options or not self._is_allowed():
             return None
         limit = min(problem.memory_limit_bytes(rank) for rank in self.ranks)
         free, found = float(limit), None
@@ -185,55 +172,54 @@ class _Parting:
         return None
 
     @cached_property
-    def _options(self) -> list[Option | None]:
-        prices = self.evaluator.layouts.prices(self.ranks, self.size)
-        grid, speeds = {**self.cuts, REPLICA: 1}, prices.speeds()
-        layouts = [layout_on(prices.sized(index), speeds, grid) for index in range(len(self._layers))]
-        return [None if layout is None else Option.of(layout) for layout in layouts]
+    def graph(self) -> Graph:
+        """Of all layers."""
+        return self.evaluator.problem.profile.graph
 
-    @property
-    def _layers(self) -> tuple[object, ...]:
-        return self.evaluator.problem.profile.graph.layers
+    @cached_property
+    def prices(self) -> LayoutPrices:
+        """Of the layers on these ranks."""
+        return self.evaluator.layouts.prices(self.ranks, self.size)
+
+    @cached_property
+    def _options(self) -> list[Option]:
+        """Of each layer; none where one cannot be cut along the grid."""
+        grid, speeds = {**self.cuts, REPLICA: 1}, self.prices.speeds()
+        layouts = [layout_on(self.prices.sized(index), speeds, grid) for index in range(len(self.graph.layers))]
+        return [] if None in layouts else [Option.of(layout) for layout in layouts if layout is not None]
 
     def _is_allowed(self) -> bool:
         constraints = Constraints.of(self.evaluator.problem)
-        return all(
-            constraints.allows_layer(index, Ways.of(dict(option.cuts)))
-            for index, option in enumerate(self._options)
-            if option is not None
-        )
+        ways = [Ways.of(dict(option.cuts)) for option in self._options]
+        return all(constraints.allows_layer(index, way) for index, way in enumerate(ways))
 
     @cached_property
-    def _plain(self) -> Mapping[str, LayerDivision]:
-        graph = self.evaluator.problem.profile.graph
-        placed = {
-            layer.name: option.placement(0)
-            for layer, option in zip(graph.layers, self._options, strict=True)
-            if option is not None
-        }
-        return Division.placed(graph, placed, len(self.ranks), self.size).layers
+    def plain(self) -> Mapping[str, LayerDivision]:
+        """Every layer as the grid divides it."""
+        pairs = zip(self.graph.layers, self._options, strict=True)
+        placed = {layer.name: option.placement(0) for layer, option in pairs}
+        return Division.placed(self.graph, placed, len(self.ranks), self.size).layers
 
     @cached_property
     def _ends(self) -> list[int]:
         """Where blocks may begin and end."""
-        layers = self.evaluator.problem.profile.graph.layers
+        layers, faulty = self.graph.layers, set().union(*self.faults.values())
         found = {0, len(layers)}
         for index, layer in enumerate(layers):
             if layer.kind not in _STAY:
                 found.add(index)
-            if layer.name in self._faults[""] or any(layer.name in names for names in self._faults.values()):
+            if layer.name in faulty:
                 found.update((index, index + 1))
         return sorted(found)
 
     @cached_property
-    def _faults(self) -> dict[str, set[str]]:
+    def faults(self) -> dict[str, set[str]]:
         """By dim, layers that no tile along it may have; under "" those of no block at all."""
-        graph = self.evaluator.problem.profile.graph
-        names = [layer.name for layer in graph.layers]
-        found = {"": {name for name in names if any(block_faults(graph, [name], {}))}}
-        for dim in _space_of(self.evaluator.problem):
-            found[dim] = {name for name in names if any(block_faults(graph, [name], {dim: 2}))}
-        return found
+        names = [layer.name for layer in self.graph.layers]
+        tiles: dict[str, Grid] = {"": {}, **{dim: {dim: 2} for dim in _space_of(self.evaluator.problem)}}
+        return {
+            dim: {name for name in names if any(block_faults(self.graph, [name], grid))} for dim, grid in tiles.items()
+        }
 
     def _parts(self, free: float) -> list[Stretch] | None:
         """The blocks of least time within ``free`` bytes of values; None if nothing fits."""
@@ -262,13 +248,11 @@ class _Parting:
     def part_s(self, index: int, extents: tuple[int, ...]) -> float:
         """Seconds of a part of a layer: as measured, modelled, or its share of the whole."""
         if (index, extents) not in self._seconds:
-            prices, kind_of = self.evaluator.layouts.prices(self.ranks, self.size), self.evaluator.book.kind
-            sized, device = prices.sized(index), kind_of(self.ranks[len(self.ranks) // 2])
-            table = prices.book.tables.at(device, self.size)
-            whole = [np.diff(getattr(table, name))[index] for name in SECONDS]
-            share = np.maximum(0.0, [*whole, 0.0, 0.0]) * (prod(extents) / max(1, prod(sized.work.shape)))
+            book, device = self.evaluator.book, self.evaluator.book.kind(self.ranks[len(self.ranks) // 2])
+            sized, whole = self.prices.sized(index), book.tables.columns(device, self.size)[:, index]
+            share = whole * (prod(extents) / max(1, prod(sized.work.shape)))
             name, part, all_of_it = sized.layer.name, part_of(sized, extents), part_of(sized, sized.work.shape)
-            found = prices.parts.estimate(device, name, self.size, part, all_of_it, share)
+            found = self.prices.parts.estimate(device, name, self.size, part, all_of_it, share)
             self._seconds[index, extents] = float(found[0])
         return self._seconds[index, extents]
 
@@ -279,11 +263,9 @@ class _Parting:
 
     def _evaluated(self, parts: list[Stretch]) -> Evaluation | None:
         problem = self.evaluator.problem
-        names = [layer.name for layer in problem.profile.graph.layers]
+        names = [layer.name for layer in self.graph.layers]
         chosen = [part for part in parts if self._stretch(*part[:2]).is_block(part[2])]
-        if (
-            not chosen
-        ):  # what blocks hold is known layer by layer, so that a plan may fit as blocks that did not without
+        if not chosen:  # what blocks hold is known layer by layer: a plan may fit as blocks that did not without
             chosen = [part for part in parts if self._stretch(*part[:2]).may_be_block]
         blocks = tuple(
             Block(tuple(names[first:stop]), {dim: count for dim, count in tiles.items() if count > 1})
@@ -305,18 +287,15 @@ class _Stretch:
 
     def __init__(self, parting: _Parting, first: int, stop: int) -> None:
         self._parting, self._first, self._stop = parting, first, stop
-        problem = parting.evaluator.problem
-        graph = problem.profile.graph
-        self._names = [layer.name for layer in graph.layers[first:stop]]
-        self._reader = BlockReader(graph, self._names, parting._plain, parting.size)
+        self._names = [layer.name for layer in parting.graph.layers[first:stop]]
+        self._reader = BlockReader(parting.graph, self._names, parting.plain, parting.size)
         self._member = len(parting.ranks) // 2
-        self._prices = parting.evaluator.layouts.prices(parting.ranks, parting.size)
         inside = frozenset(self._names)
         reduces = [each.layer.name for each in self._reader.layers if kind(each.layer.kind).REDUCTION == "sum"]
         read = {producer(value) for each in self._reader.layers for value in each.layer.inputs}
         self._is_open = read.isdisjoint(reduces) or len(self._names) == 1
-        self._is_alone = not parting._faults[""].isdisjoint(inside)
-        self._uncut = {dim for dim, names in parting._faults.items() if dim and not names.isdisjoint(inside)}
+        self._is_alone = not parting.faults[""].isdisjoint(inside)
+        self._uncut = {dim for dim, names in parting.faults.items() if dim and not names.isdisjoint(inside)}
         self._kept_bytes = self._kept()
         self._known: dict[tuple[tuple[str, int], ...], tuple[float, float]] = {}
 
@@ -403,7 +382,7 @@ class _Stretch:
         """The rows of the smallest end that has the dim."""
         found = []
         for value in self._reader.ends:
-            each = self._parting._plain[producer(value)]
+            each = self._parting.plain[producer(value)]
             spec = each.work if value in self._reader.summed else each.layer.outputs[0]
             if dim in spec.dims:
                 found.append(len(each.own[self._member][spec.dims.index(dim)]))
@@ -433,7 +412,7 @@ class _Stretch:
 
     @cached_property
     def _index(self) -> dict[str, int]:
-        return {layer.name: number for number, layer in enumerate(self._prices.layers)}
+        return {layer.name: number for number, layer in enumerate(self._parting.prices.layers)}
 
     @cached_property
     def _fetching(self) -> tuple[float, int]:
@@ -447,26 +426,23 @@ class _Stretch:
                 continue
             read = kind(each.layer.kind).input_boxes(each.layer, each.inputs, box)
             for value, spec, part in zip(each.layer.inputs, each.inputs, read, strict=True):
-                maker = self._parting._plain.get(producer(value))
-                if maker is None or value not in self._reader.outside:
+                own = self._owned(value)
+                if own is None or value not in self._reader.outside:
                     continue
-                own = maker.owned(int(value.partition(":")[2] or 0))[self._member]
-                shared = intersect(part, own)
-                size = BYTES_PER_ELEMENT[spec.dtype]
-                inside = intersect(part, whole(spec.shape))
+                shared, inside = intersect(part, own), intersect(part, whole(spec.shape))
                 missing = (volume(inside) if inside else 0) - (volume(shared) if shared else 0)
+                size = BYTES_PER_ELEMENT[spec.dtype]
                 found, total = found + max(0, missing) * size, total + (volume(part) * size if missing > 0 else 0)
         if not found:
             return 0.0, 0
         moving = np.zeros((len(self._parting.ranks),) * 2)
         moving[self._member - 1, self._member] = moving[self._member, self._member - 1] = found
-        seconds = float(exchange_s(moving, self._parting.ranks, self._prices.book.network))
+        seconds = float(exchange_s(moving, self._parting.ranks, self._parting.prices.book.network))
         return seconds, found + total
 
     def _kept(self) -> int:
         """What earlier blocks handed on and is read from here on, or judged by."""
-        graph = self._parting.evaluator.problem.profile.graph
-        before = {layer.name for layer in graph.layers[: self._first]}
+        graph = self._parting.graph
         later = {value for layer in graph.layers[self._first :] for value in layer.inputs}
         loss = producer(graph.loss)
         judged = {v for layer in graph.layers if layer.kind == "loss" or layer.name == loss for v in layer.inputs}
@@ -475,18 +451,18 @@ class _Stretch:
             for layer in graph.layers[: self._first]
             for number in range(len(layer.outputs))
         ]
-        return sum(self._end_bytes(value) for value in made if producer(value) in before and value in later | judged)
+        return sum(self._end_bytes(value) for value in made if value in later | judged)
 
     def _end_bytes(self, value: str) -> int:
-        name, _, output = value.partition(":")
-        each = self._parting._plain[name]
-        number = int(output or 0)
-        return box_bytes(each.owned(number)[self._member], each.layer.outputs[number].dtype)
+        name, output = output_of(value)
+        each = self._parting.plain[name]
+        return box_bytes(each.owned(output)[self._member], each.layer.outputs[output].dtype)
 
-    def _whole(self, value: str, spec: TensorSpec) -> Box:
-        """All that the rank has of a value from outside of the block."""
-        maker = self._parting._plain.get(producer(value))
-        return whole(spec.shape) if maker is None else maker.owned(int(value.partition(":")[2] or 0))[self._member]
+    def _owned(self, value: str) -> Box | None:
+        """What the rank owns of a layer's output; None for an input of the graph."""
+        name, output = output_of(value)
+        maker = self._parting.plain.get(name)
+        return None if maker is None else maker.owned(output)[self._member]
 
     def _inside(self, done: Mapping[str, Box]) -> int:
         """The most inside a tile."""
@@ -505,9 +481,9 @@ class _Stretch:
                     value = value_name(each.layer.name, number)
                     boxes[value] = made_box(box, each.work, spec)
                     live[value] = box_bytes(boxes[value], spec.dtype)
-                sized = self._prices.sized(self._index[each.layer.name])
+                sized = self._parting.prices.sized(self._index[each.layer.name])
                 there = [
-                    boxes.get(value) or self._whole(value, spec)
+                    boxes.get(value) or self._owned(value) or whole(spec.shape)
                     for value, spec in zip(each.layer.inputs, each.inputs, strict=True)
                 ]
                 most = max(most, sum(live.values()) + transient_bytes(sized, read, box, there))

@@ -8,15 +8,16 @@ from one that it stays with for nothing (``_followers``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.baselines.common.ideals import bits_of
 from planner.costs.communication.handover import bytes_read
 from planner.costs.cost_model import PriceBook
-from planner.costs.layers.cost_table import Array
+from planner.costs.layers.cost_table import Array, running
 from planner.ir.graph import Graph, producer
 from planner.layers.boundary import without_gradient
 
@@ -148,8 +149,7 @@ class Cuts:
         """The sum over each ideal."""
         if self.complete:
             return np.asarray(self.members @ by_layer)
-        running = np.concatenate(([0.0], np.cumsum(by_layer)))
-        return np.asarray(running[self.members.sum(axis=1).astype(np.int64)])
+        return np.asarray(running(by_layer)[self.members.sum(axis=1).astype(np.int64)])
 
     def layers(self, first: int, last: int) -> tuple[int, ...]:
         """The layers between two cuts, by index."""
@@ -227,7 +227,7 @@ def _all_ideals(reads: list[int], blocks: list[int], most: int) -> list[int] | N
     """Every ideal that holds each of ``blocks`` as a whole or not at all; None if there are more than ``most``."""
     if len(blocks) > most:
         return None
-    needs = {block: _union(reads[layer] for layer in _bits(block)) & ~block for block in blocks}
+    needs = {block: _union(reads[layer] for layer in bits_of(block)) & ~block for block in blocks}
     found = {0}
     pending = [0]
     for ideal in pending:
@@ -256,7 +256,7 @@ def _blocks(count: int, stays: Mapping[int, int]) -> list[int]:
     block = {layer: 1 << layer for layer in range(count)}
     for layer, other in stays.items():
         joined = block[layer] | block[other]
-        for member in _bits(joined):
+        for member in bits_of(joined):
             block[member] = joined
     return list(dict.fromkeys(block.values()))
 
@@ -355,14 +355,14 @@ def _forbid_disorder(cuts: Cuts) -> None:
 def _depths(reads: list[int]) -> Array:
     found = np.zeros(len(reads))
     for layer, needed in enumerate(reads):
-        found[layer] = 1 + max((found[maker] for maker in _bits(needed)), default=0.0)
+        found[layer] = 1 + max((found[maker] for maker in bits_of(needed)), default=0.0)
     return found
 
 
 def _edges(members: Array, reads: list[int]) -> Array:
     adjacent = np.zeros((len(reads), len(reads)))
     for layer, needed in enumerate(reads):
-        adjacent[list(_bits(needed)), layer] = 1
+        adjacent[list(bits_of(needed)), layer] = 1
     return np.asarray(members @ adjacent @ members.T)
 
 
@@ -426,13 +426,6 @@ def _largest_between(members: Array, by_layer: Array, complete: bool) -> Array:
     for cut in range(count - 1):
         found[cut, cut + 1 :] = np.maximum.accumulate(of_piece[cut:])
     return found
-
-
-def _bits(found: int) -> Iterator[int]:
-    while found:
-        lowest = found & -found
-        yield lowest.bit_length() - 1
-        found ^= lowest
 
 
 def _followers(graph: Graph, free: Sequence[bool]) -> dict[int, int]:

@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.baselines import bapipe, dapple, data_parallel, even_split, one_device, sparsepipe
-from planner.baselines.pipedream import hierarchical_solver
+from planner.baselines import bapipe, dapple, everyday, sparsepipe
 from planner.baselines.pipedream import solver as pipedream
 from planner.baselines.piper import solver as piper
 from planner.baselines.tarnawski import solver as tarnawski
@@ -36,20 +35,10 @@ from planner.ir.schedule import Action, Op
 from planner.schedules import positions, traits
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.priced_groups import Prices
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Pool,
-    Recomputes,
-    micro_batches,
-    mixing_layers,
-    recompute_choices,
-    replica_shares,
-    schedule_names,
-    usable,
-)
+from planner.solvers.candidates.candidate import Candidate, Pool, Recomputes, micro_batches, replica_shares
 from planner.solvers.candidates.choose import Choice, better, cheapest_first, choose
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.feasibility import as_asked
+from planner.solvers.candidates.feasibility import as_asked, mixing_layers, recompute_choices, schedule_names, usable
 
 WAYS = (2, 3, 4)
 """Stages a position that are tried where the schedule leaves it open."""
@@ -177,8 +166,16 @@ def _recomputed(evaluator: Evaluator, candidate: Candidate) -> tuple[Candidate, 
 MANY_RANKS = 64
 """On more ranks, replicas are tried on whole pools only."""
 
-_PUBLISHED = (dapple, pipedream, hierarchical_solver, piper, tarnawski, sparsepipe, bapipe)
-_REPLICATING = (dapple, sparsepipe)
+_PUBLISHED = (
+    dapple.pipelines,
+    pipedream.pipelines,
+    pipedream.hierarchical_pipelines,
+    piper.pipelines,
+    tarnawski.pipelines,
+    sparsepipe.pipelines,
+    bapipe.pipelines,
+)
+_REPLICATING = (dapple.pipelines, sparsepipe.pipelines)
 """Of these, those that know nothing of layers that mix samples."""
 
 _SHARE_OF_TIME = 0.15  # of what is left, for one strategy
@@ -202,13 +199,13 @@ def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Choice]]:
         stops = time.monotonic() + _SHARE_OF_TIME * (evaluator.stops - time.monotonic())
         return choose(evaluator, cheapest_first(evaluator, candidates, stops), stops=stops)
 
-    yield "one-device", best(one_device.candidates(problem, book))
+    yield "one-device", best(everyday.one_device(problem, book))
     if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph):
         with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
-            replicas = data_parallel.candidates(problem, book)
+            replicas = everyday.replicas(problem, book)
             yield "data-parallel", choose(evaluator, replicas, first_that_fits=True)
     if len(problem.ranks) > 1 and "gpipe" in schedule_names(problem) and problem.max_stages != 1:
-        yield "even-split", best(even_split.candidates(problem, book))
+        yield "even-split", best(everyday.even_split(problem, book))
 
 
 def published(evaluator: Evaluator, stops: float) -> Iterator[Choice]:
@@ -219,13 +216,13 @@ def published(evaluator: Evaluator, stops: float) -> Iterator[Choice]:
     """
     mixes, waiting = bool(mixing_layers(evaluator.problem.profile.graph)), list(_PUBLISHED)
     while waiting and len(evaluator.problem.ranks) > 1:
-        planner = waiting.pop(0)
-        if mixes and planner in _REPLICATING:
+        pipelines = waiting.pop(0)
+        if mixes and pipelines in _REPLICATING:
             continue
         left_s = max(0.0, stops - time.monotonic()) / (len(waiting) + 1)
         problem = replace(evaluator.problem, time_limit_s=left_s)
         with suppress(HalopipeError):  # its own restrictions rule the problem out
-            yield choose(evaluator, planner.pipelines(problem, evaluator.book), stops=time.monotonic() + left_s)
+            yield choose(evaluator, pipelines(problem, evaluator.book), stops=time.monotonic() + left_s)
 
 
 def mixed_replicas(

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from planner.costs.calibration.apply_corrections import corrected_cluster
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.communication.links import without_pairs
-from planner.costs.layers.cost_table import Array
+from planner.costs.layers.cost_table import Array, running
 from planner.costs.shards.option import Option
 from planner.costs.stages.gradient_overlap import least_exposed_s, least_reduction_s
 from planner.costs.stages.layouts import LayoutPrices
@@ -45,9 +45,10 @@ from planner.ir.layout import samples_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
 from planner.layers import kind
 from planner.layers.boundary import without_gradient
-from planner.solvers.candidates.candidate import Pool, group_shares, may_stream, micro_batches, mixing_layers, usable
+from planner.solvers.candidates.candidate import Pool, group_shares, micro_batches
 from planner.solvers.candidates.constraints import Constraints, Flags
 from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.feasibility import may_stream, mixing_layers, usable
 from planner.solvers.layouts.factor_graph import LabelledGraph
 from planner.solvers.layouts.stage import NONE, WHOLE, Options, Question, labelled_graph, options_of
 from planner.solvers.layouts.variable_elimination import all_spans, eliminate
@@ -215,7 +216,7 @@ class TableMaker:
             if self.backward != NONE:
                 step_s += self._reduction_s(ranks, shares, least)
             mixing = mixing_layers(problem.profile.graph)
-            mixes = _between(_sums(np.array([layer.name in mixing for layer in problem.profile.graph.layers], float)))
+            mixes = _between(running(np.array([layer.name in mixing for layer in problem.profile.graph.layers], float)))
             step_s[mixes > 0], once_s[mixes > 0] = np.inf, np.inf
         return step_s, once_s
 
@@ -259,10 +260,6 @@ def _between(sums: Array) -> Array:
     """``[first, last]`` of a running sum."""
     found: Array = sums[None, :] - sums[:, None]
     return found
-
-
-def _sums(values: Array) -> Array:
-    return np.concatenate(([0.0], np.cumsum(values)))
 
 
 Placed = tuple[int, int, tuple[int, ...], GroupTable]

@@ -46,23 +46,19 @@ from planner.solvers.best_first.layout_bound import (
     num_states,
 )
 from planner.solvers.best_first.search import Outcome
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Pool,
-    cut_positions,
-    micro_batch_sizes,
-    micro_batches,
-    mixing_layers,
-    pools,
-    program_of,
-    recompute_choices,
-    schedule_names,
-    with_options,
-)
+from planner.solvers.candidates.candidate import Candidate, Pool, micro_batches, pools, program_of, with_options
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.feasibility import gives_all_work, joins_all_ranks
+from planner.solvers.candidates.feasibility import (
+    cut_positions,
+    gives_all_work,
+    joins_all_ranks,
+    micro_batch_sizes,
+    mixing_layers,
+    recompute_choices,
+    schedule_names,
+)
 from planner.solvers.layouts.stage import LEAST, NONE, WHOLE, Options, Question, best_layouts, options_of
 
 MOST_CHAINS = 300

@@ -15,7 +15,7 @@ from planner.costs.layers.cost_table import Array
 from planner.ir.cluster import Link
 from planner.solvers.best_first.graph_cuts import Handed
 from planner.solvers.best_first.priced_groups import Group, Prices
-from planner.solvers.candidates.candidate import may_stream
+from planner.solvers.candidates.feasibility import may_stream
 
 PiecesOfOne = frozenset[Piece]
 """Messages of one member; equal ones once."""

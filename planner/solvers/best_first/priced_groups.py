@@ -19,7 +19,8 @@ from planner.layers.recomputed import cores_by_index
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Cuts, Flags, Numbers
 from planner.solvers.best_first.search_space import Freedom
-from planner.solvers.candidates.candidate import Pool, Recomputes, again_of, group_shares, site_shares, usable
+from planner.solvers.candidates.candidate import Pool, Recomputes, again_of, group_shares, site_shares
+from planner.solvers.candidates.feasibility import usable
 
 _ROUNDING = 1e-9
 

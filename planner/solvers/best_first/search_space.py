@@ -15,15 +15,14 @@ from planner.ir.schedule import Action, Op, Pipeline, StageGraph
 from planner.schedules import schedule as schedule_named
 from planner.schedules import traits
 from planner.solvers.best_first.graph_cuts import Cuts, Flags
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Recomputes,
+from planner.solvers.candidates.candidate import Candidate, Recomputes
+from planner.solvers.candidates.constraints import Constraints
+from planner.solvers.candidates.feasibility import (
     mixing_layers,
     recompute_choices,
     schedule_names,
     virtual_schedule_names,
 )
-from planner.solvers.candidates.constraints import Constraints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,7 @@
 """The planner: the pipeline with the shortest simulated step, found by best-first search under an admissible bound.
 
 Given       the network as a DAG of layers; pools of like devices (kind, host, memory); a global batch.
-Choose      sizes of micro-batches, hence their number M                     ``candidate.micro_batch_sizes``
+Choose      sizes of micro-batches, hence their number M                     ``feasibility.micro_batch_sizes``
             a chain of ideals of the DAG: stage s holds what the s-th adds                    ``graph_cuts``
             for each stage a group of devices: of one host, of several hosts of a kind     ``device_groups``
             or, where there are few devices, of several kinds, each with its share of the
@@ -10,7 +10,7 @@ Choose      sizes of micro-batches, hence their number M                     ``c
             whether a stage computes its activations again, where that is allowed        ``Prices.versions``
 Minimise    the step, by ``simulator.events``
 Subject to  memory on every rank, with the micro-batches in flight              ``costs.memory.memory_bound``
-            a sample of every micro-batch on every rank of a stage                      ``candidate.usable``
+            a sample of every micro-batch on every rank of a stage                      ``feasibility.usable``
             side constraints                                                      ``candidates.constraints``
 
 The bound.  f_s, b_s are the shortest F and B of stage s, w_s all its work, u_s its reduction and update, c_s a message

@@ -23,9 +23,10 @@ from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.best_first.queue import Frontier
 from planner.solvers.best_first.search import Queue, Space
 from planner.solvers.best_first.search_space import Freedom
-from planner.solvers.candidates.candidate import Pool, micro_batch_sizes, micro_batches, pools, schedule_names
+from planner.solvers.candidates.candidate import Pool, micro_batches, pools
 from planner.solvers.candidates.choose import Choice
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.feasibility import micro_batch_sizes, schedule_names
 
 FEW_CUTS = 24
 """Cuts of the first quick look."""

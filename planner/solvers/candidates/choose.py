@@ -14,10 +14,10 @@ from planner.costs.predict import Forecast, forecast
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
 from planner.ir.plan import Alternative, Decision, Plan, Tie
 from planner.ir.problem import THROUGHPUT, Problem
-from planner.solvers.candidates.candidate import Candidate, decision_of, schedule_names
+from planner.solvers.candidates.candidate import Candidate, decision_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import binding, heuristic_plan, infeasible, slower, too_large
-from planner.solvers.candidates.feasibility import as_asked
+from planner.solvers.candidates.feasibility import as_asked, schedule_names
 from planner.solvers.progress import OutOfTimeError, until
 
 ROUNDING = 1e-9

@@ -30,9 +30,9 @@ from planner.layers import prepared_inputs, throughout_sites
 from planner.layers.boundary import Boundaries
 from planner.layers.recomputed import cores_by_index
 from planner.schedules import traits
-from planner.solvers.candidates.candidate import Candidate, boundaries_of, program_of, schedule_names
+from planner.solvers.candidates.candidate import Candidate, boundaries_of, program_of
 from planner.solvers.candidates.constraints import Constraints
-from planner.solvers.candidates.feasibility import unmet
+from planner.solvers.candidates.feasibility import schedule_names, unmet
 
 
 class Load(NamedTuple):

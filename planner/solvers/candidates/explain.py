@@ -12,8 +12,9 @@ from planner.ir.plan import Alternative, Decision, Plan, Search
 from planner.ir.problem import Problem
 from planner.ir.schedule import Op
 from planner.ir.timeline import Timeline
-from planner.solvers.candidates.candidate import decision_of, mixing_text, plan_of
+from planner.solvers.candidates.candidate import decision_of, plan_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.feasibility import mixing_text
 
 _NEARLY_FULL = 0.9
 _WORTH_NAMING = 0.01

@@ -1,4 +1,7 @@
-"""A candidate held against everything that was asked: the one place that says whether it may be an answer.
+"""What may be chosen for a problem, and a candidate held against everything that was asked.
+
+The schedules, micro-batch sizes, places to cut and recomputation that may be used are named here, for those who make
+candidates.  ``unmet`` is the one place that says whether a candidate may be an answer:
 
     global batch, micro-batch   the micro-batches add up to the batch, the full ones have a size that may be used
     schedule                    one of those that may be used
@@ -17,20 +20,188 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+import numpy as np
+
+from planner import schedules
+from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.costs.stages.placement import LayoutBook
 from planner.ir.constraints import FAMILIES, Ways, broken
+from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.graph import Graph
+from planner.ir.layout import parts_of, samples_of
 from planner.ir.plan import Decision, Stage
-from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SELECTIVE, SPATIAL_DIMS, Problem
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Recomputes,
-    boundaries_of,
-    schedule_names,
-    virtual_schedule_names,
-)
+from planner.ir.problem import ALWAYS, AUTO, LATENCY, NEVER, SAMPLE_DIMS, SELECTIVE, SPATIAL_DIMS, Problem
+from planner.layers import batch_wide_layers, check_samples_apart
+from planner.layers.recomputed import attention_cores
+from planner.solvers.candidates.candidate import Candidate, Recomputes, boundaries_of
 from planner.solvers.candidates.constraints import Constraints
+
+FEW_SAMPLES = 12
+"""Up to this global batch every micro-batch size is looked at, also those that leave a smaller last one."""
+
+
+def schedule_names(problem: Problem) -> tuple[str, ...]:
+    """The schedules that may be used with one stage a position.
+
+    Raises:
+        UnknownNameError: one of those asked for does not exist.
+        UsageError: the objective is latency, and none of them has forward passes alone.
+    """
+    return tuple(name for name in _schedules(problem) if not _several_a_position(name))
+
+
+def virtual_schedule_names(problem: Problem) -> tuple[str, ...]:
+    """The schedules that may be used and are meant for several stages a position; raises as above."""
+    return tuple(name for name in _schedules(problem) if _several_a_position(name))
+
+
+def may_stream(problem: Problem) -> bool:
+    """Whether messages between two devices may take no time beside what makes and reads them."""
+    devices = problem.profile.cluster.devices
+    named = any(schedules.traits(name).streams for name in _schedules(problem))
+    return named and any(devices[rank].streams for rank in problem.ranks)
+
+
+def _several_a_position(name: str) -> bool:
+    traits = schedules.traits(name)
+    return traits.trains and traits.stages_per_position != 1
+
+
+def _schedules(problem: Problem) -> tuple[str, ...]:
+    for name in problem.schedules:
+        schedules.schedule(name)
+    if problem.objective != LATENCY:
+        devices = problem.profile.cluster.devices
+        all_stream = all(devices[rank].streams for rank in problem.ranks)
+        streaming = tuple(name for name in schedules.names() if all_stream and schedules.traits(name).streams)
+        named = tuple(dict.fromkeys(problem.schedules)) or (*schedules.default_names(), *streaming)
+        return _with_slices(problem, named)
+    named = problem.schedules or schedules.names()
+    forward = tuple(dict.fromkeys(name for name in named if not schedules.traits(name).trains))
+    if not forward:
+        known = ", ".join(name for name in schedules.names() if not schedules.traits(name).trains)
+        raise UsageError(
+            "latency is that of forward passes, and no schedule that may be used has these alone",
+            [f"asked: {', '.join(problem.schedules)}; forward alone: {known}"],
+            ["leave --schedule out", *(f"--schedule {name}" for name in known.split(", ")[:1])],
+        )
+    return forward
+
+
+def _with_slices(problem: Problem, named: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of ``named`` under which gradients can be in slices, if they are to be.
+
+    Raises:
+        UsageError: none of them.
+    """
+    if problem.shard != ALWAYS or problem.zero < 2:
+        return named
+    found = tuple(name for name in named if schedules.traits(name).whole_backwards)
+    if not found:
+        raise UsageError(
+            f"ZeRO-{problem.zero} with {', '.join(named)}",
+            ["gradients in slices are summed in each backward, whole, of one version of the weights"],
+            ["--schedule 1f1b", "--zero 1"],
+        )
+    return found
+
+
+def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
+    """Sizes that may be used, ascending.
+
+    By default the divisors of the global batch and the sizes that were measured (all sizes up to ``FEW_SAMPLES``), as
+    far as a stage on all ranks stays within what was measured.
+
+    Raises:
+        UsageError: the global batch or a size is not positive.
+        InfeasibleError: the loss needs the whole batch at once, and it may not be one micro-batch.
+    """
+    batch = problem.global_batch
+    if batch < 1:
+        raise UsageError(f"a global batch of {batch} samples", remedies=["give a positive number of samples"])
+    if any(size < 1 for size in problem.micro_batch_sizes):
+        raise UsageError(f"a micro-batch of {min(problem.micro_batch_sizes)} samples", remedies=["give sizes above 0"])
+    covered = sum(book.tables.largest_measured(book.kind(rank)) for rank in problem.ranks)
+    if batch_wide_layers(problem.profile.graph):
+        return _whole_batch(problem, covered)
+    if problem.micro_batch_sizes:
+        return tuple(sorted({min(size, batch) for size in problem.micro_batch_sizes}))
+    measured = {m.samples for found in problem.profile.measurements.values() for m in found}
+    sizes = {size for size in range(1, batch + 1) if batch % size == 0 or batch <= FEW_SAMPLES} | measured
+    return tuple(sorted(size for size in sizes if size <= min(batch, covered)))
+
+
+def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
+    """The global batch as the only size."""
+    batch, asked = problem.global_batch, problem.micro_batch_sizes
+    if max(asked, default=batch) >= batch and (asked or batch <= covered):
+        return (batch,)
+    why = f"micro-batches of {max(asked)} samples were asked for" if asked else f"up to {covered} were measured"
+    raise InfeasibleError(
+        "the loss needs all samples of a step at once",
+        [
+            f"layer {batch_wide_layers(problem.profile.graph)[0]} joins samples: its parts are not the loss",
+            f"a global batch of {batch} samples, {why}",
+        ],
+        [f"--micro-batch {batch}" if asked else f"profile an example of {batch} samples", "a smaller --batch"],
+    )
+
+
+def is_covered(problem: Problem, book: PriceBook, kind: str, samples: float) -> bool:
+    """Whether a device of ``kind`` may be given ``samples`` at once: what was measured, or what the user asks for."""
+    return bool(problem.micro_batch_sizes) or samples <= book.tables.largest_measured(kind)
+
+
+def usable(
+    problem: Problem, book: PriceBook, ranks: tuple[int, ...], shares: tuple[int, ...], micro_batches: tuple[int, ...]
+) -> bool:
+    """Whether every rank has a sample of every micro-batch (a mean over none is none), and none more than measured."""
+    divide = samples_of if sum(shares) == max(micro_batches) else parts_of
+    return all(
+        samples > 0 and is_covered(problem, book, book.kind(rank), samples)
+        for rows in set(micro_batches)
+        for rank, samples in zip(ranks, divide(shares, rows), strict=True)
+    )
+
+
+def cut_positions(graph: Graph) -> tuple[int, ...]:
+    """Where the list of layers may be cut, both ends included: not between layers that share a parameter."""
+    allowed = np.ones(len(graph.layers) + 1, dtype=bool)
+    first: dict[str, int] = {}
+    for index, layer in enumerate(graph.layers):
+        for name in layer.parameters:
+            start = first.setdefault(name, index)
+            allowed[start + 1 : index + 1] = False
+    return tuple(int(position) for position in np.flatnonzero(allowed))
+
+
+def mixing_layers(graph: Graph) -> frozenset[str]:
+    """Layers that mix samples, so that a stage with them cannot be cut by samples."""
+    return frozenset(check_samples_apart(graph))
+
+
+def mixing_text(graph: Graph) -> str:
+    """How many layers mix samples, with an example; empty if none does."""
+    mixing = mixing_layers(graph)
+    count = f"{len(mixing)} layers mix" if len(mixing) > 1 else "1 layer mixes"
+    return f"{count} samples, such as {min(mixing)}" if mixing else ""
+
+
+def require_divisible(graph: Graph) -> None:
+    """Raises :class:`InfeasibleError` if a layer of the graph mixes samples."""
+    mixing = mixing_text(graph)
+    if mixing:
+        raise InfeasibleError("the model cannot be cut by samples", [mixing], ["plan with another solver"])
+
+
+def recompute_choices(problem: Problem) -> tuple[Recomputes, ...]:
+    """What a stage may compute again; cores are a choice of ``auto`` where they write scores, which saves most."""
+    if problem.recompute == AUTO:
+        writes_scores = any(len(core) > 1 for core in attention_cores(problem.profile.graph))
+        return (Recomputes.NOTHING, Recomputes.ALL, *((Recomputes.CORES,) if writes_scores else ()))
+    only = {NEVER: Recomputes.NOTHING, ALWAYS: Recomputes.ALL, SELECTIVE: Recomputes.CORES}
+    return (only[problem.recompute],)
 
 
 def as_asked(problem: Problem, candidate: Candidate) -> Candidate:

@@ -25,8 +25,9 @@ from planner.ir.layout import parts_of, samples_of
 from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.layers import throughout_sites
 from planner.layers.boundary import without_gradient
-from planner.solvers.candidates.candidate import group_shares, like_groups, pools, site_shares, usable
+from planner.solvers.candidates.candidate import group_shares, like_groups, pools, site_shares
 from planner.solvers.candidates.constraints import Constraints
+from planner.solvers.candidates.feasibility import usable
 
 FEW_COMPOSITIONS = 40
 """Groups may have devices of several kinds, or hosts, while there are at most so many compositions."""

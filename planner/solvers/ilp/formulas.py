@@ -1,6 +1,6 @@
 """The mathematical program over spans: each constraint beside the function that adds it; solved by HiGHS.
 
-Given       layers in a row, cuts c_0 < ... < c_n where they may be cut          ``candidate.cut_positions``
+Given       layers in a row, cuts c_0 < ... < c_n where they may be cut          ``feasibility.cut_positions``
             classes k of N_k devices that nothing tells apart; groups g of n_gk of them  ``ilp.device_groups``
 Choose      z[v] = 1 if span v = (cuts i < j, group, recompute) is a stage             ``ilp.spans.Builder``
             y[h] = 1 if at cut i group g hands over to group g'

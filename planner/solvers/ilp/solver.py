@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from planner.baselines import data_parallel, even_split, one_device
+from planner.baselines import everyday
 from planner.costs.communication.handover import without_time
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import fewest_kept
@@ -25,23 +25,19 @@ from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageErr
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import SAMPLE_DIMS, THROUGHPUT, Problem
 from planner.schedules import traits
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Recomputes,
-    cut_positions,
-    decision_of,
-    may_stream,
-    micro_batch_sizes,
-    micro_batches,
-    mixing_layers,
-    plan_of,
-    schedule_names,
-)
+from planner.solvers.candidates.candidate import Candidate, Recomputes, decision_of, micro_batches, plan_of
 from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import binding, infeasible
-from planner.solvers.candidates.feasibility import as_asked
+from planner.solvers.candidates.feasibility import (
+    as_asked,
+    cut_positions,
+    may_stream,
+    micro_batch_sizes,
+    mixing_layers,
+    schedule_names,
+)
 from planner.solvers.ilp.device_groups import Crossing, Messages, assign, device_classes, groups
 from planner.solvers.ilp.formulas import INFEASIBLE, Program, cuts_of
 from planner.solvers.ilp.spans import Builder, Instance, prune
@@ -136,12 +132,12 @@ def known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
 
 
 def _known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
-    yield from one_device.candidates(problem, book)
+    yield from everyday.one_device(problem, book)
     if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph) and SAMPLE_DIMS in problem.allow:
         with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
-            yield from data_parallel.candidates(problem, book)
+            yield from everyday.replicas(problem, book)
     if len(problem.ranks) > 1:
-        yield from even_split.candidates(problem, book)
+        yield from everyday.even_split(problem, book)
 
 
 def priced_schedules(problem: Problem) -> tuple[str, ...]:

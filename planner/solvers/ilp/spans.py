@@ -29,8 +29,9 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import Problem
 from planner.layers import throughout_sites
 from planner.layers.recomputed import cores_by_index
-from planner.solvers.candidates.candidate import Recomputes, again_of, recompute_choices
+from planner.solvers.candidates.candidate import Recomputes, again_of
 from planner.solvers.candidates.constraints import Constraints
+from planner.solvers.candidates.feasibility import recompute_choices
 from planner.solvers.ilp.device_groups import Crossing, DeviceClass, Group, Messages
 
 Indices = NDArray[np.int64]

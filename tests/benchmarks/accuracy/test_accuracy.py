@@ -39,7 +39,7 @@ from benchmarks.accuracy.report import (
 from benchmarks.accuracy.runs import Ran
 from benchmarks.devices.ranks import RankStep, Step, by_action
 from benchmarks.devices.testbed import RATES
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import fingerprint
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import SHARING

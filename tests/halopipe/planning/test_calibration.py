@@ -17,9 +17,8 @@ from halopipe.run_spec.result import RunResult
 from halopipe.terminal.output_files import in_turn
 from planner.check import check
 from planner.costs.calibration.fit import RUNS_KEPT
-from planner.ir.codec import dump, load
+from planner.ir.codec import dump, fingerprint, load
 from planner.ir.errors import MissingFileError
-from planner.ir.fingerprint import fingerprint
 from planner.ir.plan import Plan
 from planner.ir.profile import FORWARD, MESSAGES, Correction, CostClass, Profile
 from tests.planner.costs.calibration.test_machine import passes

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from halopipe.cli.app import app
 from halopipe.planning.resized import parse_sizes, resized
+from planner.ir.codec import fingerprint
 from planner.ir.errors import UsageError
-from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import ModelSource, Profile
 from profiler import load_model
 from runtime.stage.captured import captured_model

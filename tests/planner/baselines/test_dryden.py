@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from planner.baselines import data_parallel, dryden
+from planner.baselines import dryden
+from planner.baselines.everyday import solve_data_parallel
 from planner.costs.cost_model import PriceBook
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.codec import dumps, loads
@@ -58,7 +59,7 @@ def test_it_is_a_baseline() -> None:
 
 def test_with_samples_alone_it_is_data_parallelism() -> None:
     problem = Problem(priced(*residual(samples=8), speeds=(1.0,) * 4), 8)
-    ours, replicas = dryden.solve(problem), data_parallel.solve(problem)
+    ours, replicas = dryden.solve(problem), solve_data_parallel(problem)
     assert ours.decision == replicas.decision
     assert ours.prediction == replicas.prediction
 
@@ -72,7 +73,7 @@ def test_large_images_of_few_samples_are_cut_along_space() -> None:
     assert plan.decision.stages[0].ranks == (0, 1, 2, 3)
     assert dumps(loads(dumps(plan), Plan)) == dumps(plan)
     narrower = Problem(profile, 2, num_ranks=2)
-    assert plan.prediction.step_s < data_parallel.solve(narrower).prediction.step_s
+    assert plan.prediction.step_s < solve_data_parallel(narrower).prediction.step_s
 
 
 def test_the_exact_search_over_the_same_space_is_never_worse() -> None:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks.checker_mutations import CASES, Caught, case, caught_of, mutations
+from benchmarks.robustness.checker_mutations import CASES, Caught, case, caught_of, mutations
 from planner.check import check, needs_profile, not_checked
 from planner.check.coverage import HISTORY, NOT, PARTLY, ROWS, WHOLLY, fields_of
 from planner.ir.codec import dumps, loads

@@ -9,7 +9,7 @@ import pytest
 
 from planner.costs.calibration.fit import with_observation
 from planner.costs.predict import predict
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import fingerprint
 from planner.ir.plan import Decision
 from planner.ir.profile import BACKWARD, FORWARD, MESSAGES, OVERHEAD, STATISTIC_SUMS, STEP_RANGE, UPDATE, Profile, Seen
 from tests.planner.costs.machines import SHAPES, Machine, decision, machine

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner.costs.predict import predict
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import fingerprint
 from planner.ir.profile import FORWARD, MACHINE, Correction, CostClass, Profile, kind_at
 from tests.planner.factories import chain_decision, chain_profile
 

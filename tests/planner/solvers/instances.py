@@ -16,16 +16,9 @@ from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost
 from planner.layers import throughout_sites
 from planner.schedules import traits
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Recomputes,
-    group_shares,
-    recompute_choices,
-    schedule_names,
-    site_shares,
-    split_batch,
-)
+from planner.solvers.candidates.candidate import Candidate, Recomputes, group_shares, site_shares, split_batch
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.feasibility import recompute_choices, schedule_names
 from tests.planner.factories import chain_profile
 
 SIZES = (1, 2, 4)

@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import nn
 
+from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError
-from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import Measurement, ModelSource, Optimizer
 from profiler.measure.partial_results import CapturedGraph, Done, ModelCosts, Rest, SizeCosts, Unfinished
 from profiler.measure.processes import Measured, measure_in_processes

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from planner.costs.layers.interpolation import layer_cost
+from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError, UsageError
-from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import ModelSource, Optimizer
 from profiler.measure.partial_results import CapturedGraph, Chosen, Done, ModelCosts, SizeCosts
 from profiler.measure.progress import ProfileProgress

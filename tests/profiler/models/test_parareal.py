@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.layouts import profile_of
 from benchmarks.seeds.parareal import beside, side_by_side
 from planner.costs.predict import predict
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import fingerprint
 from planner.ir.plan import Plan, PlanInputs
 from planner.ir.profile import ModelSource, Optimizer
 from planner.layers.boundary import Boundaries

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.baselines import one_device
 from planner.baselines.common import as_profile as clusters
 from planner.baselines.common.as_profile import as_profile
+from planner.baselines.everyday import solve_one_device
 from planner.baselines.pipedream.format import LayerGraph, Node, parse, read
 from planner.check import check
 from planner.ir import codec
@@ -34,7 +34,7 @@ def network(name: str) -> LayerGraph:
 def test_one_device_takes_what_the_file_says(name: str, samples: int) -> None:
     graph = network(name)
     profile = as_profile(graph, FOUR, samples)
-    plan = one_device.solve(Problem(profile, 2 * samples, micro_batch_sizes=(samples,)))
+    plan = solve_one_device(Problem(profile, 2 * samples, micro_batch_sizes=(samples,)))
     seconds = sum(graph.nodes[k].forward_s + graph.nodes[k].backward_s for k in graph.kept())
     assert isclose(plan.prediction.step_s, 2 * seconds, rel_tol=1e-9)
     assert check(plan, profile) == ()

@@ -23,8 +23,7 @@ from planner.costs.calibration.fit import (
     with_observation,
 )
 from planner.costs.uncertainty import MODEL
-from planner.ir.codec import dumps, loads
-from planner.ir.fingerprint import fingerprint
+from planner.ir.codec import dumps, fingerprint, loads
 from planner.ir.profile import (
     BACKWARD,
     FORWARD,

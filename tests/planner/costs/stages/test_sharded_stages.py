@@ -18,7 +18,7 @@ from planner.ir.problem import ALWAYS, Request
 from planner.ir.profile import Optimizer
 from planner.ir.program import BUCKET_BYTES
 from planner.layers.boundary import Boundaries
-from planner.solvers.candidates.candidate import schedule_names
+from planner.solvers.candidates.feasibility import schedule_names
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 from tests.planner.solvers.instances import random_problem
 

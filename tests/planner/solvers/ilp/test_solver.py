@@ -17,9 +17,10 @@ from planner.ir.problem import Problem
 from planner.schedules import names as schedules
 from planner.schedules import traits
 from planner.solvers import solver
-from planner.solvers.candidates.candidate import Candidate, cut_positions, micro_batches
+from planner.solvers.candidates.candidate import Candidate, micro_batches
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.feasibility import cut_positions
 from planner.solvers.ilp.device_groups import assign, device_classes, groups
 from planner.solvers.ilp.formulas import INFEASIBLE, OPTIMAL, TIME_LIMIT, Program, follows, objective_s
 from planner.solvers.ilp.solver import Enumeration, Way, solve

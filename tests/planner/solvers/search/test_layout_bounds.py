@@ -11,9 +11,10 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.problem import Problem
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.layout_bound import Chains, TableMaker, links_of
-from planner.solvers.candidates.candidate import Candidate, cut_positions, micro_batches, pools
+from planner.solvers.candidates.candidate import Candidate, micro_batches, pools
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.feasibility import cut_positions
 from planner.solvers.layouts.stage import WHOLE
 from tests.planner.factories import chain_profile
 from tests.planner.networks import plain, priced

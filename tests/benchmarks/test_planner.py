@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.planner.__main__ import QUICK, Result, main, summary, timed
-from benchmarks.planner.cases import Case, cases, large, network
+from benchmarks.planner import QUICK, Case, Result, cases, large, main, network, summary, timed
 from planner.ir.plan import Plan
 from planner.solvers import baselines
 

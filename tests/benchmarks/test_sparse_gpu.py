@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.sparse_gpu.__main__ import NO_GPU, main
-from benchmarks.sparse_gpu.limits import Ceilings, Cloud, cloud
-from benchmarks.sparse_gpu.tuning import CLASSES, candidates, merged
+from benchmarks.sparse_gpu import CLASSES, NO_GPU, Ceilings, Cloud, candidates, cloud, main, merged
 from cuda_ops.sparse.gpu.tiling import CONVOLUTION, WEIGHT, stored
 
 H200 = Ceilings(4.8e12, 790e12)

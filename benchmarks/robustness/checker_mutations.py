@@ -37,7 +37,7 @@ from planner.ir.profile import Correction, CostClass, Profile
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.solvers import solver
 
-FILES = Path(__file__).parents[1] / "tests" / "data" / "checker"
+FILES = Path(__file__).parents[2] / "tests" / "data" / "checker"
 Steps = tuple[str | int, ...]
 
 
