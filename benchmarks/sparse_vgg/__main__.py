@@ -51,7 +51,7 @@ NUM_CLASSES = 40
 MOST_DELAY, FEWEST = 0.02, 3
 GOAL_PERCENT = 10.0
 OPS = {
-    Op.PREPARE: "preparing",
+    Op.PREPARE: "finding sites and preparing",
     Op.FORWARD: "forward",
     Op.BACKWARD: "backward",
     Op.BACKWARD_INPUT: "backward for inputs",
@@ -145,9 +145,11 @@ def rows(planned: Sequence[Case], steps: Mapping[str, Sequence[Step]]) -> Iterat
 
 
 def parts(case: Case, steps: Sequence[Step]) -> Iterator[Row]:
-    """Predicted and measured seconds of a step by rank, stage and kind of action."""
+    """Predicted and measured seconds of a step by rank, stage and kind of action, sites found before it among them."""
     predicted = sums(case.forecast.timeline.spans)
     measured = [sums([span for rank in step.ranks for span in rank.spans]) for step in steps]
+    for step, each in zip(steps, measured, strict=True):
+        each.update({key: s + step.ranks[key[0]].sites_s for key, s in each.items() if key[2] is Op.PREPARE})
     for (rank, stage, op), seconds in predicted.items():
         name = f"{case.name}: stage {stage} on cpu{rank}, {OPS[op]}"
         found = statistics.median(each.get((rank, stage, op), 0.0) for each in measured)
@@ -155,7 +157,7 @@ def parts(case: Case, steps: Sequence[Step]) -> Iterator[Row]:
         yield Row(f"{name}, measured", 1e3 * found, "ms")
     for rank in range(len(FACTORS)):
         sites_s = statistics.median(step.ranks[rank].sites_s for step in steps)
-        yield Row(f"{case.name}: cpu{rank}, finding sites before the program, measured", 1e3 * sites_s, "ms")
+        yield Row(f"{case.name}: cpu{rank}, of that finding sites before the program, measured", 1e3 * sites_s, "ms")
 
 
 def sums(spans: Sequence[Span]) -> dict[tuple[int, int, Op], float]:
