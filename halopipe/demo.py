@@ -12,7 +12,7 @@ from typing import Any
 
 from halopipe.planning import measure, search_progress, solve
 from halopipe.planning import problem as problems
-from halopipe.planning.compare import Comparison
+from halopipe.planning.compare import Comparison, tie_text
 from halopipe.reports import explain, figures, run
 from halopipe.run_spec.options import RunOptions
 from halopipe.terminal import tables, units
@@ -96,7 +96,8 @@ def _profile(folder: Path, network: Network) -> Profile:
         f"{' '.join(f'--arg {key}={value}' for key, value in source.arguments.items())} "
         f"--optimizer {network.optimizer}{' --quick' if network.quick else ''}",
     )
-    profile = measure.measure(source, num_workers=_NUM_WORKERS, optimizer=network.optimizer, quick=network.quick)
+    asked = measure.Measuring(optimizer=network.optimizer, quick=network.quick)
+    profile = measure.measure(source, asked, num_workers=_NUM_WORKERS)
     dump(profile, folder / "profile.json")
     emit(measure.summary(profile))
     return profile
@@ -183,8 +184,10 @@ def _run_rival(plan: Plan, profile: Profile, measured_s: float, rivals: Mapping[
     result = run.train(rival, RunOptions(steps=_RIVAL_STEPS, data=_DATA, check_first_step=False))
     if result is not None:
         rival_s = result.measured(rival.prediction).step_s
-        ties = Comparison({"plan.json": plan, name: rival}, profile=profile).ties
-        emit(gain("plan.json", (plan.prediction, measured_s), name, (rival.prediction, rival_s), is_tie=bool(ties)))
+        sure = next(iter(Comparison({"plan.json": plan, name: rival}, profile=profile).ties.values()), None)
+        emit(gain("plan.json", (plan.prediction, measured_s), name, (rival.prediction, rival_s), sure))
+        if plan.search.tie is not None:
+            emit(f"plan.json {tie_text(plan, plan.search.tie)}.")
 
 
 def gain(
@@ -192,15 +195,15 @@ def gain(
     our_step: tuple[Prediction, float],
     name: str,
     rival_step: tuple[Prediction, float],
-    *,
-    is_tie: bool = False,
+    sure: float | None = None,
 ) -> str:
     """Two plans side by side, and by how much the first is faster.
 
     Args:
         ours, name: what the plans are called.
         our_step, rival_step: of each plan, what was predicted, and the step that was measured in seconds.
-        is_tie: whether neither is surely the faster by what was predicted (``planner.costs.ties``).
+        sure: with what probability the faster at the mean is the faster, where that makes the two a tie
+            (``planner.costs.ties``); None: it does not.
     """
     (predicted, measured_s), (rival, rival_s) = our_step, rival_step
     rows = [
@@ -208,7 +211,9 @@ def gain(
         for each, (said, step_s) in ((ours, our_step), (name, rival_step))
     ]
     found = tables.table(("plan", "predicted step", "measured step"), rows)
-    said = "a tie" if is_tie else f"{rival.step_s / predicted.step_s:.2f} times as fast as {name}"
+    said = f"{rival.step_s / predicted.step_s:.2f} times as fast as {name}"
+    if sure is not None:
+        said = f"a tie ({said} at the mean; which is the faster is {units.percent(sure)} sure)"
     return f"{found}\npredicted {said}; measured {rival_s / measured_s:.2f} times as fast"
 
 

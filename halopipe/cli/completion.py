@@ -219,3 +219,13 @@ RUN: dict[str, Any] = {
     "replan": named(_replans),
 }
 """By field of :mod:`halopipe.run_spec.options`; for others the shell offers files."""
+
+PLAN: dict[str, Any] = {
+    "schedule": schedules,
+    "objective": objectives,
+    "recompute": choices,
+    "shard": choices,
+    "allow": families,
+    "solver": solvers,
+}
+"""By field of :mod:`halopipe.planning.options`."""

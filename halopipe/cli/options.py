@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -20,10 +21,11 @@ from halopipe.run_spec.options import (
     PATH,
     SIZE,
     WORD,
-    RunFiles,
-    RunOptions,
+    asked_in,
+    flag,
     flag_of,
     option_of,
+    spec,
 )
 
 
@@ -88,8 +90,11 @@ def _spelled(name: str, value: Any) -> Any:
 
 def _meant(name: str, given: Any) -> Any:
     """Of the command line, as a job file has it."""
-    if option_of(name).kind != WORD:
-        return given
+    return _word(given) if option_of(name).kind == WORD else given
+
+
+def _word(given: str) -> bool | str:
+    """Of an option that has a word or none: whether it was given, or the word."""
     return given != "" if given in ("", _ALONE) else given
 
 
@@ -137,37 +142,51 @@ HostsOption = Annotated[
 ]
 
 
-def with_run_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """``verb``, with an option of the command line for each field of its parameters of these two classes."""
+def with_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """``verb``, with an option of the command line for each field of its parameters that are lists of options.
+
+    Such a list is a dataclass of fields that :func:`halopipe.run_spec.options.option` made.
+    """
     parameters = inspect.signature(verb, eval_str=True).parameters
-    groups: dict[str, type] = {
-        name: each.annotation for name, each in parameters.items() if each.annotation in (RunOptions, RunFiles)
-    }
-    fields = {name: [field for field in get_type_hints(group) if field in ASKED] for name, group in groups.items()}
+    groups = {name: asked_in(each.annotation) for name, each in parameters.items() if _is_list(each.annotation)}
 
     @functools.wraps(verb)
     def called(**given: Any) -> None:
         made = {
-            name: group(**{field: _value(field, given.pop(field)) for field in fields[name]})
+            name: parameters[name].annotation(**{each: _value(field, given.pop(each)) for each, field in group.items()})
             for name, group in groups.items()
         }
         verb(**made, **given)
 
     found: list[inspect.Parameter] = []
     for name, parameter in parameters.items():
-        hints = get_type_hints(groups[name]) if name in groups else {}
-        found += [_parameter(each, hints[each]) for each in fields[name]] if name in groups else [parameter]
+        if name in groups:
+            hints = get_type_hints(parameter.annotation)
+            found += [_parameter(field, hints[each]) for each, field in groups[name].items()]
+        else:
+            found.append(parameter.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD))
     called.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]  # which typer reads
     called.__annotations__ = {each.name: each.annotation for each in found}
     return called
 
 
-def _parameter(name: str, kind: Any) -> inspect.Parameter:
+def _is_list(annotation: object) -> bool:
+    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+
+
+_REPEATED = {tuple[int, ...]: list[int] | None, tuple[str, ...]: list[str] | None}
+"""Types of options that may be given several times, as typer takes them."""
+
+_NUMBERS = (int, float, int | None, list[int] | None)
+
+
+def _parameter(field: dataclasses.Field[Any], kind: Any) -> inspect.Parameter:
     """The field as typer takes it."""
-    field, option = ASKED[name], option_of(name)
-    default, flag = field.default, flag_of(name)
+    default, option, name = field.default, spec(field), flag(field)
     if kind is bool:
-        flag = f"{flag}/--no-{flag.removeprefix('--')}" if default else flag
+        name = f"{name}/--no-{name.removeprefix('--')}" if default else name
+    if kind in _REPEATED:
+        kind, default = _REPEATED[kind], None
     if option.kind == PATH:
         kind, default = Path | None, Path(str(default)) if default else None
     elif option.kind in (SIZE, WORD):
@@ -175,22 +194,25 @@ def _parameter(name: str, kind: Any) -> inspect.Parameter:
     elif option.kind in (DURATION, INTERVAL):
         kind, default = str, str(default) if option.kind == INTERVAL else f"{default:g}s"
     shown = typer.Option(
-        *([flag, option.short] if option.short else [flag]),
+        *([name, option.short] if option.short else [name]),
         metavar=option.metavar or None,
         help=option.help,
-        min=option.least if kind in (int, float) else None,
+        min=option.least if kind in _NUMBERS else None,
+        max=option.most,
         callback=a_number if kind is float else None,
         rich_help_panel=option.panel or None,
-        autocompletion=completion.RUN.get(name),
+        autocompletion={**completion.RUN, **completion.PLAN}.get(field.name),
     )
     return inspect.Parameter(
-        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, shown]
+        field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, shown]
     )
 
 
-def _value(name: str, given: Any) -> Any:
+def _value(field: dataclasses.Field[Any], given: Any) -> Any:
     """What was given, as the field has it."""
-    kind = option_of(name).kind
+    kind = spec(field).kind
+    if isinstance(field.default, tuple):
+        return tuple(given or ())
     if kind == PATH:
         return "" if given is None else str(given.absolute())
     if kind == METRICS:
@@ -206,4 +228,4 @@ def _value(name: str, given: Any) -> Any:
             INTERVAL: units.parse_interval,
         }[kind]
         return parse(given) if given else 0
-    return _meant(name, given)
+    return _word(given) if kind == WORD else given

@@ -1,19 +1,26 @@
-"""``halopipe plan``: searches for the best plan."""
+"""``halopipe plan``: searches for the best plan.
+
+Its options are those of :mod:`halopipe.planning.options`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from halopipe.cli import completion
-from halopipe.cli.options import ClusterOption, Json, a_number
+from halopipe.cli.options import ClusterOption, Json, with_options
+from halopipe.planning.options import PlanOptions
 
-_SPACE, _SEARCH = "What plans may use", "Search"
-"""Headings in the help, below the common options."""
+if TYPE_CHECKING:
+    from planner.ir.plan import Plan
+    from planner.ir.profile import Profile
 
 
+@with_options
 def plan(
     profile: Annotated[
         Path,
@@ -21,277 +28,116 @@ def plan(
             metavar="PROFILE", help="A profile, as written by 'halopipe profile'.", autocompletion=completion.profiles
         ),
     ],
+    *,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("plan.json"),
     cluster: ClusterOption = None,
-    global_batch: Annotated[
-        int, typer.Option(min=0, help="Samples a step; 0: as many as the profile's example has.")
-    ] = 0,
-    micro_batch: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Samples a micro-batch that may be used; repeatable.", rich_help_panel=_SPACE),
-    ] = None,
-    schedule: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Schedule that may be used; repeatable; those that can run if not given.",
-            autocompletion=completion.schedules,
-            rich_help_panel=_SPACE,
-        ),
-    ] = None,
-    objective: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="throughput (the step; a stream's rate with --schedule forward), memory or latency.",
-            autocompletion=completion.objectives,
-        ),
-    ] = "throughput",
-    rate: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            callback=a_number,
-            metavar="SAMPLES/S",
-            help="Forward plans: what a stream must sustain, at the least latency; 0: any.",
-        ),
-    ] = 0.0,
-    recompute: Annotated[
-        str,
-        typer.Option(
-            metavar="WHEN",
-            help="Compute activations again for the backward: never, auto, selective (attention alone), always.",
-            autocompletion=completion.choices,
-            rich_help_panel=_SPACE,
-        ),
-    ] = "never",
-    shard: Annotated[
-        str,
-        typer.Option(
-            metavar="WHEN",
-            help="Divide a stage's optimiser state over its ranks: never, auto, always.",
-            autocompletion=completion.choices,
-            rich_help_panel=_SPACE,
-        ),
-    ] = "never",
-    zero: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=3,
-            help="What --shard divides: 1 the optimiser's state, 2 gradients too, 3 parameters too.",
-            rich_help_panel=_SPACE,
-        ),
-    ] = 1,
-    allow: Annotated[
-        str,
-        typer.Option(
-            metavar="DIM,...",
-            help="Dims that may be cut: layers along sample, spatial, channel; sequences along time.",
-            autocompletion=completion.families,
-            rich_help_panel=_SPACE,
-        ),
-    ] = "sample",
-    token_slices: Annotated[
-        str,
-        typer.Option(
-            metavar="TOKENS+...",
-            help="Cut sequences into slices of these tokens, such as 256+192+64; --allow time finds some.",
-            rich_help_panel=_SPACE,
-        ),
-    ] = "",
-    halo_depth: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="ROWS",
-            help="Most rows that may be computed twice to save halos; 0: none.",
-            rich_help_panel=_SPACE,
-        ),
-    ] = 0,
-    fix: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RULE", help="Side constraint, such as 'enc.*=spatial:2'; repeatable.", rich_help_panel=_SPACE
-        ),
-    ] = None,
-    forbid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RULE", help="What must not be, such as 'fc=device:n0/*'; repeatable.", rich_help_panel=_SPACE
-        ),
-    ] = None,
-    solver: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="How to search.", autocompletion=completion.solvers, rich_help_panel=_SEARCH),
-    ] = "best-first",
-    ranks: Annotated[int, typer.Option(min=0, help="Devices that may be used; 0: all.", rich_help_panel=_SPACE)] = 0,
-    without: Annotated[
-        str,
-        typer.Option(
-            metavar="DEVICE,...",
-            help="Plan on what is left without these devices, such as 'n0/cpu1' or 'n1/*'.",
-            rich_help_panel=_SPACE,
-        ),
-    ] = "",
-    max_stages: Annotated[int, typer.Option(min=0, help="Most stages; 0: no limit.", rich_help_panel=_SPACE)] = 0,
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Most memory a device may use, such as 2GiB or 512MB.")
-    ] = "",
-    gap: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            callback=a_number,
-            help="Stop once the plan is proved to be this close to the best (0.01 = 1 %).",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = 0.0,
-    confidence: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            callback=a_number,
-            help="A simpler plan is taken unless another is faster with this probability; 0: the fastest at the mean.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = 0.8,
-    time_limit: Annotated[float, typer.Option(min=0.0, callback=a_number, help="Seconds to search at most.")] = 60.0,
-    no_calibration: Annotated[
-        bool,
-        typer.Option(
-            "--no-calibration", help="Costs as profiled, without what runs of plans corrected.", rich_help_panel=_SEARCH
-        ),
-    ] = False,
-    pareto: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="The best step for N sizes of memory (0: for all), a plan file each.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = None,
-    measure_missing: Annotated[
-        bool,
-        typer.Option(
-            "--measure-missing",
-            help="Measure on this machine what the plan and close rivals use and the profile lacks; then plan again.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="With --measure-missing: fewer repetitions.", rich_help_panel=_SEARCH)
-    ] = False,
-    ways: Annotated[
-        str,
-        typer.Option(
-            metavar="WAYS",
-            help="No search: the plan that a way of a transformer is; 'ways -o' wrote it, or tensor=2,pipeline=2,...",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = "",
+    options: PlanOptions,
     json: Json = False,
 ) -> None:
     """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""
-    from halopipe.planning import problem as problems
-    from halopipe.planning import search_progress, solve
-    from halopipe.reports import explain
-    from halopipe.terminal import console, units
-    from halopipe.terminal.console import INTERRUPTED
+    from halopipe.planning import measure_missing, solve
     from halopipe.terminal.output_files import claimed
-    from planner.ir.codec import dump, dumps
 
-    with claimed([output], [profile, cluster], replaced=[profile] if measure_missing else []):
-        if measure_missing:
-            from halopipe.planning import measure_missing as missing
-
-            missing.require_possible(cluster, pareto)
+    files = _Files(profile, cluster, output, json)
+    with claimed([output], [profile, cluster], replaced=[profile] if options.measure_missing else []):
+        if options.measure_missing:
+            measure_missing.require_possible(cluster, options.pareto)
         loaded = solve.load_profile(profile, cluster=cluster)
-        if ways:
-            from halopipe.planning import ways as of_transformers
-
-            asked = {
-                "--schedule": schedule,
-                "--fix": fix,
-                "--forbid": forbid,
-                "--recompute": recompute != "never",
-                "--shard": shard != "never",
-                "--zero": zero != 1,
-                "--allow": allow != "sample",
-                "--objective": objective != "throughput",
-                "--solver": solver != "best-first",
-                "--halo-depth": halo_depth,
-                "--ranks": ranks,
-                "--max-stages": max_stages,
-                "--without": without,
-                "--pareto": pareto is not None,
-                "--measure-missing": measure_missing,
-            }
-            of_transformers.require_no_search([name for name, value in asked.items() if value])
-            limit = units.parse_size(memory) if memory else 0
-            given = of_transformers.plan_by(loaded, ways, global_batch, micro_batch or (), memory_bytes=limit)
-            given = given if cluster is not None else solve.remembering(given, profile, output)
-            dump(given, output)
-            console.emit(dumps(given) if json else explain.headline(given, objective=objective))
-            for line in explain.recomputed_lines(given, loaded):
-                console.remark(line.strip())
-            console.wrote(output, console.command("run", output))
-            return
-        problem = problems.make_problem(
-            loaded,
-            global_batch=global_batch,
-            micro_batch=micro_batch or (),
-            schedules=schedule or (),
-            num_ranks=ranks,
-            max_stages=max_stages,
-            memory_bytes=units.parse_size(memory) if memory else 0,
-            gap=gap,
-            time_limit_s=time_limit,
-            objective=objective,
-            rate_per_s=rate,
-            allow=units.names_in(allow),
-            recompute=recompute,
-            shard=shard,
-            zero=zero,
-            halo_depth=halo_depth,
-            fix=fix or (),
-            forbid=forbid or (),
-            without=units.names_in(without),
-            token_slices=units.parse_sum(token_slices, "--token-slices") if token_slices else (),
-            calibration=not no_calibration,
-            confidence=confidence,
-        )
-        if pareto is not None:
-            front = search_progress.front(problem, solver, pareto)
-            paths = [output, *(output.with_suffix(f".{n}{output.suffix}") for n in range(2, len(front.plans) + 1))]
-            for path, found in zip(paths, front.plans, strict=True):
-                dump(found if cluster is not None else solve.remembering(found, profile, path), path)
-            console.emit_json(front.data()) if json else console.emit(front.render())
-            for path in paths:
-                console.wrote(path)
-            return
-        if measure_missing:
-            completed = missing.plan_and_measure(
-                problem, lambda asked: search_progress.solve(asked, solver), missing.measure_here(quick), console.remark
-            )
-            found, seen = completed.plan, completed.profile
-            if completed.rounds:
-                dump(missing.stored(loaded, completed.profile), profile)
-                console.wrote(profile)
-                console.remark(
-                    f"its fingerprint is now {found.inputs.profile_fingerprint}: earlier plans are of another"
-                )
+        if options.ways:
+            _by_ways(loaded, options, files)
+        elif options.pareto is not None:
+            _front(loaded, options, options.pareto, files)
         else:
-            found, seen = search_progress.solve(problem, solver), loaded
-        found = found if cluster is not None else solve.remembering(found, profile, output)
-        dump(found, output)
-        console.emit(dumps(found) if json else explain.headline(found, objective=objective))
+            _best(loaded, options, files)
+
+
+def _best(loaded: Profile, options: PlanOptions, files: _Files) -> None:
+    """The plan that a search finds, measured to the end where that is asked for."""
+    from halopipe.planning import measure_missing, search_progress
+    from halopipe.planning.problem import problem_on
+    from halopipe.terminal import console
+
+    problem = problem_on(loaded, None, options.memory, options.asked())
+    measure = measure_missing.measure_here(options.quick) if options.measure_missing else None
+    found = measure_missing.plan_and_store(
+        problem,
+        lambda asked: search_progress.solve(asked, options.solver),
+        measure,
+        loaded,
+        files.profile,
+        console.remark,
+    )
+    if found.rounds:
+        console.wrote(files.profile)
+        fingerprint = found.plan.inputs.profile_fingerprint
+        console.remark(f"its fingerprint is now {fingerprint}: earlier plans are of another")
+    files.write(found.plan, found.profile if found.rounds else loaded, options.objective)
+    on = ["--cluster", files.cluster] if files.cluster is not None else []
+    explained = console.command("explain", files.output, "--profile", files.profile, *on)
+    console.wrote(files.output, f"{explained}, or {console.command('run', files.output)}")
+    if found.plan.search.status == "stopped":
+        raise typer.Exit(console.INTERRUPTED)
+
+
+def _front(loaded: Profile, options: PlanOptions, num_points: int, files: _Files) -> None:
+    """The plans of a Pareto front, a file each."""
+    from halopipe.planning import search_progress
+    from halopipe.planning.problem import problem_on
+    from halopipe.terminal import console
+
+    front = search_progress.front(problem_on(loaded, None, options.memory, options.asked()), options.solver, num_points)
+    paths = [
+        files.output,
+        *(files.output.with_suffix(f".{n}{files.output.suffix}") for n in range(2, len(front.plans) + 1)),
+    ]
+    for path, found in zip(paths, front.plans, strict=True):
+        files.dump(found, path)
+    console.emit_json(front.data()) if files.json else console.emit(front.render())
+    for path in paths:
+        console.wrote(path)
+
+
+def _by_ways(loaded: Profile, options: PlanOptions, files: _Files) -> None:
+    """The plan that a way of a transformer is."""
+    from halopipe.planning import ways
+    from halopipe.terminal import console, units
+
+    ways.require_no_search(options.of_a_search)
+    limit_bytes = units.parse_size(options.memory) if options.memory else 0
+    found = ways.plan_by(loaded, options.ways, options.global_batch, options.micro_batch, memory_bytes=limit_bytes)
+    files.write(found, loaded, options.objective)
+    console.wrote(files.output, console.command("run", files.output))
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What plans are made from and where they go.
+
+    Attributes:
+        json: whether the result itself goes to stdout, rather than words about it.
+    """
+
+    profile: Path
+    cluster: Path | None
+    output: Path
+    json: bool
+
+    def dump(self, found: Plan, path: Path) -> Plan:
+        """Writes a plan, which remembers where its profile is, unless it is for other machines."""
+        from halopipe.planning import solve
+        from planner.ir.codec import dump
+
+        found = found if self.cluster is not None else solve.remembering(found, self.profile, path)
+        dump(found, path)
+        return found
+
+    def write(self, found: Plan, seen: Profile, objective: str) -> None:
+        """Writes the plan and says what it is; ``seen`` is the profile that it was made from."""
+        from halopipe.reports import explain
+        from halopipe.terminal import console
+        from planner.ir.codec import dumps
+
+        found = self.dump(found, self.output)
+        console.emit(dumps(found) if self.json else explain.headline(found, objective=objective))
         for line in explain.recomputed_lines(found, seen):
             console.remark(line.strip())
-        on = ["--cluster", cluster] if cluster is not None else []
-        explained = console.command("explain", output, "--profile", profile, *on)
-        console.wrote(output, f"{explained}, or {console.command('run', output)}")
-        if found.search.status == "stopped":
-            raise typer.Exit(INTERRUPTED)

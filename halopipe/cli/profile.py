@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -197,31 +197,23 @@ def profile(
         job = job_rank()
         num_blocks = _stages_elsewhere(local_loss, workers) if on else local_loss
         blocks = measure.local_blocks(num_blocks, device, workers if job is None else job.num_ranks)
+        wanted = units.parse_integers(sizes, "--sizes", "1,2,4,8")
         source = measure.source_of(model, shape, arguments, dtype, autocast, elementwise or (), local_losses=blocks)
         if on or tables:
             refused = [f"--{name}" for name in _NOT_ELSEWHERE if _is_given(context, name)]
-            wanted = units.parse_integers(sizes, "--sizes", "1,2,4,8")
             modelled = measure.modelled(source, on, workers, optimizer, wanted, tables or (), refused=refused)
             _write(modelled, output, json)
             return
-        options: dict[str, Any] = {
-            "device": device,
-            "optimizer": optimizer,
-            "sizes": units.parse_integers(sizes, "--sizes", "1,2,4,8"),
-            "allow": units.names_in(allow),
-            "num_ranks": ranks,
-            "quick": quick,
-            "num_processes": processes,
-            "transport": transport,
-            "resume": resume,
-        }
+        asked = measure.Measuring(
+            device, optimizer, wanted, tuple(units.names_in(allow)), ranks, quick, processes, transport
+        )
         if job is not None:
-            found = measure.measure_in_job(job, source, **options)
+            found = measure.measure_in_job(job, source, asked, resume=resume)
             if found is None:  # rank 0 writes for all
                 return
         else:
             kept = measure.unfinished_file(output)
-            found = measure.measure(source, num_workers=workers, unfinished=kept, **options)
+            found = measure.measure(source, asked, num_workers=workers, unfinished=kept, resume=resume)
         if size:
             from halopipe.planning import resized
 

@@ -11,11 +11,11 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli.options import HostsOption, JobPath, Json, given_options, with_run_options
+from halopipe.cli.options import HostsOption, JobPath, Json, given_options, with_options
 from halopipe.run_spec.options import RunFiles, RunOptions
 
 
-@with_run_options
+@with_options
 def run(
     context: typer.Context,
     plan: JobPath,

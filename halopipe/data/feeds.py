@@ -12,7 +12,7 @@ written; every batch since the last exchange is compared, so that none is left o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
@@ -282,36 +282,6 @@ class OwnFeed:
         if self.agreement is not None:
             self.agreement.note(tensors_of(item), f" (batch {self.position.batches - 1} of epoch {epoch})")
         return batch
-
-
-class AheadFeed:
-    """A feed whose next batch is taken, and told to whoever prepares it, before the one before is used.
-
-    Its position is that behind the batch last given, so that a run that goes on reads the next one again.
-
-    Args:
-        expect: is told the batch behind the one that is given.
-    """
-
-    def __init__(self, feed: Feed, expect: Callable[[Batch], None]) -> None:
-        self._feed, self._expect = feed, expect
-        self.position, self.agreement = feed.position, feed.agreement
-        self._next: tuple[Batch | None, Position] | None = None
-
-    def take(self) -> Batch | None:
-        is_first = self._next is None
-        found, self.position = self._next or self._taken()
-        if found is None:
-            return None
-        if is_first:
-            self._expect(found)
-        self._next = self._taken()
-        if self._next[0] is not None:
-            self._expect(self._next[0])
-        return found
-
-    def _taken(self) -> tuple[Batch | None, Position]:
-        return self._feed.take(), self._feed.position
 
 
 class SentFeed:

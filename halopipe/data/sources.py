@@ -1,35 +1,21 @@
 """What a data factory gave, epoch after epoch: an iterator, an iterable such as a DataLoader, or a Dataset.
 
-What is drawn from the global generators of torch, numpy and ``random`` (the order of samples, augmentations) follows
-from the seed, the epoch and the place in it alone: every rank, every plan and a run that goes on later gets the same
-batches.  Workers of a DataLoader are seeded by torch, from a number drawn here, anew each epoch.
-
-What user code gives as data, checked: batches and micro-batches.
-
-The batches that a run trains on, in order.
-
-``--data`` names a factory, ``pkg.mod:factory`` or ``path/file.py:factory``, with up to three parameters: global_batch,
-input_shape and seed, by these names or in this order (:func:`call_of`).  It gives one of
+A factory (:mod:`halopipe.data.factories`) gives one of
 
     an iterator     of batches of up to ``global_batch`` samples, until it ends
     a DataLoader    or another iterable of batches, passed over again and again
     a Dataset       of samples, of torch or of ``datasets``, shuffled each epoch; the last batch may be smaller
 
-A batch is made up as the model's example is (:mod:`profiler.source.structure`): ``(inputs, targets)``, or the inputs
-alone where the module computes its own loss, such as a dict of a collator, keys in any order; floats are cast to the
-model's dtype.  It may also be a list of micro-batches, each a batch of its own size and shape.
-
-Of a sparse network the inputs are coordinates int32 (samples, points, 3), features (samples, points, channels) and
-counts (samples,), the points of each cloud that are there; targets are one a sample, or (samples, points).  Every rank
-makes the maps that its stages read of whole clouds, and so reads all of them, whoever ``--data-from`` names.
+What is drawn from the global generators of torch, numpy and ``random`` (the order of samples, augmentations) follows
+from the seed, the epoch and the place in it alone: every rank, every plan and a run that goes on later gets the same
+batches.  Workers of a DataLoader are seeded by torch, from a number drawn here, anew each epoch.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -41,90 +27,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from cuda_ops._torch import forget_iterator
 from cuda_ops.device.seeding import seed_generators, seeded
-from planner.ir.errors import DifferentDataError, FactoryError, HalopipeError, OutOfMemoryError, UsageError
+from halopipe.data.factories import Form, Item, Pair, call_of
+from planner.ir.errors import DifferentDataError, FactoryError, UsageError
 from profiler.source.model import LoadedModel
-from profiler.source.parts import where
 from profiler.source.source import find_factory
-from profiler.source.structure import BatchStructure
-from runtime.memory import out_of_memory
 from runtime.pipeline.microbatches import Batch, InputSpecs, MicroBatches, WholeBatch
-
-Tensors = tuple[Tensor, ...]
-Pair = tuple[Tensors, Tensors]
-"""Inputs and targets, samples first."""
-
-SIGNATURE = "a factory takes up to three parameters: global_batch, input_shape, seed, by name or in this order"
-
-Item = Pair | list[Pair]
-"""A global batch whole, or its micro-batches one by one."""
-
-
-def failure_of(name: str, error: Exception, places: Sequence[str] = (), remedies: Sequence[str] = ()) -> HalopipeError:
-    """What user code of that name raised, as an error of ours; a lack of memory is no mistake of that code.
-
-    Args:
-        places: where it came from, in words.
-        remedies: against its mistakes.
-    """
-    if lack := out_of_memory(error):
-        return OutOfMemoryError(f"{name} ran out of memory", [*lack.details, *places])
-    return FactoryError(f"{name} raised {type(error).__name__}", [str(error), *places], remedies)
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """Checks what user code gives.
-
-    Attributes:
-        name: of the factory.
-        dtype: that floats are cast to; None: they stay as they are.
-        batch: how a batch is made up.
-        call: of the factory, with what it was given.
-    """
-
-    name: str
-    dtype: torch.dtype | None
-    batch: BatchStructure
-    call: str = ""
-
-    def item(self, found: Any) -> Item:
-        """A batch, or a list of micro-batches, each a batch by itself.
-
-        Raises:
-            FactoryError: it is neither.
-        """
-        return [self.pair(each) for each in found] if self.is_several(found) else self.pair(found)
-
-    def is_several(self, found: Any) -> bool:
-        """Whether it is a list of micro-batches."""
-        if not isinstance(found, list) or not found or not all(isinstance(each, (tuple, Mapping)) for each in found):
-            return False
-        is_pair = len(found) == 2 and isinstance(found[0], Mapping) and self.batch.has_targets
-        return not is_pair
-
-    def pair(self, found: Any) -> Pair:
-        """The tensors of inputs and targets."""
-        inputs, targets = self.batch.apart(found, self.name)
-        return self._cast(inputs), self._cast(targets)
-
-    @contextmanager
-    def told(self) -> Iterator[None]:
-        """Says of errors of user code where they come from; a lack of memory is no mistake of that code.
-
-        Raises:
-            OutOfMemoryError: it asked for more memory than there is; a job may be started again for that.
-            FactoryError: it raised something else.
-        """
-        try:
-            yield
-        except HalopipeError:
-            raise
-        except Exception as error:
-            places = [where(error), *([f"called as {self.call}"] if self.call else [])]
-            raise failure_of(self.name, error, places, ["mend it there", SIGNATURE]) from error
-
-    def _cast(self, tensors: Tensors) -> Tensors:
-        return tuple(each.to(self.dtype) if self.dtype and each.is_floating_point() else each for each in tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,64 +212,6 @@ def digest(tensor: Tensor) -> int:
 
 def _flat(pair: Pair) -> tuple[Tensor, ...]:
     return *pair[0], *pair[1]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A factory with what it is given.
-
-    Attributes:
-        text: as in ``data.py:photos(global_batch=32, seed=0)``.
-    """
-
-    make: Callable[[], Any]
-    text: str
-
-
-_SAME = {"batch_size": "global_batch", "shape": "input_shape"}
-"""Other names that people give a factory's parameters."""
-
-
-def call_of(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> Call:
-    """The factory called ``name`` with those of ``given`` that it takes.
-
-    A parameter of such a name gets that; others without a default get what is left of ``given``, in its order.
-
-    Raises:
-        FactoryError: it wants more.
-    """
-    try:
-        parameters = tuple(inspect.signature(factory).parameters.values())
-    except (TypeError, ValueError):  # of a builtin, which does not say
-        parameters = (inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),)
-    known = {each.name: _SAME.get(each.name, each.name) for each in parameters}
-    left = [word for word in given if word not in known.values()]
-    taken: dict[str, Any] = {}
-    args: list[Any] = []
-    named: dict[str, Any] = {}
-    for each in parameters:
-        if each.kind is each.VAR_POSITIONAL and len(args) == len(taken):
-            taken.update((word, given[word]) for word in left)
-            args += (given[word] for word in left)
-        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-            continue
-        if known[each.name] in given:
-            value = given[known[each.name]]
-        elif each.default is not each.empty:
-            continue
-        elif left and each.kind is not each.KEYWORD_ONLY:
-            value = given[left.pop(0)]
-        else:
-            raise FactoryError(
-                f"{name} wants {each.name!r}, which nobody gives it",
-                [f"it is {name.rpartition(':')[2]}{inspect.signature(factory)}"],
-                [f"{SIGNATURE}; give others a default"],
-            )
-        taken[each.name] = value
-        is_next = each.kind is not each.KEYWORD_ONLY and list(known).index(each.name) == len(args)
-        args.append(value) if is_next else named.update({each.name: value})
-    text = ", ".join(f"{key}={value}" for key, value in taken.items())
-    return Call(lambda: factory(*args, **named), f"{name}({text})")
 
 
 def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, shuffled: bool = True) -> Data:

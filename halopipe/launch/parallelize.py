@@ -9,6 +9,7 @@ The script is no rank.  It starts one process for each, as ``halopipe run`` does
 
     script                                       each rank
     call-N.pt       batch, learning rates  -->   Execution.step(batch)
+                    and the next batch, where the loop says ``for batch in run.ahead(loader)``
     store: call/N                          -->
                                            <--   store: answer/N/RANK   loss
                     watches them                 result-RANK.json, error-RANK.json
@@ -23,7 +24,7 @@ from __future__ import annotations
 import json
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from halopipe.data.ahead import Upcoming
 from halopipe.launch.execute import joined, loaded_of_script, terms_of_script
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.processes import warm_workers, workers_of
@@ -116,10 +118,11 @@ class Parallel:
         self.ranks = Ranks(plan, optimizer, cast("ScriptOptions", given), state, terms.deadline_s, answers)
         self._end = weakref.finalize(self, self.ranks.end)
         try:
-            self.ranks.answers()
+            ready = self.ranks.answers()
         except BaseException:
             self._end()
             raise
+        self._upcoming = Upcoming(ready["looks_ahead"])
 
     def __enter__(self) -> Parallel:
         return self
@@ -127,10 +130,14 @@ class Parallel:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
 
+    def ahead(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """``batches``, each a step before its turn; see :meth:`halopipe.training.session.Execution.ahead`."""
+        return self._upcoming.ahead(batches)
+
     def step(self, batch: Any) -> float:
         """One training step; returns the loss.  See :meth:`halopipe.training.session.Execution.step`."""
         settings = None if self._followed is None else self._followed.settings
-        answer = self.ranks.call("step", batch=batch, settings=settings)
+        answer = self.ranks.call("step", batch=batch, upcoming=self._upcoming.take(), settings=settings)
         self.num_steps = answer["num_steps"]
         if self._followed is not None and answer["is_updated"]:
             self._followed.updated()

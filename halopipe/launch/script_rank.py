@@ -74,7 +74,7 @@ def serve(folder: Path, rank: int) -> None:
     terms = replace(terms, answers=script.answers)
     with joined(terms, rank, store, board, [model].pop, device, check=check, local_rank=rank) as execution:
         number = 0
-        answer: dict[str, Any] = {}
+        answer: dict[str, Any] = {"looks_ahead": execution.looks_ahead}
         while True:
             calls.set(f"answer/{number}/{rank}", json.dumps(answer))
             execution.activity.deadline_s = _FOREVER_S
@@ -100,7 +100,7 @@ def _done(execution: Execution, what: str, told: Mapping[str, Any], state: Path)
         execution.followed.settings = told["settings"]
     match what:
         case "step":
-            loss = execution.step(told["batch"])
+            loss = execution.train_before(told["batch"], *told["upcoming"]).loss
             return {"loss": loss, "is_updated": execution.is_updated, "num_steps": execution.num_steps}
         case "evaluate":
             found = execution.evaluate(*told["batches"], metric=told["metric"], outputs=told["outputs"])

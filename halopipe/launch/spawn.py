@@ -192,7 +192,12 @@ def _watched(job: Job, workers: Sequence[Processes], store: Store, progress: Pro
 
     Where checkpoints are written, who asks this process to end asks the ranks: they save, and raise EndedError.
     """
-    last, end, passed_on, remarks = 0, EndRequest(job.options.grace_s), False, dict[int, str]()
+    last, end, passed_on, remarks = 0, EndRequest(job.options.grace_s), False, set[str]()
+
+    def tell(remark: str) -> None:
+        if progress is not None and remark and remark not in remarks:
+            remarks.add(remark)
+            progress(RunProgress(last, job.options.steps, None, 0.0, word=remark))
 
     def watch(beats: Mapping[int, Beat]) -> None:
         nonlocal last, passed_on
@@ -204,10 +209,8 @@ def _watched(job: Job, workers: Sequence[Processes], store: Store, progress: Pro
         if end.is_late():
             sys.stderr.write(f"{end.late()}\n")
             raise SystemExit(end.exit_code)
-        for rank, beat in beats.items():
-            if progress is not None and beat.remark and beat.remark != remarks.get(rank):
-                remarks[rank] = beat.remark
-                progress(RunProgress(last, job.options.steps, None, 0.0, word=beat.remark))
+        for beat in beats.values():
+            tell(beat.remark)
         known = [beat for beat in beats.values() if beat.loss is not None]
         if progress is not None and known and known[0].num_done > last:
             last, first = known[0].num_done, beats.get(0, known[0])
@@ -223,7 +226,11 @@ def _watched(job: Job, workers: Sequence[Processes], store: Store, progress: Pro
             if end.signal:  # it was not ready to hear that
                 raise SystemExit(end.exit_code) from None
             raise
-    return [RankResult.from_json(texts[rank]) for rank in sorted(texts)]
+    results = [RankResult.from_json(texts[rank]) for rank in sorted(texts)]
+    for result in results:
+        for remark in result.remarks:
+            tell(remark)
+    return results
 
 
 def titles_of(decision: Decision) -> dict[int, str]:

@@ -11,7 +11,7 @@ from halopipe.planning.solve import ties_of
 from halopipe.terminal import tables as text
 from halopipe.terminal import units
 from planner.export.rows import PlanRow, in_flight, layout_text, plan_rows
-from planner.ir.plan import Decision, Plan, Stage
+from planner.ir.plan import Decision, Plan, Stage, Tie
 from planner.ir.problem import DEFAULT_CONFIDENCE, DIVIDED
 from planner.ir.profile import Profile
 
@@ -35,6 +35,9 @@ class Comparison:
     infeasible: Mapping[str, str] = field(default_factory=dict)
     profile: Profile | None = None
 
+    def __str__(self) -> str:
+        return self.render()
+
     def rows(self) -> tuple[PlanRow, ...]:
         """A row a plan."""
         return plan_rows(self.plans)
@@ -52,6 +55,7 @@ class Comparison:
             "differences": {name: list(lines) for name, lines in self.differences().items()},
             "infeasible": dict(self.infeasible),
             "ties": self.ties,
+            "taken": self.taken,
         }
 
     @cached_property
@@ -59,12 +63,21 @@ class Comparison:
         """The plan that is predicted to be the fastest."""
         return next(row.plan for row in self.rows() if row.slower == 0)
 
-    @cached_property
+    @property
     def ties(self) -> dict[str, float]:
         """By plan that cannot be told from the fastest at the mean: with what probability that one is the faster.
 
         Of plans of the same profile; what is no tie is by the confidence that the first was made with.
         """
+        return self._judged[0]
+
+    @property
+    def taken(self) -> str:
+        """Of the fastest at the mean and those that it ties with, the one that ``halopipe plan`` takes."""
+        return self._judged[1]
+
+    @cached_property
+    def _judged(self) -> tuple[dict[str, float], str]:
         first = next(iter(self.plans.values()))
         alike = {
             name: plan.decision
@@ -74,14 +87,16 @@ class Comparison:
             == (first.inputs.profile_fingerprint, first.inputs.corrections)
         }
         if self.profile is None or self.fastest not in alike:
-            return {}
+            return {}, self.fastest
         judge, wanted = ties_of(self.profile), first.inputs.request.confidence or DEFAULT_CONFIDENCE
         best = alike[self.fastest]
-        return {
+        ties = {
             name: judge.confidence(best, other)
             for name, other in alike.items()
             if other != best and judge.is_tie(best, other, wanted)
         }
+        taken = judge.taken(best, [alike[name] for name in ties], wanted)
+        return ties, next(name for name, decision in alike.items() if decision == taken)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """(header, lines): a line a plan."""
@@ -109,7 +124,14 @@ class Comparison:
             lines += ["", f"  note: they are predicted over different transports: {'; '.join(sorted(over))}"]
         if self.ties:
             named = ", ".join(f"{name} ({units.percent(confidence)})" for name, confidence in self.ties.items())
-            lines += ["", f"  a tie: {self.fastest} is the fastest at the mean, and not surely faster than {named}"]
+            lines += [
+                "",
+                f"  a tie: {self.fastest} is the fastest at the mean, and not surely faster than {named};",
+                f"  of these {self.taken} is taken: the fastest at the mean of those on the fewest ranks",
+            ]
+        for name, plan in self.plans.items():
+            if (tie := plan.search.tie) is not None:
+                lines += ["", f"  {name} {tie_text(plan, tie)}: {tie.over}, is faster there"]
         alike: dict[tuple[str, ...], list[str]] = {}
         for name, differences in self.differences().items():
             alike.setdefault(differences, []).append(name)
@@ -122,6 +144,18 @@ class Comparison:
         """What each other plan decides otherwise than the first."""
         (_, first), *others = self.plans.items()
         return {name: differences(first.decision, plan.decision) for name, plan in others}
+
+
+def tie_text(plan: Plan, tie: Tie) -> str:
+    """What the plan was taken for rather than one that is faster at the mean, and what that costs."""
+    num_ranks = len(plan.decision.used_ranks)
+    if tie.num_ranks > num_ranks:
+        why = f"uses {units.count(num_ranks, 'rank')} rather than {tie.num_ranks}"
+    elif tie.num_ranks == num_ranks:
+        why = "exchanges less on as many ranks"
+    else:  # 0: a file of before, which does not say
+        why = "is simpler"
+    return f"{why}, and gives up {units.percent(tie.given_up)} at the mean"
 
 
 def differences(a: Decision, b: Decision) -> tuple[str, ...]:

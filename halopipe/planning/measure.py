@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -128,18 +129,47 @@ def num_workers(cluster: int | str) -> int:
     return cluster
 
 
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """What is measured of a model on this machine, and how often.
+
+    Attributes:
+        device: ``cpu``, ``cuda``, or ``auto``: the GPUs, if there are some and enough for the workers.
+        optimizer: of the updates; text as of :func:`halopipe.training.optimizer_spec.parse_optimizer`.
+        sizes: of micro-batches; empty: what the profiler chooses.
+        allow: families of dims; with more than the samples, parts of layers that a planner would consider for up to
+            ``num_ranks`` ranks (0: the workers) are measured at their own shapes.
+        num_processes: that measure the same; 0: as many as :func:`profiler.session.profile` takes.
+        transport: that links between cores are measured with, as of a run: ``shared`` or ``gloo``; empty: shared, where
+            that can be had.
+    """
+
+    device: str = "cpu"
+    optimizer: str | Optimizer = "SGD"
+    sizes: tuple[int, ...] = ()
+    allow: tuple[str, ...] = ()
+    num_ranks: int = 0
+    quick: bool = False
+    num_processes: int = 0
+    transport: str = ""
+
+    @property
+    def maker(self) -> Optimizer:
+        """The optimiser."""
+        return parse_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
+
+    @property
+    def of_measuring(self) -> list[str]:
+        """Fields that say how to measure, and are given: of no use where nothing is measured."""
+        asked = [each for each in fields(self) if each.name not in ("optimizer", "sizes")]
+        return [each.name for each in asked if getattr(self, each.name) != each.default]
+
+
 def measure(
     source: ModelSource,
+    asked: Measuring,
     *,
     num_workers: int,
-    device: str = "cpu",
-    optimizer: str | Optimizer,
-    sizes: tuple[int, ...] = (),
-    allow: Sequence[str] = (),
-    num_ranks: int = 0,
-    quick: bool = False,
-    num_processes: int = 0,
-    transport: str = "",
     unfinished: Path | None = None,
     resume: bool = False,
     quiet: bool = False,
@@ -148,12 +178,6 @@ def measure(
 
     Args:
         num_workers: 0: two cores, or all GPUs.
-        device: ``cpu``, ``cuda``, or ``auto``: the GPUs, if there are some and enough for the workers.
-        allow: families of dims; with more than the samples, parts of layers that a planner would consider for up to
-            ``num_ranks`` ranks (0: the workers) are measured at their own shapes.
-        num_processes: that measure the same; 0: as many as :func:`profiler.session.profile` takes.
-        transport: that links between cores are measured with, as of a run: ``shared`` or ``gloo``; empty: shared, where
-            that can be had.
         unfinished: file that keeps what is finished; it stays until the caller has written the profile.
         resume: go on with what that file holds.
 
@@ -161,17 +185,17 @@ def measure(
         UsageError: a family of dims is not known, or GPUs are to exchange by something else than NCCL.
         MissingDeviceError: there is no GPU, or there are too few.
     """
-    require_known("family of dims", allow, FAMILIES)
-    _require_transport(transport, (SHARED, GLOO))
-    maker = parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+    require_known("family of dims", asked.allow, FAMILIES)
+    _require_transport(asked.transport, (SHARED, GLOO))
+    maker = asked.maker
     from profiler.measure.devices import chosen
 
-    kind, num_workers = chosen(device, num_workers)
-    if transport and kind.type != "cpu":
-        raise UsageError(f"links between GPUs are measured over NCCL, not over {transport}", [], ["--device cpu"])
+    kind, num_workers = chosen(asked.device, num_workers)
+    if asked.transport and kind.type != "cpu":
+        raise UsageError(f"links between GPUs are measured over NCCL, not over {asked.transport}", [], ["--device cpu"])
     shapes = None
-    if set(allow) - {SAMPLE_DIMS}:
-        shapes = functools.partial(part_shapes, allow=tuple(allow), num_ranks=num_ranks or num_workers)
+    if set(asked.allow) - {SAMPLE_DIMS}:
+        shapes = functools.partial(part_shapes, allow=asked.allow, num_ranks=asked.num_ranks or num_workers)
     from profiler.session import profile
 
     with _kept(unfinished, quiet), Reporter("profiling", quiet=quiet) as reporter:
@@ -186,12 +210,12 @@ def measure(
             num_workers=num_workers,
             device=kind.type,
             optimizer=maker,
-            sizes=sizes or None,
-            quick=quick,
+            sizes=asked.sizes or None,
+            quick=asked.quick,
             shapes=shapes,
             read=layer_cost,
-            num_processes=num_processes,
-            transport=transport,
+            num_processes=asked.num_processes,
+            transport=asked.transport,
             unfinished=unfinished,
             resume=resume,
             progress=show,
@@ -207,21 +231,17 @@ def _require_transport(transport: str, known: Sequence[str]) -> None:
 def measure_in_job(
     job: JobRank,
     source: ModelSource,
+    asked: Measuring,
     *,
-    device: str = "cpu",
-    num_ranks: int = 0,
     resume: bool = False,
-    quick: bool = False,
     quiet: bool = False,
-    transport: str = "",
-    **options: Any,
 ) -> Profile | None:
     """As :func:`measure`, on all hosts of a job of torchrun, whose ranks are the workers; None but on rank 0.
 
     Raises:
         UsageError: GPUs are to be measured, or an interrupted profile is to go on.
     """
-    if device == "cuda":
+    if asked.device == "cuda":
         raise UsageError(
             "a job of torchrun measures cores, not GPUs",
             [],
@@ -231,12 +251,13 @@ def measure_in_job(
         raise UsageError("--resume is for a profile of one host", ["torchrun started this one"], ["leave it out"])
     from halopipe.launch.profile_hosts import profile_hosts
 
-    def here(is_quiet: bool) -> Profile:
-        ranks = num_ranks or job.num_ranks
-        return measure(source, num_workers=1, num_ranks=ranks, quick=quick, quiet=is_quiet, **options)
+    alone = replace(asked, device="cpu", transport="", num_ranks=asked.num_ranks or job.num_ranks)
 
-    _require_transport(transport, TRANSPORTS[1:] if MPI_JOB in os.environ else (SHARED, GLOO))
-    return profile_hosts(job, here, quick, quiet, transport)
+    def here(is_quiet: bool) -> Profile:
+        return measure(source, alone, num_workers=1, quiet=is_quiet)
+
+    _require_transport(asked.transport, TRANSPORTS[1:] if MPI_JOB in os.environ else (SHARED, GLOO))
+    return profile_hosts(job, here, asked.quick, quiet, asked.transport)
 
 
 def modelled(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halopipe.planning import solve as planning
 from halopipe.terminal import units
 from planner.costs.cost_model import PriceBook
 from planner.costs.stages.coverage import Unmeasured, unmeasured
+from planner.ir.codec import dump
 from planner.ir.errors import HalopipeError, UsageError
 from planner.ir.plan import Decision, Plan
 from planner.ir.problem import Problem
@@ -78,6 +80,29 @@ def plan_and_measure(problem: Problem, solve: Solve, measure: Measure, say: Say 
         rounds.append(_line(len(rounds) + 1, wanted, before, plan, problem, busy))
         say(rounds[-1])
     return Completed(plan, problem.profile, tuple(rounds))
+
+
+def plan_and_store(
+    problem: Problem,
+    solve: Solve,
+    measure: Measure | None,
+    profile: Profile,
+    path: Path | None,
+    say: Say = lambda line: None,
+) -> Completed:
+    """The plan; where what is missing is measured, as :func:`plan_and_measure`, with what was measured in the file.
+
+    Args:
+        measure: None: nothing is.
+        profile: as it is in the file.
+        path: of the profile; None: it is in none.
+    """
+    if measure is None:
+        return Completed(solve(problem), problem.profile, ())
+    completed = plan_and_measure(problem, solve, measure, say)
+    if completed.rounds and path is not None:
+        dump(stored(profile, completed.profile), path)
+    return completed
 
 
 def measure_here(quick: bool = False, quiet: bool = False) -> Measure:

@@ -73,7 +73,7 @@ class Front:
                 slower=best_per_s / plan.prediction.samples_per_s - 1 if plan.prediction.samples_per_s else 0.0,
                 peak_bytes=peak_bytes(plan),
                 num_stages=len(plan.decision.stages),
-                num_ranks=len({rank for stage in plan.decision.stages for rank in stage.ranks}),
+                num_ranks=len(plan.decision.used_ranks),
                 schedule=f"{plan.decision.schedule} {units.micro_batches(plan.decision.micro_batches)}",
                 recompute=any(stage.recompute or stage.recomputed for stage in plan.decision.stages),
                 status=plan.search.status,

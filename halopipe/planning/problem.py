@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import isfinite, isnan
+from pathlib import Path
 from typing import TypedDict
 
 from halopipe.terminal import units
@@ -112,8 +113,8 @@ def make_problem(
         token_slices: tokens of each slice that sequences are to be cut into, which allows time to be cut.
         fix, forbid: side constraints, such as ``enc.*=spatial:2``; see :mod:`planner.ir.constraints`.
         calibration: whether what runs of plans showed corrects the profile's costs.
-        confidence: from 0 to below 1: of plans of which none is the faster with this probability, the simplest is
-            taken (:mod:`planner.costs.ties`); 0: the fastest at the mean.
+        confidence: from 0 to below 1: more ranks are used only where the plan is the faster with this probability; of
+            plans on as many ranks the fastest at the mean is taken (:mod:`planner.costs.ties`); 0: that of all plans.
         zero: what ranks divide where ``shard`` has them: 1 the optimiser's state, 2 gradients too, 3 parameters too.
 
     Raises:
@@ -187,6 +188,21 @@ def make_problem(
         zero=zero,
     )
     return standing(problem, out) if out else problem
+
+
+def problem_on(profile: Profile, cluster: str | Path | Cluster | None, memory: str | int, asked: Asked) -> Problem:
+    """What a solver is asked, as the command line and Python calls have it; raises as :func:`make_problem`.
+
+    Args:
+        cluster: machines to have the profile on (:mod:`halopipe.planning.clusters`); None: those that it is of.
+        memory: most that a plan may use on any device: bytes, or text such as ``2GiB``; 0 or empty: what it has.
+    """
+    if cluster is not None:
+        from halopipe.planning.clusters import on_cluster
+
+        profile = on_cluster(profile, cluster)
+    memory_bytes = units.parse_size(memory) if memory and isinstance(memory, str) else int(memory or 0)
+    return make_problem(profile, memory_bytes=memory_bytes, **asked)
 
 
 def _require_cores(profile: Profile, allow: Sequence[str], token_slices: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from halopipe.planning import calibration, solve
+from halopipe.planning.compare import tie_text
 from halopipe.planning.problem import standing_text
 from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.terminal import tables, units
@@ -104,9 +105,8 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         objective: what the plan was to make small; one line more unless it is the step.
     """
     decision, prediction = plan.decision, fresh or plan.prediction
-    ranks = {rank for stage in decision.stages for rank in stage.ranks}
     return (
-        f"{units.count(len(decision.stages), 'stage')} on {units.count(len(ranks), 'device')}, "
+        f"{units.count(len(decision.stages), 'stage')} on {units.count(len(decision.used_ranks), 'device')}, "
         f"schedule {decision.schedule}, {units.micro_batches(decision.micro_batches)}"
         f"{units.token_slices(decision.token_slices)}\n"
         f"  model     {model_text(plan.inputs.model)}\n"
@@ -210,8 +210,7 @@ def _tie_line(plan: Plan) -> str:
     return (
         f"\n  a tie     {tie.over}, is the fastest at the mean, {units.seconds(tie.step_s)}, and the faster of the two "
         f"with a probability of {units.percent(tie.confidence)} (asked for: {units.percent(wanted)});\n"
-        f"            the simpler plan is taken and gives up {units.percent(tie.given_up)} at the mean; "
-        "--confidence 0 takes the other"
+        f"            this one {tie_text(plan, tie)}; --confidence 0 takes the other"
     )
 
 

@@ -45,12 +45,12 @@ def register(shell: Any) -> None:
 
 def plan_html(plan: Plan) -> str:
     """Headline, the step if the plan's profile is remembered, else memory by rank; and its stages."""
-    from halopipe import api
+    from halopipe.api.files import remembered
     from halopipe.planning import solve
     from halopipe.reports import explain, figures
     from planner.export.rows import stage_rows
 
-    profile = api.remembered(plan)
+    profile = remembered(plan)
     timeline = solve.predict_again(plan, profile)[1] if profile is not None else None
     if timeline is not None:
         figure = figures.gantt(timeline, devices=solve.device_names(plan))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halopipe.planning import solve
-from halopipe.planning.compare import Comparison
+from halopipe.planning.compare import Comparison, tie_text
 from halopipe.reports import explain, figures, graph_layout
 from halopipe.reports.figures import OPERATIONS, WORDS, stage_colour
 from halopipe.reports.predicted_vs_measured import apart_text, timeline_cells
@@ -286,7 +286,7 @@ def _cards(plan: Plan, prediction: Prediction, run: TimelineFile | None) -> Iter
     yield "proof", plan.search.status, gap
     if plan.search.tie is not None:
         tie = plan.search.tie
-        yield "a tie", units.percent(tie.given_up), f"given up: {tie.over}, is not surely faster"
+        yield "a tie", units.percent(tie.given_up), f"{tie_text(plan, tie)}: {tie.over}, is not surely faster"
 
 
 def _legend(timelines: Sequence[Timeline]) -> list[tuple[str, str, str]]:

@@ -265,6 +265,7 @@ class RankResult:
         left_out, slow: as of a :class:`halopipe.run_spec.result.RunResult`; slow ones are known to rank 0.
         saves: its checkpoints.
         kind: of the device that it ran on, in the words of the plan where it means that device.
+        remarks: what people should hear, also of a run that was over before the launcher had heard of it.
     """
 
     rank: int
@@ -287,6 +288,7 @@ class RankResult:
     slow: tuple[Slow, ...] = ()
     saves: Saves = field(default_factory=Saves)
     kind: str = ""
+    remarks: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """As text."""
@@ -321,6 +323,7 @@ class RankResult:
             tuple(Slow(**each) for each in record["slow"]),
             Saves(**record["saves"]),
             record["kind"],
+            tuple(record["remarks"]),
         )
 
 

@@ -1,6 +1,7 @@
 """What to run: the one list of options, from which the command line, the calls and the checks of limits take theirs.
 
-A new option is a field here, with the help that ``halopipe run`` shows, and is used where it acts.
+A new option is a field here, with the help that ``halopipe run`` shows, and is used where it acts.  Other verbs have
+lists of the same make where they are at home (:mod:`halopipe.planning.options`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Option:
         panel: heading in the help.
         flag: on the command line; empty: the field's name.
         short: the same, one letter.
-        least: limit of a number.
+        least, most: limits of a number.
         kind: ``path``: a file or folder, kept as absolute; ``metrics``: the same, perhaps behind ``tb:``; ``factory``:
             the name of one may begin with a path; ``size``: bytes, written such as ``2GiB``; ``duration``: seconds,
             written such as ``10min``; ``interval``: a number of steps, or text: a duration, or ``auto``; ``word``: a
@@ -69,12 +70,30 @@ class Option:
     flag: str = ""
     short: str = ""
     least: float | None = None
+    most: float | None = None
     kind: str = ""
     words: tuple[str, ...] = ()
 
 
-def _option(default: Any, help: str = "", metavar: str = "", panel: str = "", **others: Any) -> Any:
+def option(default: Any, help: str = "", metavar: str = "", panel: str = "", **others: Any) -> Any:
+    """A field of a list of options; ``help``, ``metavar``, ``panel`` and ``others`` as of :class:`Option`."""
     return dataclasses.field(default=default, metadata={_OPTION: Option(help, metavar, panel, **others)})
+
+
+def asked_in(group: type[Any]) -> Mapping[str, dataclasses.Field[Any]]:
+    """The fields of a list of options that the command line knows, by name, in its order."""
+    return {each.name: each for each in dataclasses.fields(group) if spec(each).help}
+
+
+def spec(field: dataclasses.Field[Any]) -> Option:
+    """How the field is asked for."""
+    found: Option = field.metadata[_OPTION]
+    return found
+
+
+def flag(field: dataclasses.Field[Any]) -> str:
+    """What the field is called on the command line."""
+    return spec(field).flag or f"--{field.name.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,38 +135,38 @@ class RunOptions:
         on_nan: see :mod:`runtime.numerics.finite`; ``skip`` needs a schedule that updates at the end of a step.
     """
 
-    steps: int = _option(20, "Steps to train, those before a checkpoint included.", "N", least=1)
-    warmup: int = _option(2, least=0)
-    data: str = _option(
+    steps: int = option(20, "Steps to train, those before a checkpoint included.", "N", least=1)
+    warmup: int = option(2, least=0)
+    data: str = option(
         "",
         "Data: 'pkg.mod:factory' or 'file.py:factory' gives batches, a Dataset or a DataLoader. It takes up to three "
         "parameters: global_batch, input_shape, seed. The model's own example if not given.",
         "FACTORY",
         kind=FACTORY,
     )
-    optimizer: str = _option(
+    optimizer: str = option(
         "", "Instead of the plan's: 'AdamW:lr=0.001', or a factory of the parameters.", "TEXT", kind=FACTORY
     )
-    seed: int = _option(0, "Of parameters and data.", "N", least=0)
-    scheduler: str = _option(
+    seed: int = option(0, "Of parameters and data.", "N", least=0)
+    scheduler: str = option(
         "", "Learning rates: 'CosineAnnealingLR:T_max=100', or a factory.", "TEXT", TRAINING, kind=FACTORY
     )
-    clip_norm: float = _option(
+    clip_norm: float = option(
         0.0, "Largest norm of all gradients together; 0: they are not clipped.", "X", TRAINING, least=0.0
     )
-    accumulate: int = _option(1, "Steps whose gradients make up one update.", "K", TRAINING, least=1)
-    dtype: str = _option("", "Instead of the plan's, such as float64.", "DTYPE", TRAINING)
-    compiler: str = _option(
+    accumulate: int = option(1, "Steps whose gradients make up one update.", "K", TRAINING, least=1)
+    dtype: str = option("", "Instead of the plan's, such as float64.", "DTYPE", TRAINING)
+    compiler: str = option(
         "", "Compile the stages by torch.compile, such as 'inductor'.", "BACKEND", TRAINING, flag="--compile"
     )
-    transport: str = _option(
+    transport: str = option(
         AUTO,
         "What ranks exchange by: 'shared' (memory within a host, gloo between; the default), 'gloo' or 'mpi'.",
         "NAME",
         TRAINING,
     )
-    device: str = _option("", "cpu: compute there, whatever devices the plan names.", "WHAT", TRAINING)
-    replan: bool | str = _option(
+    device: str = option("", "cpu: compute there, whatever devices the plan names.", "WHAT", TRAINING)
+    replan: bool | str = option(
         False,
         "Plan anew for what is left where a device is gone for good; 'free': with micro-batches of any size.",
         "free",
@@ -155,7 +174,7 @@ class RunOptions:
         kind=WORD,
         words=REPLAN,
     )
-    patience_s: float = _option(
+    patience_s: float = option(
         0.0,
         "Seconds in which a device or host that is gone may come back before a plan is made without it.",
         "SECONDS",
@@ -163,31 +182,31 @@ class RunOptions:
         flag="--patience",
         least=0.0,
     )
-    gone_after: int = _option(
+    gone_after: int = option(
         2, "Losses of one rank in succession after which its device counts as gone.", "N", LOSSES, least=1
     )
-    data_from: str = _option(
+    data_from: str = option(
         EACH, "Who reads it: 'each' rank all, the 'first' for all, or they 'share' a Dataset's samples.", "WHO", DATA
     )
-    eval_data: str = _option("", "Data to evaluate on, as --data; at the end at least.", "FACTORY", DATA, kind=FACTORY)
-    eval_every: int = _option(0, "Evaluate every N steps too.", "N", DATA, least=0)
-    eval_batches: int = _option(0, "Evaluate on N batches; 0: on all of the data.", "N", DATA, least=0)
-    eval_metric: str = _option(
+    eval_data: str = option("", "Data to evaluate on, as --data; at the end at least.", "FACTORY", DATA, kind=FACTORY)
+    eval_every: int = option(0, "Evaluate every N steps too.", "N", DATA, least=0)
+    eval_batches: int = option(0, "Evaluate on N batches; 0: on all of the data.", "N", DATA, least=0)
+    eval_metric: str = option(
         "",
         "A factory of metrics with update(prediction, target) and compute(), such as torchmetrics has; one, or a dict.",
         "FACTORY",
         DATA,
         kind=FACTORY,
     )
-    eval_outputs: str = _option(
+    eval_outputs: str = option(
         "",
         "Outputs of the model and tensors of the batch that accuracy and metrics are of, such as 'logits,labels'; else "
         "what the loss reads.",
         "NAMES",
         DATA,
     )
-    checkpoint: str = _option("", "Folder of checkpoints, which all hosts share.", "FOLDER", CHECKPOINTS, kind=PATH)
-    checkpoint_every: int | str = _option(
+    checkpoint: str = option("", "Folder of checkpoints, which all hosts share.", "FOLDER", CHECKPOINTS, kind=PATH)
+    checkpoint_every: int | str = option(
         0,
         "Save every so many steps (50), after so much time (10min), or as is best (auto); 0: at the end alone.",
         "INTERVAL",
@@ -195,7 +214,7 @@ class RunOptions:
         least=0,
         kind=INTERVAL,
     )
-    mtbf_s: float = _option(
+    mtbf_s: float = option(
         0.0,
         "For auto: time between failures of the whole job, such as 6h; 154 days a host if not given.",
         "TIME",
@@ -204,7 +223,7 @@ class RunOptions:
         least=0.0,
         kind=DURATION,
     )
-    grace_s: float = _option(
+    grace_s: float = option(
         30.0,
         "After SIGTERM or Ctrl-C, the job has so long to save and end.",
         "TIME",
@@ -213,8 +232,8 @@ class RunOptions:
         least=0.0,
         kind=DURATION,
     )
-    keep: int = _option(0, "Keep the newest K checkpoints; 0: all.", "K", CHECKPOINTS, least=0)
-    resume: bool | str = _option(
+    keep: int = option(0, "Keep the newest K checkpoints; 0: all.", "K", CHECKPOINTS, least=0)
+    resume: bool | str = option(
         False,
         "Go on from the newest checkpoint, also of another plan; 'auto': begin anew where there is none, end where all "
         "steps are done.",
@@ -223,27 +242,27 @@ class RunOptions:
         kind=WORD,
         words=RESUME,
     )
-    resume_step: int = _option(-1)
-    restarts: int = _option(
+    resume_step: int = option(-1)
+    restarts: int = option(
         0, "Start again up to N times where a rank is lost, from the newest checkpoint.", "N", CHECKPOINTS, least=0
     )
-    check_numerics: bool = _option(
+    check_numerics: bool = option(
         False, "Compare losses and gradients of the first steps with one device.", panel=CHECKS
     )
-    check_first_step: bool = _option(
+    check_first_step: bool = option(
         True,
         "Compare the first step with one device, where that fits into memory, and end if it differs.",
         panel=CHECKS,
     )
-    on_nan: str = _option(
+    on_nan: str = option(
         STOP,
         "What to do about a loss or gradient that is NaN or infinite: 'stop' and name the layer, 'skip' the update, or "
         "'ignore' it.",
         "WHAT",
         CHECKS,
     )
-    deadline_s: float = _option(120.0, "Seconds that a wait may last.", "SECONDS", CHECKS, flag="--deadline", least=1.0)
-    memory_limit_bytes: int = _option(
+    deadline_s: float = option(120.0, "Seconds that a wait may last.", "SECONDS", CHECKS, flag="--deadline", least=1.0)
+    memory_limit_bytes: int = option(
         0,
         "Most memory of a rank's tensors, such as 2GiB; else H506.",
         "SIZE",
@@ -252,14 +271,14 @@ class RunOptions:
         least=0,
         kind=SIZE,
     )
-    metrics: str = _option(
+    metrics: str = option(
         "",
         "Loss, rate, gradient norm, ... of each step: FILE.jsonl, FILE.csv, or tb:FOLDER for TensorBoard.",
         "FILE",
         RECORDS,
         kind=METRICS,
     )
-    lone_passes: str = _option(
+    lone_passes: str = option(
         LONG_RUNS,
         "Time the stages alone too, to tell a machine that changed from a model that is wrong: 'auto' (long runs), "
         "'on' or 'off'.",
@@ -267,10 +286,10 @@ class RunOptions:
         RECORDS,
         flag="--calibrate",
     )
-    profile_steps: str = _option(
+    profile_steps: str = option(
         "", "Trace these steps, counted from 1, by torch.profiler: a Chrome trace a rank.", "FIRST:LAST", RECORDS
     )
-    profile_folder: str = _option(
+    profile_folder: str = option(
         "", "Folder for those traces; torch-traces if not given.", "FOLDER", RECORDS, kind=PATH
     )
 
@@ -279,17 +298,17 @@ class RunOptions:
 class RunFiles:
     """What a run reads beside its plan, and what it writes when it has ended; all paths are absolute."""
 
-    output: str = _option("timeline.json", "Timeline file to write.", "FILE", short="-o", kind=PATH)
-    update: bool = _option(False, "Write what was measured into the plan file too.")
-    learn: bool = _option(True, "Teach the plan's profile what the run showed.", panel=RECORDS)
-    profile: str = _option(
+    output: str = option("timeline.json", "Timeline file to write.", "FILE", short="-o", kind=PATH)
+    update: bool = option(False, "Write what was measured into the plan file too.")
+    learn: bool = option(True, "Teach the plan's profile what the run showed.", panel=RECORDS)
+    profile: str = option(
         "",
         "The profile that the plan was made from; where it lay then, or as profile.json beside the plan, it is found.",
         "PROFILE",
         RECORDS,
         kind=PATH,
     )
-    trace: str = _option("", "Trace for ui.perfetto.dev to write too.", "FILE", RECORDS, kind=PATH)
+    trace: str = option("", "Trace for ui.perfetto.dev to write too.", "FILE", RECORDS, kind=PATH)
 
 
 class ScriptOptions(TypedDict, total=False):
@@ -316,16 +335,15 @@ FIELDS: Mapping[str, dataclasses.Field[Any]] = {each.name: each for each in data
 
 _ALL = {**FIELDS, **{each.name: each for each in dataclasses.fields(RunFiles)}}
 
-ASKED: Mapping[str, dataclasses.Field[Any]] = {name: each for name, each in _ALL.items() if each.metadata[_OPTION].help}
+ASKED: Mapping[str, dataclasses.Field[Any]] = {**asked_in(RunOptions), **asked_in(RunFiles)}
 """Those of :class:`RunOptions` and :class:`RunFiles` that the command line and job files know."""
 
 
 def option_of(name: str) -> Option:
-    """How the field is asked for."""
-    found: Option = _ALL[name].metadata[_OPTION]
-    return found
+    """How the field of a run is asked for."""
+    return spec(_ALL[name])
 
 
 def flag_of(name: str) -> str:
-    """What the field is called on the command line."""
-    return option_of(name).flag or f"--{name.replace('_', '-')}"
+    """What the field of a run is called on the command line."""
+    return flag(_ALL[name])

@@ -187,7 +187,7 @@ class Checkpoints:
             return
         text = "; ".join([error.title, *error.details, "the job goes on, and tries again at the next interval"])
         _log.warning("%s", text)
-        self._activity.remark = text
+        self._activity.tell(text)
 
 
 def save_now(

@@ -15,12 +15,14 @@ backward makes them from the last layer to the first, so values part at the last
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,22 +30,33 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops._torch import TorchDispatchMode, tree_leaves
-from halopipe.data.sources import Item
+from halopipe.data.factories import Item
 from halopipe.run_spec.job import Compared, failed_path
 from halopipe.training.evaluate import loss_rank
-from halopipe.training.rank import Opened, Place, Terms
-from halopipe.training.single_device import Reference, compare_losses, compare_tensors, losses_of, parts_of
+from halopipe.training.rank import Opened, Place, Prepared, Terms
+from halopipe.training.single_device import (
+    Reference,
+    compare_losses,
+    compare_tensors,
+    losses_of,
+    parts_of,
+    reference_of,
+    why_not_compared,
+)
 from planner.ir.codec import plain
-from planner.ir.errors import NumericsError
+from planner.ir.errors import NumericsError, UnsupportedModelError
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
-from profiler.capture.graph import Captured
+from profiler.capture.graph import Captured, capture
 from profiler.capture.operators import operation
 from profiler.capture.sample_independence import UNFILLED
 from profiler.source.model import LoadedModel
+from runtime.engine import StepResult
 from runtime.monitor.failure import also, read_error, write_error
 from runtime.monitor.watch import SETUP_S
-from runtime.numerics.compare import TOLERANCES, Difference, Sketch, report
+from runtime.numerics.compare import TOLERANCES, Difference, NumericsReport, Sketch, report
+from runtime.optim.optimizer import Followed, MakeOptimizer
+from runtime.pipeline.messages import CPU
 from runtime.stage.captured import CapturedModel, captured_model
 from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.random.streams import Draw, Draws
@@ -51,6 +64,8 @@ from runtime.stage.random.user_module import Answers
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
+
+_log = logging.getLogger(__name__)
 
 PATIENCE_S = SETUP_S / 2
 """Longest wait for one device."""
@@ -313,3 +328,87 @@ def _place(decision: Decision, layer: str) -> str:
     stage = decision.layers[layer].stage
     ranks = ", ".join(map(str, decision.stages[stage].ranks))
     return f"layer {layer} (stage {stage}, rank {ranks})"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The model as it was before the first step; or why it could not be kept.
+
+    Attributes:
+        optimizer: makes its optimiser.
+    """
+
+    model: LoadedModel | None = None
+    reason: str = ""
+    optimizer: MakeOptimizer | None = None
+
+    @classmethod
+    def of(cls, terms: Terms, prepared: Prepared, *, check: bool) -> Kept:
+        """A copy, where there is memory for it and one device has such a step."""
+        if not check:
+            return cls()
+        reason = why_not_compared(terms, torch.device("cpu"))
+        if reason:
+            return cls(reason=reason)
+        try:
+            made = terms.optimizer
+            return cls(copy.deepcopy(prepared.model), "", made.as_it_is() if isinstance(made, Followed) else made)
+        except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
+            return cls(reason=f"the model cannot be copied: {type(error).__name__}: {error}")
+
+
+class WatchedSteps:
+    """The steps before the first update, which are compared with one device.
+
+    Args:
+        kept: on rank 0.
+
+    Attributes:
+        is_over: the first update was compared.
+    """
+
+    def __init__(self, terms: Terms, place: Place, opened: Opened, kept: Kept | None) -> None:
+        self._terms, self._opened, self._kept = terms, opened, kept
+        self._items: list[Item] = []
+        self._losses: list[float] = []
+        self._first = FirstStep(terms, place, self._read, False, self._explain)
+        self._device, self._steps_left, self.is_over = place.device or CPU, terms.accumulate, False
+
+    def after(self, item: Item, result: StepResult) -> NumericsReport | None:
+        """What the comparison shows, after the first update; None before.
+
+        Raises:
+            NumericsError: the step is not one device's.
+        """
+        self._losses += [] if result.loss is None else [result.loss]
+        if self._kept is not None and self._kept.model is not None:
+            self._items.append(item)
+        self._steps_left -= 1
+        if self._steps_left:
+            return None
+        self.is_over = True
+        reference, compared = self._first.compare(self._opened, self._losses)
+        if reference.skipped:
+            if self._kept is not None:
+                _log.warning("the first step was not compared with one device: %s", reference.skipped)
+            return NumericsReport(reference.dtype, 0, 0, {}, skipped=reference.skipped)
+        found = (Difference(**plain(each)) for each in compared)
+        return report(found, reference.dtype, witness=reference.witness, strict=False)
+
+    def _read(self) -> Reference:
+        kept = self._kept or Kept()
+        if kept.model is None:
+            return Reference(skipped=kept.reason)
+        try:
+            terms = replace(self._terms, optimizer=kept.optimizer or self._terms.optimizer)
+            return reference_of(terms, copy.deepcopy(kept.model), self._items, self._device)
+        except UnsupportedModelError as error:
+            return Reference(error=write_error(error))
+        except Exception as error:  # noqa: BLE001 - whatever the user's module raises, and memory that runs out
+            return Reference(skipped=f"one device could not run it: {type(error).__name__}: {error}")
+
+    def _explain(self, wrong: Sequence[Difference]) -> list[str]:
+        kept = self._kept
+        if kept is None or kept.model is None:
+            return []
+        return parting(self._terms, kept.model, capture(kept.model), self._items[0], wrong)

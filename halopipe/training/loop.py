@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NoReturn
 
-from halopipe.data.feeds import COMPARING, AheadFeed, Consumer, Feed
+from halopipe.data.ahead import AheadFeed
+from halopipe.data.feeds import COMPARING, Consumer, Feed
 from halopipe.data.sharded_feed import Supply
 from halopipe.data.sources import Position, ended
 from halopipe.run_spec.job import Compared, Journal, RankResult
@@ -148,6 +149,7 @@ class Loop:
             left_out=tuple(self._left_out),
             slow=tuple(self.activity.slow),
             saves=self.checkpoints.saves,
+            remarks=self.activity.remarks,
         )
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,33 +16,30 @@ from torch import Tensor, nn
 import runtime.pipeline.microbatches
 from cuda_ops.sampling.sampler import SampledGraph
 from cuda_ops.sparse.nn.tensor import SparseTensor
+from halopipe.data.ahead import Announced, Upcoming
+from halopipe.data.factories import Form, Item, Pair
 from halopipe.data.feeds import COMPARING, Agreement, Consumer, agreement_of
-from halopipe.data.sources import Form, Item, Pair, bound, tensors_of
+from halopipe.data.sources import bound, tensors_of
 from halopipe.run_spec.options import RESUME
 from halopipe.run_spec.result import Score
 from halopipe.terminal.units import require_known
 from halopipe.training.checkpointing import save_now
 from halopipe.training.evaluate import MakeMetrics, evaluate, loss_rank
-from halopipe.training.first_step import FirstStep, parting
-from halopipe.training.rank import Opened, Place, Prepared, Terms
+from halopipe.training.first_step import WatchedSteps
+from halopipe.training.rank import Opened, Terms
 from halopipe.training.resuming import newest_sound, open_saved
-from halopipe.training.single_device import Reference, reference_of, why_not_compared
-from planner.ir.codec import plain
-from planner.ir.errors import CorruptFileError, HalopipeError, UnsupportedModelError, UsageError
+from planner.ir.errors import CorruptFileError, HalopipeError, UsageError
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.profile import Profile
-from profiler.capture.graph import capture
 from profiler.source.clouds import samples_first
 from profiler.source.graphs import raw_of
-from profiler.source.model import LoadedModel
 from profiler.source.structure import BatchStructure
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
 from runtime.monitor.activity import Activity
-from runtime.monitor.failure import write_error
-from runtime.numerics.compare import Difference, NumericsReport, report
-from runtime.optim.optimizer import Followed, MakeOptimizer
-from runtime.pipeline.messages import CPU
+from runtime.numerics.compare import NumericsReport
+from runtime.optim.optimizer import Followed
+from runtime.pipeline.microbatches import InputSpecs
 from runtime.pipeline.stream import Stream
 
 _log = logging.getLogger(__name__)
@@ -57,90 +54,6 @@ Of a sparse network the inputs are a SparseTensor, and targets one a sample or o
 were given in; or all has samples first, padded: coordinates, features and counts, and the targets.  Of a graph network
 they are a SampledGraph, or seeds and draws.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """The model as it was before the first step; or why it could not be kept.
-
-    Attributes:
-        optimizer: makes its optimiser.
-    """
-
-    model: LoadedModel | None = None
-    reason: str = ""
-    optimizer: MakeOptimizer | None = None
-
-    @classmethod
-    def of(cls, terms: Terms, prepared: Prepared, *, check: bool) -> Kept:
-        """A copy, where there is memory for it and one device has such a step."""
-        if not check:
-            return cls()
-        reason = why_not_compared(terms, torch.device("cpu"))
-        if reason:
-            return cls(reason=reason)
-        try:
-            made = terms.optimizer
-            return cls(copy.deepcopy(prepared.model), "", made.as_it_is() if isinstance(made, Followed) else made)
-        except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
-            return cls(reason=f"the model cannot be copied: {type(error).__name__}: {error}")
-
-
-class WatchedSteps:
-    """The steps before the first update, which are compared with one device.
-
-    Args:
-        kept: on rank 0.
-
-    Attributes:
-        is_over: the first update was compared.
-    """
-
-    def __init__(self, terms: Terms, place: Place, opened: Opened, kept: Kept | None) -> None:
-        self._terms, self._opened, self._kept = terms, opened, kept
-        self._items: list[Item] = []
-        self._losses: list[float] = []
-        self._first = FirstStep(terms, place, self._read, False, self._explain)
-        self._device, self._steps_left, self.is_over = place.device or CPU, terms.accumulate, False
-
-    def after(self, item: Item, result: StepResult) -> NumericsReport | None:
-        """What the comparison shows, after the first update; None before.
-
-        Raises:
-            NumericsError: the step is not one device's.
-        """
-        self._losses += [] if result.loss is None else [result.loss]
-        if self._kept is not None and self._kept.model is not None:
-            self._items.append(item)
-        self._steps_left -= 1
-        if self._steps_left:
-            return None
-        self.is_over = True
-        reference, compared = self._first.compare(self._opened, self._losses)
-        if reference.skipped:
-            if self._kept is not None:
-                _log.warning("the first step was not compared with one device: %s", reference.skipped)
-            return NumericsReport(reference.dtype, 0, 0, {}, skipped=reference.skipped)
-        found = (Difference(**plain(each)) for each in compared)
-        return report(found, reference.dtype, witness=reference.witness, strict=False)
-
-    def _read(self) -> Reference:
-        kept = self._kept or Kept()
-        if kept.model is None:
-            return Reference(skipped=kept.reason)
-        try:
-            terms = replace(self._terms, optimizer=kept.optimizer or self._terms.optimizer)
-            return reference_of(terms, copy.deepcopy(kept.model), self._items, self._device)
-        except UnsupportedModelError as error:
-            return Reference(error=write_error(error))
-        except Exception as error:  # noqa: BLE001 - whatever the user's module raises, and memory that runs out
-            return Reference(skipped=f"one device could not run it: {type(error).__name__}: {error}")
-
-    def _explain(self, wrong: Sequence[Difference]) -> list[str]:
-        kept = self._kept
-        if kept is None or kept.model is None:
-            return []
-        return parting(self._terms, kept.model, capture(kept.model), self._items[0], wrong)
 
 
 class Execution:
@@ -181,6 +94,7 @@ class Execution:
         transport = opened.consumer.transport
         self.model, self.rank, self.num_ranks = model, transport.rank, transport.world_size
         self._locks, self._claimed = contextlib.ExitStack(), set[Path]()
+        self._upcoming, self._announced = Upcoming(self.looks_ahead, self.rank == 0), Announced()
         self._trained = agreement_of(opened.consumer, 0, is_script=True)
         self._evaluated = agreement_of(opened.consumer, 0, is_script=True, always=True)
 
@@ -199,6 +113,19 @@ class Execution:
     def is_updated(self) -> bool:
         """Whether the last step ended with an update; with ``accumulate``, not all do."""
         return self._engine.is_updated
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether what the next batch needs is prepared during a step, if that batch is known (:meth:`ahead`)."""
+        return self._engine.looks_ahead
+
+    def ahead(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """``batches``, one after another, each asked for a step before its turn; all ranks loop over the same.
+
+        Of sparse and graph networks whose plan says so the next step is prepared during this one: sites, maps, sampled
+        neighbours.  For other plans it gives ``batches`` as they come.
+        """
+        return self._upcoming.ahead(batches)
 
     def step(self, batch: Batch) -> float:
         """One training step, on a batch that every rank is given whole, the same one.
@@ -220,8 +147,16 @@ class Execution:
 
     def train(self, batch: Batch) -> StepResult:
         """As :meth:`step`, with everything that is known of the step: times, learning rates, norm of the gradients."""
+        return self.train_before(batch, *self._upcoming.take())
+
+    def train_before(self, batch: Batch, *upcoming: Batch) -> StepResult:
+        """As :meth:`train`; ``upcoming`` is the batch of the next step, or nothing where nobody knows it."""
         self._trained.step = self.num_steps - self._trained.noted
-        result = self._engine.step_on(self._bound(batch, self._trained))
+        found = self._bound(batch, self._trained, self._announced)
+        for each in upcoming if self.looks_ahead else ():
+            with contextlib.suppress(HalopipeError):  # it is refused when its turn comes
+                self._engine.expect(self._announced.announce(self._item(each), *self._terms_of_batches))
+        result = self._engine.step_on(found)
         self._engine.settle()
         if result.left_out and self.rank == 0:
             _log.warning("no update was made: %s", result.left_out)
@@ -444,13 +379,20 @@ class Execution:
             consumer.transport.all_reduce(told, consumer.ranks, consumer.deadline_s)
         return told.item()
 
-    def _bound(self, batch: Batch, agreement: Agreement) -> runtime.pipeline.microbatches.Batch:
-        """The batch, which all ranks were given, as the engine takes it."""
+    def _bound(
+        self, batch: Batch, agreement: Agreement, announced: Announced | None = None
+    ) -> runtime.pipeline.microbatches.Batch:
+        """The batch, which all ranks were given, as the engine takes it; the one that was announced, if it is that."""
         item = self._item(batch)
-        found = bound(item, self._consumer.inputs, self._consumer.decision.micro_batches)
+        known = None if announced is None else announced.recognised(item)
+        found = bound(item, *self._terms_of_batches) if known is None else known
         with self._engine.between_steps(COMPARING):
             agreement.note(tensors_of(item))
         return found
+
+    @property
+    def _terms_of_batches(self) -> tuple[InputSpecs, tuple[int, ...]]:
+        return self._consumer.inputs, self._consumer.decision.micro_batches
 
     def _item(self, batch: Batch) -> Item:
         return [self._pair(each) for each in batch] if self._form.is_several(batch) else self._pair(batch)

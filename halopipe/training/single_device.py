@@ -28,7 +28,8 @@ from torch import Tensor
 from cuda_ops._torch import tree_leaves
 from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.device.host import available_bytes
-from halopipe.data.sources import Item, Tensors, batches, take
+from halopipe.data.factories import Item, Tensors
+from halopipe.data.sources import batches, take
 from halopipe.run_spec.job import NUM_COMPARED, Compared, Job
 from halopipe.terminal.units import count, size
 from halopipe.training.check_options import trains

@@ -111,7 +111,7 @@ class _Work:
         supply = self._supply(opened, prepared, seed)
         lone = self._lone(opened, prepared, 0 if saved is None else saved.step)
         del prepared
-        gc.collect()  # what other ranks train need not stay alive here: modules and graphs refer to one another in cycles
+        gc.collect()  # what others train need not stay alive here; modules and graphs lie in cycles
         if saved is not None:
             self._activity.begin("reading the checkpoint")
             opened.engine.load_state(saved.checkpoint)
@@ -126,7 +126,7 @@ class _Work:
         """Tells people before the first step, once for all ranks."""
         if word and self._place.rank == 0:
             _log.warning("%s", word)
-            self._activity.remark = word
+            self._activity.tell(word)
 
     def _supply(self, opened: Opened, prepared: Prepared, seed: int) -> Supply:
         return Supply(opened.consumer, self._job.options, prepared.model, seed)

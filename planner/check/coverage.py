@@ -141,6 +141,7 @@ ROWS: Mapping[str, Row] = {
     "search.tie.step_s": Row(WHOLLY, "below the step; gap and bound are of it", WHOLLY, "the same"),
     "search.tie.given_up": Row(WHOLLY, "step over step_s - 1", WHOLLY, "the same"),
     "search.tie.confidence": Row(PARTLY, "below what was asked for", PARTLY, "the same"),
+    "search.tie.num_ranks": Row(PARTLY, "no fewer than the plan's; as many: given_up is small", PARTLY, "the same"),
     "alternatives[].name": Row(NOT, "", PARTLY, "of schedules: there is one"),
     "alternatives[].step_s": Row(
         PARTLY, "not below the bound; the slowdown in its words", PARTLY, "of schedules: reckoned again"

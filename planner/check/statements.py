@@ -13,6 +13,8 @@ from planner.ir.problem import MEMORY, THROUGHPUT
 from planner.ir.schedule import FORWARD_PASS
 
 TOLERANCE = 1e-9
+_HARDLY = 0.01
+"""So much slower, and no more, is a plan that is taken because it exchanges less than one on as many ranks."""
 STATUSES = ("proven", "within gap", "time limit", "stopped", "heuristic")
 EVIDENCES = (MEASURED, INTERPOLATED, FAMILY, KERNELS, DATASHEET)
 
@@ -174,8 +176,12 @@ def _search_faults(plan: Plan) -> Iterator[str]:
 
 
 def _tie_faults(plan: Plan) -> Iterator[str]:
-    """A plan that was given up is faster at the mean, and not so surely as was asked for."""
+    """A plan that was given up is faster at the mean, not so surely as was asked for, and uses more ranks.
+
+    Or as many, where it is hardly faster.
+    """
     tie, step_s, wanted = plan.search.tie, plan.prediction.step_s, plan.inputs.request.confidence
+    used = len({rank for stage in plan.decision.stages for rank in stage.ranks})
     if tie is None:
         return
     if not 0 < tie.step_s < step_s:
@@ -184,6 +190,11 @@ def _tie_faults(plan: Plan) -> Iterator[str]:
         yield f"search.tie.given_up: {tie.given_up} is not step over step_s - 1, {step_s / tie.step_s - 1}"
     if not 0 <= tie.confidence < wanted:
         yield f"search.tie.confidence: {tie.confidence} is not below the {wanted} that was asked for"
+    if tie.num_ranks and tie.num_ranks < used:
+        yield f"search.tie.num_ranks: {tie.num_ranks} ranks of a plan that was given up for one on {used}"
+    elif tie.num_ranks == used and tie.given_up > _HARDLY * (1 + TOLERANCE):
+        text = f"a plan on {used} ranks, which is {tie.given_up} faster, was given up for one on as many"
+        yield f"search.tie.num_ranks: {text}: at most {_HARDLY} is"
 
 
 def _bound_faults(plan: Plan) -> Iterator[str]:

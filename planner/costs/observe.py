@@ -141,7 +141,7 @@ def _classes(profile: Profile, decision: Decision) -> Iterator[CostClass]:
         yield from (CostClass(what, kind, several) for kind, several in sorted(shared))
     for what in (UPDATE, OVERHEAD):
         yield from (CostClass(what, kind) for kind in sorted({kind for kind, _ in shared}))
-    ranks = sorted({rank for stage in decision.stages for rank in stage.ranks})
+    ranks = decision.used_ranks
     links = sorted({cluster.link_class(a, b) for a in ranks for b in ranks if a != b})
     for what in (MESSAGES, ALL_REDUCES, STATISTIC_SUMS):
         yield from (CostClass(what, link) for link in links)

@@ -113,11 +113,23 @@ def forecast(
     return Forecast(prediction, seen, memories)
 
 
-def paired_forecast(book: PriceBook, decision: Decision, num_draws: int) -> tuple[Draws, int]:
-    """(the step by draw, to be held against that of other plans; how often ranks exchange something in it).
+@dataclass(frozen=True, slots=True, eq=False)
+class PairedForecast:
+    """A step, to be held against those of other plans.
 
-    An exchange is a message, a sum, or a layer of an action inside which the ranks of a stage exchange something.
+    Attributes:
+        steps: seconds, by draw.
+        step_s: without noise.
+        num_exchanges: messages, sums, and layers of actions inside which the ranks of a stage exchange something.
     """
+
+    steps: Draws
+    step_s: float
+    num_exchanges: int
+
+
+def paired_forecast(book: PriceBook, decision: Decision, num_draws: int) -> PairedForecast:
+    """The step under draws that are the same for every plan of a profile; raises as :func:`predict`."""
     _, costs, compiled, sizes = _compiled(book, decision)
     prices = prices_of(compiled, costs, sizes)
     inside = sum(
@@ -126,8 +138,10 @@ def paired_forecast(book: PriceBook, decision: Decision, num_draws: int) -> tupl
         for action in row
         if action.op in COMPUTE and costs.exchange_s(action) > 0
     )
-    draws = paired_steps(compiled, costs, prices, run(compiled, prices), num_draws)
-    return draws, len(compiled.messages) + sum(count > 1 for count in compiled.reductions) + inside
+    trace = run(compiled, prices)
+    draws = paired_steps(compiled, costs, prices, trace, num_draws)
+    num_exchanges = len(compiled.messages) + sum(count > 1 for count in compiled.reductions) + inside
+    return PairedForecast(draws, trace.step_s, num_exchanges)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which of two plans is the faster, and how sure that is; where it is not, the simpler one is taken.
+"""Which of two plans is the faster, and how sure that is; where it is not, the one on fewer ranks is taken.
 
 A plan's step is a random variable.  Two parts of it are drawn, the same draws for every plan:
 
@@ -10,8 +10,12 @@ A plan's step is a random variable.  Two parts of it are drawn, the same draws f
 so that an error which two plans have in common makes neither the faster.  Plan A is the faster one with the probability
 that its step is the shorter in a draw.
 
-Of plans that the model cannot tell apart with the confidence that is asked for, the simpler is taken: on fewer ranks,
-then with fewer exchanges a step, then the faster at the mean.
+The confidence is asked for more ranks: devices are what a plan costs its user.  Of the plans that the fastest at the
+mean is not surely faster than, those on the fewest ranks count; of these the fastest at the mean is taken, or, of plans
+within ``ALIKE`` of it, the one with the fewest exchanges a step.
+
+That two plans tie is no equivalence: A may tie with B and B with C, and A be surely faster than C.  So all are held
+against one plan, the fastest at the mean, and what is taken ties with that one, whatever else there is.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ from planner.ir.profile import ONE_DEVICE, SHARING
 from planner.layers import throughout_sites
 
 DRAWS = 1000
+ALIKE = 0.01
+"""Plans on as many ranks whose steps are no further apart are equally good; the one with fewer exchanges is taken."""
 OWN = 0.3
 """Of the variance that a kind of plans has beyond one device's, the part of each plan's own: of 63 plans that were
 predicted before they were run, pipelines of a setting were 0.045 apart (0.062 by these figures), and 0.118 from one
@@ -47,18 +53,15 @@ class Judged:
 
     Attributes:
         steps: seconds, by draw.
+        sample_s: seconds of a sample, without noise.
         num_ranks: that have something to do.
         num_exchanges: a step.
     """
 
     steps: Draws
+    sample_s: float
     num_ranks: int
     num_exchanges: int
-
-    @property
-    def simplicity(self) -> tuple[int, int]:
-        """Less is simpler."""
-        return self.num_ranks, self.num_exchanges
 
 
 @dataclass(slots=True, eq=False)
@@ -73,12 +76,16 @@ class Ties:
         name = fingerprint(decision)
         found = self._known.get(name)
         if found is None:
-            draws, num_exchanges = paired_forecast(self.book, decision, DRAWS)
+            seen = paired_forecast(self.book, decision, DRAWS)
             normal = np.zeros(DRAWS)
             for what, deviation in self._errors(decision, name):
                 normal += deviation * keyed(what).standard_normal(DRAWS)
-            ranks = {rank for stage in decision.stages for rank in stage.ranks}
-            found = self._known[name] = Judged(draws * np.exp(normal), len(ranks), num_exchanges)
+            found = self._known[name] = Judged(
+                seen.steps * np.exp(normal),
+                seen.step_s / decision.global_batch,
+                len(decision.used_ranks),
+                seen.num_exchanges,
+            )
         return found
 
     def confidence(self, faster: Decision, slower: Decision) -> float:
@@ -90,16 +97,25 @@ class Ties:
         """Whether neither is the faster with ``confidence``."""
         return max(self.confidence(one, other), self.confidence(other, one)) < confidence
 
-    def simplest(self, best: Decision, others: Sequence[Decision], confidence: float) -> Decision:
-        """The simplest of the plans that ``best`` is not faster than with ``confidence``; ``best`` if there is none.
+    def taken(self, best: Decision, others: Sequence[Decision], confidence: float) -> Decision:
+        """The plan to take of ``best`` and those that it ties with: on the fewest ranks, and of these the fastest.
+
+        A plan that is no more than ``ALIKE`` slower than that one, and ties with it, is taken where it exchanges less.
 
         Args:
             best: the fastest at the mean.
+            others: in whatever order; of plans that are equal in all of this the first is taken, ``best`` before all.
+            confidence: what more ranks are used for only where they are the faster with this probability.
         """
-        wanted = self.judged(best).simplicity
-        simpler = [other for other in others if self.judged(other).simplicity < wanted]
-        simpler.sort(key=lambda other: (self.judged(other).simplicity, float(np.mean(self.judged(other).steps))))
-        return next((other for other in simpler if self.confidence(best, other) < confidence), best)
+        tied = [best, *(other for other in others if self.confidence(best, other) < confidence)]
+        fewest = min(self.judged(one).num_ranks for one in tied)
+        lean = [one for one in tied if self.judged(one).num_ranks == fewest]
+        fastest = min(lean, key=lambda one: self.judged(one).sample_s)
+        longest_s = self.judged(fastest).sample_s * (1 + ALIKE)
+        alike = [
+            one for one in lean if self.judged(one).sample_s <= longest_s and self.confidence(fastest, one) < confidence
+        ]
+        return min(alike, key=lambda one: (self.judged(one).num_exchanges, self.judged(one).sample_s))
 
     def _errors(self, decision: Decision, name: str) -> Iterator[tuple[str, float]]:
         """What is drawn for a plan, with its standard deviation."""

@@ -229,7 +229,7 @@ def _plan_row(name: str, plan: Plan, best_per_s: float) -> PlanRow:
         peak_bytes=max((rank.peak_bytes for rank in prediction.ranks), default=0),
         schedule=decision.schedule,
         num_stages=len(decision.stages),
-        num_ranks=len({rank for stage in decision.stages for rank in stage.ranks}),
+        num_ranks=len(decision.used_ranks),
         micro_batches="+".join(f"{len(list(run))}x{samples}" for samples, run in groupby(decision.micro_batches)),
         solver=plan.search.solver,
         status=plan.search.status,

@@ -179,6 +179,11 @@ class Decision:
         return len(self.program)
 
     @property
+    def used_ranks(self) -> tuple[int, ...]:
+        """Those of them that have a stage."""
+        return tuple(sorted({rank for stage in self.stages for rank in stage.ranks}))
+
+    @property
     def global_batch(self) -> int:
         """Samples a step."""
         return sum(self.micro_batches)
@@ -288,19 +293,22 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """A plan that is faster at the mean, and was not taken: too likely the simpler one is the faster.
+    """A plan that is faster at the mean, and was not taken: it is not surely faster, and uses or exchanges more.
 
     Attributes:
         over: that plan, in words.
         step_s: of it: what the search proved or bounded.
         given_up: the step of the plan that was taken over ``step_s``, less 1.
         confidence: with what probability it is the faster of the two; less than was asked for (``Request.confidence``).
+        num_ranks: that it uses: more than the plan that was taken, or as many, where that one exchanges less and is
+            hardly slower; 0: not known.
     """
 
     over: str
     step_s: float
     given_up: float
     confidence: float
+    num_ranks: int = field(default=0, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

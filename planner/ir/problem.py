@@ -94,8 +94,8 @@ class Problem:
         halo_depth: most rows of space by which a rank may work beyond its part (``Placement.margin``).
         shard: one of ``SHARD``; solvers get ``never`` or ``always`` (``planner.solvers.solver`` settles ``auto``).
         fix, forbid: side constraints.
-        confidence: from 0 to below 1: a plan is taken rather than a simpler one only where it is the faster with this
-            probability (``planner.costs.ties``); 0: the plan that the model says is the fastest.
+        confidence: from 0 to below 1: a plan is taken rather than one on fewer ranks only where it is the faster with
+            this probability (``planner.costs.ties``); 0: the plan that the model says is the fastest.
         speeds: how ``profile`` differs from what was measured (``Profile.standing``): devices that are gone, or at
             another speed.
         rate_per_s: samples a second that a stream of forward passes must sustain; 0: any.

@@ -11,6 +11,10 @@
 Each is timed by processor time; where there are two passes, a table says the mean of forward and backward.  It is of
 one rank, as a collective over a group of one.  Tensors are small, so that passes over the layer's own data are hardly
 in it; but of gradient sums, where copying them is what takes.
+
+In a step layers come before and after, whose data has taken the place of an exchange's own code and data in the core's
+caches: repeated alone, exchanges are told too short.  So each is timed behind a :class:`Burst`, as are sums of
+statistics between ranks (:mod:`profiler.links.cpu`).
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import batch_norm
+from torch.nn.functional import batch_norm, conv2d, relu
 
 from cuda_ops.sparse import operators
 from cuda_ops.sparse.geometry import MapSpec, geometry_of
@@ -51,7 +55,34 @@ _ROWS = 4
 _NUM_RUNS = 10
 _ELEMENT_BYTES, _STATISTIC_BYTES = 4, 8
 
+_BURST_S = 0.0015  # about what a layer takes
+_BURST_TENSORS, _BURST_SHAPE, _BURST_KERNEL = 12, (4, 64, 16, 16), (64, 64, 3, 3)
+
 Points = tuple[tuple[int, float], ...]
+
+
+class Burst:
+    """A fixed number of convolutions, about 1.5 ms of them, over 5 MiB by turns: more than a core's own caches hold.
+
+    Attributes:
+        number: of convolutions; ranks that meet have to take the same.
+    """
+
+    def __init__(self) -> None:
+        self._inputs = [torch.randn(_BURST_SHAPE) for _ in range(_BURST_TENSORS)]
+        self._weights = [torch.randn(_BURST_KERNEL) for _ in range(_BURST_TENSORS)]
+        self._next, self.number = 0, _BURST_TENSORS
+        each_s = min(self() for _ in range(3)) / self.number
+        self.number = max(1, round(_BURST_S / each_s))
+
+    @torch.no_grad()
+    def __call__(self) -> float:
+        """Processor seconds of it."""
+        start_s = time.thread_time()
+        for _ in range(self.number):
+            self._next = (self._next + 1) % _BURST_TENSORS
+            relu(conv2d(self._inputs[self._next], self._weights[self._next], padding=1))
+        return time.thread_time() - start_s
 
 
 def exchange_calls(link: str, sites: bool = False) -> tuple[Collective, ...]:
@@ -79,15 +110,19 @@ def _calls(_: Report, link: str, sites: bool) -> tuple[Collective, ...]:
 
 
 def _measured(sites: bool) -> Iterator[tuple[str, Points]]:
-    yield NORMALISATION, tuple((2 * (1 + 2 * channels) * _STATISTIC_BYTES, _norm_s(channels)) for channels in _CHANNELS)
-    yield PIECES, tuple((_CHANNELS[0] * width * _ELEMENT_BYTES, _pieces_s(width)) for width in _WIDTHS)
+    burst = Burst()
+    yield (
+        NORMALISATION,
+        tuple((2 * (1 + 2 * channels) * _STATISTIC_BYTES, _norm_s(channels, burst)) for channels in _CHANNELS),
+    )
+    yield PIECES, tuple((_CHANNELS[0] * width * _ELEMENT_BYTES, _pieces_s(width, burst)) for width in _WIDTHS)
     if sites:
-        yield SITES, tuple((_CHANNELS[0] * edge**2 * _ELEMENT_BYTES, _sites_s(edge)) for edge in _EDGES)
-    yield PARTIAL_SUMS, tuple((size * _ELEMENT_BYTES, _partial_sums_s(size)) for size in _SUMMED)
-    yield GRADIENT_SUMS, tuple((size, _gradient_sums_s(size)) for size in _BUCKETS)
+        yield SITES, tuple((_CHANNELS[0] * edge**2 * _ELEMENT_BYTES, _sites_s(edge, burst)) for edge in _EDGES)
+    yield PARTIAL_SUMS, tuple((size * _ELEMENT_BYTES, _partial_sums_s(size, burst)) for size in _SUMMED)
+    yield GRADIENT_SUMS, tuple((size, _gradient_sums_s(size, burst)) for size in _BUCKETS)
 
 
-def _norm_s(channels: int) -> float:
+def _norm_s(channels: int, burst: Burst) -> float:
     x = torch.randn(2, channels, 2, 2, requires_grad=True)
     weight, bias = (torch.ones(channels, requires_grad=True) for _ in range(2))
     mean, variance = torch.zeros(channels), torch.ones(channels)
@@ -100,10 +135,10 @@ def _norm_s(channels: int) -> float:
     def shared() -> Tensor:
         return synchronised_batch_norm(x, weight, bias, mean, variance, 0.1, 1e-5, tell)
 
-    return _call_s(shared, lambda: batch_norm(x, mean, variance, weight, bias, True, 0.1, 1e-5))
+    return _call_s(shared, lambda: batch_norm(x, mean, variance, weight, bias, True, 0.1, 1e-5), burst)
 
 
-def _pieces_s(width: int) -> float:
+def _pieces_s(width: int, burst: Burst) -> float:
     x = torch.randn(1, _CHANNELS[0], _ROWS, width, requires_grad=True)
     others = Interval(0, 1), Interval(0, _CHANNELS[0])
 
@@ -114,10 +149,10 @@ def _pieces_s(width: int) -> float:
     held = rows(0, _ROWS), rows(_ROWS, 2 * _ROWS)
     wanted = rows(0, _ROWS + 1), rows(_ROWS - 1, 2 * _ROWS)
     exchange = _alone().exchange(held, wanted, halos)
-    return _call_s(lambda: redistribute(x, exchange), lambda: x.view_as(x))
+    return _call_s(lambda: redistribute(x, exchange), lambda: x.view_as(x), burst)
 
 
-def _sites_s(edge: int) -> float:
+def _sites_s(edge: int, burst: Burst) -> float:
     """Of a cube of sites cut in two, of which this rank has the half below; a face of it is the halo."""
     axis = torch.arange(edge, dtype=torch.int32)
     cube = torch.cartesian_prod(torch.zeros(1, dtype=torch.int32), axis, axis, axis)
@@ -131,17 +166,18 @@ def _sites_s(edge: int) -> float:
     return _call_s(
         lambda: shared_conv(x, weight, local, wire),
         lambda: operators.sparse_conv(torch.cat([x, halo]), weight, local.neighbours, local.reverse),
+        burst,
     )
 
 
-def _partial_sums_s(size: int) -> float:
+def _partial_sums_s(size: int, burst: Burst) -> float:
     x = torch.randn(size, requires_grad=True)
     table = Told(torch.zeros(2, size))
     step = cast("Step", SimpleNamespace(memo={"rows": lambda parts, dtype: table}, later=None))
-    return _call_s(lambda: summed(step, x), lambda: x.view_as(x))
+    return _call_s(lambda: summed(step, x), lambda: x.view_as(x), burst)
 
 
-def _gradient_sums_s(num_bytes: int) -> float:
+def _gradient_sums_s(num_bytes: int, burst: Burst) -> float:
     """Of one of two buckets, which is summed while the backward goes on."""
     size = num_bytes // (_PARAMETERS * _ELEMENT_BYTES)
     parameters = [nn.Parameter(torch.randn(size)) for _ in range(2 * _PARAMETERS)]
@@ -152,6 +188,7 @@ def _gradient_sums_s(num_bytes: int) -> float:
         outputs = [parameter.view(-1) for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
+        burst()
         start_s = time.thread_time()
         if is_summed:
             buckets.arm()
@@ -163,9 +200,9 @@ def _gradient_sums_s(num_bytes: int) -> float:
     return _median_s(lambda: backward(True) - backward(False)) / len(buckets.buckets)
 
 
-def _call_s(call: Callable[[], Tensor], instead: Callable[[], Tensor]) -> float:
+def _call_s(call: Callable[[], Tensor], instead: Callable[[], Tensor], burst: Burst) -> float:
     """By how much ``call`` takes longer than ``instead``: the mean of forward and backward; at least 1 us."""
-    return _median_s(lambda: (_passes_s(call) - _passes_s(instead)) / 2)
+    return _median_s(lambda: (_passes_s(call, burst) - _passes_s(instead, burst)) / 2)
 
 
 def _median_s(longer_s: Callable[[], float]) -> float:
@@ -174,11 +211,13 @@ def _median_s(longer_s: Callable[[], float]) -> float:
     return float(f"{max(1e-6, statistics.median(found)):.4g}")
 
 
-def _passes_s(call: Callable[[], Tensor]) -> float:
+def _passes_s(call: Callable[[], Tensor], burst: Burst) -> float:
+    burst()
     start_s = time.thread_time()
     y = call()
     middle_s = time.thread_time()
     gradient = torch.ones_like(y)
+    burst()
     again_s = time.thread_time()
     torch.autograd.backward([y], [gradient])
     return middle_s - start_s + time.thread_time() - again_s

@@ -125,7 +125,7 @@ class Activity:
         num_done: complete steps.
         loss: of the last complete step, where this rank knows it.
         step_s: how long the last complete step took.
-        remark: the last thing that people should hear while the job runs; the launcher tells them.
+        remarks: what people should hear while the job runs; the launcher tells them, the last one with the next beat.
         listener: told as well of all that begins.
         steps: what the last steps took.
         slow: ranks and links that were found to be slow, on the rank that looks for them.
@@ -140,7 +140,7 @@ class Activity:
     num_done: int = 0
     loss: float | None = None
     step_s: float = 0.0
-    remark: str = ""
+    remarks: tuple[str, ...] = ()
     listener: Callable[[str], None] | None = None
     steps: Steps = field(default_factory=Steps)
     slow: tuple[Slow, ...] = ()
@@ -153,6 +153,16 @@ class Activity:
         self.since_s = time.monotonic()
         if self.listener is not None:
             self.listener(what)
+
+    @property
+    def remark(self) -> str:
+        """The last of the remarks."""
+        return self.remarks[-1] if self.remarks else ""
+
+    def tell(self, remark: str) -> None:
+        """Have people told something, once."""
+        if remark not in self.remarks:
+            self.remarks = (*self.remarks, remark)
 
 
 @dataclass(frozen=True, slots=True)

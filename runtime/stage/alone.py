@@ -148,7 +148,7 @@ def _lone_stage(
         outputs[graph.loss] = None
     cut = StageCut(model, layers, tuple(outputs), device=device, recomputed=decision.stages[stage].recomputed)
     draw, noise = Draw(0), torch.Generator().manual_seed(0)
-    functions = StageFunctions(cut, _nobody, 1, 0, Draws(model).rule(draw), told=[draw])
+    functions = StageFunctions(cut, None, Draws(model).rule(draw), told=[draw])
     function, specs = functions.training, graph.values()
     values = {
         name: _repeated(example[name], graph.inputs[name], samples, graph.samples)
@@ -204,7 +204,3 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return perf_counter()
-
-
-def _nobody(_: Tensor) -> None:
-    """A stage of one rank sums over nobody."""

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from planner.ir.errors import StageFailedError
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Rule, arguments_of
-from runtime.transport.small_allgather import Tell, summing
+from runtime.transport.small_allgather import Tell
 
 _BATCH_NORM = torch.ops.aten.batch_norm.default
 
@@ -44,14 +44,20 @@ Meanwhile = Callable[[], None]
 """Something else to do while ranks tell each other."""
 
 
-def synchronise(reduce: Callable[[Tensor], None], group_size: int, index: int) -> Rule:
-    """:func:`synchronise_by` for ranks that can sum a tensor in place, this one at ``index`` among them."""
-    return synchronise_by(summing(reduce, group_size, index))
+def synchronise(tell_of: Callable[[str], Tell]) -> Rule:
+    """The rule that puts :func:`synchronised_batch_norm` in place of batch normalisation in training mode.
+
+    Args:
+        tell_of: how the ranks of the stage tell each other about the node of that name.
+    """
+
+    def rule(node: fx.Node) -> Callable[..., Any] | None:
+        return _shared(tell_of(node.name)) if _is_training(node) else None
+
+    return rule
 
 
-def synchronise_by(tell: Tell) -> Rule:
-    """The rule that puts :func:`synchronised_batch_norm` in place of batch normalisation in training mode."""
-
+def _shared(tell: Tell) -> Callable[..., Tensor]:
     def batch_norm(
         x: Tensor,
         weight: Tensor | None,
@@ -65,7 +71,7 @@ def synchronise_by(tell: Tell) -> Rule:
     ) -> Tensor:
         return synchronised_batch_norm(x, weight, bias, running_mean, running_var, momentum, eps, tell)
 
-    return lambda node: batch_norm if _is_training(node) else None
+    return batch_norm
 
 
 def normalising_layers(model: CapturedModel) -> tuple[str, ...]:

@@ -41,7 +41,8 @@ from runtime.stage.random.streams import Draw, Draws
 from runtime.stage.sample_weights import is_factor, weighed_in
 from runtime.stage.sharded_passes import ShardedPasses, places_of, require_shardable
 from runtime.stage.stage import StageProgram
-from runtime.transport import Transport
+from runtime.transport import Exchanging, Transport
+from runtime.transport.small_allgather import Rows
 
 if TYPE_CHECKING:
     from runtime.sparse.rules import SharedSites
@@ -128,6 +129,7 @@ class Builder:
         self._transport, self._make_optimizer, self._deadline_s = transport, make_optimizer, deadline_s
         self._draw = Draw(seed)
         self._draws = Draws(model)
+        self._node_places = {node.name: place for place, node in enumerate(model.graph_module.graph.nodes)}
         self._row = decision.rows()[transport.rank]
         self._compiler = compiler
         self._collectives: Mapping[int, Collectives] = {}
@@ -228,12 +230,9 @@ class Builder:
     ) -> StageFunctions:
         collectives = self._collectives.get(stage)
         talks = self._transport if collectives is None else collectives
-        add = partial(talks.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
         functions = StageFunctions(
             self._cut(stage, parts, passes),
-            add,
-            len(ranks),
-            ranks.index(self._transport.rank),
+            partial(self._rows, stage, ranks, talks) if len(ranks) > 1 else None,
             self._draws.rule(self._draw, max(len(ranks), self._decision.num_slices), self._places(divided)),
             halves=bool(manner.split) and self._compiler is None,
             divided=divided,
@@ -246,6 +245,12 @@ class Builder:
             refuse_user_code(stage, self._model, self._decision.layers_of(stage))
             functions.training = compiled(functions.training, partial(_size, divided), self._compiler, collectives)
         return functions
+
+    def _rows(self, stage: int, ranks: tuple[int, ...], talks: Exchanging, node: str) -> Rows:
+        """How ``ranks`` tell each other about a node, under a key as divided stages have (``runtime.spatial.step``)."""
+        place = self._node_places.get(node, 1 << 14)  # of a graph inside the graph: none
+        key = (stage << 14 | place) << 2 | 2 if place < 1 << 14 else None
+        return Rows(talks, ranks, self._deadline_s, key)
 
     def _places(self, divided: DividedStage | None) -> DrawnPlaces | None:
         """Where the parts lie that layers of a divided stage draw for."""

@@ -38,6 +38,7 @@ from runtime.stage.modes import MicrobatchSlice, Mode, cannot_evaluate, in_evalu
 from runtime.stage.recomputed import Again, Told, enclosed
 from runtime.stage.sample_weights import Weighed, weighing
 from runtime.stage.sharded_passes import ShardedPasses
+from runtime.transport.small_allgather import Tell
 
 if TYPE_CHECKING:
     from runtime.sparse.rules import SharedSites
@@ -111,10 +112,6 @@ class StageCalls:
         return found
 
 
-Add = Callable[[torch.Tensor], None]
-"""Sums a tensor over the ranks of a stage, in place."""
-
-
 @dataclass(frozen=True, slots=True)
 class StageCut:
     """One stage of a model.
@@ -173,8 +170,7 @@ class StageFunctions:
     """The functions of one stage on a rank; none of them keeps the model alive.
 
     Args:
-        add: sums over the ranks of the stage.
-        group_size, index: their number, and this rank's place among them.
+        tell_of: how the ranks of the stage tell each other about a node, by its name; None: there is one rank.
         draws: the rule for layers that draw random numbers.
         halves: whether some backward comes in two halves.
         divided: how the ranks divide layers along any dims; None: they share out samples.
@@ -191,9 +187,7 @@ class StageFunctions:
     def __init__(
         self,
         cut: StageCut,
-        add: Add,
-        group_size: int,
-        index: int,
+        tell_of: Callable[[str], Tell] | None,
         draws: Rule,
         *,
         halves: bool = False,
@@ -217,7 +211,7 @@ class StageFunctions:
                 found = in_blocks(part, self.training, found.outputs, cut.model.graph, names, blocks, divided)
             self._others = {Mode(False, False): found}
             return
-        together = [synchronise(add, group_size, index)] if group_size > 1 else []
+        together = [] if tell_of is None else [synchronise(tell_of)]
         if sites is not None:
             together.append(sites.rule)
         halved = [partial(deferred, current=self.current)] if halves else []
@@ -225,7 +219,7 @@ class StageFunctions:
             Mode(True, False): first_of([*together, draws, *halved]),
             Mode(False, False): first_of([in_evaluation, *together]),
         }
-        if group_size > 1:
+        if tell_of is not None:
             rules[Mode(True, True)] = without_rows(first_of([*together, draws]))
             rules[Mode(False, True)] = without_rows(rules[Mode(False, False)])
         self.training = cut.function(rules.pop(Mode()), again=self.again)

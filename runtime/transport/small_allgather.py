@@ -8,7 +8,7 @@ start whenever these are complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,16 +79,3 @@ class Rows:
         number = self._kinds.setdefault((count, dtype), len(self._kinds))
         key = self._key | number if self._key is not None and number < 2 else None
         return Told(table, self._transport.start_exchange(sent, received, self._deadline_s, key))
-
-
-def summing(reduce: Callable[[Tensor], None], size: int, index: int) -> Tell:
-    """How ``size`` ranks tell each other rows, this one at ``index``, if all that they can do is to sum in place."""
-
-    def tell(parts: Sequence[Tensor], dtype: torch.dtype) -> Table:
-        row = torch.cat(tuple(parts))
-        table = row.new_zeros(size, len(row), dtype=dtype)
-        table[index] = row
-        reduce(table)  # of the terms all but one are zero: exact
-        return Told(table)
-
-    return tell

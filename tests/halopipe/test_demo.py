@@ -58,9 +58,15 @@ def prediction(step_s: float) -> Prediction:
     return Prediction(step_s, 1 / step_s, 0.0, (), "measured")
 
 
-@pytest.mark.parametrize(("is_tie", "verdict"), [(False, "predicted 1.10 times as fast"), (True, "predicted a tie")])
-def test_a_gain_that_is_a_tie_is_called_so(is_tie: bool, verdict: str) -> None:
-    text = demo.gain("plan.json", (prediction(1.0), 0.9), "gpipe", (prediction(1.1), 1.08), is_tie=is_tie)
+@pytest.mark.parametrize(
+    ("sure", "verdict"),
+    [
+        (None, "predicted 1.10 times as fast as gpipe; "),
+        (0.68, "predicted a tie (1.10 times as fast as gpipe at the mean; which is the faster is 68 % sure); "),
+    ],
+)
+def test_a_gain_that_is_a_tie_is_called_so_with_how_sure_it_is(sure: float | None, verdict: str) -> None:
+    text = demo.gain("plan.json", (prediction(1.0), 0.9), "gpipe", (prediction(1.1), 1.08), sure)
     assert verdict in text
     assert text.endswith("measured 1.20 times as fast")
     assert [line.split()[0] for line in text.splitlines() if line.strip()][:3] == ["plan", "plan.json", "gpipe"]

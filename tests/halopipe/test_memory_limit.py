@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from torch import nn, randint, randn
 
 from cuda_ops.memory import available
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from planner.ir.errors import OutOfMemoryError
 from planner.ir.plan import RankPrediction
+from planner.ir.profile import ModelSource
 from tests.halopipe.plans import RESNET, plan_of
 
 STEPS = RunOptions(steps=2, warmup=1, deadline_s=20.0, check_first_step=False)
@@ -40,3 +42,17 @@ def test_a_run_ends_where_a_rank_needs_more_than_its_limit() -> None:
     assert any(f"of a limit of {limit} bytes" in line for line in error.details)
     assert any(line.startswith(f"predicted for rank {rank}: ") and "limit: " in line for line in error.details)
     assert any("halopipe plan --memory" in line for line in error.remedies or error.usual)
+
+
+def heavy_first() -> tuple[nn.Module, object, object]:
+    """Nearly all parameters are in the first of two halves."""
+    network = nn.Sequential(nn.Linear(512, 1024), nn.Linear(1024, 8), nn.Linear(8, 8), nn.Linear(8, 4))
+    return network, (randn(4, 512), randint(4, (4,))), nn.CrossEntropyLoss()
+
+
+@pytest.mark.skipif(bool(available()), reason="no compiler for the counting allocator")
+def test_a_rank_keeps_nothing_of_what_others_train() -> None:
+    free = run_plan(plan_of(ModelSource(f"{__name__}:heavy_first", {}, ()), [0.5]), STEPS)
+    assert free is not None
+    of_others = 4 * 512 * 1024
+    assert free.peak_bytes[0] > of_others > 4 * free.peak_bytes[1]

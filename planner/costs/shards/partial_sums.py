@@ -94,7 +94,7 @@ def reduction_rate(book: PriceBook, ranks: tuple[int, ...]) -> float:
 def statistics_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:
     """``[2, options]``: what a normalisation exchanges, forward and backward; zeros for other layers.
 
-    As ``runtime.stage.batch_norm``: one all-reduce of 1 + 2 channels numbers a rank forward, one of 2 channels
+    As ``runtime.stage.batch_norm``: a row of 1 + 2 channels numbers from each rank to each forward, one of 2 channels
     backward.  Ranks with equal channels take part, copies too.
     """
     found = np.zeros((2, len(shards.options)))

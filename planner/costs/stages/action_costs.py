@@ -3,8 +3,8 @@
 F, B, I and W are the sums of the stage's layers at the rank's own number of samples. By how much they are longer after
 a wait for a message (``Profile.action_overhead_s``) is put on the receive. A stage that recomputes runs its forward
 once more in B or I. Every backward but a rank's first also adds its gradients into those that are there. On a stage of
-several ranks each normalisation over the batch exchanges statistics (``runtime.stage.batch_norm``: one all-reduce of 1
-+ 2 channels float64 numbers a rank forward, one of 2 channels backward), and each layer over sites its halo
+several ranks each normalisation over the batch exchanges statistics (``runtime.stage.batch_norm``: a row of 1 + 2
+channels float64 numbers to each other rank forward, one of 2 channels backward), and each layer over sites its halo
 (``costs.communication.halo``), so its ranks go at the pace of the slowest. What hosts prepare is in
 ``costs.stages.input_pipeline``. Where layers have layouts of their own all ranks go at one pace, layer by layer,
 messages between layers included (``costs.stages.stage_cost``). Where ranks divide the optimiser's state, the sum of

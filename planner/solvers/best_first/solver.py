@@ -33,7 +33,7 @@ Prefixes of pipelines wait in a queue by the bound of their best continuation   
 Complete ones are simulated many at once, never too slow, and exactly where members of groups are alike; those that may
 still be the best are simulated by the true simulator                                         ``leaf_bound``
 The search ends with a proof when no bound in the queue is below the best step.
-Of plans that the model cannot tell apart the simplest is taken, if that is asked for          ``choose.without_ties``
+Of plans that the model cannot tell apart one on the fewest ranks is taken, if that is asked   ``choose.without_ties``
 
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
 and in forward plans over blocks of layers and tiles                                         ``block_search``

@@ -179,8 +179,9 @@ def best_plan(
 def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evaluation]) -> tuple[Evaluation, Tie | None]:
     """The plan to take where ``best`` is the fastest at the mean, and what was given up for it.
 
-    That is the simplest of ``others`` that ``best`` is not faster than with the problem's confidence
-    (``planner.costs.ties``), else ``best``.  Others are looked at as far as there is time, those on few ranks first.
+    That is one of ``others`` that ``best`` is not faster than with the problem's confidence, on fewer ranks or, where
+    it is hardly slower, with fewer exchanges (``planner.costs.ties``); else ``best``.  Others are looked at as far as
+    there is time, those on few ranks first.
     """
     problem = evaluator.problem
     if not problem.confidence or problem.objective != THROUGHPUT:
@@ -195,14 +196,15 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
     if not rivals:
         return best, None
     fastest = decision_of(problem, best.candidate)
-    decision = evaluator.ties.simplest(fastest, list(rivals.values()), problem.confidence)
+    decision = evaluator.ties.taken(fastest, list(rivals.values()), problem.confidence)
     if decision is fastest:
         return best, None
     taken = evaluator.evaluate(next(candidate for candidate, other in rivals.items() if other is decision))
-    if taken.step_s <= best.step_s:  # as fast, and simpler
+    if taken.step_s <= best.step_s:  # as fast, and leaner
         return taken, None
     confidence = round(evaluator.ties.confidence(fastest, decision), 4)
-    return taken, Tie(in_words(best.candidate), best.step_s, taken.step_s / best.step_s - 1, confidence)
+    given_up, num_ranks = taken.step_s / best.step_s - 1, len(fastest.used_ranks)
+    return taken, Tie(in_words(best.candidate), best.step_s, given_up, confidence, num_ranks)
 
 
 def in_words(candidate: Candidate) -> str:
@@ -219,7 +221,7 @@ def in_words(candidate: Candidate) -> str:
 
 
 FASTEST = "fastest at the mean"
-"""What the plan is called among the alternatives that was given up for a simpler one."""
+"""What the plan is called among the alternatives that was given up for a leaner one."""
 
 
 def alternatives(

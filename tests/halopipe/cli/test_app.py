@@ -74,7 +74,7 @@ def test_a_tie_is_called_one_by_plan_explain_compare_and_why_not(folder: Path) -
     assert (made.exit_code, made.stdout.splitlines()[0].split(",")[0]) == (0, "1 stage on 1 device")
     said = "a tie     2 stages on 2 ranks, 1f1b-so, 4 micro-batches, is the fastest at the mean, 816 ms"
     assert said in made.stdout
-    assert "gives up 5.9 % at the mean" in made.stdout
+    assert "this one uses 1 rank rather than 2, and gives up 5.9 % at the mean" in made.stdout
     explained = call("explain", "plan.json").stdout
     assert said in explained
     assert "the fastest at the mean is at the bound" in explained
@@ -85,7 +85,10 @@ def test_a_tie_is_called_one_by_plan_explain_compare_and_why_not(folder: Path) -
     compared = call("compare", "plan.json", "fastest.json")
     assert "+5.9 %, a tie" in compared.stdout
     assert "a tie: fastest.json is the fastest at the mean, and not surely faster than plan.json (7" in compared.stdout
-    assert list(json.loads(call("compare", "plan.json", "fastest.json", "--json").stdout)["ties"]) == ["plan.json"]
+    assert "of these plan.json is taken: the fastest at the mean of those on the fewest ranks" in compared.stdout
+    assert "plan.json uses 1 rank rather than 2, and gives up 5.9 % at the mean: 2 stages on 2 ranks" in compared.stdout
+    told = json.loads(call("compare", "plan.json", "fastest.json", "--json").stdout)
+    assert (list(told["ties"]), told["taken"]) == (["plan.json"], "plan.json")
     assert "faster, a tie" in call("explain", "plan.json", "--why-not", "stages=2").stdout
     refused = call("plan", "profile.json", "--confidence", "1")
     assert refused.exit_code == 2

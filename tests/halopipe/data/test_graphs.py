@@ -9,9 +9,7 @@ import torch
 
 import halopipe.data
 from cuda_ops.sampling.generated import power_law
-from halopipe.data.feeds import AheadFeed
 from halopipe.data.graphs import seed_batches
-from halopipe.data.sources import Position
 
 GRAPH = power_law(50, degree=4.0)
 
@@ -39,28 +37,3 @@ def test_the_factories_of_generated_graphs_give_their_seeds(monkeypatch: pytest.
     (nodes, draws), labels = next(halopipe.data.small_graph_seeds(16, (16,), 0))
     assert nodes.shape == draws.shape == labels.shape == (16,)
     assert 0 <= int(nodes.min()) <= int(nodes.max()) < 20_000
-
-
-class Numbers:
-    """A feed of three batches."""
-
-    agreement = None
-
-    def __init__(self) -> None:
-        self.position = Position(0, 0, 0)
-
-    def take(self) -> object | None:
-        if self.position.batches == 3:
-            return None
-        self.position = self.position.after(0, 1)
-        return self.position.batches
-
-
-def test_each_batch_is_told_once_before_it_is_needed_and_the_position_is_that_of_the_one_given() -> None:
-    told: list[object] = []
-    feed = AheadFeed(Numbers(), told.append)  # type: ignore[arg-type]
-    seen = []
-    while (batch := feed.take()) is not None:
-        seen.append((batch, feed.position.batches, list(told)))
-    assert seen == [(1, 1, [1, 2]), (2, 2, [1, 2, 3]), (3, 3, [1, 2, 3])]
-    assert feed.take() is None

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 import halopipe as hp
-from halopipe import api
+from halopipe.api import running
+from halopipe.data.ahead import Upcoming
 from halopipe.launch import parallelize
 from halopipe.launch.job_environment import JobRank
+from halopipe.launch.script_rank import _done
 from halopipe.training.optimizer_spec import spec_of
 from planner.ir.errors import InfeasibleError, UsageError, WorkerError
 from planner.ir.profile import ModelSource, Optimizer
@@ -64,7 +66,7 @@ def test_a_module_is_trained_from_a_script_as_in_its_own_loop(tmp_path: Path) ->
     own, own_schedule = adamw(twin)
     plan = plan_of(SOURCE, [0.5], (3, 3))
     with hp.parallelize(module, plan=plan, optimizer=optimizer, scheduler=schedule) as run:
-        losses = [run.step(batch(step)) for step in range(2)]
+        losses = [run.step(each) for each in run.ahead(map(batch, range(2)))]
         run.save(tmp_path)
         losses.append(run.step([batch(2, 3), batch(5, 3)]))  # the same samples, its micro-batches one by one
         for step, loss in enumerate(losses):
@@ -128,6 +130,27 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_started(monkeypatch: 
         parallelize.parallelize(module, None, None, "SGD", None, None, lambda: None, {}, JobRank(0, 2, num_hosts=2))
 
 
+def test_a_loop_that_looks_ahead_tells_the_ranks_the_batch_behind_the_one_they_train_on() -> None:
+    run = object.__new__(parallelize.Parallel)
+    done: list[tuple[object, ...]] = []
+
+    def train_before(*batches: object) -> SimpleNamespace:
+        done.append(batches)
+        return SimpleNamespace(loss=0.5)
+
+    execution = SimpleNamespace(train_before=train_before, is_updated=True, num_steps=1, followed=None)
+
+    def call(what: str, **given: object) -> dict[str, object]:
+        return _done(execution, what, given, Path())
+
+    run._followed, run._upcoming = None, Upcoming(True)
+    run.ranks = SimpleNamespace(call=call)
+    assert [run.step(batch) for batch in run.ahead("abc")] == [0.5] * 3
+    assert done == [("a", "b"), ("b", "c"), ("c",)]
+    assert run.step("d") == 0.5
+    assert done[-1] == ("d",)
+
+
 def test_in_a_job_of_torchrun_rank_0_plans_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     store, plan = torch.distributed.HashStore(), plan_of(SOURCE, [0.5], (3, 3))
     monkeypatch.setattr(parallelize, "job_stores", lambda rank, num_ranks: (store, store))
@@ -161,8 +184,8 @@ def test_a_plan_is_made_of_what_is_given(monkeypatch: pytest.MonkeyPatch) -> Non
     def started(*given: object) -> object:
         return given[6]()
 
-    monkeypatch.setattr("halopipe.api._measure", measured)
-    monkeypatch.setattr("halopipe.api._make_plan", lambda found, global_batch: (found, global_batch, plan)[-1])
+    monkeypatch.setattr("halopipe.api.plans.profile", measured)
+    monkeypatch.setattr("halopipe.api.plans.plan", lambda found, global_batch: (found, global_batch, plan)[-1])
     monkeypatch.setattr("halopipe.launch.parallelize.parallelize", started)
     module = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.25, betas=(0.5, 0.75))
@@ -272,7 +295,7 @@ def test_a_plan_for_fewer_devices_than_the_job_has_processes_is_made_again(
 ) -> None:
     profile = chain_profile(3)
     best = hp.plan(profile, global_batch=8, num_ranks=1)
-    found = api._on_all(profile, best, 2)
+    found = running._on_all(profile, best, 2)
     assert found.decision.num_ranks == 2
     assert "on 1 device" in capsys.readouterr().err
-    assert api._on_all(profile, found, 2) is found
+    assert running._on_all(profile, found, 2) is found

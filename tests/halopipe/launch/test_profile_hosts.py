@@ -9,7 +9,7 @@ import torch.distributed as dist
 from halopipe.launch import profile_hosts
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.profile_hosts import together
-from halopipe.planning.measure import measure_in_job
+from halopipe.planning.measure import Measuring, measure_in_job
 from planner.ir.cluster import ACROSS_HOSTS, Cluster, Link, PairLink
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import DeadlineError, StageFailedError, UsageError
@@ -34,12 +34,12 @@ def test_hosts_become_one_profile_with_the_links_that_the_first_one_wrote() -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
-    [({"resume": True}, "--resume is for a profile of one host"), ({"device": "cuda"}, "measures cores, not GPUs")],
+    ("device", "resume", "why"),
+    [("cpu", True, "--resume is for a profile of one host"), ("cuda", False, "measures cores, not GPUs")],
 )
-def test_a_job_measures_cores_from_the_beginning(options: dict[str, object], why: str) -> None:
+def test_a_job_measures_cores_from_the_beginning(device: str, resume: bool, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        measure_in_job(JobRank(0, 2), SOURCE, optimizer="SGD", **options)
+        measure_in_job(JobRank(0, 2), SOURCE, Measuring(device), resume=resume)
 
 
 def waiting(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> profile_hosts._Waiting:

@@ -297,7 +297,7 @@ def test_what_a_rank_has_to_say_is_told_while_the_job_runs(tmp_path: Path) -> No
         numbers: ClassVar[dict[int, int]] = {}
 
         def start(self) -> None:
-            heartbeat = Heartbeat(store, 0, Activity(remark="the disk is full"))
+            heartbeat = Heartbeat(store, 0, Activity(remarks=("the disk is full",)))
             heartbeat.publish()
             heartbeat.publish()
 

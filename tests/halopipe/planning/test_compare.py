@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from halopipe.planning.compare import Comparison, differences
+import pytest
+
+from halopipe.planning.compare import Comparison, differences, tie_text
+from planner.ir.plan import Tie
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 
 PROFILE = chain_profile(6)
@@ -106,3 +109,19 @@ def test_plans_for_different_models_are_remarked_on() -> None:
     other_profile = chain_profile(7)
     other = plan_of(other_profile, chain_decision(other_profile, cuts=(3,)))
     assert "different models" in Comparison({"a": plan_of(PROFILE, REFERENCE), "b": other}).render()
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "said"),
+    [
+        (3, "uses 2 ranks rather than 3, and gives up 6.5 % at the mean"),
+        (2, "exchanges less on as many ranks, and gives up 6.5 % at the mean"),
+        (0, "is simpler, and gives up 6.5 % at the mean"),  # a file of before
+    ],
+)
+def test_what_a_plan_was_taken_for_and_what_that_costs_is_said(num_ranks: int, said: str) -> None:
+    tie = Tie("3 stages on 3 ranks, 1f1b, 2 micro-batches", 0.01, 0.065, 0.68, num_ranks)
+    plan = plan_of(PROFILE, REFERENCE)
+    plan = replace(plan, search=replace(plan.search, tie=tie))
+    assert tie_text(plan, tie) == said
+    assert f"  mine {said}: {tie.over}, is faster there" in str(Comparison({"mine": plan}))

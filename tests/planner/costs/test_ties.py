@@ -1,4 +1,4 @@
-"""Which plan is the faster, with what probability; of plans that cannot be told apart the simplest is taken."""
+"""Which plan is the faster, with what probability; more ranks are used only where that is sure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 
 from planner.check import check
 from planner.costs.cost_model import PriceBook
-from planner.costs.ties import OWN, Ties
+from planner.costs.ties import DRAWS, OWN, Judged, Ties
 from planner.costs.uncertainty import MODEL
+from planner.ir.codec import fingerprint
 from planner.ir.plan import Decision, Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import ONE_DEVICE, PIPELINE, MeasuringProcess, Profile
@@ -70,18 +71,70 @@ def test_what_the_model_leaves_out_is_alike_in_plans_of_a_kind() -> None:
     assert steps_s[2] < steps_s[1]
 
 
-def test_the_simplest_of_plans_that_cannot_be_told_apart_is_taken() -> None:
+def test_of_plans_that_cannot_be_told_apart_one_on_the_fewest_ranks_is_taken() -> None:
     profile = chain_profile(4, 3)
     ties = Ties(PriceBook(profile))
     two, three = chain_decision(profile, (2,), (2, 2)), chain_decision(profile, (2, 3), (2, 2))
     one = alone(profile, 0)
-    assert ties.judged(one).simplicity < ties.judged(two).simplicity < ties.judged(three).simplicity
+    assert [ties.judged(plan).num_ranks for plan in (one, two, three)] == [1, 2, 3]
     sure = ties.confidence(two, one)
     assert sure > 0.9  # a third faster
-    assert ties.simplest(two, [three, one], sure - 0.01) == two
-    assert ties.simplest(two, [three, one], sure + 0.001) == one
+    assert ties.taken(two, [three, one], sure - 0.01) == two
+    assert ties.taken(two, [three, one], sure + 0.001) == one
     assert ties.is_tie(one, two, sure + 0.001)
     assert not ties.is_tie(one, two, sure)
+
+
+def judged(sample_s: float, num_ranks: int, num_exchanges: int, sureness: float = 0.0) -> Judged:
+    """A plan that takes 1 s in all draws, but in a share of them ``sureness`` longer than anything."""
+    steps = np.where(np.arange(DRAWS) < sureness * DRAWS, 10.0, 1.0 - sureness / 10)
+    return Judged(steps, sample_s, num_ranks, num_exchanges)
+
+
+def taken(plans: dict[str, Judged], best: str, confidence: float = 0.8) -> str:
+    """By the rule, of plans that are told by their figures alone."""
+    profile = chain_profile(2, 1)
+    made = {name: alone(profile, 0, (number,)) for number, name in enumerate(plans, 1)}
+    ties = Ties(PriceBook(profile))
+    for name, plan in made.items():
+        found = replace(plans[name], steps=plans[name].steps * plan.global_batch)
+        ties._known[fingerprint(plan)] = found
+    rest = [plan for name, plan in made.items() if name != best]
+    found = ties.taken(made[best], rest, confidence)
+    assert ties.taken(made[best], rest[::-1], confidence) == found, "whatever the order that they were found in"
+    return next(name for name, plan in made.items() if plan == found)
+
+
+FAST = judged(1.0, 2, 40)
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ({"cuts less": judged(1.065, 2, 6)}, "fast"),  # data parallelism beside a pipeline, on as many ranks
+        ({"cuts less": judged(1.009, 2, 6)}, "cuts less"),
+        ({"cuts less": judged(1.009, 2, 6), "least": judged(1.008, 2, 5)}, "least"),
+        ({"cuts less": judged(1.009, 2, 6, 0.9)}, "fast"),  # a little slower, and surely
+        ({"leaner": judged(1.2, 1, 0, 0.7)}, "leaner"),
+        ({"leaner": judged(1.2, 1, 0, 0.9)}, "fast"),
+        ({"leaner": judged(1.2, 1, 0), "lean": judged(1.1, 1, 9)}, "lean"),
+        ({"leaner": judged(1.105, 1, 0), "lean": judged(1.1, 1, 9)}, "leaner"),
+        ({"leaner": judged(1.105, 1, 0, 0.7), "lean": judged(1.1, 1, 9)}, "leaner"),
+        ({"more": judged(1.001, 3, 0)}, "fast"),
+        ({}, "fast"),
+    ],
+)
+def test_more_ranks_need_confidence_and_of_as_many_the_fastest_at_the_mean_is_taken(
+    others: dict[str, Judged], expected: str
+) -> None:
+    assert taken({"fast": FAST, **others}, "fast") == expected
+
+
+def test_what_is_taken_ties_with_the_fastest_though_ties_are_no_equivalence() -> None:
+    """Fast and lean tie, lean and leanest too; fast is surely faster than leanest, which is not taken."""
+    plans = {"fast": FAST, "lean": judged(1.1, 2, 1), "leanest": judged(1.2, 1, 0, 0.9)}
+    plans["fast"] = replace(FAST, num_ranks=3)
+    assert taken(plans, "fast") == "lean"
 
 
 def solved(profile: Profile, confidence: float) -> Plan:
@@ -95,7 +148,7 @@ def test_a_second_device_that_hardly_helps_is_left_out_and_the_proof_stays() -> 
     assert [stage.ranks for stage in taken.decision.stages] == [(0,)]
     tie = taken.search.tie
     assert tie is not None
-    assert tie.step_s == fastest.prediction.step_s
+    assert (tie.step_s, tie.num_ranks) == (fastest.prediction.step_s, 2)
     assert tie.given_up == pytest.approx(taken.prediction.step_s / fastest.prediction.step_s - 1)
     assert 0.5 < tie.confidence < 0.8
     assert (taken.search.status, taken.search.bound_s) == ("proven", pytest.approx(fastest.search.bound_s))
@@ -117,6 +170,7 @@ def test_a_device_that_helps_much_is_used() -> None:
         ({"step_s": 1.0}, "search.tie.step_s"),
         ({"given_up": 0.5}, "search.tie.given_up"),
         ({"confidence": 0.9}, "search.tie.confidence"),
+        ({"num_ranks": 1}, "search.tie.num_ranks"),
     ],
 )
 def test_a_tie_that_is_none_is_a_fault(changes: dict[str, float], fault: str) -> None:

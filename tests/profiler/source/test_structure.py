@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from halopipe.data.sources import Form, open_data
+from halopipe.data.factories import Form
+from halopipe.data.sources import open_data
 from halopipe.training.evaluate import classes_of
 from planner.ir.errors import FactoryError, UnsupportedModelError
 from profiler.capture.graph import Captured, capture

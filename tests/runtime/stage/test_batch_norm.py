@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import pytest
 import torch
@@ -10,25 +11,25 @@ import torch.nn.functional as F
 from planner.ir.errors import StageFailedError
 from runtime.stage import batch_norm
 from runtime.stage.batch_norm import synchronised_batch_norm
-from runtime.transport import Hub, InProcessTransport
-from runtime.transport.small_allgather import summing
+from runtime.transport import Exchanging, Hub, InProcessTransport
+from runtime.transport.small_allgather import Rows, Table, Tell, Told
 
 MOMENTUM, EPS = 0.3, 1e-3
 SHARES = [(5, 3), (1, 7), (4, 0), (0, 6), (2, 2, 2), (1, 4, 3), (3, 0, 1), (0, 2, 0)]
 EXTENTS = [(), (9,), (5, 4), (3, 2, 4)]
 
-Rank = Callable[[int, Callable[[torch.Tensor], None]], dict[str, torch.Tensor]]
+Rank = Callable[[int, Tell], dict[str, torch.Tensor]]
 
 
 def on_each_rank(size: int, program: Rank) -> list[dict[str, torch.Tensor]]:
-    """``program(index, reduce)`` on each of ``size`` threads."""
+    """``program(index, tell)`` on each of ``size`` threads."""
     hub = Hub(size)
     results: list[dict[str, torch.Tensor] | BaseException] = [RuntimeError("did not end")] * size
 
     def work(index: int) -> None:
         transport = InProcessTransport(hub, index)
         try:
-            results[index] = program(index, lambda tensor: transport.all_reduce(tensor, tuple(range(size)), 20.0))
+            results[index] = program(index, Rows(cast(Exchanging, transport), tuple(range(size)), 20.0))
         except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             results[index] = error
         finally:
@@ -43,6 +44,11 @@ def on_each_rank(size: int, program: Rank) -> list[dict[str, torch.Tensor]]:
         if isinstance(result, BaseException):
             raise result
     return results
+
+
+def alone(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> Table:
+    """What a rank without others is told."""
+    return Told(torch.cat(tuple(parts)).to(dtype).unsqueeze(0))
 
 
 def tensors(rows: int, extent: tuple[int, ...], dtype: torch.dtype = torch.float64, channels: int = 6) -> dict:
@@ -64,12 +70,11 @@ def serial(data: dict, affine: bool = True) -> dict[str, torch.Tensor]:
 
 
 def distributed(data: dict, shares: tuple[int, ...], affine: bool = True) -> list[dict[str, torch.Tensor]]:
-    def program(index, reduce):
+    def program(index, tell):
         part = {name: data[name].split(shares)[index] for name in ("x", "dy")}
         x = part["x"].clone().requires_grad_()
         weight, bias = (data[name].clone().requires_grad_() if affine else None for name in ("weight", "bias"))
         mean, var = data["running_mean"].clone(), data["running_var"].clone()
-        tell = summing(reduce, len(shares), index)
         y = synchronised_batch_norm(x, weight, bias, mean, var, MOMENTUM, EPS, tell)
         y.backward(part["dy"])
         gradients = {"dweight": weight.grad, "dbias": bias.grad} if affine else {}
@@ -120,7 +125,7 @@ def test_in_the_precisions_of_training(dtype):
 
 def test_half_precision_without_parameters_keeps_its_statistics_in_single():
     x = torch.randn(64, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
-    y = synchronised_batch_norm(x, None, None, None, None, 0.1, EPS, summing(lambda table: None, 1, 0))
+    y = synchronised_batch_norm(x, None, None, None, None, 0.1, EPS, alone)
     expected = F.batch_norm(x.double(), None, None, training=True, eps=EPS)
     torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
 
@@ -139,19 +144,21 @@ def test_backward_is_the_adjoint_of_the_derivative_of_forward():
 
 
 @pytest.mark.parametrize("needs_input_gradient", [True, False])
-def test_one_reduction_forward_and_one_backward_only_where_the_input_needs_a_gradient(needs_input_gradient):
+def test_one_table_forward_and_one_backward_only_where_the_input_needs_a_gradient(needs_input_gradient):
     data = tensors(6, (4,))
     x = data["x"].clone().requires_grad_(needs_input_gradient)
     weight = data["weight"].clone().requires_grad_()
-    reduced: list[int] = []
+    told: list[int] = []
 
-    def reduce(tensor: torch.Tensor) -> None:
-        reduced.append(tensor.numel())
+    def tell(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> Table:
+        table = alone(parts, dtype)
+        told.append(table.wait().numel())
+        return table
 
-    y = synchronised_batch_norm(x, weight, data["bias"], None, None, MOMENTUM, EPS, summing(reduce, 1, 0))
-    assert reduced == [1 + 2 * 6]
+    y = synchronised_batch_norm(x, weight, data["bias"], None, None, MOMENTUM, EPS, tell)
+    assert told == [1 + 2 * 6]
     y.backward(data["dy"])
-    assert reduced[1:] == ([2 * 6] if needs_input_gradient else [])
+    assert told[1:] == ([2 * 6] if needs_input_gradient else [])
     torch.testing.assert_close(weight.grad, serial(data)["dweight"], rtol=1e-12, atol=1e-12)
 
 

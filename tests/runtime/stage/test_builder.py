@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -28,7 +29,7 @@ from runtime.engine import Engine, Evaluation
 from runtime.stage.builder import Builder, groups_of
 from runtime.stage.captured import captured_model
 from runtime.stage.modes import MicrobatchSlice
-from runtime.transport import Hub, InProcessTransport
+from runtime.transport import Hub, InProcessTransport, Pending
 from tests.captures import capture
 from tests.runtime.plans import (
     Trained,
@@ -273,3 +274,47 @@ def test_only_the_program_says_what_a_stage_keeps() -> None:
     outputs = resident.program.forward(MicrobatchSlice(0, 2, 0, 2), {"inputs": x}, 1.0)
     assert not any(output.requires_grad for output in outputs.values())
     assert resident.program.num_held == 0
+
+
+class Noting(InProcessTransport):
+    """Notes what ranks exchange, by the key that it goes under, and what they sum at once."""
+
+    def __init__(self, hub: Hub, rank: int) -> None:
+        super().__init__(hub, rank)
+        self.exchanged: list[tuple[int | None, int]] = []
+        self.summed: list[int] = []
+
+    def start_exchange(
+        self,
+        sent: Mapping[int, Tensor],
+        received: Mapping[int, Tensor],
+        deadline_s: float,
+        key: int | None = None,
+    ) -> Pending:
+        self.exchanged.append((key, sum(tensor.numel() for tensor in sent.values())))
+        return super().start_exchange(sent, received, deadline_s, key)
+
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+        self.summed.append(tensor.numel())
+        super().all_reduce(tensor, ranks, deadline_s)
+
+
+def test_ranks_that_share_samples_tell_each_other_rows_of_each_norm_under_its_own_key() -> None:
+    """As ranks that divide layers do, and as profiles measure it: a sum of a table is dearer."""
+    model = model_of("resnet:resnet18", (4, 3, 16, 16), width=4, depths=(1, 1))
+    captured = capture(model)
+    channels = [layer.outputs[0].shape[1] for layer in captured.graph.layers if layer.kind == "batch_norm"]
+    decision = decide(captured.graph, (), (4, 4), ((0, 1),), ((2, 2),))
+
+    def run(transport: Noting) -> tuple[list[tuple[int | None, int]], list[int]]:
+        engine_of(decision, *copy.deepcopy((model, captured)), transport).step(*batch_of(model, 8, 0))
+        return transport.exchanged, transport.summed
+
+    groups = groups_of(decision, captured.graph)
+    for exchanged, summed in on_ranks(2, run, groups, rendezvous=True, transport=Noting):
+        numbers = Counter(number for _, number in exchanged)
+        assert numbers == Counter(2 * [1 + 2 * each for each in channels] + 2 * [2 * each for each in channels])
+        keys = Counter(key for key, _ in exchanged)
+        assert len(keys - Counter([None])) == 2 * len(channels)
+        assert set(keys.values()) == {2}, "once for each micro-batch"
+        assert max(summed, default=0) < 1 + 2 * min(channels), "a table was summed"

@@ -1,0 +1,193 @@
+"""From a model to a profile, and from a profile to plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from halopipe.api.files import ProfileOrPath, profile_in, remember
+from halopipe.planning import solve
+from halopipe.planning.problem import problem_on
+from planner.ir.cluster import Cluster
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+
+if TYPE_CHECKING:
+    from halopipe.planning.pareto import Front
+    from halopipe.planning.problem import Asked
+    from planner.ir.profile import Optimizer
+    from planner.solvers import Progress
+
+
+def profile(
+    model: str | Path | Callable[..., Any],
+    example: Any = None,
+    *,
+    loss_fn: Callable[..., Any] | None = None,
+    varying: Mapping[str, Any] | None = None,
+    input_shape: Sequence[int] = (),
+    arguments: Mapping[str, Any] | None = None,
+    cluster: int | str = "auto",
+    device: str = "cpu",
+    optimizer: str | Optimizer = "SGD",
+    sizes: Sequence[int] = (),
+    dtype: str = "",
+    autocast: str = "",
+    allow: Sequence[str] = (),
+    num_ranks: int = 0,
+    elementwise: Sequence[str] = (),
+    local_losses: int = 0,
+    quick: bool = False,
+    num_processes: int = 0,
+    transport: str = "",
+    unfinished: str | Path | None = None,
+    on: str = "",
+    tables: Sequence[str | Path] = (),
+) -> Profile:
+    """Measures what every layer, device and link of this machine costs for ``model``.
+
+    Args:
+        model: a module, which is trained as it is (modes, weights); or a factory of one, ``pkg.mod:factory``,
+            ``path/file.py:factory`` or the function itself; or a file of ``torch.save`` or ``torch.export.save``.
+            Measuring and training happen in other processes: a module is written to ``.halopipe/`` in the working
+            folder, from where they load it, and the profile names the file with its SHA-256.
+        example: of a module, what it is called with: a tuple of inputs, a dict of them by keyword, or one; and with
+            ``loss_fn`` (inputs, targets).  Nested in any way; what is no tensor is a constant.
+        loss_fn: ``loss_fn(output, targets)``, a mean over samples, or a dict or tuple of losses, summed; None: the
+            module's own, ``output.loss``, or a number, a dict of numbers or ``(logits, loss)`` that it returns.
+        varying: which other sizes than the number of samples vary (:mod:`profiler.source.source`).
+        input_shape: shape of the example, samples first; empty: ``example``, or the factory's own.
+        arguments: keyword arguments of the factory; anything that JSON can hold.
+        cluster: number of workers on this host (a worker is one core, or one GPU), or ``auto``: two cores, or all GPUs.
+        device: ``cpu``; ``cuda``: the GPUs of this host; ``auto``: these, if there are enough of them.
+        optimizer: an :class:`Optimizer`, or text such as ``SGD:lr=0.1,momentum=0.9``.
+        sizes: micro-batch sizes to measure; empty: as many as reading between them needs, 1 and the batch among them.
+        dtype: of parameters and activations; empty: the module's own, of what a factory makes float32.
+        autocast: ``bfloat16``: operators that gain by it compute in that dtype, parameters stay in float32.
+        allow: families of dims that plans may cut layers along, of ``sample``, ``spatial``, ``channel``; with more than
+            the samples, parts of layers are measured at their own shapes as well: a shard's kernel may run at another
+            speed than a share of the whole.
+        num_ranks: ranks that parts are measured for; 0: the workers.
+        elementwise: operators (``mylib::op``) that treat every element by itself, which halopipe cannot know.
+        local_losses: of a factory of an ``nn.Sequential``, blocks that are each trained by a loss of their own, without
+            gradients between them; this changes the optimisation.  0: none.
+        quick: fewer sizes and runs, one process: faster, less exact.
+        num_processes: fresh processes that measure the same, the median counts; 0: three, or one if ``quick``.
+        transport: that links between cores are measured over, ``shared`` (memory) or ``gloo``; empty: shared, where it
+            can be had.
+        unfinished: file that keeps what is measured: a call that was interrupted goes on with it; removed at the end.
+        on: ``h100-dgx``, ``a100-dgx`` or a cluster file: of machines that are not here, by models of their kernels;
+            then ``cluster`` is how many devices of a system, and what says how to measure is not given.
+        tables: kernels of your own for ``on``, as CSV.
+
+    Raises:
+        UsageError: the model cannot be found, built or captured; the text says which.
+    """
+    from halopipe.planning import measure
+
+    source = measure.source_of(
+        model,
+        input_shape,
+        arguments or {},
+        dtype,
+        autocast,
+        elementwise,
+        example=example,
+        loss_fn=loss_fn,
+        varying=varying,
+        local_losses=local_losses,
+    )
+    workers = measure.num_workers(cluster)
+    asked = measure.Measuring(device, optimizer, tuple(sizes), tuple(allow), num_ranks, quick, num_processes, transport)
+    if on or tables:
+        refused = sorted([*asked.of_measuring, *(["unfinished"] if unfinished else [])])
+        return measure.modelled(source, on, workers, optimizer, asked.sizes, tables, refused=refused, quiet=True)
+    kept = Path(unfinished) if unfinished is not None else None
+    found = measure.measure(source, asked, num_workers=workers, unfinished=kept, resume=kept is not None, quiet=True)
+    if kept is not None:
+        kept.unlink(missing_ok=True)
+    return found
+
+
+def plan(
+    profile: ProfileOrPath,
+    *,
+    cluster: str | Path | Cluster | None = None,
+    solver: str = solve.DEFAULT_SOLVER,
+    memory: str | int = 0,
+    progress: Progress | None = None,
+    measure_missing: bool = False,
+    **asked: Unpack[Asked],
+) -> Plan:
+    """The best plan for a profile.
+
+    Args:
+        profile: or the name of its file.
+        cluster: machines one does not have: a cluster file, or a :class:`Cluster`; see
+            :mod:`halopipe.planning.clusters`.
+        measure_missing: measure on this machine what the plan and its close rivals use and the profile lacks, and plan
+            again, up to three rounds.  Give the profile by its file: what was measured is written back to it.
+        memory: most that a plan may use on any device: bytes, or text such as ``2GiB``; 0: what the device has.
+        asked: ``global_batch``, ``micro_batch``, ``schedules``, ``num_ranks``, ``max_stages``, ``gap``,
+            ``time_limit_s``, ``objective``, ``allow``, ``recompute``, ``shard``, ``zero``, ``fix``, ``forbid``,
+            ``calibration``: see :func:`halopipe.planning.problem.make_problem`.
+
+    Raises:
+        InfeasibleError: no plan fits; the text names what binds and what would fit.
+    """
+    from halopipe.planning import measure_missing as missing
+
+    if measure_missing:
+        missing.require_possible(cluster)
+    loaded = profile_in(profile)
+    found = missing.plan_and_store(
+        problem_on(loaded, cluster, memory, asked),
+        lambda problem: solve.solve(problem, solver, progress),
+        missing.measure_here(quiet=True) if measure_missing else None,
+        loaded,
+        None if isinstance(profile, Profile) else Path(profile),
+    )
+    return remember(found.plan, found.profile)
+
+
+def pareto(
+    profile: ProfileOrPath,
+    *,
+    num_points: int = 0,
+    cluster: str | Path | Cluster | None = None,
+    solver: str = solve.DEFAULT_SOLVER,
+    memory: str | int = 0,
+    **asked: Unpack[Asked],
+) -> Front:
+    """The Pareto front of step time and memory: the best step under each memory limit, every point a plan.
+
+    Args:
+        num_points: about how many; 0: all there are.
+        asked: as of :func:`plan`.
+    """
+    from halopipe.planning import pareto as fronts
+
+    problem = problem_on(profile_in(profile), cluster, memory, asked)
+    front = fronts.front(problem, num_points, solver)
+    for one in front.plans:
+        remember(one, problem.profile)
+    return front
+
+
+def baselines(profile: ProfileOrPath, **asked: Unpack[Asked]) -> tuple[Plan, ...]:
+    """The published strategies on the same profile, those that fit.
+
+    Args:
+        asked: as of :func:`plan`.
+    """
+    problem = problem_on(profile_in(profile), None, 0, asked)
+    found = solve.solve_baselines(problem).plans.values()
+    return tuple(remember(one, problem.profile) for one in found)
+
+
+def on_cluster(profile: ProfileOrPath, cluster: str | Path | Cluster) -> Profile:
+    """The profile as it would be on other machines; see :func:`halopipe.planning.clusters.on_cluster`."""
+    from halopipe.planning import clusters
+
+    return clusters.on_cluster(profile_in(profile), cluster)

@@ -1,0 +1,130 @@
+"""What one may ask about plans: why, what else, what if, and how they compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from halopipe.api.files import PlanOrPath, ProfileOrPath, needed, plan_in, profile_in, profile_of, remembered
+from halopipe.planning.compare import Comparison
+from planner.ir.files import write_text
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+
+if TYPE_CHECKING:
+    from halopipe.planning.shadow_prices import Prices
+    from halopipe.planning.what_if import Answer
+    from planner.ir.graph import Graph
+    from planner.ir.timeline import TimelineFile
+    from planner.layers.receptive_field import ReceptiveField
+
+
+def explain(plan: PlanOrPath, profile: ProfileOrPath | None = None) -> str:
+    """Why this plan, in words and pictures; more of it where its profile is known.
+
+    Raises:
+        StaleFileError: the plan was made from another profile than the one given.
+    """
+    from halopipe.reports import explain as explaining
+
+    return explaining.explain(plan_in(plan), profile_of(plan, profile))
+
+
+def compare(*plans: PlanOrPath, **named: PlanOrPath) -> Comparison:
+    """Plans beside one another, the first as the reference; those without a name get that of their solver."""
+    found: dict[str, Plan] = {}
+    for one in map(plan_in, plans):
+        name, number = one.search.solver, 2
+        while name in found:
+            name, number = f"{one.search.solver} {number}", number + 1
+        found[name] = one
+    found.update({name: plan_in(one) for name, one in named.items()})
+    first = next(iter((*plans, *named.values())))
+    return Comparison(found, profile=profile_of(first, None))
+
+
+def why_not(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
+    """Why the plan is not another one; see :func:`halopipe.planning.what_if.why_not`.
+
+    Args:
+        asked: ``question``, such as ``dp=4``; or ``profile, question``.
+    """
+    from halopipe.planning import what_if as asking
+
+    profile, question = _question(plan, asked)
+    return asking.why_not(plan_in(plan), profile, question)
+
+
+def what_if(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
+    """What would be best if; see :func:`halopipe.planning.what_if.what_if`.
+
+    Args:
+        asked: ``question``, such as ``n1/gpu0.memory=32GiB``; or ``profile, question``.
+
+    Raises:
+        UsageError: the question is not understood, or the plan's profile is not known.
+    """
+    from halopipe.planning import what_if as asking
+
+    profile, question = _question(plan, asked)
+    return asking.what_if(plan_in(plan), needed(plan, profile), question)
+
+
+def prices(plan: PlanOrPath, profile: ProfileOrPath | None = None, time_limit_s: float = 60.0) -> Prices:
+    """What one more GiB, one more device, a link twice as fast would save.
+
+    See :func:`halopipe.planning.shadow_prices.prices`.
+
+    Raises:
+        UsageError: the plan's profile is not known.
+    """
+    from halopipe.planning import shadow_prices
+
+    return shadow_prices.prices(plan_in(plan), needed(plan, profile_of(plan, profile)), time_limit_s)
+
+
+def receptive_field(
+    of: ProfileOrPath | Graph, layer: str, box: Mapping[str, tuple[int, int]] | None = None
+) -> ReceptiveField:
+    """What an output of a network reads of its inputs; see :func:`planner.layers.receptive_field.receptive_field`.
+
+    Args:
+        of: a profile, its file, or a graph (``profile.graph``).
+        layer: its name; ``layer:1`` for its second output.
+        box: by dim of the output where it starts and stops, ``{"height": (0, 4), "width": (0, 4)}``; of dims left out
+            the one element in the middle.
+
+    Raises:
+        UnknownNameError: no layer makes that.
+        UsageError: the box does not lie in the output, or neighbours depend on the data.
+    """
+    from planner.ir.graph import Graph
+    from planner.layers import receptive_field as fields
+
+    return fields.receptive_field(of if isinstance(of, Graph) else profile_in(of).graph, layer, box)
+
+
+def report(plan: PlanOrPath, *others: PlanOrPath | Profile | TimelineFile, output: str | Path = "report.html") -> None:
+    """Writes one offline page about a plan: network, step, memory, rivals, proof, how each figure is known.
+
+    Args:
+        others: the plan's profile, if it is not remembered; the timelines of a run; rivals, in any order.
+
+    Raises:
+        UsageError: bokeh is not installed, or a timeline is of another plan.
+    """
+    from halopipe.reports import report as reporting
+
+    sources = reporting.read([plan, *others], remembered=remembered(plan_in(plan)))
+    write_text(output, reporting.page(sources))
+
+
+def _question(plan: PlanOrPath, asked: tuple[ProfileOrPath | None, ...]) -> tuple[Profile | None, str]:
+    """The profile that is given or remembered, and the question."""
+    match asked:
+        case (str() as question,):
+            return profile_of(plan, None), question
+        case (profile, str() as question):
+            return profile_of(plan, profile), question
+    raise TypeError("a plan and a question are asked for, or a plan, its profile and a question")

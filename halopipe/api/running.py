@@ -1,0 +1,167 @@
+"""Plans that train a module, or answer requests: as one rank of a job, or from a script or notebook."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from halopipe.api import plans
+from halopipe.api.files import PlanOrPath, ProfileOrPath, plan_in, profile_in, profile_of
+from halopipe.terminal import units
+from planner.ir.errors import InfeasibleError
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+
+if TYPE_CHECKING:
+    from halopipe.launch.parallelize import Parallel
+    from halopipe.run_spec.options import ScriptOptions
+    from halopipe.serving.serving import Serving
+    from halopipe.training.session import Execution
+
+
+def execute(
+    plan: PlanOrPath,
+    model: Any = None,
+    loss_fn: Callable[..., Any] | None = None,
+    optimizer: Any = None,
+    *,
+    example: Any = None,
+    **options: Unpack[ScriptOptions],
+) -> Execution:
+    """Joins the torchrun job as one rank of ``plan``; see :func:`halopipe.launch.execute.execute`.
+
+    Args:
+        optimizer: an optimiser object of the model, a function that makes one of parameters, or text such as
+            ``AdamW:lr=0.001``.
+        options: ``scheduler``, ``clip_norm``, ``accumulate``, ``seed``, ``deadline_s``, ``compiler``, ``device``,
+            ``check_first_step``, ``on_nan``: as of a run, see :class:`halopipe.run_spec.options.RunOptions`; scheduler
+            and compiler may be functions, and a scheduler the object that was made on the optimiser object.
+    """
+    from halopipe.launch import execute as executing
+
+    return executing.execute(plan_in(plan), model, loss_fn, optimizer, example=example, **options)
+
+
+def parallelize(
+    module: Any,
+    example: Any = None,
+    *,
+    loss_fn: Callable[..., Any] | None = None,
+    devices: int | str = "auto",
+    optimizer: Any = "SGD",
+    global_batch: int = 0,
+    plan: PlanOrPath | None = None,
+    profile: ProfileOrPath | None = None,
+    quick: bool = True,
+    **options: Unpack[ScriptOptions],
+) -> Parallel | Execution:
+    """Trains a module on the devices of this host, from a plain script or a notebook cell: no torchrun, no guard.
+
+    Profiles, plans, starts a process for each device, and returns a handle: ``run.step(batch)`` gives the loss,
+    ``run.module`` the module as it is trained by now, and ``run.close()``, or the end of a ``with`` block, leaves the
+    trained weights in ``module``.  In a loop ``for batch in run.ahead(batches)`` the ranks of a sparse or graph network
+    prepare the next batch meanwhile, where the plan says so.  A process that torchrun started becomes a rank, as by
+    :func:`execute`; rank 0 plans.
+
+    Args:
+        module, example, loss_fn: as of :func:`profile`.
+        devices: how many of this host; ``auto``: two cores, or all GPUs.
+        optimizer: text, a function of parameters, or an optimiser object of the module's parameters; it stays in the
+            script, whatever is done to its learning rates there holds for the next step.
+        global_batch: samples a step; 0: those of the example.
+        plan: to run, instead of making one; ``profile``: to plan from, instead of measuring.
+        quick: measure less, in tens of seconds.
+        options: as of :func:`execute`.
+
+    Raises:
+        UsageError: they do not go together; or a job on several hosts has no plan.
+        InfeasibleError: no plan fits.
+    """
+    from halopipe.launch import parallelize as launching
+    from halopipe.launch.job_environment import job_rank
+    from halopipe.training.optimizer_spec import spec_of
+
+    measured, job = None if profile is None else profile_in(profile), job_rank()
+    cluster = devices if job is None else job.num_ranks
+
+    def make_plan() -> tuple[Profile, Plan]:
+        found = measured or plans.profile(
+            module, example, loss_fn=loss_fn, cluster=cluster, optimizer=spec_of(optimizer), quick=quick
+        )
+        best = plans.plan(found, global_batch=global_batch)
+        return found, best if job is None else _on_all(found, best, job.num_ranks)
+
+    given = None if plan is None else plan_in(plan)
+    known = measured if given is None else profile_of(given, profile)
+    return launching.parallelize(module, example, loss_fn, optimizer, given, known, make_plan, options, job)
+
+
+def serve(
+    plan: PlanOrPath,
+    module: Any = None,
+    *,
+    mode: str = "module",
+    learn: bool = False,
+    room: int = 0,
+    checkpoint: str | Path = "",
+    step: int | None = None,
+    optimizer: Any = None,
+    check_first_answer: bool = True,
+    **options: Unpack[ScriptOptions],
+) -> Serving:
+    """Answers an endless stream of requests by a plan, on the devices of this host; see :class:`Serving`.
+
+    Each stage works on a request of its own at the same time, and keeps state of its own: buffers that layers write.
+
+    Args:
+        module: whose weights the ranks begin with; None: those that the plan's factory makes.
+        mode: ``module``: batch norm and dropout as the module was planned, part by part; ``eval``: evaluation mode.
+        learn: whether each stage updates its weights after each request, by a loss of its own
+            (``halopipe profile --local-loss``).  **This changes the optimisation.**
+        room: requests that may be on their way before the next waits; 0: twice the stages, and two.
+        checkpoint: a folder of checkpoints whose weights are served; ``step``: which one, the newest if None.
+        optimizer: for ``learn``; text or a function of parameters; None: the plan's.
+        check_first_answer: whether the model's example is answered first, and compared with one device.
+        options: as of :func:`execute`.
+
+    Raises:
+        UsageError: the plan does not learn by local losses alone, or this process is a rank of a job.
+        UnsupportedModelError: the module's output cannot be had of the captured graph.
+        NumericsError: the first answer is not one device's.
+    """
+    from halopipe.serving import serving
+
+    return serving.open_serving(
+        plan_in(plan),
+        module,
+        optimizer=optimizer,
+        options=options,
+        checkpoint=checkpoint,
+        step=step,
+        mode=mode,
+        learn=learn,
+        room=room,
+        check=check_first_answer,
+    )
+
+
+def _on_all(profile: Profile, best: Plan, num_ranks: int) -> Plan:
+    """The best plan that has something to do for every process of a job; ``best`` itself, if it has."""
+    if best.decision.num_ranks == num_ranks:
+        return best
+    found: list[Plan] = []
+    for rule in (f"*=replicas:{num_ranks}", f"{profile.graph.layers[-1].name}=stage:{num_ranks - 1}"):
+        with contextlib.suppress(InfeasibleError):
+            found.append(plans.plan(profile, global_batch=best.decision.global_batch, fix=[rule]))
+    least = min(found, key=lambda each: each.prediction.step_s, default=best)
+    if least is not best:
+        from halopipe.terminal import console
+
+        few, all_of_them = (units.seconds(each.prediction.step_s) for each in (best, least))
+        console.remark(
+            f"a step takes {few} on {units.count(best.decision.num_ranks, 'device')}, {all_of_them} on the {num_ranks} "
+            f"that torchrun asks for: --nproc-per-node {best.decision.num_ranks} is faster"
+        )
+    return least

@@ -1,0 +1,139 @@
+"""The batch behind the one that is trained on: told to whoever prepares it, while this one is computed.
+
+Sites, maps and sampled neighbours of the next step are prepared during this one where the plan says so
+(:mod:`runtime.sparse.preparing`), if somebody knows the next batch.  ``halopipe run`` reads its own data, and takes a
+batch more than it uses (:class:`AheadFeed`).  A script's loop gives one batch at a time; the iterator of its batches,
+passed through ``run.ahead``, knows the next one:
+
+    for batch in run.ahead(loader):     the loader is asked for batch 1 before batch 0 comes out,
+        run.step(batch)                 and the step on batch 0 tells the ranks batch 1 as well
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halopipe.data.factories import Item, Pair
+from halopipe.data.feeds import Feed
+from halopipe.data.sources import bound, tensors_of
+from runtime.pipeline.microbatches import Batch, InputSpecs
+
+_log = logging.getLogger(__name__)
+
+_END: Any = object()
+"""Behind the last batch; a script's batch may be anything."""
+
+UNTOLD = (
+    "the plan prepares the next step's sites and neighbours during this one, but nobody tells the next batch: each "
+    "step prepares its own, and takes longer than predicted. Say `for batch in run.ahead(batches)`"
+)
+
+
+class AheadFeed:
+    """A feed whose next batch is taken, and told to whoever prepares it, before the one before is used.
+
+    Its position is that behind the batch last given, so that a run that goes on reads the next one again.
+
+    Args:
+        expect: is told the batch behind the one that is given.
+    """
+
+    def __init__(self, feed: Feed, expect: Callable[[Batch], None]) -> None:
+        self._feed, self._expect = feed, expect
+        self.position, self.agreement = feed.position, feed.agreement
+        self._next: tuple[Batch | None, Any] | None = None
+
+    def take(self) -> Batch | None:
+        is_first = self._next is None
+        found, self.position = self._next or self._taken()
+        if found is None:
+            return None
+        if is_first:
+            self._expect(found)
+        self._next = self._taken()
+        if self._next[0] is not None:
+            self._expect(self._next[0])
+        return found
+
+    def _taken(self) -> tuple[Batch | None, Any]:
+        return self._feed.take(), self._feed.position
+
+
+@dataclass(slots=True)
+class Upcoming:
+    """What a script's loop knows of its next batch.
+
+    Attributes:
+        is_wanted: whether the plan prepares it during this step; else there is nothing to tell.
+        warns: whether a loop that tells nothing is told so; one rank does, for all.
+    """
+
+    is_wanted: bool
+    warns: bool = True
+    _next: Any = _END
+    _is_told: bool = False
+    _num_taken: int = 0
+
+    def ahead(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """``batches``, each given when the one behind it is known."""
+        if not self.is_wanted:
+            yield from batches
+            return
+        self._is_told = True
+        rest = iter(batches)
+        found = next(rest, _END)
+        while found is not _END:
+            self._next = following = next(rest, _END)
+            yield found
+            found = following
+
+    def take(self) -> tuple[Any, ...]:
+        """The batch of the step behind this one, once; () where nobody knows it, which is said at the second step."""
+        found, self._next = self._next, _END
+        self._num_taken += 1
+        if self.is_wanted and self.warns and not self._is_told and self._num_taken == 2:
+            _log.warning("%s", UNTOLD)
+        return () if found is _END else (found,)
+
+
+@dataclass(slots=True)
+class Announced:
+    """A copy of the batch that was told ahead, and what the engine was told: whose preparation counts if it comes.
+
+    It is recognised by all its numbers.  A script may change a batch before it trains on it, or train on another one;
+    what was prepared is then left unused.
+    """
+
+    _tensors: Sequence[Sequence[Tensor]] = ()
+    _batch: Batch | None = None
+
+    def announce(self, item: Item, inputs: InputSpecs, planned: Sequence[int]) -> Batch:
+        """``item`` as the engine takes it; raises as :func:`halopipe.data.sources.bound`."""
+        copied = [_copied(pair) for pair in item] if isinstance(item, list) else _copied(item)
+        self._tensors, self._batch = tensors_of(copied), bound(copied, inputs, planned)
+        return self._batch
+
+    def recognised(self, item: Item) -> Batch | None:
+        """What was announced, if ``item`` is the same; it is forgotten in either case."""
+        tensors, batch = self._tensors, self._batch
+        self._tensors, self._batch = (), None
+        return batch if batch is not None and _same(tensors, tensors_of(item)) else None
+
+
+def _copied(pair: Pair) -> Pair:
+    inputs, targets = ([tensor.clone() for tensor in tensors] for tensors in pair)
+    return tuple(inputs), tuple(targets)
+
+
+def _same(one: Sequence[Sequence[Tensor]], other: Sequence[Sequence[Tensor]]) -> bool:
+    return [len(each) for each in one] == [len(each) for each in other] and all(
+        (a.dtype, a.device) == (b.dtype, b.device) and torch.equal(a, b)
+        for these, those in zip(one, other, strict=True)
+        for a, b in zip(these, those, strict=True)
+    )

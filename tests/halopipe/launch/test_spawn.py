@@ -1,0 +1,41 @@
+"""What the launcher of a run on this host tells people of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from halopipe.launch import spawn
+from halopipe.run_spec.job import Job, RankResult
+from halopipe.run_spec.options import RunOptions
+from runtime.monitor.activity import Activity, Beat
+from tests.halopipe import learners
+
+
+@pytest.mark.parametrize("heard", [(), ("first",), ("first", "second")])
+def test_what_people_should_hear_is_told_once_also_of_a_run_that_is_over_before_its_next_beat(
+    heard: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    activity = Activity()
+    for remark in ("first", "second", "first"):
+        activity.tell(remark)
+    assert (activity.remarks, activity.remark) == (("first", "second"), "second")
+    text = RankResult(0, (), (0.1,), {}, 0, (), remarks=activity.remarks).to_json()
+
+    def run_workers(
+        workers: object, titles: object, store: object, watch: Callable[[Mapping[int, Beat]], None], *_: object
+    ) -> dict[int, str]:
+        for number, remark in enumerate(heard):
+            beat = Beat(0, number, "", 0, 0.0, 1.0, 0, None, 0.0, remark=remark)
+            watch({0: beat})
+            watch({0: beat})
+        return {0: text}
+
+    monkeypatch.setattr(spawn, "run_workers", run_workers)
+    job, told = Job(learners.plan([]), RunOptions(1), tmp_path), list[str]()
+    (result,) = spawn._watched(job, [], dist.HashStore(), lambda at: told.append(at.word))
+    assert told == ["first", "second"]
+    assert result.remarks == ("first", "second")
