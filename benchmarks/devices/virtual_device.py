@@ -231,7 +231,7 @@ def hold(engine: Engine, device: VirtualDevice) -> None:
         values = {each.name: getattr(resident, each.name) for each in fields(resident)}
         values["program"] = _HeldProgram(resident.program, device)
         engine._residents[stage] = HeldResident(**values, device=device)
-    engine._binder = _HeldBinder(engine._binder, device)  # type: ignore[assignment]
+    engine._runner.binder = _HeldBinder(engine._runner.binder, device)  # type: ignore[assignment]
 
 
 def _works(function: Callable[..., Any], device: VirtualDevice) -> Callable[..., Any]:

@@ -31,7 +31,6 @@ from cuda_ops._torch import (
 )
 from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_finite
 from cuda_ops.dense.recurrent import recurrence_by_shape
-from cuda_ops.sparse.errors import SparseInputError
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import LOSS_PREFIX
 from profiler.capture.functional import (
@@ -161,12 +160,9 @@ def trace(model: LoadedModel) -> Traced:
         return _clean(model, _export(model, wrapper, tensors, fixed), samples)
     except UnsupportedModelError:
         raise
-    except SparseInputError as error:  # of a network that runs on a SparseTensor, but not on its maps alone
-        told = f"{error.where}: found {error.found}, expected {error.expected}"
-        raise UnsupportedModelError(
-            f"the sparse network cannot be planned: {error.what}", [told], [error.remedy]
-        ) from error
     except Exception as error:
+        if model.clouds is not None and (fault := _of_sites(error)) is not None:
+            raise fault from error
         refusal = _refused(model, error)
         found = None if _chooses_by_data(error) else _by_bytecode(model, wrapper, tensors, (by_samples,), fixed)
         if found is None:
@@ -196,6 +192,16 @@ def _by_bytecode(
     return None
 
 
+def _of_sites(error: Exception) -> UnsupportedModelError | None:
+    """Of a network that runs on a SparseTensor, but not on its maps alone."""
+    from cuda_ops.sparse.errors import SparseInputError  # late: other networks do without
+
+    if not isinstance(error, SparseInputError):
+        return None
+    told = f"{error.where}: found {error.found}, expected {error.expected}"
+    return UnsupportedModelError(f"the sparse network cannot be planned: {error.what}", [told], [error.remedy])
+
+
 def _refused(model: LoadedModel, error: Exception) -> UnsupportedModelError:
     """What ``torch.export`` could not take, the line of the user's code, and what to write there instead."""
     reason = [line for line in str(error).strip().splitlines() if line.strip()][:1]
@@ -220,6 +226,7 @@ _NOT_CAPTURED = {
     "__format__": f"put what prints values behind: {_WHILE_CAPTURED}",
     ".numpy()": "operators of torch instead of numpy; what is only looked at, behind: " + _WHILE_CAPTURED,
     "constant's list": "write what .data, copy or gradients inside of forward are for as a torch.autograd.Function",
+    "dtype int32/int64 for index": "class numbers and indices in int64: targets.long(), in the data or in the loss",
     "data pointer": "torch.library.register_fake, which says an operator's shapes; no copies of modules in forward",
 }
 """What to write instead, by a part of the reason that torch gives."""
