@@ -41,6 +41,26 @@ FOLDERS = {
 }
 """The script that fills each folder of data, and about how many minutes it takes on two quiet cores."""
 
+_RESULTS = ("accuracy", "accuracy/*", "links", "unseen_shapes", "memory", "calibration")
+READ = {
+    "02_compare_strategies": ["notebooks/data/*.json"],
+    "04_schedules": ["notebooks/data/schedules/*.json"],
+    "05_spatial_decomposition": ["notebooks/data/spatial/*.json"],
+    "06_point_clouds": ["notebooks/data/clouds/*.json"],
+    "07_model_accuracy": [f"benchmarks/results/{name}.json" for name in _RESULTS],
+}
+"""What each notebook reads that was measured before; the others measure or plan themselves."""
+
+
+def read_by(notebook: str) -> str:
+    """A digest of the files that the notebook of that name reads; empty where it reads none.
+
+    Its outputs are of these files only where its metadata has the same digest, which ``execute.py`` writes there.
+    """
+    paths = [path for pattern in READ.get(notebook, ()) for path in sorted(HOME.glob(pattern))]
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path != STAMPS}
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16] if found else ""
+
 
 def about(folder: str) -> str:
     """The stamp in words, for the reader of a notebook."""

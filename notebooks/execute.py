@@ -3,6 +3,7 @@
     python notebooks/execute.py notebooks/*.ipynb
 
 A notebook runs in its own folder; the first cell that fails ends it with its traceback, and the file stays as it was.
+Its metadata then says of which data its outputs are (``collected.read_by``); a test compares.
 """
 
 from __future__ import annotations
@@ -31,9 +32,14 @@ def execute(path: Path) -> nbformat.NotebookNode:
 
 def main(paths: Sequence[str]) -> int:
     """Executes and saves each of ``paths``."""
+    from collected import read_by  # beside this file, where Python looks if it is run as a program
+
     for path in map(Path, paths):
         sys.stderr.write(f"executing {path}\n")
-        nbformat.write(execute(path), path)
+        notebook = execute(path)
+        if data := read_by(path.stem):
+            notebook.metadata["halopipe"] = {"data": data}
+        nbformat.write(notebook, path)
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,52 +13,35 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.memory import MemoryMeter
-from planner.ir.errors import DeadlineError, StageFailedError, TransportError, UsageError
+from planner.ir.errors import DeadlineError, TransportError, UsageError
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
-from planner.ir.schedule import FORWARD_PASS, Action
 from planner.ir.timeline import Span
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import is_versioned, updates_of
-from runtime.checkpoint.state import RankState
-from runtime.checkpoint.training_state import (
-    load_rank_state,
-    named_parts,
-    named_slices,
-    named_state,
-    rank_state,
-    speakers,
-    unread_state,
-)
 from runtime.monitor.activity import Activity
 from runtime.numerics.finite import OnNan
 from runtime.numerics.guard import Guard, Ran
 from runtime.optim.finishing import Finishing, check_finishing
 from runtime.optim.optimizer import MakeScheduler
-from runtime.optim.optimizer_state import StateSource, load_state
-from runtime.optim.pass_shards import PassShards
-from runtime.optim.sharding import ParameterSlice
-from runtime.optim.whole_state import Given, pieces_of, whole_of
-from runtime.pipeline.executor import Asking, Context, Executor, RowTrace, StepEnvironment, StopBeforeStepError
+from runtime.pipeline.executor import Asking, Context, StepEnvironment, StopBeforeStepError
 from runtime.pipeline.messages import Piece
 from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
+from runtime.pipeline.runner import Runner
 from runtime.pipeline.sample_weights import Weighing
 from runtime.pipeline.specialize import Binder, Binding
-from runtime.pipeline.stream import Setting, Stream, answers_of, reads_of, require_local, statistics_of
-from runtime.spatial.collectives import gathered, gathered_gradients, united
-from runtime.spatial.compiling.compiled import Compiler
-from runtime.spatial.slices import joined
 from runtime.stage.builder import Builder, MakeOptimizer, check_layers, ties_in
-from runtime.stage.captured import CapturedModel
+from runtime.stage.captured import CapturedModel, answers_of
+from runtime.stage.held import HeldState
 from runtime.stage.shapes import graph_at, varying_dims, without_data
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
+    from runtime.checkpoint.state import RankState
+    from runtime.pipeline.stream import Setting, Stream
     from runtime.sparse.ahead import BatchPreparation
     from runtime.sparse.share import AnyBatch
-
-_MOST_KEPT = 64
-"""Combinations of sizes whose executors are kept."""
+    from runtime.spatial import Compiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +91,7 @@ class Evaluation:
     peak_bytes: tuple[int, ...] = ()
 
 
-class Engine:
+class Engine(HeldState):
     """Executes ``decision`` on this rank of ``transport``.
 
     A step gives the losses, gradients and buffers of one device that runs the micro-batches in the program's order: the
@@ -168,7 +150,7 @@ class Engine:
         gives_way: bool = False,
     ) -> None:
         check_layers(decision, model.graph)
-        self._decision, self._transport = decision, transport
+        self._decision = decision
         self._activity = activity or Activity()
         boundaries = Boundaries.of_decision(model.graph, decision)
         self._axes = boundaries.axes
@@ -179,9 +161,10 @@ class Engine:
         self._versioned, self._trains = is_versioned(program), program.trains
         self._refuse_what_versions_forbid(accumulate)
         made_for = (decision, model, boundaries, program.stages, transport, optimizer, deadline_s)
-        self._answers = answers_of(model) if answers else ()
-        builder = Builder(*made_for, seed=seed, compiler=compiler, device=device, answers=self._answers)
-        self._residents, self.layers_by_micro_batch = builder.residents(), builder.layers_by_micro_batch
+        given = answers_of(model) if answers else ()
+        builder = Builder(*made_for, seed=seed, compiler=compiler, device=device, answers=given)
+        super().__init__(builder.residents(), decision, model, module, transport, deadline_s)
+        self.layers_by_micro_batch = builder.layers_by_micro_batch
         for resident in self._residents.values():
             if scheduler is not None and resident.optimizer is not None:
                 resident.optimizer.schedule(scheduler)
@@ -211,38 +194,31 @@ class Engine:
         self._norm: float | None = None
         self._loss_stage = decision.layers[producer(model.graph.loss)].stage
         self._judged = model.judged
-        self._state = named_state(self._residents, model, module)
-        self._statistics = statistics_of(module, model, self._residents) if answers else frozenset()
-        self._read = reads_of(decision, model, self._residents) if answers else ()
-        self._parts = named_parts(self._residents, self._state)
-        self._sliced = named_slices(self._residents, self._state)
-        self._speaks = speakers(model, decision)
-        self._unread = unread_state(model, module, self._speaks)
         self._inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
         # Shapes that are not the capture's are found on a copy without parameters.
         reshape = partial(graph_at, without_data(model)) if model.sizes and model.prepared is None else None
-        self._weighing = Weighing(model, decision, transport.rank, updates_of(program))
-        self._binder = Binder(decision, model, boundaries, program, transport.rank, reshape, self._weighing)
-        self._preparing = preparing_of(decision, model, spare_core, gives_way)
-        self._binder.require_possible(self._residents)
+        weighing = Weighing(model, decision, transport.rank, updates_of(program))
+        binder = Binder(decision, model, boundaries, program, transport.rank, reshape, weighing)
+        binder.require_possible(self._residents)
         self._around = StepEnvironment(
             transport,
-            Context(program, transport.rank, device_of(decision, transport.rank), others),
+            Context(program, transport.rank, decision.device_of(transport.rank), others),
             deadline_s,
             self._activity,
             lookahead,
-            self._device() if device is None else device,
+            self.device if device is None else device,
             self._finish,
             meter,
             self._asking,
         )
-        self._executors: dict[tuple[Binding, bool], Executor] = {}
-        self._step = self._turn = 0
+        preparing = preparing_of(decision, model, spare_core, gives_way)
+        self._runner = Runner(binder, self._residents, self._around, weighing, preparing, self._guard.heard)
+        self._streaming: Setting | None = None
+        if answers:
+            from runtime.pipeline.stream import setting_of  # late, see `stream`
 
-    @property
-    def num_steps(self) -> int:
-        """Training steps done, those before a checkpoint that was loaded included."""
-        return self._step
+            whole = (decision, model, module)
+            self._streaming = setting_of(*whole, self._residents, self._inputs, takes_any=binder.takes_any)
 
     @property
     def meter(self) -> MemoryMeter | None:
@@ -290,20 +266,20 @@ class Engine:
         rates = tuple(
             chain.from_iterable(r.optimizer.learning_rates() for r in self._residents.values() if r.optimizer)
         )
-        batch, binding, ahead_s = self._bound(batch)
-        executor = self._executor(binding, evaluates=False)
+        batch, binding, ahead_s = self._runner.bound(batch, self.num_steps)
+        executor = self._runner.executor(binding, evaluates=False)
         self._finishing.begin(binding.residents)
         self._norm, kept = None, self._guard.begin()
         try:
-            ran, step_s = self._run(executor, batch, self._step)
+            ran, step_s = self._runner.run(executor, batch, self.num_steps)
         except StopBeforeStepError:
             self._finishing.take_back()
             raise
         loss = self._loss(binding)
-        self._step += 1
-        left_out = self._guard.judge(Ran(self._step - 1, batch, binding, loss, kept))
-        self._activity.num_done, self._activity.loss, self._activity.step_s = self._step, loss, step_s
-        self._activity.steps.note(self._step, ran.spans, step_s)
+        self.num_steps += 1
+        left_out = self._guard.judge(Ran(self.num_steps - 1, batch, binding, loss, kept))
+        self._activity.num_done, self._activity.loss, self._activity.step_s = self.num_steps, loss, step_s
+        self._activity.steps.note(self.num_steps, ran.spans, step_s)
         return StepResult(loss, ahead_s + step_s, ran.spans, ran.thread_s, self._norm, rates, ran.peak_bytes, left_out)
 
     def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Evaluation:
@@ -318,20 +294,17 @@ class Engine:
             keep: values whose parts are given back instead of what the loss is computed from; among
                 :attr:`runtime.stage.captured.CapturedModel.watched`.
         """
-        batch, binding, ahead_s = self._bound(batch)
-        executor = self._executor(binding, evaluates=True)
+        batch, binding, ahead_s = self._runner.bound(batch, self.num_steps)
+        executor = self._runner.executor(binding, evaluates=True)
         executor.kept = tuple(keep) or self._judged
-        ran, step_s = self._run(executor, batch, self._step)
-        seconds = ahead_s + step_s
-        return Evaluation(
-            self._loss(binding),
-            sum(batch.rows),
-            self._whole_outputs(executor.outputs, batch.rows),
-            batch,
-            seconds,
-            ran.spans,
-            ran.peak_bytes,
-        )
+        ran, step_s = self._runner.run(executor, batch, self.num_steps)
+        loss, seconds = self._loss(binding), ahead_s + step_s
+        outputs: dict[int, Mapping[str, Piece]] = dict(executor.outputs)
+        if self._axes is not None:
+            from runtime.spatial.slices import of_micro_batches  # late: few plans cut sequences
+
+            outputs = of_micro_batches(self._axes, outputs, batch.rows, self._decision.num_slices)
+        return Evaluation(loss, sum(batch.rows), outputs, batch, seconds, ran.spans, ran.peak_bytes)
 
     def stream(self, *, learns: bool = False, training: bool = True) -> Stream:
         """An endless stream of batches, of which several may be on their way through the stages.
@@ -343,110 +316,31 @@ class Engine:
         Raises:
             UsageError: the engine was not made for answers, or a plan does not learn by local losses alone.
         """
-        if not self._answers:
+        if self._streaming is None:
             raise UsageError("this engine gives no answers", ["it was made to train"], ["Engine(..., answers=True)"])
         if self._decision.num_slices > 1:
             raise UsageError("a stream is not cut into token slices", ["the plan is"], ["plan without --allow time"])
+        from runtime.pipeline.stream import Stream, require_local  # late: most ranks serve no stream
+
         if learns:
             require_local(self._around.context.program, self._finishing, self._versioned)
-        setting = Setting(
-            learns,
-            training,
-            self._answers,
-            self._statistics,
-            self._read,
-            self._inputs,
-            self._decision.micro_batches,
-            0 if self._binder.takes_any else self._inputs.captured,
-        )
-        return Stream(setting, self._around, self._stream_binding, self._begin_in_stream, self._next_turn)
-
-    def _whole_outputs(
-        self, outputs: Mapping[int, Mapping[str, Piece]], rows: tuple[int, ...]
-    ) -> dict[int, Mapping[str, Piece]]:
-        """Outputs by micro-batch; of token slices those of all its slices together."""
-        slices, axes = self._decision.num_slices, self._axes
-        if axes is None:
-            return dict(outputs)
-        found: dict[int, Mapping[str, Piece]] = {}
-        for m in sorted({number // slices for number in outputs}):
-            parts = [outputs[m * slices + k] for k in range(slices)]
-            names = dict.fromkeys(name for part in parts for name in part)
-            found[m] = {name: joined(axes, name, [p[name] for p in parts if name in p], rows[m]) for name in names}
-        return found
+        setting, runner = replace(self._streaming, learns=learns, training=training), self._runner
+        return Stream(setting, self._around, runner.stream_binding, self._begin_in_stream, runner.next_turn)
 
     @property
     def preparing(self) -> BatchPreparation[AnyBatch] | None:
         """Makes batches of clouds or seeds the graph's inputs; None: the model takes them as they are."""
-        return self._preparing
+        return self._runner.preparing
 
     @property
     def looks_ahead(self) -> bool:
         """Whether the next step's batch is prepared while this one is computed, if it is known (:meth:`expect`)."""
-        return self._preparing is not None and self._preparing.looks_ahead
+        return self.preparing is not None and self.preparing.looks_ahead
 
     def expect(self, batch: Batch) -> None:
         """Prepare ``batch``, that of the next step, while this one is computed; nothing where nobody looks ahead."""
-        if self._preparing is not None and self._preparing.looks_ahead:
-            self._preparing.expect(batch, self._transport.rank)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and buffers of this rank's stages, by the user's own names; tied ones under each name.
-
-        Where the ranks of a stage have parts of them, all of them have to call this together.
-        """
-        whole = {id(shards): shards.values() for shards in self._gathered()}
-        return {
-            name: whole[id(self._sliced[name][0])][self._sliced[name][1]]
-            if name in self._sliced
-            else gathered(tensor.detach(), self._parts.get(name), self._transport, self._around.deadline_s)
-            for name, tensor in self._state.items()
-        }
-
-    def unshard(self) -> None:
-        """The module's parameters are whole until the next step; all ranks call this together.
-
-        Without effect but where ranks have them in slices between passes.
-        """
-        for shards in self._gathered():
-            shards.unshard()
-
-    def whole_state_dict(self) -> dict[str, Tensor]:
-        """Those of all stages, on every rank, as copies on the processor; all ranks call this together."""
-        return united(self.state_dict(), self._transport, self._around.deadline_s)
-
-    def whole_optimizer_state(self) -> dict[str, Any]:
-        """What the optimisers of all stages keep, on every rank, by names of parameters; all ranks call this together.
-
-        Its form is told in :mod:`runtime.optim.whole_state`.  Raises as :meth:`state`.
-        """
-        self.settle()
-        own = pieces_of(self._rank_state(), self._transport.rank)
-        return whole_of(united(own, self._transport, self._around.deadline_s), self._step)
-
-    def load_optimizer_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on with what :meth:`whole_optimizer_state` gave, under whatever plan of the same model.
-
-        Raises:
-            UsageError: it is not that, or lacks something.
-        """
-        given = Given(state)
-        for resident in self._residents.values():
-            if resident.optimizer is not None:
-                load_state(resident.optimizer, given)
-        self._step = given.num_steps
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes this rank's part of ``state``, which has all parameters and buffers of the model."""
-        for name, tensor in self._state.items():
-            if name in self._sliced:
-                shards, parameter = self._sliced[name]
-                shards.load(parameter, partial(_slice_of, state[name].reshape(-1)))
-                continue
-            part = self._parts.get(name)
-            place = () if part is None else tuple(slice(each.start, each.stop) for each in part.box)
-            tensor.copy_(state[name][place])
+        if self.preparing is not None and self.preparing.looks_ahead:
+            self.preparing.expect(batch, self._transport.rank)
 
     def state(self) -> RankState:
         """All that this rank has to save for training to go on, also under another plan; no copies.
@@ -456,42 +350,21 @@ class Engine:
             NotFiniteError: the state, or the last step, has NaN or infinity, and that is not to be ignored.
         """
         self.settle()
-        found = self._rank_state()
-        self._guard.require_finite(found, self._state, self._step)
+        self._require_updated()
+        found = super().state()
+        self._guard.require_finite(found, self.named, self.num_steps)
         return found
 
-    def load_state(self, source: StateSource) -> None:
-        """Goes on from what was saved, under whatever plan of the same model."""
-        self._step = load_rank_state(self._residents, self._state, source, self._unread)
+    def whole_optimizer_state(self) -> dict[str, Any]:
+        """As of :class:`HeldState`.  Raises as :meth:`state`, but for what is not finite."""
+        self.settle()
+        self._require_updated()
+        return super().whole_optimizer_state()
 
     def gradients(self) -> dict[str, Tensor]:
-        """Gradients of the last step's parameters on this rank, by the user's own names.
-
-        Where the ranks of a stage divide its optimiser or parameters, all of them have to call this together.
-        """
+        """As of :class:`HeldState`, once the others' word on the last step has come."""
         self.settle()
-        found = (
-            gathered_gradients(each, self._transport, self._around.deadline_s) for each in self._residents.values()
-        )
-        return {name: gradient for gradients in found for name, gradient in gradients.items()}
-
-    def forget_step(self) -> None:
-        """Let go of the last step's gradients and losses; each step does so first."""
-        for resident in self._residents.values():
-            resident.reset()
-
-    def held_tensors(self) -> list[Tensor]:
-        """What stays between steps, but gradients: parameters, buffers and the optimisers' state."""
-        held: list[Tensor] = []
-        for resident in self._residents.values():
-            shards = resident.gathered
-            names = () if shards is None else shards.names
-            held += [each for name, each in resident.parameters.items() if name not in names]
-            held += [] if shards is None else [part.view for part in shards.slices.values()]
-            held += resident.buffers.values()
-            states = resident.optimizer.state.values() if resident.optimizer is not None else ()
-            held += [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        return held
+        return super().gradients()
 
     @contextmanager
     def between_steps(self, doing: str) -> Iterator[None]:
@@ -499,7 +372,7 @@ class Engine:
         try:
             yield
         except (DeadlineError, TransportError) as error:
-            raise self._around.context.of(error, self._step, doing) from error
+            raise self._around.context.of(error, self.num_steps, doing) from error
 
     def settle(self) -> None:
         """Waits for the others' word on the last step; all ranks call this before anything but the next step follows.
@@ -508,87 +381,35 @@ class Engine:
             NotFiniteError: on some rank its loss or a gradient is NaN or infinite; all ranks raise this.
         """
         with self.between_steps("waiting for the others to end the step"):
-            self._guard.settle(self._step)
+            self._guard.settle(self.num_steps)
 
     def close(self) -> None:
         """Leave the transport."""
         self._transport.close()
 
-    def _gathered(self) -> list[PassShards]:
-        return [shards for resident in self._residents.values() if (shards := resident.gathered) is not None]
-
     def _where(self, rank: int, layer: str) -> str:
         placement = self._decision.layers.get(layer)
         stage = "" if placement is None else f", stage {placement.stage}"
-        return f"rank {rank} ({device_of(self._decision, rank)}{stage})"
+        return f"rank {rank} ({self._decision.device_of(rank)}{stage})"
 
-    def _rank_state(self) -> RankState:
+    def _require_updated(self) -> None:
         if not self.is_updated:
             raise UsageError(
-                f"after step {self._step} gradients wait for the update",
+                f"after step {self.num_steps} gradients wait for the update",
                 ["they are not saved"],
                 ["save after an update"],
             )
-        rank = self._transport.rank
-        return rank_state(self._residents, self._state, self._speaks, rank, self._step, self._unread)
-
-    def _run(self, executor: Executor, batch: Batch, number: int) -> tuple[RowTrace, float]:
-        """What the row did in the step of this number, and seconds from the common start to this rank's end.
-
-        Raises:
-            NotFiniteError: as :meth:`settle`: the others' word on the last step is here when all begin the next.
-        """
-        self._turn += 1
-        executor.prepare(number, self._turn, batch)
-        self._guard.heard(self._asking.agreed)
-        start = time.perf_counter()
-        ran = executor.run()
-        return ran, time.perf_counter() - start
-
-    def _next_turn(self) -> int:
-        self._turn += 1
-        return self._turn
-
-    def _stream_binding(self, batch: Batch, learns: bool) -> Binding:
-        binding = self._binder.bind(self._residents, batch)
-        return binding if learns else _forward_only(binding)
-
-    def _begin_in_stream(self, batch: Batch, binding: Binding, learns: bool) -> None:
-        self._weighing.begin(batch, binding.residents)
-        if learns:
-            self._finishing.begin(binding.residents)
-            self._step += 1
 
     def _run_again(self, ran: Ran) -> None:
         """The same step on the same batch, which another may have been bound after."""
-        self._weighing.begin(ran.batch, ran.binding.residents)
-        self._run(self._executor(ran.binding, evaluates=False), ran.batch, ran.number)
+        self._runner.weigh(ran.batch, ran.binding)
+        self._runner.run(self._runner.executor(ran.binding, evaluates=False), ran.batch, ran.number)
 
-    def _bound(self, batch: Batch) -> tuple[Batch, Binding, float]:
-        """The batch as the graph's inputs, the plan bound to it, and the seconds of finding the sites of clouds."""
-        if self._preparing is None:
-            binding = self._binder.bind(self._residents, batch)
-            self._weighing.begin(batch, binding.residents)
-            return batch, binding, 0.0
-        start = time.perf_counter()
-        try:
-            batch = self._preparing.batch(batch)
-            binding = self._binder.bind(self._residents, batch)
-            self._weighing.begin(batch, binding.residents)
-        except StageFailedError as error:  # clouds or seeds that cannot be used
-            raise self._around.context.of(error, self._step, "finding sites") from error
-        return batch, binding, time.perf_counter() - start
-
-    def _executor(self, binding: Binding, *, evaluates: bool) -> Executor:
-        if not binding.is_kept:
-            self._executors.clear()
-        key = (binding, evaluates)
-        if key not in self._executors:
-            if len(self._executors) >= _MOST_KEPT:
-                self._executors.pop(next(iter(self._executors)))
-            bound = _forward_only(binding) if evaluates else binding
-            self._executors[key] = Executor(bound, self._around, evaluates=evaluates)
-        return self._executors[key]
+    def _begin_in_stream(self, batch: Batch, binding: Binding, learns: bool) -> None:
+        self._runner.weigh(batch, binding)
+        if learns:
+            self._finishing.begin(binding.residents)
+            self.num_steps += 1
 
     def _finish(self) -> None:
         self._norm = self._finishing.run()
@@ -604,12 +425,6 @@ class Engine:
             loss = total.item()
         return loss / sum(binding.rows)
 
-    def _device(self) -> torch.device:
-        tensors = chain.from_iterable(
-            (*resident.parameters.values(), *resident.buffers.values()) for resident in self._residents.values()
-        )
-        return next((tensor.device for tensor in tensors), torch.device("cpu"))
-
     def _refuse_what_versions_forbid(self, accumulate: int) -> None:
         if self._versioned and accumulate > 1:
             raise UsageError(
@@ -617,20 +432,6 @@ class Engine:
                 [f"gradients of {accumulate} steps cannot be gathered for one update"],
                 ["a larger global batch", "--schedule 1f1b"],
             )
-
-
-def _forward_only(binding: Binding) -> Binding:
-    """The same, without what training adds; it ends if the whole did, since what is left waits for less."""
-    rows = tuple(tuple(_at_newest(a) for a in row if a.op in FORWARD_PASS) for row in binding.program.rows)
-    return replace(binding, program=replace(binding.program, rows=rows))
-
-
-def _slice_of(flat: Tensor, part: ParameterSlice) -> Tensor:
-    return flat[part.start : part.stop]
-
-
-def _at_newest(action: Action) -> Action:
-    return replace(action, version=0)
 
 
 def preparing_of(
@@ -646,11 +447,3 @@ def preparing_of(
     from runtime.sparse.preparing import preparing  # late: other networks do without
 
     return preparing(decision, model.prepared, core, gives_way=gives_way)
-
-
-def device_of(decision: Decision, rank: int) -> str:
-    """Name of the device that the plan means for ``rank``."""
-    for stage in decision.stages:
-        if rank in stage.ranks and len(stage.devices) == len(stage.ranks):
-            return stage.devices[stage.ranks.index(rank)]
-    return "no device"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from planner.ir.errors import WorkerError
 
 HOME = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((HOME / "notebooks").glob("*.ipynb"))
+_PICTURES = {"image/png", "image/svg+xml"}
 NAMES = ("first_plan", "compare_strategies", "certified_planning", "schedules", "spatial_decomposition", "point_clouds")
 
 
@@ -66,11 +68,22 @@ def test_a_notebook_is_committed_with_its_outputs_and_no_machine_of_ours(path: P
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error"]
-    shown = [output.data for output in outputs if "data" in output]
-    assert not [data for data in shown if "<Figure" in data.get("text/plain", "") and len(data) == 1]  # no picture
+    shown = [output.data if "data" in output else {"text/plain": output.text} for output in outputs]
+    pictures = re.compile(r"<Figure|<Axes|display\.(SVG|Image) object|<matplotlib")
+    assert not [data for data in shown if pictures.search(data.get("text/plain", "")) and not _PICTURES & data.keys()]
     text = path.read_text("utf-8")
     assert not [word for word in ("/root/", "/home/", "/tmp/") if word in text]
     assert "pip install" in notebook.cells[0].source  # what it needs
+
+
+def test_outputs_are_of_the_data_that_is_there_now(collected: ModuleType) -> None:
+    """Else tables and pictures show what was measured or predicted before."""
+    told = {
+        path.stem: nbformat.read(path, as_version=4).metadata.get("halopipe", {}).get("data", "") for path in NOTEBOOKS
+    }
+    old = [name for name, data in told.items() if data != collected.read_by(name)]
+    assert old == [], f"python notebooks/execute.py {' '.join(f'notebooks/{name}.ipynb' for name in old)}"
+    assert collected.READ.keys() <= told.keys()
 
 
 def test_the_notebooks_are_those_that_documents_name() -> None:

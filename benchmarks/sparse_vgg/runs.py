@@ -148,16 +148,16 @@ def count_samples(engine: Engine, decision: Decision) -> None:
         ValueError: the plan has another stage beside one of several ranks, which would have to know of all rows.
     """
     sizes = [len(stage.ranks) for stage in decision.stages]
-    if max(sizes) == 1 or engine._preparing is None:
+    if max(sizes) == 1 or engine.preparing is None:
         return
     if len(sizes) > 1:
         raise ValueError(f"stages on {sizes} ranks: samples are counted out in plans of one stage alone")
     position = decision.stages[0].ranks.index(engine._transport.rank)
-    engine._preparing = CountedPreparing(engine._preparing, position)  # type: ignore[assignment]
+    engine._runner.preparing = CountedPreparing(engine.preparing, position)  # type: ignore[assignment]
     layout = decision.layout_of(0)
 
     def share(stage: int, batch: PreparedBatch, microbatch: int) -> SiteShare:
         samples = layout.samples(batch.rows[microbatch])
         return CountedShare.of(batch, microbatch, samples, position, samples)
 
-    engine._binder._site_share = share  # type: ignore[method-assign]
+    engine._runner.binder._site_share = share  # type: ignore[method-assign]

@@ -18,6 +18,7 @@ def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption 
     import planner.check
     from halopipe.planning import solve
     from halopipe.terminal import console
+    from planner.ir.codec import fingerprint
     from planner.ir.errors import PlanCheckError
 
     found = solve.load_plan(plan)
@@ -32,7 +33,10 @@ def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption 
         console.emit_json({"plan": str(plan), "faults": list(faults), "not_checked": list(unchecked)})
     if faults:
         again = f"plan again: {console.command('plan', profile or 'PROFILE')}"
-        raise PlanCheckError(f"{plan} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults, [again, _UNDO])
+        remedies = [again, _UNDO]
+        if source is not None and cluster is None and found.inputs.cluster_fingerprint != fingerprint(source.cluster):
+            remedies.append("with --cluster FILE, if it was planned for machines that the profile was not measured on")
+        raise PlanCheckError(f"{plan} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults, remedies)
     if json:
         return
     if source is not None:

@@ -116,7 +116,7 @@ class Announced:
     def announce(self, item: Item, inputs: InputSpecs, planned: Sequence[int]) -> Batch:
         """``item`` as the engine takes it; raises as :func:`halopipe.data.sources.bound`."""
         copied = [_copied(pair) for pair in item] if isinstance(item, list) else _copied(item)
-        self._tensors, self._batch = tensors_of(copied), bound(copied, inputs, planned)
+        self._tensors, self._batch = tensors_of(copied), bound(copied, inputs, planned, is_prepared=True)
         return self._batch
 
     def recognised(self, item: Item) -> Batch | None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from halopipe.data.rank_slices import Need, needs, whole_needs
 from halopipe.data.sources import Data, Position, bound, digest, read, tensors_of
 from planner.ir.errors import DifferentDataError, TransportError
-from planner.ir.graph import Graph, TensorSpec
+from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.plan import Decision
 from runtime.pipeline.messages import dtype_of
 from runtime.pipeline.microbatches import Batch, InputSpecs, Shapes
@@ -213,6 +213,11 @@ class Consumer:
     outputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def loss_rank(self) -> int:
+        """The first rank that makes the loss."""
+        return min(self.decision.stages[self.decision.layers[producer(self.graph.loss)].stage].ranks)
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """All of the job."""
         return tuple(range(self.transport.world_size))
@@ -277,7 +282,9 @@ class OwnFeed:
                 self.agreement.note(None)
             return None
         epoch, item = found
-        batch = bound(item, self._consumer.inputs, self._consumer.decision.micro_batches)
+        consumer = self._consumer
+        is_prepared = consumer.preparation is not None
+        batch = bound(item, consumer.inputs, consumer.decision.micro_batches, is_prepared=is_prepared)
         self.position = self.position.after(epoch, sum(batch.rows))
         if self.agreement is not None:
             self.agreement.note(tensors_of(item), f" (batch {self.position.batches - 1} of epoch {epoch})")

@@ -31,6 +31,7 @@ from halopipe.data.factories import Form, Item, Pair, call_of
 from planner.ir.errors import DifferentDataError, FactoryError, UsageError
 from profiler.source.model import LoadedModel
 from profiler.source.source import find_factory
+from runtime.pipeline.messages import dtype_of
 from runtime.pipeline.microbatches import Batch, InputSpecs, MicroBatches, WholeBatch
 
 
@@ -342,15 +343,35 @@ def ended(step: int) -> UsageError:
     )
 
 
-def bound(item: Item, inputs: InputSpecs, planned: Sequence[int]) -> Batch:
+def bound(item: Item, inputs: InputSpecs, planned: Sequence[int], *, is_prepared: bool = False) -> Batch:
     """What the engine takes.
 
+    Args:
+        is_prepared: the graph's inputs are made of it (clouds, seeds), in their own dtypes.
+
     Raises:
-        UsageError: it is not what the model takes, or more than planned.
+        UsageError: it is not what the model takes, of another dtype, or more than planned.
     """
+    if not is_prepared:
+        for pair in item if isinstance(item, list) else [item]:
+            _require_dtypes(pair, inputs)
     if isinstance(item, list):
         return MicroBatches(inputs, [(*given, *targets) for given, targets in item], len(planned))
     return WholeBatch(inputs, (*item[0], *item[1]), tuple(planned))
+
+
+def _require_dtypes(pair: Pair, inputs: InputSpecs) -> None:
+    """Tensors have the dtypes of the example; targets may be other floats, which a loss promotes as torch does."""
+    num_inputs = len(pair[0])
+    for number, (tensor, (name, spec)) in enumerate(zip((*pair[0], *pair[1]), inputs.specs.items(), strict=False)):
+        wanted = dtype_of(spec)
+        is_near = number >= num_inputs and tensor.is_floating_point() and wanted.is_floating_point
+        if tensor.dtype != wanted and not is_near:
+            raise UsageError(
+                f"{name} is of {tensor.dtype}, the model was captured with {wanted}",
+                ["what it would compute is not known, or an operator would refuse it in the middle of a step"],
+                [f"{name}.to({wanted})", "profile and plan again with an example of that dtype"],
+            )
 
 
 def tensors_of(item: Item) -> list[tuple[Tensor, ...]]:

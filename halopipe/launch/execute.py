@@ -26,12 +26,12 @@ from halopipe.launch.torchrun import job_stores
 from halopipe.run_spec.options import FIELDS, ON_NAN, TRANSPORTS, ScriptOptions
 from halopipe.terminal.units import require_known
 from halopipe.training.check_options import out_of_limits
-from halopipe.training.first_step import Kept, WatchedSteps
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
 from halopipe.training.rank import Load, Terms, open_rank
 from halopipe.training.rank_device import DEVICES
 from halopipe.training.session import Execution, Tensors
 from halopipe.training.single_device import parameters_of
+from halopipe.training.watched_steps import Kept, WatchedSteps
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.passes.versions import updates_within

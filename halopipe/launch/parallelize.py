@@ -22,10 +22,12 @@ are told its settings with each batch.
 from __future__ import annotations
 
 import json
+import logging
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +39,7 @@ from halopipe.data.ahead import Upcoming
 from halopipe.launch.execute import joined, loaded_of_script, terms_of_script
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.processes import warm_workers, workers_of
+from halopipe.launch.script_module import ScriptModule, Settings, require_no_autocast
 from halopipe.launch.script_rank import CLOSE, SCRIPT, STATE, Script, until, write
 from halopipe.launch.spawn import titles_of
 from halopipe.launch.torchrun import job_stores
@@ -61,6 +64,8 @@ _PLAN = "script/plan"
 _BUSY_S = 2e-3
 """Between two looks at the store while ranks are busy."""
 
+_log = logging.getLogger(__name__)
+
 
 class Parallel:
     """A plan that ranks of this host train by, as a script calls them; use as a context, or call ``close`` at the end.
@@ -71,7 +76,8 @@ class Parallel:
         num_steps: training steps done.
         ranks: that do it.
 
-    All calls raise what a rank failed by, of its own type; a batch that does not fit leaves the run as it was.
+    All calls raise what a rank failed by, of its own type; a batch that does not fit leaves the run as it was.  What
+    the script does to its module, which the ranks do not see, is refused (:mod:`halopipe.launch.script_module`).
     """
 
     def __init__(
@@ -93,8 +99,8 @@ class Parallel:
             has_state: whether the weights of ``module`` are others than those that the plan's model is loaded with.
             answers: whether the ranks are to answer a stream (:mod:`halopipe.serving.serving`).
         """
-        self.plan, self.profile, self.num_steps = plan, profile, 0
-        self._module, self._loss_fn, self._state_of = module, loss_fn, -1
+        self.plan, self.profile, self.num_steps, self._state_of = plan, profile, 0, -1
+        self._own = None if module is None else ScriptModule(module, loss_fn)
         terms, device, _ = terms_of_script(plan, optimizer, options or {})
         self._followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
         given = {**(options or {}), "device": device}
@@ -115,7 +121,8 @@ class Parallel:
             optimizer = self._followed.described()
             given.pop("scheduler", None)  # it stays here
         state = None if module is None or not has_state else state_of(owners(module, loss_fn))
-        self.ranks = Ranks(plan, optimizer, cast("ScriptOptions", given), state, terms.deadline_s, answers)
+        settings = None if self._own is None or answers else self._own.settings
+        self.ranks = Ranks(plan, optimizer, cast("ScriptOptions", given), state, terms.deadline_s, answers, settings)
         self._end = weakref.finalize(self, self.ranks.end)
         try:
             ready = self.ranks.answers()
@@ -136,15 +143,20 @@ class Parallel:
 
     def step(self, batch: Any) -> float:
         """One training step; returns the loss.  See :meth:`halopipe.training.session.Execution.step`."""
+        self._require_alike()
+        if self._own is not None:
+            self._own.require_settings()
         settings = None if self._followed is None else self._followed.settings
-        answer = self.ranks.call("step", batch=batch, upcoming=self._upcoming.take(), settings=settings)
-        self.num_steps = answer["num_steps"]
-        if self._followed is not None and answer["is_updated"]:
-            self._followed.updated()
+        with unbroken():
+            answer = self.ranks.call("step", batch=batch, upcoming=self._upcoming.take(), settings=settings)
+            self.num_steps = answer["num_steps"]
+            if self._followed is not None and answer["is_updated"]:
+                self._followed.updated()
         return float(answer["loss"])
 
     def evaluate(self, *batches: Any, metric: str | Callable[[], Any] = "", outputs: Sequence[str] = ()) -> Score:
         """The mean loss over ``batches``, and what else :meth:`halopipe.training.session.Execution.evaluate` finds."""
+        self._require_alike()
         return Score(**self.ranks.call("evaluate", batches=batches, metric=metric, outputs=tuple(outputs))["score"])
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,9 +171,16 @@ class Parallel:
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what :meth:`optimizer_state_dict` gave; an optimiser object of the script gets its settings."""
-        self.num_steps = self.ranks.call("load_optimizer_state_dict", state=dict(state))["num_steps"]
-        if self._followed is not None:
-            self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
+        with unbroken():
+            self.num_steps = self.ranks.call("load_optimizer_state_dict", state=dict(state))["num_steps"]
+            if self._followed is not None:
+                self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
+
+    def _require_alike(self) -> None:
+        """Raises :class:`UsageError` where the script's module or modes are others than the ranks'."""
+        require_no_autocast(self.plan.inputs.model.autocast)
+        if self._own is not None:
+            self._own.require_known()
 
     def _written(self, what: str, **told: Any) -> dict[str, Any]:
         """What rank 0 writes to a file."""
@@ -173,40 +192,59 @@ class Parallel:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from these parameters and buffers; optimiser and steps stay."""
-        self.ranks.call("load_state_dict", state=dict(state))
-        self._state_of = -1
+        with unbroken():
+            self.ranks.call("load_state_dict", state=dict(state))
+            self._state_of = -1
+            if self._own is not None:
+                self._own.known()
 
     @property
     def module(self) -> nn.Module:
         """The script's own module, with the weights as they are trained by now."""
-        if self._module is None:
-            self._module = load_model(self.plan.inputs.model).module
+        if self._own is None:
+            self._own = ScriptModule(load_model(self.plan.inputs.model).module, None)
+        self._own.require_known()
+        self._fetch(self._own)
+        return self._own.module
+
+    def _fetch(self, own: ScriptModule) -> None:
+        """Puts the trained weights into the script's module, where it has not got them."""
         if self._state_of != self.num_steps and self.ranks.is_alive:
-            load_state(owners(self._module, self._loss_fn), self.state_dict(), whole_loss=False)
+            load_state(own.owned, self.state_dict(), whole_loss=False)
             self._state_of = self.num_steps
-        return self._module
+            own.known()
 
     def save(self, folder: str | Path, *, keep: int = 0) -> None:
         """Save a checkpoint; see :meth:`halopipe.training.session.Execution.save`.
 
         The state of a schedule object is the script's own: ``scheduler.state_dict()``.
         """
+        self._require_alike()
         settings = None if self._followed is None else self._followed.settings
         self.ranks.call("save", folder=str(Path(folder).absolute()), keep=keep, settings=settings)
 
     def load(self, folder: str | Path, *, step: int | str | None = None) -> int:
         """Go on from a checkpoint; see :meth:`halopipe.training.session.Execution.load`."""
-        answer = self.ranks.call("load", folder=str(Path(folder).absolute()), step=step)
-        self.num_steps, self._state_of = answer["num_steps"], -1
-        if self._followed is not None:
-            self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
+        with unbroken():
+            answer = self.ranks.call("load", folder=str(Path(folder).absolute()), step=step)
+            self.num_steps, self._state_of = answer["num_steps"], -1
+            if self._followed is not None:
+                self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
+            if self._own is not None:
+                self._own.known()
         return self.num_steps
 
     def close(self) -> None:
-        """Puts the trained weights into the script's module and ends the ranks; they are gone afterwards."""
+        """Puts the trained weights into the script's module and ends the ranks; they are gone afterwards.
+
+        A module that the script has loaded other weights into since the last step, the best ones say, keeps these.
+        """
         try:
-            if self.ranks.is_alive and self._module is not None:
-                _ = self.module
+            own = self._own
+            if self.ranks.is_alive and own is not None and not own.is_replaced:
+                if own.changed and self._state_of != self.num_steps:
+                    _log.warning("the trained weights take the place of what the script wrote: %s", own.changed)
+                self._fetch(own)
             self.ranks.close()
         finally:
             self._end()
@@ -227,6 +265,7 @@ class Ranks:
         state: Mapping[str, Any] | None,
         deadline_s: float,
         answers: bool,
+        settings: Settings | None = None,
     ) -> None:
         self._num_ranks, self._number = plan.decision.num_ranks, 0
         self._failure: HalopipeError | None = None
@@ -239,7 +278,7 @@ class Ranks:
         self.folder = self._stack.enter_context(job_folder())
         self._store, port = host_store()
         self._link = join_store(LOOPBACK, port)
-        write(self.folder / SCRIPT, Script(plan, optimizer, options, port, state is not None, answers))
+        write(self.folder / SCRIPT, Script(plan, optimizer, options, port, state is not None, answers, settings))
         if state is not None:
             write(self.folder / STATE, state)
         names = {seat.rank: str(seat.rank) for seat in seats}
@@ -339,6 +378,32 @@ class Ranks:
         self._is_over.set()
         self._thread.join(SETUP_S)
         self._stack.close()
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """Within it Ctrl-C waits for the end: what ranks have done is noted in the script too.  A second one does not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # the script hears it in its own way
+        yield
+        return
+    is_asked = False
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal is_asked
+        is_asked = True
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if is_asked:
+        raise KeyboardInterrupt
 
 
 def parallelize(

@@ -44,7 +44,6 @@ from planner.ir.files import write_text
 from planner.ir.plan import Plan
 from planner.ir.timeline import Restart
 from runtime.checkpoint.folders import make
-from runtime.engine import device_of
 from runtime.monitor.failure import also, blame
 
 
@@ -73,7 +72,7 @@ class Loss:
     @property
     def devices(self) -> tuple[str, ...]:
         """Those of the lost ranks, as the plan calls them: ``n0/cpu1``."""
-        return tuple(device_of(self.plan.decision, rank) for rank in self.ranks)
+        return tuple(self.plan.decision.device_of(rank) for rank in self.ranks)
 
     @property
     def hosts(self) -> tuple[str, ...]:

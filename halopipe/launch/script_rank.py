@@ -10,21 +10,26 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch
+from torch import Tensor
 
 from cuda_ops._torch import PrefixStore
 from halopipe.launch.execute import joined, terms_of_script
+from halopipe.launch.script_module import Settings, require_planned
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.serving.rank_loop import serve_stream
 from halopipe.training.checkpoint_folders import load_weights
 from halopipe.training.session import Execution
 from planner.ir.errors import UsageError
+from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Plan
 from profiler import load_model
 from profiler.source.model import named_parameters
+from profiler.source.structure import alone, is_part
 from runtime.monitor.failure import write_error
 from runtime.monitor.watch import LOOPBACK, SETUP_S, join_store
 from runtime.optim.optimizer import Described
@@ -49,6 +54,7 @@ class Script:
         port: of the script's store.
         has_state: whether the ranks begin with other weights than the model is loaded with.
         answers: whether they are to answer a stream.
+        settings: of the script's module, which is to be as it was planned; None: there is none.
     """
 
     plan: Plan
@@ -57,6 +63,7 @@ class Script:
     port: int
     has_state: bool
     answers: bool = False
+    settings: Settings | None = None
 
 
 def serve(folder: Path, rank: int) -> None:
@@ -65,8 +72,12 @@ def serve(folder: Path, rank: int) -> None:
     board, calls = join_store(LOOPBACK, script.port), join_store(LOOPBACK, script.port)
     store = PrefixStore("job", join_store(LOOPBACK, script.port))
     model = load_model(script.plan.inputs.model, script.options.get("seed", 0))
+    if script.settings is not None:
+        require_planned(Settings.of(model.owners), script.settings)
     if script.has_state:
-        load_weights(model, torch.load(folder / STATE, weights_only=False))
+        state = torch.load(folder / STATE, weights_only=False)
+        is_with_loss = any(name.startswith(LOSS_PREFIX) for name in state)  # else the script left it to the plan
+        load_weights(model, state, whole_loss=is_with_loss)
     optimizer = script.optimizer
     if isinstance(optimizer, Described):
         optimizer = optimizer.made(named_parameters(model.owners))
@@ -148,5 +159,15 @@ def until(is_there: Callable[[], bool], longest_s: float) -> None:
 def write(path: Path, value: Any) -> None:
     """All of it at once; what is defined in ``__main__`` or in a notebook goes along."""
     new = path.with_suffix(".new")
-    torch.save(value, new, pickle_module=cloudpickle)
+    torch.save(value, new, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_Pickler))
     new.replace(path)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Of a tensor its own elements: a batch that is a part of a data set in memory would bring all of that along."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """As cloudpickle's, but for such tensors."""
+        if type(obj) is Tensor and is_part(obj):
+            return alone(obj).__reduce_ex__(self.proto)
+        return super().reducer_override(obj)

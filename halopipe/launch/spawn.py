@@ -25,7 +25,6 @@ from planner.ir.files import write_text
 from planner.ir.plan import Decision, Plan
 from planner.ir.schedule import Op
 from planner.ir.timeline import MemorySample, Timeline
-from runtime.engine import device_of
 from runtime.monitor.activity import Beat
 from runtime.monitor.waits import Waits
 from runtime.monitor.watch import host_store, run_workers
@@ -238,5 +237,5 @@ def titles_of(decision: Decision) -> dict[int, str]:
     titles = {}
     for rank in range(decision.num_ranks):
         numbers = [str(number) for number, stage in enumerate(decision.stages) if rank in stage.ranks]
-        titles[rank] = f"rank {rank} ({device_of(decision, rank)}, stage {', '.join(numbers) or 'none'})"
+        titles[rank] = f"rank {rank} ({decision.device_of(rank)}, stage {', '.join(numbers) or 'none'})"
     return titles

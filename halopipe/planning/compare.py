@@ -67,7 +67,7 @@ class Comparison:
     def ties(self) -> dict[str, float]:
         """By plan that cannot be told from the fastest at the mean: with what probability that one is the faster.
 
-        Of plans of the same profile; what is no tie is by the confidence that the first was made with.
+        Of plans of the same profile and global batch; what is no tie is by the confidence that the first was made with.
         """
         return self._judged[0]
 
@@ -83,8 +83,8 @@ class Comparison:
             name: plan.decision
             for name, plan in self.plans.items()
             if self.profile is not None
-            and (plan.inputs.profile_fingerprint, plan.inputs.corrections)
-            == (first.inputs.profile_fingerprint, first.inputs.corrections)
+            and (plan.inputs.profile_fingerprint, plan.inputs.corrections, plan.decision.global_batch)
+            == (first.inputs.profile_fingerprint, first.inputs.corrections, first.decision.global_batch)
         }
         if self.profile is None or self.fastest not in alike:
             return {}, self.fastest
@@ -119,6 +119,9 @@ class Comparison:
         models = {plan.inputs.model_fingerprint for plan in self.plans.values()}
         if len(models) > 1:
             lines += ["", "  note: these plans are for different models"]
+        if len(batches := {plan.decision.global_batch for plan in self.plans.values()}) > 1:
+            sizes = ", ".join(map(str, sorted(batches)))
+            lines += ["", f"  note: their global batches differ ({sizes}): 'slower' is of a step, samples/s of work"]
         over = {plan.prediction.transport for plan in self.plans.values()} - {""}
         if len(over) > 1:
             lines += ["", f"  note: they are predicted over different transports: {'; '.join(sorted(over))}"]

@@ -27,10 +27,7 @@ from halopipe.terminal import units
 from halopipe.training.metrics import require_writer
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
-from planner.ir.schedule import Action, Op
 from planner.passes.versions import updates_within
-
-_UPDATES = frozenset({Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.UPDATE})
 
 
 def require_consistent(plan: Plan, options: RunOptions) -> None:
@@ -58,11 +55,6 @@ def require_consistent(plan: Plan, options: RunOptions) -> None:
         steps_of(options)
     if options.checkpoint and options.resume is not True:
         _require_new(Path(options.checkpoint), options.resume == IF_ANY)
-
-
-def trains(plan: Plan) -> bool:
-    """Whether the plan's program is more than forward passes."""
-    return any(Action.parse(text).op in _UPDATES for row in plan.decision.program for text in row)
 
 
 def _numbers(options: RunOptions) -> Iterator[UsageError]:
@@ -139,7 +131,7 @@ def _at_odds(plan: Plan, options: RunOptions) -> Iterator[UsageError]:
                 ["a checkpoint between updates would lose the gradients gathered so far"],
                 [f"{flag_of(name)} {value + options.accumulate - value % options.accumulate}"],
             )
-    if not trains(plan):
+    if not plan.decision.trains:
         wrong = [
             name
             for name in ("optimizer", "scheduler", "clip_norm", "checkpoint", "eval_data", "check_numerics")

@@ -154,14 +154,17 @@ def read_state_dict(path: Path, plan: Plan, folder: Path, seed: int = 0) -> Path
     return complete_path(folder, 0)
 
 
-def load_weights(model: LoadedModel, state: Mapping[str, Any]) -> None:
+def load_weights(model: LoadedModel, state: Mapping[str, Any], *, whole_loss: bool = True) -> None:
     """Loads ``state``, in which what belongs to a loss that is a module is called ``loss_fn.*``.
+
+    Args:
+        whole_loss: whether all of the loss's state has to be there; else it keeps what it has.
 
     Raises:
         UsageError: it is another model's.
     """
     try:
-        load_state(model.owners, state)
+        load_state(model.owners, state, whole_loss=whole_loss)
     except RuntimeError as error:
         raise UsageError(
             "the module is not the one that the plan was made for", str(error).splitlines()[1:], ["plan again"]

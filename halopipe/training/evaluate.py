@@ -23,12 +23,12 @@ from halopipe.data.feeds import Consumer
 from halopipe.run_spec.result import Score
 from planner.ir.box import Box, Interval, hull, whole
 from planner.ir.errors import FactoryError, HalopipeError, UsageError
-from planner.ir.graph import SAMPLE, Graph, TensorSpec, producer
+from planner.ir.graph import SAMPLE, Graph, TensorSpec
 from profiler.source.source import find_factory
 from runtime.engine import Engine, Evaluation
+from runtime.optim.whole_state import united
 from runtime.pipeline.messages import Piece, assemble
 from runtime.pipeline.microbatches import Batch, part_in
-from runtime.spatial.collectives import united
 from runtime.stage.captured import judging_layer
 
 IGNORED = -100
@@ -132,7 +132,7 @@ def evaluate(
     for batch in batches:
         is_empty = False
         found = engine.evaluate_on(batch, made)
-        if found.loss is not None and consumer.transport.rank == loss_rank(consumer):
+        if found.loss is not None and consumer.transport.rank == consumer.loss_rank:
             sums[0] += found.loss * found.num_samples
             sums[1] += found.num_samples
         if classes is not None:
@@ -150,12 +150,6 @@ def evaluate(
     accuracy = right_answers / questions if questions else None
     metrics = {} if own is None else own.computed()
     return Score(engine.num_steps, total / samples, int(samples), accuracy, metrics)
-
-
-def loss_rank(consumer: Consumer) -> int:
-    """The first rank that makes the loss."""
-    decision, graph = consumer.decision, consumer.graph
-    return min(decision.stages[decision.layers[producer(graph.loss)].stage].ranks)
 
 
 class _Own:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from halopipe.run_spec.options import ALWAYS, NEVER, RunOptions
-from halopipe.training.checkpointing import SAVE_S
 from planner.ir.plan import Plan
 from planner.ir.timeline import LonePasses
 from runtime.engine import Engine
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 LARGEST_SHARE, LONGEST_S = 0.05, 2.0
 LEAST_STEPS = 20
+_TIMING_S = 600.0  # another rank is waited for so long
 LEAST_PASSES, MOST_PASSES = 4, 200
 """The first of which does not count: memory is taken and caches are filled."""
 
@@ -80,7 +80,7 @@ class Timer:
         if forgets:
             engine.forget_step()  # the next step does; a pass has gradients of its own
         self.activity.begin("timing its stages alone")
-        self.activity.deadline_s = SAVE_S
+        self.activity.deadline_s = _TIMING_S
         self.gather()
         try:
             stages = () if self.skipped else self.stages

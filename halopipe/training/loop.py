@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from halopipe.data.ahead import AheadFeed
 from halopipe.data.feeds import COMPARING, Consumer, Feed
@@ -15,20 +16,20 @@ from halopipe.data.sharded_feed import Supply
 from halopipe.data.sources import Position, ended
 from halopipe.run_spec.job import Compared, Journal, RankResult
 from halopipe.run_spec.options import RunOptions
-from halopipe.run_spec.result import Score
+from halopipe.run_spec.result import Saves, Score
 from halopipe.terminal import units
-from halopipe.training.checkpointing import SAVE_S, Checkpoints
-from halopipe.training.evaluate import evaluate
 from halopipe.training.lone_passes import Timer
-from halopipe.training.metrics import Metrics
-from halopipe.training.single_device import Reference
-from halopipe.training.torch_traces import TorchTraces
+from halopipe.training.reference import Reference
 from planner.ir.timeline import LeftOut, Span
 from runtime.engine import Engine, StepResult
 from runtime.memory import storage_bytes, with_peak
 from runtime.monitor.activity import SHOWN, Activity
 from runtime.pipeline.executor import StopBeforeStepError
 from runtime.pipeline.microbatches import Batch
+
+if TYPE_CHECKING:
+    from halopipe.training.checkpointing import Checkpoints
+    from halopipe.training.metrics import Metrics
 
 KEPT_STEPS = 64
 """Last steps whose spans are kept."""
@@ -43,6 +44,7 @@ class Loop:
 
     Attributes:
         feed: where it stands is where the run begins.
+        metrics, checkpoints: None where none are asked for.
         activity: told what is done between steps.
         trained: whether the steps are training steps; else they are forward passes in evaluation mode.
         compare: called after the first update with the losses so far, where this rank knows them; gives one device's
@@ -57,8 +59,8 @@ class Loop:
     consumer: Consumer
     supply: Supply
     feed: Feed
-    metrics: Metrics
-    checkpoints: Checkpoints
+    metrics: Metrics | None
+    checkpoints: Checkpoints | None
     after_step: AfterStep
     activity: Activity
     trained: bool = True
@@ -95,21 +97,27 @@ class Loop:
     def _run_all(self) -> RankResult:
         options, first = self.options, self.engine.num_steps
         compared: tuple[Compared, ...] = ()
-        traces = TorchTraces(options, self.consumer.transport.rank, self.activity, first)
+        traces = None
+        if options.profile_steps:
+            from halopipe.training.torch_traces import TorchTraces  # late: most runs trace nothing
+
+            traces = TorchTraces(options, self.consumer.transport.rank, self.activity, first)
         for number in range(first, options.steps):
             if self.lone is not None and number == min(first + options.warmup, options.steps - 1):
                 self.lone.before(self.engine, forgets=options.accumulate == 1)
             begun_s = time.perf_counter()
-            with traces.around(number + 1):
+            with nullcontext() if traces is None else traces.around(number + 1):
                 self.activity.begin("waiting for data")
                 with self.engine.between_steps("reading the batch"):
                     batch = self.feed.take()
                 if batch is None:
                     raise ended(number)
-                is_watched = number - first == options.warmup - 1 and not traces.traces(number + 1)
+                is_traced = traces is not None and traces.traces(number + 1)
+                is_watched = number - first == options.warmup - 1 and not is_traced
                 result = self._step(batch, is_watched=is_watched)
             self._done = self.feed.position
-            self.checkpoints.stepped(time.perf_counter() - begun_s)
+            if self.checkpoints is not None:
+                self.checkpoints.stepped(time.perf_counter() - begun_s)
             self._note(number, batch, result)
             if number == options.accumulate - 1 and self.compare is not None:
                 self.engine.settle()
@@ -119,14 +127,14 @@ class Loop:
                     self.reference, compared = self.compare(self._losses)
             if options.eval_data and options.eval_every and (number + 1) % options.eval_every == 0:
                 self._evaluate()
-            if self.checkpoints.is_due:
-                self._save()
+            if self.checkpoints is not None and self.checkpoints.is_due:
+                self._save(self.checkpoints)
         self.engine.settle()
         self._confirm()
         if options.eval_data and not (self._scores and self._scores[-1].step == options.steps):
             self._evaluate()
-        if options.checkpoint:
-            self._save(is_last=True)
+        if self.checkpoints is not None:
+            self._save(self.checkpoints, is_last=True)
         if self.lone is not None:
             self.lone.after(self.engine, forgets=options.accumulate == 1)
         return RankResult(
@@ -148,7 +156,7 @@ class Loop:
             "" if self.lone is None else self.lone.skipped,
             left_out=tuple(self._left_out),
             slow=tuple(self.activity.slow),
-            saves=self.checkpoints.saves,
+            saves=Saves() if self.checkpoints is None else self.checkpoints.saves,
             remarks=self.activity.remarks,
         )
 
@@ -184,7 +192,8 @@ class Loop:
         if result.peak_bytes:
             self._memory.append((len(self._results) - 1, result.peak_bytes))
             self._peak_bytes = max(self._peak_bytes, *result.peak_bytes)
-        self.metrics.step(number + 1, self.feed.position.epoch, sum(batch.rows), result, self.activity.slow)
+        if self.metrics is not None:
+            self.metrics.step(number + 1, self.feed.position.epoch, sum(batch.rows), result, self.activity.slow)
         if self.journal is not None:
             self.journal.step(number, result.loss, result.step_s)
         self.after_step(number, result, self.activity)
@@ -197,25 +206,31 @@ class Loop:
 
     def _end(self) -> NoReturn:
         """The batch that was taken for a step which is not done is read again by whoever goes on."""
+        if self.checkpoints is None:
+            raise ValueError("nobody but a run with checkpoints stops its ranks between steps")
         self._saving()
         self.checkpoints.end(self._done)
 
     def _saving(self) -> None:
+        from halopipe.training.checkpointing import SAVE_S  # late, as all that saves
+
         self.engine.settle()
         self._confirm()
         self.activity.begin("saving a checkpoint")
         self.activity.deadline_s = SAVE_S
 
-    def _save(self, *, is_last: bool = False) -> None:
+    def _save(self, checkpoints: Checkpoints, *, is_last: bool = False) -> None:
         self._saving()
         if is_last:
-            self.checkpoints.finish(self.feed.position)
+            checkpoints.finish(self.feed.position)
         else:
-            self.checkpoints.save(self.feed.position)
+            checkpoints.save(self.feed.position)
             if self.journal is not None:
-                self.journal.saves(self.checkpoints.saves)
+                self.journal.saves(checkpoints.saves)
 
     def _evaluate(self) -> None:
+        from halopipe.training.evaluate import evaluate  # late: most runs evaluate nothing
+
         batches = iter(self.supply.evaluation().take, None)
         batches = islice(batches, self.options.eval_batches or None)
         score = evaluate(
@@ -224,4 +239,5 @@ class Loop:
         self._scores.append(score)
         if self.journal is not None:
             self.journal.score(score)
-        self.metrics.score(self.feed.position.epoch, score)
+        if self.metrics is not None:
+            self.metrics.score(self.feed.position.epoch, score)

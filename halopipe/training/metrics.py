@@ -261,8 +261,8 @@ class _Rows(_Lines):
         return row.getvalue()
 
     def step_of(self, line: str) -> float:
-        cells = line.split(",")
-        return int(cells[0]) if cells[0].isdecimal() and len(cells) == len(COLUMNS) else math.inf
+        cells = next(csv.reader([line]), [])
+        return int(cells[0]) if len(cells) == len(COLUMNS) and cells[0].isdecimal() else math.inf
 
 
 class _Events:

@@ -24,8 +24,10 @@ from torch import Tensor
 
 from cuda_ops.memory import MemoryMeter, meter_of
 from halopipe.data.feeds import Consumer, consumer_of
+from halopipe.run_spec.job import Job
 from halopipe.terminal.units import size
 from halopipe.training import rank_device
+from halopipe.training.optimizer_spec import makers_of
 from planner.check.structure import require_possible
 from planner.ir.codec import dumps, fingerprint, require_match
 from planner.ir.errors import HalopipeError, OutOfMemoryError, StaleFileError, UsageError
@@ -35,7 +37,7 @@ from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler.capture.graph import Captured, capture_for
 from profiler.source.model import LoadedModel
-from runtime.engine import Engine, device_of
+from runtime.engine import Engine
 from runtime.memory import limit_memory, out_of_memory
 from runtime.monitor.activity import Activity, Board
 from runtime.monitor.failure import also, read_error, write_error
@@ -45,7 +47,6 @@ from runtime.monitor.watch import SETUP_S
 from runtime.numerics.finite import OnNan
 from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
 from runtime.pipeline.messages import CPU
-from runtime.spatial.compiling.compiled import Compiler
 from runtime.stage.builder import check_layers, groups_of
 from runtime.stage.captured import captured_model
 from runtime.stage.shapes import graph_of_sizes
@@ -53,6 +54,7 @@ from runtime.transport import Transport
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
+    from runtime.spatial import Compiler
 
 OpenTransport = Callable[[tuple[tuple[int, ...], ...], Callable[[], Program]], Transport]
 """Joins the ranks, with these groups, for this program."""
@@ -84,6 +86,29 @@ class Terms:
     said: Mapping[str, str] = field(default_factory=dict)
     on_nan: OnNan = OnNan.STOP
     answers: bool = False
+
+
+def terms_of(job: Job) -> Terms:
+    """What the ranks of a job do alike."""
+    options, inputs = job.options, job.plan.inputs
+    optimizer, scheduler = makers_of(options, inputs.optimizer)
+    said = {
+        name: str(getattr(options, name))
+        for name in ("optimizer", "scheduler", "data", "data_from", "compiler", "transport", "checkpoint_every")
+    }
+    return Terms(
+        job.plan,
+        optimizer,
+        scheduler,
+        options.seed,
+        options.clip_norm,
+        options.accumulate,
+        options.deadline_s,
+        options.compiler or None,
+        options.transport,
+        {**said, "steps": str(options.steps), "dtype": job.source.dtype, "autocast": job.source.autocast},
+        OnNan(options.on_nan),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +329,7 @@ class Rank:
         limit_memory(self.place.meter, 0)
 
     def _between_actions(self, error: torch.OutOfMemoryError) -> HalopipeError:
-        told, device = out_of_memory(error), device_of(self.terms.plan.decision, self.place.rank)
+        told, device = out_of_memory(error), self.terms.plan.decision.device_of(self.place.rank)
         title = f"rank {self.place.rank} ({device}) ran out of memory between two actions"
         return OutOfMemoryError(title, told.details if told else (), told.remedies if told else ())
 

@@ -24,10 +24,10 @@ from halopipe.run_spec.options import RESUME
 from halopipe.run_spec.result import Score
 from halopipe.terminal.units import require_known
 from halopipe.training.checkpointing import save_now
-from halopipe.training.evaluate import MakeMetrics, evaluate, loss_rank
-from halopipe.training.first_step import WatchedSteps
+from halopipe.training.evaluate import MakeMetrics, evaluate
 from halopipe.training.rank import Opened, Terms
 from halopipe.training.resuming import newest_sound, open_saved
+from halopipe.training.watched_steps import WatchedSteps
 from planner.ir.errors import CorruptFileError, HalopipeError, UsageError
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.profile import Profile
@@ -373,7 +373,7 @@ class Execution:
     def _told(self, loss: float | None) -> float:
         """The loss, which some ranks know, on all of them."""
         consumer = self._consumer
-        is_mine = loss is not None and self.rank == loss_rank(consumer)
+        is_mine = loss is not None and self.rank == consumer.loss_rank
         told = torch.tensor([loss if is_mine else 0.0], dtype=torch.float64)
         with self._engine.between_steps("telling the loss to all ranks"):
             consumer.transport.all_reduce(told, consumer.ranks, consumer.deadline_s)
@@ -385,7 +385,8 @@ class Execution:
         """The batch, which all ranks were given, as the engine takes it; the one that was announced, if it is that."""
         item = self._item(batch)
         known = None if announced is None else announced.recognised(item)
-        found = bound(item, *self._terms_of_batches) if known is None else known
+        is_prepared = self._consumer.preparation is not None
+        found = bound(item, *self._terms_of_batches, is_prepared=is_prepared) if known is None else known
         with self._engine.between_steps(COMPARING):
             agreement.note(tensors_of(item))
         return found

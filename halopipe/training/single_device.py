@@ -15,10 +15,9 @@ are other ones by as much as that precision rounds.
 from __future__ import annotations
 
 import copy
-import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,32 +29,19 @@ from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.device.host import available_bytes
 from halopipe.data.factories import Item, Tensors
 from halopipe.data.sources import batches, take
-from halopipe.run_spec.job import NUM_COMPARED, Compared, Job
+from halopipe.run_spec.job import NUM_COMPARED, Job
 from halopipe.terminal.units import count, size
-from halopipe.training.check_options import trains
-from halopipe.training.optimizer_spec import makers_of
-from halopipe.training.rank import Terms
-from planner.ir.codec import plain
+from halopipe.training.rank import Terms, terms_of
+from halopipe.training.reference import Reference
 from planner.ir.errors import UnsupportedModelError
 from planner.passes.versions import updates_within
 from profiler.capture.graph import Captured, capture_for, placed
 from profiler.source.model import LoadedModel, named_buffers, named_parameters
 from profiler.source.parts import cast_module
 from profiler.source.source import load_model
-from runtime.engine import Engine, preparing_of
+from runtime.engine import preparing_of
 from runtime.monitor.failure import write_error
-from runtime.numerics.compare import (
-    TOLERANCES,
-    Difference,
-    Sketch,
-    Tolerance,
-    loss_differences,
-    relative_error,
-    sketches,
-    tensor_differences,
-    tolerance_of,
-)
-from runtime.numerics.finite import OnNan
+from runtime.numerics.compare import TOLERANCES, relative_error, sketches, tensor_differences
 from runtime.numerics.single_device import LossOf, in_rows, serial_step, serial_step_each
 from runtime.optim.optimizer import StageOptimizer
 from runtime.pipeline.microbatches import InputSpecs, WholeBatch, filled
@@ -68,52 +54,6 @@ from runtime.stage.shapes import varying_dims
 
 EXACT = torch.float64
 WHOLE, IN_PARTS = "the user's module on the whole batch", "the user's module on one micro-batch after another"
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """What one device computed.
-
-    Attributes:
-        dtype: as the job's; under autocast that of its operators.
-        losses: of the compared steps.
-        gradient, parameter, buffer: after the first update, by name.
-        rounding: relative error of each of them against float64, by kind, then by name (``0``, ``1``, ... for the
-            losses); empty where the module cannot be run in it.  In float64, against the same with every trained
-            number changed by the rounding of as many layers as there are.
-        witness: how the batch was run.
-        skipped: why there is no reference; empty: there is.
-        error: that all ranks are to raise, see :mod:`runtime.monitor.failure`; empty: none.
-        lowest: of a job in float64, the lower precision that some of its values are computed in; empty: none is.
-    """
-
-    dtype: str = ""
-    losses: tuple[float, ...] = ()
-    gradient: Mapping[str, Sketch] = field(default_factory=dict)
-    parameter: Mapping[str, Sketch] = field(default_factory=dict)
-    buffer: Mapping[str, Sketch] = field(default_factory=dict)
-    rounding: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    witness: str = ""
-    skipped: str = ""
-    error: str = ""
-    lowest: str = ""
-
-    def to_bytes(self) -> bytes:
-        """For a file or the job's store."""
-        record: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
-        for kind in ("gradient", "parameter", "buffer"):
-            record[kind] = {name: (each.shape, each.norm, each.buckets) for name, each in record[kind].items()}
-        found = io.BytesIO()
-        torch.save(record, found)
-        return found.getvalue()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Reference:
-        """What :meth:`to_bytes` made."""
-        record = torch.load(io.BytesIO(data), weights_only=True)
-        for kind in ("gradient", "parameter", "buffer"):
-            record[kind] = {name: Sketch(tuple(shape), *rest) for name, (shape, *rest) in record[kind].items()}
-        return cls(**{**record, "losses": tuple(record["losses"])})
 
 
 def make_reference(job: Job, device: torch.device | None = None) -> None:
@@ -148,29 +88,6 @@ def write_reference(path: Path, reference: Reference) -> None:
     new = path.with_suffix(".new")
     new.write_bytes(reference.to_bytes())
     new.replace(path)
-
-
-def terms_of(job: Job) -> Terms:
-    """What the ranks of a job do alike."""
-    options, inputs = job.options, job.plan.inputs
-    optimizer, scheduler = makers_of(options, inputs.optimizer)
-    said = {
-        name: str(getattr(options, name))
-        for name in ("optimizer", "scheduler", "data", "data_from", "compiler", "transport", "checkpoint_every")
-    }
-    return Terms(
-        job.plan,
-        optimizer,
-        scheduler,
-        options.seed,
-        options.clip_norm,
-        options.accumulate,
-        options.deadline_s,
-        options.compiler or None,
-        options.transport,
-        {**said, "steps": str(options.steps), "dtype": job.source.dtype, "autocast": job.source.autocast},
-        OnNan(options.on_nan),
-    )
 
 
 def why_not_compared(terms: Terms, device: torch.device, *, told: bool = False) -> str:
@@ -284,31 +201,6 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def compare_tensors(reference: Reference, engine: Engine) -> tuple[Compared, ...]:
-    """This rank's gradients, parameters and buffers after the first update beside one device's."""
-    if not reference.gradient:
-        return ()
-    state = engine.state_dict()
-    here = {
-        "gradient": engine.gradients(),
-        "parameter": {name: tensor for name, tensor in state.items() if name in reference.parameter},
-        "buffer": {name: tensor for name, tensor in state.items() if name in reference.buffer},
-    }
-    return _compared(
-        difference
-        for kind, tensors in here.items()
-        for difference in tensor_differences(
-            kind, sketches(tensors), getattr(reference, kind), _tolerance(reference), reference.rounding.get(kind)
-        )
-    )
-
-
-def compare_losses(reference: Reference, losses: Sequence[float]) -> tuple[Compared, ...]:
-    """The losses of the first steps beside one device's."""
-    rounding = reference.rounding.get("loss", {}).values()
-    return _compared(loss_differences(losses, reference.losses, _tolerance(reference), rounding))
-
-
 def mixes(captured: Captured) -> bool:
     """Whether a batch in parts may give something else than the batch whole, or leave other buffers.
 
@@ -357,7 +249,7 @@ def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[I
     can_be_whole = answers.in_parts and not mixes(captured) and not (captured.preparation is not None and answers)
     whole = can_be_whole and (fits or len(decision.micro_batches) == 1)
     loss_of = _shared(losses_of(model, captured, terms), terms.accumulate)
-    if not trains(terms.plan):
+    if not terms.plan.decision.trains:
         return _evaluated(terms, model, items[:1])
     parameters, buffers = named_parameters(model.owners), named_buffers(model.owners)
     optimizer = cast("torch.optim.Optimizer", _Optimizer(terms, parameters))  # has what a step calls
@@ -491,11 +383,3 @@ def _rounding(found: Reference, exact: Reference) -> dict[str, dict[str, float]]
         differences = tensor_differences(kind, getattr(found, kind), getattr(exact, kind), TOLERANCES[torch.float32])
         errors[kind] = {each.name: each.error for each in differences}
     return errors
-
-
-def _tolerance(reference: Reference) -> Tolerance:
-    return tolerance_of(reference.dtype, reference.lowest)
-
-
-def _compared(differences: Iterable[Difference]) -> tuple[Compared, ...]:
-    return tuple(Compared(**plain(each)) for each in differences)

@@ -15,17 +15,12 @@ import torch
 from halopipe.data.sharded_feed import Supply
 from halopipe.data.sources import Position, batches, take
 from halopipe.run_spec.job import Job, Journal, RankResult
-from halopipe.training.check_options import trains
-from halopipe.training.checkpointing import Checkpoints
-from halopipe.training.evaluate import loss_rank
-from halopipe.training.first_step import FirstStep, parting, read_when_written
+from halopipe.training.first_step import FirstStep, read_when_written
 from halopipe.training.lone_passes import Timer, budget_s
 from halopipe.training.loop import AfterStep, Loop
-from halopipe.training.metrics import Metrics
-from halopipe.training.rank import Opened, OpenTransport, Place, Prepared, Rank, open_rank
+from halopipe.training.rank import Opened, OpenTransport, Place, Prepared, Rank, open_rank, terms_of
 from halopipe.training.rank_device import kind_of
-from halopipe.training.save_times import EndRequest
-from halopipe.training.single_device import compare_losses, terms_of
+from halopipe.training.reference import compare_losses
 from planner.ir.graph import Graph
 from planner.layers.boundary import Boundaries
 from profiler.capture.graph import capture
@@ -40,7 +35,9 @@ from runtime.stage.modes import cannot_evaluate
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
+    from halopipe.training.checkpointing import Checkpoints
     from halopipe.training.resuming import Saved
+    from halopipe.training.save_times import EndRequest
 
 _log = logging.getLogger(__name__)
 
@@ -74,16 +71,21 @@ def work(
         local_rank=local_rank,
         open_transport=open_transport,
     ) as opened:
-        end = EndRequest(job.options.grace_s)
-        with end.heard(ends=True) if job.options.checkpoint else nullcontext():
-            found = _Work(job, opened, after_step, end, journal).run()
+        if job.options.checkpoint:
+            from halopipe.training.save_times import EndRequest  # late, as all that saves
+
+            end = EndRequest(job.options.grace_s)
+            with end.heard(ends=True):
+                found = _Work(job, opened, after_step, end, journal).run()
+        else:
+            found = _Work(job, opened, after_step, None, journal).run()
         planned = next((one.kind for one in job.plan.prediction.ranks if one.rank == rank), "")
         return replace(found, kind=kind_of(opened.place.device, planned))
 
 
 class _Work:
     def __init__(
-        self, job: Job, rank: Rank, after_step: AfterStep, end: EndRequest, journal: Journal | None = None
+        self, job: Job, rank: Rank, after_step: AfterStep, end: EndRequest | None, journal: Journal | None = None
     ) -> None:
         self._job, self._rank, self._place, self._after_step = job, rank, rank.place, after_step
         self._end, self._journal = end, journal
@@ -100,7 +102,7 @@ class _Work:
             None if job.source == planned else lambda: load_model(job.source, options.seed),
         )
         evaluation = prepared.captured.evaluation
-        if evaluation and (options.eval_data or not trains(job.plan)):
+        if evaluation and (options.eval_data or not job.plan.decision.trains):
             raise cannot_evaluate(evaluation)
         resuming = _Resuming(job, place, prepared.captured.graph)
         opened = self._rank.open(prepared, resuming.seed)
@@ -154,8 +156,11 @@ class _Work:
         begun: Saved | None,
     ) -> RankResult:
         options, place, consumer, engine = self._job.options, self._place, opened.consumer, opened.engine
-        teller = loss_rank(consumer)
-        metrics = Metrics(options.metrics, place.store, place.rank, teller, engine.num_steps)
+        teller, metrics = consumer.loss_rank, None
+        if options.metrics:
+            from halopipe.training.metrics import Metrics  # late: most runs write none
+
+            metrics = Metrics(options.metrics, place.store, place.rank, teller, engine.num_steps)
         loop = Loop(
             options,
             engine,
@@ -163,21 +168,10 @@ class _Work:
             supply,
             supply.training(position, engine.num_steps),
             metrics,
-            Checkpoints(
-                options,
-                engine,
-                consumer.graph,
-                consumer.transport,
-                opened.gather,
-                seed,
-                self._job.plan.decision,
-                (0, 0.0) if begun is None else begun.history,
-                self._activity,
-                self._end,
-            ),
+            self._checkpoints(opened, seed, begun),
             self._after_step,
             self._activity,
-            trains(self._job.plan),
+            self._job.plan.decision.trains,
             lone=lone,
             journal=self._journal,
         )
@@ -185,7 +179,7 @@ class _Work:
             read = partial(read_when_written, self._job.reference_path)
             first = FirstStep(self._rank.terms, place, read, options.check_numerics, self._explain)
             loop.compare = partial(first.compare, opened)
-        with metrics, self._rank.limited(options.memory_limit_bytes):
+        with metrics or nullcontext(), self._rank.limited(options.memory_limit_bytes):
             result = loop.run()
         opened.meet()
         reference = loop.reference
@@ -194,8 +188,29 @@ class _Work:
             result = replace(result, compared=result.compared + later)
         return result
 
+    def _checkpoints(self, opened: Opened, seed: int, begun: Saved | None) -> Checkpoints | None:
+        """What saves; None where nothing is to be saved."""
+        if self._end is None:
+            return None
+        from halopipe.training.checkpointing import Checkpoints  # late: most runs save nothing
+
+        return Checkpoints(
+            self._job.options,
+            opened.engine,
+            opened.consumer.graph,
+            opened.consumer.transport,
+            opened.gather,
+            seed,
+            self._job.plan.decision,
+            (0, 0.0) if begun is None else begun.history,
+            self._activity,
+            self._end,
+        )
+
     def _explain(self, wrong: Sequence[Difference]) -> list[str]:
         """Loads the model again: this rank has trained what it had."""
+        from halopipe.training.parting import parting  # late: most steps are right
+
         options, decision = self._job.options, self._job.plan.decision
         model: LoadedModel = load_model(self._job.source, options.seed)
         item = take(batches(options.data, model, decision.global_batch, options.seed), 0)

@@ -90,9 +90,8 @@ def reckon(profile: Profile | PriceBook, decision: Decision, program: Program) -
     plain = _Plain(book, decision, program)
     places: dict[int, dict[Action, int]] = {}
     ranks = range(len(program.rows))
-    shared = any(len(group) > 1 for group in program.ranks)
-    times = 2 if plain.is_prepared else 1  # this step's and the next one's
-    sites = times * sum(book.preparations.found_bytes(rows, shared=shared) for rows in decision.micro_batches)
+    times, found_bytes = 2 if plain.is_prepared else 1, book.preparations.found_bytes  # this step's, the next one's
+    sites = times * sum(found_bytes(rows, shared=plain.shares_sites) for rows in decision.micro_batches)
     accounts = (Account(book.profile, decision, program, rank, plain.holding, places, sites) for rank in ranks)
     peaks = tuple(account.peak_bytes() for account in accounts)
     step = Step(book.network, program, plain.action_s, plain.summed, plain.next_step())
@@ -136,6 +135,7 @@ class _Plain:
                     self.users.setdefault(name, set()).add(stage)
         self.adding = {(rank, index) for rank, row in enumerate(program.rows) for index in adding_to_gradients(row)}
         self.is_prepared = decision.prepares_next_step or book.preparations.look_ahead
+        self.shares_sites = any(len(group) > 1 for group in program.ranks)
         self._laid_out: dict[tuple[int, int], LaidOut] = {}
         self._slices: dict[tuple[int, TokenSlice], Sliced] = {}
         self._reductions: dict[int, float] = {}
@@ -150,7 +150,11 @@ class _Plain:
         if action.op in RECEIVE:
             return self.book.tables.overhead_s(kind)
         if action.op is Op.PREPARE:
-            return 0.0 if self.is_prepared else self.prepare_s(rank, action)
+            if self.is_prepared:
+                return 0.0
+            ranks = (r for group in self.program.ranks for r in group)
+            others_s = max(map(self.found_s, ranks)) - self.found_s(rank) if self.begins(rank, action) else 0.0
+            return self.prepare_s(rank, action) + others_s
         if action.op is Op.REDUCE_GRAD:
             return self._reduction_s(stage)
         if action.op is Op.UPDATE:
@@ -166,13 +170,23 @@ class _Plain:
         return exchanged_s + max(self._compute_s(m, action, accumulates) for m in members)
 
     def prepare_s(self, rank: int, action: Action) -> float:
-        """Seconds of preparing on ``rank``, in whatever step it is done."""
+        """Seconds of preparing on ``rank``, in whatever step it is done; in its first ``PREP`` all sites are found."""
         stage, group, kind = action.stage, self.program.ranks[action.stage], self.book.kind(rank)
         samples, preparations = samples_in(self.sizes[action.microbatch or 0]), self.book.preparations
         if not preparations.is_beside(kind):
-            return preparations.seconds(kind, self.indices[stage], samples, shared=len(group) > 1)
+            made_s = preparations.seconds(kind, self.indices[stage], samples, shared=self.shares_sites)
+            return made_s + (self.found_s(rank) if self.begins(rank, action) else 0.0)
         own = self.decision.layout_of(stage).samples(samples)[group.index(rank)] if len(group) > 1 else samples
         return preparations.seconds(kind, self.indices[stage], own)
+
+    def begins(self, rank: int, action: Action) -> bool:
+        """Whether it is the rank's first ``PREP``: sites were found before, on all ranks before any begins."""
+        return action == next(a for a in self.program.rows[rank] if a.op is Op.PREPARE)
+
+    def found_s(self, rank: int) -> float:
+        """Seconds of finding the sites of a step's micro-batches on ``rank``."""
+        found_s, kind = self.book.preparations.found_s, self.book.kind(rank)
+        return sum(found_s(kind, samples_in(size), shared=self.shares_sites) for size in self.sizes)
 
     def next_step(self) -> list[tuple[float, bool, float]]:
         """By rank: seconds of preparing the next step in this one, whether a core beside does, and what that costs."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from planner import schedules
 from planner.ir.box import volume, whole
 from planner.ir.errors import CorruptFileError, UnsupportedModelError, operator_of, remedies
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.plan import Decision, Placement
 from planner.ir.profile import Profile
-from planner.ir.schedule import Op
+from planner.ir.schedule import Op, Traits
 from planner.layers import (
     batch_wide_layers,
     check_samples_apart,
@@ -23,11 +22,8 @@ from planner.layers import (
     require_whole_batches,
     throughout_sites,
 )
-from planner.layers.contraction import contracted_dims, num_channels
 from planner.layers.recomputed import span_faults
 from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
-from planner.layers.tiling import block_faults
-from planner.layers.token_slices import require_sliceable
 
 
 def has_layouts(decision: Decision, stage: int) -> bool:
@@ -78,14 +74,22 @@ def _zero_faults(decision: Decision, number: int) -> Iterator[str]:
 
 
 def _has_whole_backwards(schedule: str) -> bool:
-    return schedule not in schedules.names() or schedules.traits(schedule).whole_backwards
+    traits = _traits(schedule)
+    return traits is None or traits.whole_backwards
+
+
+def _traits(schedule: str) -> Traits | None:
+    """None of a schedule that nobody knows."""
+    from planner import schedules  # late: a rank seldom asks
+
+    return schedules.traits(schedule) if schedule in schedules.names() else None
 
 
 def _block_form_faults(decision: Decision, number: int) -> Iterator[str]:
     """Of blocks what can be seen without the layers (:func:`layer_faults`)."""
     names, blocks = list(decision.layers_of(number)), decision.stages[number].blocks
     path = f"decision.stages[{number}].blocks"
-    if blocks and decision.schedule in schedules.names() and schedules.traits(decision.schedule).trains:
+    if blocks and (traits := _traits(decision.schedule)) is not None and traits.trains:
         yield f"{path}: stage {number} has blocks, which are for forward passes alone, and the plan trains"
     last = 0
     for block in blocks:
@@ -126,6 +130,8 @@ def _slice_faults(decision: Decision) -> Iterator[str]:
 def token_faults(decision: Decision, graph: Graph) -> Iterator[str]:
     """Layers that cannot be run in the token slices of a decision, or slices that are no sequence of the graph's."""
     if decision.token_slices:
+        from planner.layers.token_slices import require_sliceable  # late: few plans cut sequences
+
         try:
             require_sliceable(graph, decision.token_slices)
         except UnsupportedModelError as error:
@@ -163,7 +169,8 @@ def _rank_faults(decision: Decision) -> Iterator[str]:
 
 def _shares_a_position(decision: Decision, first: int, second: int) -> bool:
     """Whether the schedule may run both stages on the same ranks."""
-    several = decision.schedule in schedules.names() and schedules.traits(decision.schedule).stages_per_position != 1
+    traits = _traits(decision.schedule)
+    several = traits is not None and traits.stages_per_position != 1
     return several and set(decision.stages[first].ranks) == set(decision.stages[second].ranks)
 
 
@@ -289,6 +296,8 @@ def require_possible(decision: Decision, graph: Graph) -> None:
     """
     require_whole_batches(decision, graph)
     if decision.token_slices:
+        from planner.layers.token_slices import require_sliceable  # late, as above
+
         require_sliceable(graph, decision.token_slices)
     faults = [fault for stage in range(len(decision.stages)) for fault in _block_form_faults(decision, stage)]
     faults += layer_faults(decision, graph)
@@ -314,6 +323,8 @@ def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, 
             yield own[0], f"layer {own[0]} mixes samples, and the ranks of stage {stage} share them out"
     for each in decision.stages:
         for block in each.blocks:
+            from planner.layers.tiling import block_faults  # late: few stages run in tiles
+
             yield from block_faults(graph, block.layers, block.tiles)
     laid_out = [stage for stage in range(len(decision.stages)) if has_layouts(decision, stage)]
     values, sites = graph.values(), over_sites(graph)
@@ -378,6 +389,8 @@ def _ways_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]
     ways = placed.ways
     if ways == 1:
         return
+    from planner.layers.contraction import contracted_dims, num_channels  # late: few layers share input channels
+
     values, words = graph.values(), f"layer {layer.name} ({operator_of(layer)}) has ways {ways}"
     inputs = tuple(values[name] for name in layer.inputs)
     dims = contracted_dims(layer, inputs, tuple(graph.parameters[name] for name in layer.parameters))

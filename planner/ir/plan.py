@@ -12,7 +12,7 @@ from planner.ir.cluster import DATASHEET, GLOO, IN_PROCESS, NCCL
 from planner.ir.layout import Layout
 from planner.ir.problem import Request
 from planner.ir.profile import Correction, ModelSource, Optimizer, Profile
-from planner.ir.schedule import Action
+from planner.ir.schedule import FORWARD_PASS, Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +188,11 @@ class Decision:
         """Samples a step."""
         return sum(self.micro_batches)
 
+    @property
+    def trains(self) -> bool:
+        """Whether the program is more than forward passes."""
+        return any(action.op not in FORWARD_PASS for row in self.rows() for action in row)
+
     def layers_of(self, stage: int) -> tuple[str, ...]:
         """Names of the layers of ``stage``, in order."""
         return tuple(name for name, placement in self.layers.items() if placement.stage == stage)
@@ -195,6 +200,13 @@ class Decision:
     def layout_of(self, stage: int) -> Layout:
         """The layout of the first layer of ``stage``: of all of them, where they are cut along samples alone."""
         return next((p.layout for p in self.layers.values() if p.stage == stage), Layout())
+
+    def device_of(self, rank: int) -> str:
+        """Name of the device that is meant for ``rank``."""
+        for stage in self.stages:
+            if rank in stage.ranks and len(stage.devices) == len(stage.ranks):
+                return stage.devices[stage.ranks.index(rank)]
+        return "no device"
 
     def rows(self) -> tuple[tuple[Action, ...], ...]:
         """The program as actions.

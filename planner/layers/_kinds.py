@@ -65,7 +65,11 @@ def kind(name: str) -> Kind:
     Raises:
         UnknownNameError: there is none.
     """
-    if name not in kinds():
+    for family in _FAMILIES:  # no more of them than it takes
+        if name in _KINDS:
+            break
+        importlib.import_module(f"{__package__}.{family}")
+    if name not in _KINDS:
         raise UnknownNameError(f"no layer kind {name!r}", [f"known: {', '.join(kinds())}"])
     return _KINDS[name]()
 

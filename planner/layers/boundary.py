@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from planner.ir.box import Box, Interval, hull, intersect, transfers, volume, whole
 from planner.ir.errors import UnsupportedModelError
@@ -18,7 +19,9 @@ from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import Edge, StageGraph
 from planner.layers import kind, prepared_inputs
 from planner.layers.division import Division, layer_division, read_by
-from planner.layers.token_slices import TokenAxes, require_sliceable
+
+if TYPE_CHECKING:
+    from planner.layers.token_slices import TokenAxes
 
 _DETACH, _ADD, _BROADCAST = "aten.detach.default", "aten.add.Tensor", "aten.broadcast_tensors.default"
 
@@ -161,6 +164,8 @@ class Boundaries:
                 [f"{len(self.ranks[shared[0]])} ranks; slices of {', '.join(map(str, token_slices))} tokens"],
                 ["one rank a stage", "no token slices"],
             )
+        from planner.layers.token_slices import require_sliceable  # late: few plans cut sequences
+
         return replace(self, slices=len(token_slices), axes=require_sliceable(self.graph, token_slices))
 
     def layout(self, layer: str) -> Layout:

@@ -24,8 +24,6 @@ from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, output_of, produc
 from planner.ir.layout import Layout
 from planner.ir.plan import Block, Decision, Placement
 from planner.layers import kind
-from planner.layers.contraction import contraction_of
-from planner.layers.receptive_field import read_back
 from planner.layers.sized import SPACE
 
 Boxes = tuple[Box, ...]
@@ -79,6 +77,8 @@ class LayerDivision:
         read = [relation.input_boxes(layer, inputs, box) for box in done]
         used = [relation.weight_boxes(layer, parameters, box) for box in done]
         if placement.ways > 1:
+            from planner.layers.contraction import contraction_of  # late: few layers share input channels
+
             contraction = contraction_of(layer, inputs, parameters, layout, placement.ways, own)
             read = [(first, *others[1:]) for first, others in zip(contraction.needed, read, strict=True)]
             used = list(contraction.weights)
@@ -386,6 +386,8 @@ class BlockReader:
 
     def done(self, position: int, grid: Mapping[str, int], at: Mapping[str, int]) -> Mapping[str, Box]:
         """By layer, what a rank does for the tile ``at`` a place of the ``grid`` of tiles; not what is not needed."""
+        from planner.layers.receptive_field import read_back  # late: few stages run in tiles
+
         works = {each.layer.name: _tile(each.own[position], each.work.dims, grid, at) for each in self._reduced}
         wanted = {}
         for value in self.ends:

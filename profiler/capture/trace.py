@@ -34,7 +34,6 @@ from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_fin
 from cuda_ops.dense.derivatives import Derivatives, UnknownDerivativeError, differentiate
 from cuda_ops.dense.packed import packed_as_padded
 from cuda_ops.dense.recurrent import recurrence_by_shape
-from cuda_ops.sparse.errors import SparseInputError
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import LOSS_PREFIX
 from profiler.capture.by_sample import BagsOfRows, pick_by_sample
@@ -165,12 +164,9 @@ def trace(model: LoadedModel) -> Traced:
         return _clean(model, _export(model, wrapper, tensors, fixed), samples)
     except UnsupportedModelError:
         raise
-    except SparseInputError as error:  # of a network that runs on a SparseTensor, but not on its maps alone
-        told = f"{error.where}: found {error.found}, expected {error.expected}"
-        raise UnsupportedModelError(
-            f"the sparse network cannot be planned: {error.what}", [told], [error.remedy]
-        ) from error
     except Exception as error:
+        if model.clouds is not None and (fault := _of_sites(error)) is not None:
+            raise fault from error
         refusal = _refused(model, error)
         found = None if _chooses_by_data(error) else _by_bytecode(model, wrapper, tensors, (by_samples,), fixed)
         if found is None:
@@ -200,6 +196,16 @@ def _by_bytecode(
     return None
 
 
+def _of_sites(error: Exception) -> UnsupportedModelError | None:
+    """Of a network that runs on a SparseTensor, but not on its maps alone."""
+    from cuda_ops.sparse.errors import SparseInputError  # late: other networks do without
+
+    if not isinstance(error, SparseInputError):
+        return None
+    told = f"{error.where}: found {error.found}, expected {error.expected}"
+    return UnsupportedModelError(f"the sparse network cannot be planned: {error.what}", [told], [error.remedy])
+
+
 def _refused(model: LoadedModel, error: Exception) -> UnsupportedModelError:
     """What ``torch.export`` could not take, the line of the user's code, and what to write there instead."""
     reason = [line for line in str(error).strip().splitlines() if line.strip()][:1]
@@ -227,6 +233,7 @@ _NOT_CAPTURED = {
     "lengths as a list": "lengths = mask.sum(1), a tensor",
     "total_length": "pad_packed_sequence(y, batch_first=True, total_length=x.size(1)), of what was packed",
     "drops values between its layers": "layers of one level each, with nn.Dropout between them",
+    "dtype int32/int64 for index": "class numbers and indices in int64: targets.long(), in the data or in the loss",
     "data pointer": "torch.library.register_fake, which says an operator's shapes; no copies of modules in forward",
 }
 """What to write instead, by a part of the reason that torch gives."""

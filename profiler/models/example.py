@@ -48,6 +48,25 @@ def indices(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
     return values.to(torch.get_default_device())
 
 
+def next_tokens(
+    network: str, input_shape: tuple[int, ...], vocabulary: int, *, context: int | None = None, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Tokens of `input_shape` (sample, time), and those that come next, as `indices` draws them.
+
+    Args:
+        context: the most positions that the network has; None: it has any number.
+
+    Raises:
+        ValueError: the shape is no such, or is longer than the context.
+    """
+    require_dims(network, input_shape, ("sample", "time"))
+    samples, time = input_shape
+    if context is not None and time > context:
+        raise ValueError(f"{network}: input_shape {input_shape} has {time} positions, but context is {context}")
+    tokens = indices(vocabulary, (samples, time + 1), seed=seed)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
 def require_dims(network: str, input_shape: tuple[int, ...], dims: tuple[str, ...]) -> None:
     """Raise `ValueError` unless `input_shape` has one positive size for each of `dims`."""
     names = ", ".join(dims)

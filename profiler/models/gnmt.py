@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from profiler.models.example import Example, indices, require_dims, token_cross_entropy
+from profiler.models.example import Example, indices, next_tokens, require_dims, token_cross_entropy
 
 
 class AdditiveAttention(nn.Module):
@@ -111,12 +111,10 @@ def gnmt(
         raise ValueError(
             f"gnmt: layers is {layers}, needs at least 2: the bidirectional layer and the one that joins it"
         )
-    samples, time = input_shape
     module = GNMT(vocabulary=vocabulary, width=width, num_layers=layers)
-    source = indices(vocabulary, (samples, time), seed=0)
-    target = indices(vocabulary, (samples, time + 1), seed=1)
-    inputs = (source, target[:, :-1].contiguous())
-    return module, (inputs, target[:, 1:].contiguous()), token_cross_entropy
+    source = indices(vocabulary, input_shape, seed=0)
+    target, following = next_tokens("gnmt", input_shape, vocabulary, seed=1)
+    return module, ((source, target), following), token_cross_entropy
 
 
 def _lstm(in_features: int, width: int, *, bidirectional: bool = False) -> nn.LSTM:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from profiler.models.example import Example, indices, require_dims, token_cross_entropy
+from profiler.models.example import Example, next_tokens, token_cross_entropy
 
 
 class CausalSelfAttention(nn.Module):
@@ -127,12 +127,9 @@ def gpt(
     attention's weights and of residual paths; without `fused`, attention is products, softmax and mask, whose scores
     are kept for the backward.
     """
-    require_dims("gpt", input_shape, ("sample", "time"))
+    example = next_tokens("gpt", input_shape, vocabulary, context=context)
     if width % heads:
         raise ValueError(f"gpt: width {width} is no multiple of heads {heads}")
-    samples, time = input_shape
-    if time > context:
-        raise ValueError(f"gpt: input_shape {input_shape} has {time} positions, but context is {context}")
     module = GPT(
         vocabulary=vocabulary,
         width=width,
@@ -142,5 +139,4 @@ def gpt(
         dropout=dropout,
         is_fused=fused,
     )
-    tokens = indices(vocabulary, (samples, time + 1), seed=0)
-    return module, (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()), token_cross_entropy
+    return module, example, token_cross_entropy

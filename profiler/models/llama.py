@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from profiler.models.example import Example, indices, require_dims, token_cross_entropy
+from profiler.models.example import Example, next_tokens, token_cross_entropy
 
 
 class GroupedAttention(nn.Module):
@@ -125,13 +125,10 @@ def llama(
 
     `input_shape` is (sample, time) with time at most `context`; `heads` divides `width`, `kv_heads` divides `heads`.
     """
-    require_dims("llama", input_shape, ("sample", "time"))
+    example = next_tokens("llama", input_shape, vocabulary, context=context)
     for name, size, divisor in (("width", width, heads), ("heads", heads, kv_heads)):
         if size % divisor:
             raise ValueError(f"llama: {name} {size} is no multiple of {divisor}")
-    samples, time = input_shape
-    if time > context:
-        raise ValueError(f"llama: input_shape {input_shape} has {time} positions, but context is {context}")
     module = Llama(
         vocabulary=vocabulary,
         width=width,
@@ -142,5 +139,4 @@ def llama(
         context=context,
         tied=tied,
     )
-    tokens = indices(vocabulary, (samples, time + 1), seed=0)
-    return module, (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()), token_cross_entropy
+    return module, example, token_cross_entropy

@@ -35,6 +35,7 @@ from planner.ir.errors import FactoryError, MissingFileError, ModelNotFoundError
 from profiler.capture.user_module import kept_parameters, refuse_hooks, untouched
 from profiler.source.model import LoadedModel, is_alike
 from profiler.source.parts import import_remedies, model_of, where
+from profiler.source.structure import alone
 
 FOLDER = ".halopipe"
 """In the working folder, where profiles and plans look for the paths of factories, too."""
@@ -79,7 +80,10 @@ def save_module(result: Any, folder: str | Path = FOLDER, input_shape: tuple[int
         refuse_hooks(module)
     if input_shape and isinstance(result, nn.Module):
         result = (result, model.inputs)
+    elif model.clouds is None:
+        result = (result[0], alone(result[1]), *result[2:])  # an example may be a slice of all there is
     held = {"format": _FORMAT, "folders": _Folders(), "result": result, "loss": _loss(model)}
+    held |= {"default_dtype": torch.get_default_dtype()}
     network = model.module if model.clouds is None else model.module.user_module
     name = type(network).__name__
     temporary = Path(folder) / f".{name}-{uuid4().hex}.tmp"
@@ -126,10 +130,16 @@ def load_saved(path: str, digest: str = "", input_shape: tuple[int, ...] = ()) -
     _register(model.module)
     expected, found = held["loss"], _loss(model)
     if expected is not None and found is not None and not is_alike(expected, found):
+        details = [f"loss of its example: {expected.item()} there, {found.item()} here"]
+        remedy = (
+            "code that it imports, or a class that was patched, is another one here: define it where it is profiled"
+        )
+        there, here = held.get("default_dtype"), torch.get_default_dtype()
+        if there not in (None, here):  # processes of ours have torch's own
+            details += [f"torch.get_default_dtype(): {there} there, {here} here"]
+            remedy = "give tensors that the module makes a dtype: torch.linspace(0, 1, 8, dtype=x.dtype)"
         raise StaleFileError(
-            f"the module in {path} computes something else here than where it was saved",
-            [f"loss of its example: {expected.item()} there, {found.item()} here"],
-            ["code that it imports, or a class that was patched, is another one here: define it where it is profiled"],
+            f"the module in {path} computes something else here than where it was saved", details, [remedy]
         )
     return model
 

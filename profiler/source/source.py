@@ -55,7 +55,6 @@ from torch import Tensor, nn
 from cuda_ops.device.seeding import seed_generators, seeded
 from planner.ir.errors import FactoryError, ModelNotFoundError
 from planner.ir.profile import ModelSource
-from profiler.source.local_losses import with_local_losses
 from profiler.source.model import LoadedModel
 from profiler.source.parts import cast_module, import_remedies, model_of, where
 
@@ -223,6 +222,8 @@ def _made(source: ModelSource, seed: int) -> LoadedModel:
         shaped = "input_shape" in arguments
         made = _call(source, factory, arguments)
         if source.local_losses:
+            from profiler.source.local_losses import with_local_losses  # late: few models have losses of their own
+
             made = with_local_losses(source.factory, made, source.local_losses)
         return model_of(source.factory, made, source.input_shape, is_shaped=shaped)
 

@@ -259,6 +259,22 @@ def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from named_tensors(child, f"{name}.{key}" if name else str(key))
 
 
+def is_part(tensor: Tensor) -> bool:
+    """Whether its memory holds more than its own elements, as that of a slice of a data set does."""
+    return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes
+
+
+def alone(value: Any) -> Any:
+    """``value`` with such tensors in memory of their own, so that a file of it holds nothing else."""
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad) if is_part(value) else value
+    opened = _opened(value)
+    if opened is None:
+        return value
+    children, rebuilt = opened
+    return rebuilt({key: alone(child) for key, child in children.items()})
+
+
 def _opened(value: Any) -> tuple[Mapping[str | int, Any], Callable[[Mapping[str | int, Any]], Any]] | None:
     """What ``value`` holds by key, and the function that makes the like of it; None of a leaf."""
     kind = type(value)

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from planner.ir.graph import LOSS_PREFIX
-from planner.ir.plan import Decision
 from runtime.checkpoint.state import MODEL, BoxOf, Number, RankState, Slice, joined
 from runtime.optim.optimizer_state import StateSource, load_state, state_of
 from runtime.optim.pass_shards import PassShards
 from runtime.optim.sharding import ParameterSlice
-from runtime.spatial.parameters import Part
-from runtime.stage.captured import CapturedModel, attribute
-from runtime.stage.cut import attributes_behind, stages_using, written
 from runtime.stage.local_stage import Resident
+
+if TYPE_CHECKING:
+    from runtime.spatial.parameters import Part
+
+Parts = Mapping[str, "Part"]
+"""By the user's name, what this rank has of a parameter or buffer that not every rank of its stage has all of."""
+
+Sliced = Mapping[str, tuple[PassShards, str]]
+"""By the user's name of a parameter that ranks have in slices, what has them, and the stage's name of it."""
 
 STEP = "run/step"
 """Key of the number of training steps done."""
@@ -31,72 +36,11 @@ WEIGHTS_ALONE = "run/weights_alone"
 """Key of a checkpoint that has parameters and buffers alone: optimisers and schedules begin anew."""
 
 
-def named_state(residents: Mapping[int, Resident], model: CapturedModel, module: nn.Module) -> dict[str, Tensor]:
-    """What this rank's stages have of the state dict of ``module``, by each of its names, in its order; or parts of it.
-
-    Args:
-        model: whose parameters and buffers are those of ``module``.
-    """
-    here: dict[int, Tensor] = {}
-    for resident in residents.values():
-        for name, tensor in (*resident.parameters.items(), *resident.buffers.items()):
-            here[id(attribute(model.graph_module, name))] = tensor
-    everything = {**module.state_dict(keep_vars=True), **_of_loss(residents, model)}
-    return {name: here[id(tensor)] for name, tensor in everything.items() if id(tensor) in here}
-
-
-def _of_loss(residents: Mapping[int, Resident], model: CapturedModel) -> dict[str, Tensor]:
-    """What a loss with a state of its own changes: its parameters, and buffers that it writes."""
-    behind = attributes_behind(model.graph_module.graph)
-    changing = {name for node in model.graph_module.graph.nodes for name in written(node, behind)}
-    names = [
-        name
-        for resident in residents.values()
-        for name in (*resident.parameters, *(changing & resident.buffers.keys()))
-        if name.startswith(LOSS_PREFIX)
-    ]
-    return {name: attribute(model.graph_module, name) for name in sorted(names)}
-
-
-def unread_state(model: CapturedModel, module: nn.Module, speaks: Mapping[str, int]) -> dict[str, Tensor]:
-    """What the state dict of ``module`` has and no layer reads: it stays as it is, under any plan.
-
-    Args:
-        speaks: see :func:`speakers`.
-    """
-    read = {id(attribute(model.graph_module, name)) for name in speaks}
-    own = module.state_dict(keep_vars=True)
-    return {name: value for name, value in own.items() if isinstance(value, Tensor) and id(value) not in read}
-
-
-def named_parts(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) -> dict[str, Part]:
-    """Of what :func:`named_state` gave, that which not every rank of its stage has all of."""
-    found: dict[int, Part] = {}
-    for resident in residents.values():
-        for name, tensor in (*resident.parameters.items(), *resident.buffers.items()):
-            part = resident.updates.parts.get(name)
-            if part is not None and part.is_divided:
-                found[id(tensor)] = part
-    return {name: found[id(tensor)] for name, tensor in named.items() if id(tensor) in found}
-
-
-def named_slices(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) -> dict[str, tuple[PassShards, str]]:
-    """Of what :func:`named_state` gave, that which ranks have in slices: what has them, and the parameter's name."""
-    found: dict[int, tuple[PassShards, str]] = {}
-    for resident in residents.values():
-        if (shards := resident.gathered) is not None:
-            found.update((id(resident.parameters[name]), (shards, name)) for name in sorted(shards.names))
-    return {name: found[id(tensor)] for name, tensor in named.items() if id(tensor) in found}
-
-
-def speakers(model: CapturedModel, decision: Decision) -> dict[str, int]:
-    """By parameter, buffer or constant, the rank that saves it where it is not trained: one of all that have a copy."""
-    return {name: min(decision.stages[min(stages)].ranks) for name, stages in stages_using(model, decision).items()}
-
-
 def rank_state(
     residents: Mapping[int, Resident],
     named: Mapping[str, Tensor],
+    parts: Parts,
+    sliced: Sliced,
     speaks: Mapping[str, int],
     rank: int,
     step: int,
@@ -105,23 +49,22 @@ def rank_state(
     """Parameters, buffers, the optimisers' state and the number of steps.
 
     Args:
-        unread: see :func:`unread_state`; rank 0 saves it.
-        speaks: see :func:`speakers`.
-        named: see :func:`named_state`.
+        named: what this rank's stages have of the module's state dict, by its names (:mod:`runtime.stage.held`).
+        parts, sliced: of what is named.
+        speaks: by parameter, buffer or constant, the rank that saves it where it is not trained.
+        unread: what no layer reads; rank 0 saves it.
     """
     owned = _owned(residents, speaks, rank)
     tensors = {MODEL + name: tensor.detach() for name, tensor in (*named.items(), *unread.items())}
     slices: dict[str, Slice] = {}
-    for name, (shards, parameter) in named_slices(residents, named).items():
+    for name, (shards, parameter) in sliced.items():
         part = shards.slices.get(parameter)
         if part is None:  # other ranks have all of it
             del tensors[MODEL + name]
         else:
             tensors[MODEL + name] = part.view.detach()
             slices[MODEL + name] = (part.start, part.stop, part.shape)
-    boxes: dict[str, BoxOf] = {
-        MODEL + name: (part.box, part.shape) for name, part in named_parts(residents, named).items()
-    }
+    boxes: dict[str, BoxOf] = {MODEL + name: (part.box, part.shape) for name, part in parts.items()}
     writes = {MODEL + name for name, tensor in named.items() if tensor in owned} & tensors.keys() | slices.keys()
     numbers: dict[str, Number] = {STEP: step}
     writes |= {STEP, *(MODEL + name for name in unread)} if rank == 0 else set()
@@ -136,16 +79,23 @@ def rank_state(
 
 @torch.no_grad()
 def load_rank_state(
-    residents: Mapping[int, Resident], named: Mapping[str, Tensor], source: StateSource, unread: Mapping[str, Tensor]
+    residents: Mapping[int, Resident],
+    named: Mapping[str, Tensor],
+    parts: Parts,
+    sliced: Sliced,
+    source: StateSource,
+    unread: Mapping[str, Tensor],
 ) -> int:
     """Puts back what :func:`rank_state` gave on whatever ranks; the number of steps done.
 
     Checkpoints of earlier releases lack what no operator reads.
 
+    Args:
+        named, parts, sliced, unread: as of :func:`rank_state`.
+
     Raises:
         CorruptFileError: ``source`` lacks something, or has it in another shape.
     """
-    parts, sliced = named_parts(residents, named), named_slices(residents, named)
     for name, tensor in named.items():
         key, part = MODEL + name, parts.get(name)
         if name in sliced:

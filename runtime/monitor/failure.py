@@ -7,7 +7,6 @@ import signal
 import traceback
 from collections.abc import Iterable, Mapping
 
-from cuda_ops.sparse.errors import SparseInputError
 from planner.ir import errors
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError, WorkerDiedError, WorkerError
 
@@ -64,6 +63,8 @@ def also(error: HalopipeError, lines: Iterable[str]) -> HalopipeError:
 
 
 def _foreign(error: BaseException) -> WorkerError:
+    from cuda_ops.sparse.errors import SparseInputError  # late: networks without clouds have none
+
     if isinstance(error, SparseInputError):
         return WorkerError(
             f"clouds cannot be used: {error.what}",

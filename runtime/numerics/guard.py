@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from planner.ir.errors import NotFiniteError
-from runtime.checkpoint.state import MODEL, RankState
 from runtime.monitor.activity import Activity
 from runtime.monitor.waits import BETWEEN, START
 from runtime.numerics.finite import Examiner, OnNan, Report, all_finite, explained, kind_of
@@ -27,9 +27,11 @@ from runtime.optim.finishing import Finishing
 from runtime.pipeline.executor import BAD, NOTHING, Asking
 from runtime.pipeline.microbatches import Batch
 from runtime.pipeline.specialize import Binding
-from runtime.spatial.collectives import united
 from runtime.stage.local_stage import Resident
 from runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from runtime.checkpoint.state import RankState
 
 _MOST_EXPLAINED = 3
 """Updates that are left out of which the layer is looked for, since the step is run once more for that."""
@@ -158,6 +160,8 @@ class Guard:
         """
         if self.on_nan is OnNan.IGNORE:
             return
+        from runtime.checkpoint.state import MODEL  # late, as all that saves
+
         buffers = (tensor for each in self._residents.values() for tensor in each.buffers.values())
         fixed = {id(tensor) for tensor in buffers} - {id(tensor) for tensor in self._written}
         masks = {MODEL + name for name, tensor in named.items() if id(tensor) in fixed}
@@ -184,6 +188,8 @@ class Guard:
             own = self._examined(ran, own)
         reports = [own]
         if not own.trouble:
+            from runtime.optim.whole_state import united  # late: most runs have no such step
+
             told = united({f"rank {rank}": own.encoded()}, self._transport, self._deadline_s)
             reports = sorted(map(Report.decoded, told.values()), key=lambda each: each.rank)
         return explained(ran.number + 1, reports, self._loss, self._order, self._where)

@@ -13,16 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import Graph
 from runtime.optim.optimizer import MakeOptimizer, StageOptimizer
-from runtime.optim.pass_shards import PassShards, Places
 from runtime.optim.sharding import GradientBuckets, ShardedParameters, StartSum
-from runtime.spatial.parameters import Parts
 from runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from runtime.optim.pass_shards import PassShards, Places
+    from runtime.spatial import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class Updates:
         optimizer: None where there is nothing to train.
         speaks_for: names of the parameters that this rank saves, or its part of them, for all ranks that have the same.
         parts: what this rank has of parameters and buffers; those that are not named are whole on all ranks.
+        in_passes: the reduction, where ranks have gradients or parameters in slices while passes run.
     """
 
     tied: frozenset[str]
@@ -93,6 +97,7 @@ class Updates:
     optimizer: StageOptimizer | None
     speaks_for: frozenset[str]
     parts: Parts = field(default_factory=dict)
+    in_passes: PassShards | None = None
 
     def group(self, name: str, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """The ranks, of those of the stage, that have the same part of a parameter, by growing number."""
@@ -135,12 +140,16 @@ def updates_of(
     own = {name: parameter for name, parameter in parameters.items() if name not in tie_of}
     reduction: GradientBuckets | ShardedParameters | None = None
     shards: ShardedParameters | None = None
+    in_passes: PassShards | None = None
     if zero and len(ranks) > 1:
         scatter = partial(transport.reduce_scatter, ranks=ranks, deadline_s=deadline_s)
         gather = partial(transport.all_gather, ranks=ranks, deadline_s=deadline_s)
         if places:
+            from runtime.optim.pass_shards import PassShards  # late: few plans divide so much
+
             own = {name: own[name] for name in places if name in own}
-            shards = PassShards(own, places, ranks.index(rank), len(ranks), scatter, gather, gathers=zero > 2)
+            in_passes = PassShards(own, places, ranks.index(rank), len(ranks), scatter, gather, gathers=zero > 2)
+            shards = in_passes
         else:
             shards = ShardedParameters(own, ranks.index(rank), len(ranks), scatter, gather)
         reduction = shards
@@ -155,14 +164,15 @@ def updates_of(
     first |= {name: tie_of[name].ranks[0] for name in trained if name in tie_of}
     held = {name: parts[name] for name in trained if name in parts}
     optimizer = StageOptimizer(trained, make, shards, held) if trained else None
-    if isinstance(shards, PassShards):
-        shards.divide()
+    if in_passes is not None:
+        in_passes.divide()
     return Updates(
         frozenset(tie_of),
         reduction,
         optimizer,
         frozenset(name for name in trained if rank == first[name]),
         parts,
+        in_passes,
     )
 
 

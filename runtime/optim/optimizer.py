@@ -15,23 +15,27 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from cuda_ops._torch import has_step_hooks, note_step, optimizer_attributes, optimizer_like, tree_leaves
-from planner.ir.errors import UnknownNameError, UsageError
+from planner.ir.errors import FactoryError, UnknownNameError, UsageError
 from planner.ir.profile import Optimizer, spelled
 from runtime.optim.sharding import STEP, ParameterSlice, ShardedParameters, give_slices, require_elementwise
-from runtime.spatial.parameters import Part, Parts
+
+if TYPE_CHECKING:
+    from runtime.spatial import Part, Parts
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler] | LRScheduler
 """Makes a schedule; or the schedule of the optimiser that those of the stages follow."""
 
 _NO_SETTINGS = ("params", "param_names")
+_EMPTY = "optimizer got an empty parameter list"
+"""What torch says where it is given no parameter."""
 
 
 class StageOptimizer:
@@ -94,14 +98,7 @@ class StageOptimizer:
             UsageError: it follows a metric, which stages do not see.
         """
         scheduler = make if isinstance(make, LRScheduler) else make(self.optimizer)
-        if isinstance(scheduler, ReduceLROnPlateau):
-            raise UsageError(
-                "ReduceLROnPlateau follows a metric, which the ranks that do not make the loss do not have",
-                remedies=[
-                    "a schedule that counts steps, such as CosineAnnealingLR:T_max=100",
-                    "in a script with an optimiser object of its own: call scheduler.step(loss) there",
-                ],
-            )
+        _require_counting(scheduler)
         self.scheduler = scheduler
 
     def step(self) -> None:
@@ -165,7 +162,8 @@ class Followed:
         scheduler: made on ``optimizer``; stepped once an update (:meth:`updated`).
 
     Raises:
-        UsageError: it keeps more than groups and state by parameter, or hooks; or the schedule is another's.
+        UsageError: it keeps more than groups and state by parameter, or hooks; or the schedule is another's, or follows
+            a metric.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None = None) -> None:
@@ -173,6 +171,7 @@ class Followed:
         self._names: Mapping[str, nn.Parameter] = {}
         self._kept: dict[torch.Tensor, Any] | None = None
         _require_divisible(optimizer)
+        _require_counting(scheduler)
         if scheduler is not None and scheduler.optimizer is not optimizer:
             raise UsageError(
                 f"the {type(scheduler).__name__} was made on another optimiser than the {type(optimizer).__name__}",
@@ -369,7 +368,21 @@ def _require_divisible(optimizer: torch.optim.Optimizer) -> None:
         raise UsageError(
             f"this {name} has hooks around its steps, and each stage makes a step of its own",
             [],
-            ["take the hooks off, and do after run.step(batch) what they do"],
+            [
+                "take the hooks off, and do after run.step(batch) what they do",
+                f"what is to happen to gradients: a subclass of {name} whose step does it, then super().step()",
+            ],
+        )
+
+
+def _require_counting(scheduler: LRScheduler | None) -> None:
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise UsageError(
+            "ReduceLROnPlateau follows a metric, which the ranks that do not make the loss do not have",
+            remedies=[
+                "a schedule that counts steps, such as CosineAnnealingLR:T_max=100",
+                "in a script with an optimiser object of its own: leave it out, and call scheduler.step(loss) there",
+            ],
         )
 
 
@@ -383,8 +396,20 @@ def _is_schedule(value: object) -> TypeGuard[type[LRScheduler]]:
 
 
 def _made(make: MakeOptimizer, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-    given: list[Any] = list(parameters.items()) if _takes_names(make) else list(parameters.values())
-    optimizer = make(given)
+    given: list[Any] = list(parameters.items()) if takes_names(make) else list(parameters.values())
+    try:
+        optimizer = make(given)
+    except (ValueError, FactoryError) as error:
+        if _EMPTY not in f"{error} {error.__cause__}" or not given:
+            raise
+        raise UsageError(
+            "the optimiser's factory chooses none of the parameters that it is given",
+            [f"it was given {', '.join(parameters)}: each stage has an optimiser of its own", _EMPTY],
+            [
+                "make it of groups, which may be empty: torch.optim.AdamW([{'params': chosen}])",
+                "in a script: an optimiser object, of parameters of the model",
+            ],
+        ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"the optimiser's factory returned a {type(optimizer).__name__}",
@@ -393,7 +418,8 @@ def _made(make: MakeOptimizer, parameters: Mapping[str, nn.Parameter]) -> torch.
     return optimizer
 
 
-def _takes_names(make: MakeOptimizer) -> bool:
+def takes_names(make: MakeOptimizer) -> bool:
+    """Whether a factory is given (name, parameter) pairs."""
     try:
         return next(iter(inspect.signature(make).parameters), "") == "named_parameters"
     except (TypeError, ValueError):  # built in, without a signature

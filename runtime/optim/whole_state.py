@@ -6,6 +6,8 @@
      "num_steps": 3}
 
 It is nothing of the plan: another plan of the model goes on from it.
+
+Whole tensors from those that ranks have, or from their parts, for whoever asks for a model's state or gradients.
 """
 
 from __future__ import annotations
@@ -13,18 +15,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from planner.ir.box import Box
+from planner.ir.box import Box, volume, whole
 from planner.ir.errors import UsageError
 from runtime.checkpoint.state import Number, RankState
+from runtime.pipeline.messages import assemble
+from runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from runtime.spatial.parameters import Part
 
 OPTIMIZER, GROUP, SCHEDULER = "optimizer/", "group/", "scheduler/"
 STATE, GROUPS, SCHEDULES, STEPS = "state", "param_groups", "scheduler", "num_steps"
 _NUMBERS = "numbers"
+_BYTES = torch.uint8
 
 
 def pieces_of(state: RankState, rank: int) -> dict[str, Tensor]:
@@ -151,3 +159,72 @@ def _found(kept: Mapping[str, Any], key: str) -> Any:
             ["the optimiser and schedule that it was kept of"],
         )
     return kept[key]
+
+
+@torch.no_grad()
+def united(own: Mapping[str, Tensor], transport: Transport, deadline_s: float) -> dict[str, Tensor]:
+    """The tensors that any rank has, by name, on all of them and on the processor; all ranks call this together.
+
+    Of what several ranks have, that of the first counts.  Values stay as they are to the bit.
+    """
+    everyone = tuple(range(transport.world_size))
+
+    def gather(mine: Tensor) -> list[Tensor]:
+        sizes = torch.zeros(len(everyone), dtype=torch.int64)
+        sizes[transport.rank] = mine.numel()
+        transport.all_gather(sizes, [1] * len(everyone), everyone, deadline_s)
+        flat = torch.zeros(int(sizes.sum()), dtype=_BYTES)
+        pieces = torch.split(flat, sizes.tolist())
+        pieces[transport.rank].copy_(mine)
+        if flat.numel():
+            transport.all_gather(flat, sizes.tolist(), everyone, deadline_s)
+        return list(pieces)
+
+    listed = [[name, str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in own.items()]
+    lists = [json.loads(bytes(each.tolist())) for each in gather(_bytes_of(json.dumps(listed).encode()))]
+    owner: dict[str, int] = {}
+    for rank, names in enumerate(lists):
+        for name, *_ in names:
+            owner.setdefault(name, rank)
+    mine = [_bytes_of(each) for name, each in own.items() if owner[name] == transport.rank]
+    found = {}
+    for rank, data in enumerate(gather(torch.cat([*mine, torch.zeros(0, dtype=_BYTES)]))):
+        first = 0
+        for name, dtype, shape in lists[rank]:
+            if owner[name] == rank:
+                kind: torch.dtype = getattr(torch, dtype)
+                size = math.prod(shape) * kind.itemsize
+                found[name] = data[first : first + size].clone().view(kind).view(shape)
+                first += size
+    return found
+
+
+def _bytes_of(data: Tensor | bytes) -> Tensor:
+    if isinstance(data, bytes):
+        return torch.tensor(list(data), dtype=_BYTES)
+    return data.detach().cpu().contiguous().reshape(-1).view(_BYTES)
+
+
+@torch.no_grad()
+def gathered(tensor: Tensor, part: Part | None, transport: Transport, deadline_s: float) -> Tensor:
+    """The whole of what ``tensor`` is this rank's part of; without a part it is the whole.
+
+    All ranks of the stage call this together, for the same tensors in the same order.
+    """
+    if part is None or not part.is_divided:
+        return tensor
+    ranks = tuple(sorted(part.ranks))
+    boxes = [part.at(rank) for rank in ranks]
+    counts = [volume(box) if first else 0 for box, first in boxes]
+    flat = tensor.new_empty(sum(counts))
+    pieces = torch.split(flat, counts)
+    own = ranks.index(transport.rank)
+    if counts[own]:
+        pieces[own].copy_(tensor.reshape(-1))
+    transport.all_gather(flat, counts, ranks, deadline_s)
+    found = [
+        (box, piece.view([len(interval) for interval in box]))
+        for (box, _), piece in zip(boxes, pieces, strict=True)
+        if piece.numel()
+    ]
+    return assemble(found, whole(part.shape), tensor.dtype, tensor.device)

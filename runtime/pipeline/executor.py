@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from cuda_ops.memory import MemoryMeter
+from planner.ir.box import Box
 from planner.ir.errors import HalopipeError, StageFailedError
-from planner.ir.program import Program
+from planner.ir.program import Program, Route
 from planner.ir.schedule import MESSAGE, Action, Op, format_grid
 from planner.ir.timeline import Span
 from runtime.memory import out_of_memory
@@ -31,7 +32,7 @@ from runtime.monitor.waits import BETWEEN, END, START, WORDS
 from runtime.pipeline.messages import CPU, Piece, add_up, assemble
 from runtime.pipeline.microbatches import Ahead, Batch
 from runtime.pipeline.p2p import BACKWARD, FORWARD, Post
-from runtime.pipeline.specialize import Binding
+from runtime.pipeline.specialize import Binding, ends_step, last_gradients, last_updates
 from runtime.stage.local_stage import Resident
 from runtime.transport import Transport
 
@@ -103,9 +104,6 @@ class Context:
 def _stage_failed(error: Exception) -> StageFailedError:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return StageFailedError(f"{type(error).__name__}: {error}", [f"raised at {frame.filename}:{frame.lineno}"])
-
-
-_ADDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +211,27 @@ class _Task:
     run: Callable[[Executor], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a forward or backward reads and gives, the same in every step.
+
+    Attributes:
+        values: that come from other stages, or whose gradients do: where this rank's part lies, and its dtype.
+        routes: along which results go.
+        is_whole: whether a backward is both halves.
+        is_last: whether it is the last that adds to gradients which are then summed or used.
+    """
+
+    stage: int
+    microbatch: int
+    version: int
+    resident: Resident
+    values: tuple[tuple[str, Box, torch.dtype], ...]
+    routes: tuple[Route, ...]
+    is_whole: bool
+    is_last: bool
+
+
 class Executor:
     """One rank's row for one combination of sizes, ready to be run step after step.
 
@@ -231,6 +250,8 @@ class Executor:
         self._program, self._residents, self._plumbing = binding.program, binding.residents, binding.plumbing
         self._around, self._rank = around, around.transport.rank
         self._evaluates, self._passes = evaluates, passes
+        self._device = around.device
+        self._moves_inputs = around.device.type != "cpu"
         self.kept: tuple[str, ...] = ()
         row = binding.program.rows[self._rank]
         self._post = Post(
@@ -243,8 +264,8 @@ class Executor:
             joined=binding.program.joined(),
         )
         # All ranks finish a step together, also those that have nothing to update.
-        self._finishes_at_end = not evaluates and not any(_ends_step(action) for action in row)
-        self._last, self._final = _last_gradients(row, binding.program.ranks), _last_updates(row)
+        self._finishes_at_end = not evaluates and not any(ends_step(action) for action in row)
+        self._last, self._final = last_gradients(row, binding.program.ranks), last_updates(row)
         self._tasks = self._made(row)
         self._batch: Batch | None = None
         self._ahead = Ahead(beside=around.device.type != "cpu")
@@ -337,27 +358,25 @@ class Executor:
         )
         return RowTrace(tuple(spans), tuple(stop - start for start, stop in pairwise(cpu)), tuple(peak_bytes))
 
-    def _forward(self, action: Action) -> None:
-        stage, microbatch, plumbing = action.stage, _microbatch(action), self._plumbing
-        resident = self._residents[stage]
+    def _forward(self, work: _Work) -> None:
+        stage, microbatch, resident = work.stage, work.microbatch, work.resident
         pieces = self._post.take(FORWARD, stage, microbatch)
         batch = cast(Batch, self._batch)  # since prepare()
         values = self._ahead.take(stage, microbatch) or resident.feed(batch, microbatch)
-        if self._around.device.type != "cpu":
-            values = {name: part.to(self._around.device, non_blocking=True) for name, part in values.items()}
-        for value in resident.received:
-            box = plumbing.held(value, stage, microbatch)
-            values[value] = assemble(pieces.get(value, ()), box, plumbing.dtype(value), self._around.device)
+        if self._moves_inputs:
+            values = {name: part.to(self._device, non_blocking=True) for name, part in values.items()}
+        for value, box, dtype in work.values:
+            values[value] = assemble(pieces.get(value, ()), box, dtype, self._device)
         if self._evaluates:
             outputs = resident.evaluate(microbatch, values)
         elif self._passes is not None:
             outputs = self._passes(resident, microbatch, values)
         else:
-            outputs = resident.forward(microbatch, values, action.version)
+            outputs = resident.forward(microbatch, values, work.version)
         if self.kept and (kept := self._judged(stage, microbatch, outputs)):
             self.outputs.setdefault(microbatch, {}).update(kept)
-        for edge in self._program.stages.out_of(stage):
-            self._post.hand_out(FORWARD, (stage, edge.dst, microbatch), outputs)
+        for route in work.routes:
+            self._post.hand_out(FORWARD, route, outputs)
 
     def _prepare(self, action: Action) -> None:
         stage, microbatch = action.stage, _microbatch(action)
@@ -373,34 +392,23 @@ class Executor:
             if name in outputs and plumbing.speaks_for(name, stage, microbatch)
         }
 
-    def _backward(self, action: Action) -> None:
-        stage, microbatch, plumbing = action.stage, _microbatch(action), self._plumbing
-        resident = self._residents[stage]
-        pieces = self._post.take(BACKWARD, stage, microbatch)
+    def _backward(self, work: _Work) -> None:
+        microbatch, program = work.microbatch, work.resident.program
+        pieces = self._post.take(BACKWARD, work.stage, microbatch)
         # Zeros where none came: a rank with an empty share must still take part in what its stage does together.
         gradients = {
-            value: add_up(
-                pieces.get(value, ()),
-                plumbing.held(value, stage, microbatch),
-                plumbing.dtype(value),
-                self._around.device,
-            )
-            for value in resident.handed_on
+            value: add_up(pieces.get(value, ()), box, dtype, self._device) for value, box, dtype in work.values
         }
-        whole = action.op is Op.BACKWARD
-        if whole:
-            self._expect_last(action)
-        found = (resident.program.backward if whole else resident.program.backward_input)(microbatch, gradients)
-        for edge in self._program.stages.into(stage):
-            self._post.hand_out(BACKWARD, (edge.src, stage, microbatch), found)
+        if work.is_last and work.is_whole:
+            work.resident.expect_last()
+        found = (program.backward if work.is_whole else program.backward_input)(microbatch, gradients)
+        for route in work.routes:
+            self._post.hand_out(BACKWARD, route, found)
 
     def _backward_weight(self, action: Action) -> None:
-        self._expect_last(action)
-        self._residents[action.stage].program.backward_weight(_microbatch(action))
-
-    def _expect_last(self, action: Action) -> None:
         if action in self._last:
             self._residents[action.stage].expect_last()
+        self._residents[action.stage].program.backward_weight(_microbatch(action))
 
     def _reduce(self, action: Action) -> None:
         self._residents[action.stage].reduce_gradients()
@@ -416,55 +424,52 @@ class Executor:
         self._update(action)
 
     def _made(self, row: Sequence[Action]) -> tuple[_Task, ...]:
-        first, post = next(filter(_ends_step, row), None), self._post
+        first, post = next(filter(ends_step, row), None), self._post
 
         def handler(action: Action) -> Callable[[Executor], None]:
             if action.op in MESSAGE:
                 passes = post.handler(action)
                 return lambda _: passes()
+            if action.op in _PASSES:
+                work, does_pass = self._work(action), _PASSES[action.op]
+                return lambda executor: does_pass(executor, work)
             does = Executor._finish_and_update if action == first else _HANDLERS[action.op]
             return lambda executor: does(executor, action)
 
         return tuple(_Task(action, str(action), handler(action)) for action in row)
 
+    def _work(self, action: Action) -> _Work:
+        stage, microbatch = action.stage, _microbatch(action)
+        plumbing, resident, stages = self._plumbing, self._residents[stage], self._program.stages
+        is_forward = action.op is Op.FORWARD
+        names = resident.received if is_forward else resident.handed_on
+        if is_forward:
+            routes = tuple((stage, edge.dst, microbatch) for edge in stages.out_of(stage))
+        else:
+            routes = tuple((edge.src, stage, microbatch) for edge in stages.into(stage))
+        return _Work(
+            stage,
+            microbatch,
+            action.version,
+            resident,
+            tuple((name, plumbing.held(name, stage, microbatch), plumbing.dtype(name)) for name in names),
+            routes,
+            action.op is Op.BACKWARD,
+            action in self._last,
+        )
 
-_HANDLERS: Mapping[Op, Callable[[Executor, Action], None]] = {
+
+_PASSES: Mapping[Op, Callable[[Executor, _Work], None]] = {
     Op.FORWARD: Executor._forward,
     Op.BACKWARD: Executor._backward,
     Op.BACKWARD_INPUT: Executor._backward,
+}
+_HANDLERS: Mapping[Op, Callable[[Executor, Action], None]] = {
     Op.BACKWARD_WEIGHT: Executor._backward_weight,
     Op.REDUCE_GRAD: Executor._reduce,
     Op.UPDATE: Executor._update,
     Op.PREPARE: Executor._prepare,
 }
-
-
-def _last_gradients(row: Sequence[Action], ranks: Sequence[tuple[int, ...]]) -> frozenset[Action]:
-    """The last action before each update that adds to the gradients of the updated stage, where their sum may start.
-
-    What ranks sum over each other starts on all of them in one order, that of their reductions: no sum starts before
-    the reduction of another stage on the same ranks that stands in between.
-    """
-    found: set[Action] = set()
-    latest: dict[int, Action] = {}
-    for action in row:
-        if action.op in _ADDS:
-            latest[action.stage] = action
-        elif action.op in (Op.REDUCE_GRAD, Op.UPDATE) and action.stage in latest:
-            found.add(latest.pop(action.stage))
-        if action.op is Op.REDUCE_GRAD:
-            latest = {s: last for s, last in latest.items() if set(ranks[s]) != set(ranks[action.stage])}
-    return frozenset(found)
-
-
-def _ends_step(action: Action) -> bool:
-    """Whether it is an update of the whole step."""
-    return action.op is Op.UPDATE and action.microbatch is None
-
-
-def _last_updates(row: Sequence[Action]) -> frozenset[Action]:
-    """The last update of each stage."""
-    return frozenset({action.stage: action for action in row if action.op is Op.UPDATE}.values())
 
 
 def _microbatch(action: Action) -> int:

@@ -195,7 +195,8 @@ class Plumbing:
         return MessageSlice(
             peer,
             tuple(part.value for part in parts),
-            tuple(part.box for part in parts),
+            # Equal boxes are one object, which is found equal at once where pieces are put together.
+            tuple(box if part.box == box else part.box for part, box in zip(parts, held, strict=True)),
             tuple(None if part.box == box else slices(part.box, box) for part, box in zip(parts, held, strict=True)),
             tuple((tuple(len(interval) for interval in part.box), self.dtype(part.value)) for part in parts),
         )

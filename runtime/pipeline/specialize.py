@@ -17,7 +17,7 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.plan import Decision, Size, samples_in, sizes_of
 from planner.ir.program import Message, Program, Route
-from planner.ir.schedule import PER_STEP, Action, Edge
+from planner.ir.schedule import PER_STEP, Action, Edge, Op
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
 from planner.passes.versions import updates_of
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _MOST_KEPT = 64
 """Combinations of sizes whose bindings are kept."""
+
+_ADDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
 
 GraphAt = Callable[[Shapes], Graph]
 """The graph in the shapes of one micro-batch."""
@@ -335,6 +337,34 @@ class Binder:
                 [f"stage {stage} would run it with {', '.join(map(str, sorted(counts)))}"],
                 remedies=[f"plan with micro-batches of {self._graph.samples} and one rank a stage"],
             )
+
+
+def last_gradients(row: Sequence[Action], ranks: Sequence[tuple[int, ...]]) -> frozenset[Action]:
+    """The last action before each update that adds to the gradients of the updated stage, where their sum may start.
+
+    What ranks sum over each other starts on all of them in one order, that of their reductions: no sum starts before
+    the reduction of another stage on the same ranks that stands in between.
+    """
+    found: set[Action] = set()
+    latest: dict[int, Action] = {}
+    for action in row:
+        if action.op in _ADDS:
+            latest[action.stage] = action
+        elif action.op in (Op.REDUCE_GRAD, Op.UPDATE) and action.stage in latest:
+            found.add(latest.pop(action.stage))
+        if action.op is Op.REDUCE_GRAD:
+            latest = {s: last for s, last in latest.items() if set(ranks[s]) != set(ranks[action.stage])}
+    return frozenset(found)
+
+
+def ends_step(action: Action) -> bool:
+    """Whether it is an update of the whole step."""
+    return action.op is Op.UPDATE and action.microbatch is None
+
+
+def last_updates(row: Sequence[Action]) -> frozenset[Action]:
+    """The last update of each stage."""
+    return frozenset({action.stage: action for action in row if action.op is Op.UPDATE}.values())
 
 
 def _feed_of_sites(batch: Batch, name: str, share: AnyShare) -> Tensor:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops._torch import BatchNormBase
-from planner.ir.errors import NotFiniteError, UnsupportedModelError, UsageError
+from planner.ir.errors import NotFiniteError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.program import Program
 from planner.ir.timeline import Span
@@ -36,7 +36,7 @@ from runtime.pipeline.messages import Piece
 from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
 from runtime.pipeline.sample_weights import inputs_counted
 from runtime.pipeline.specialize import Binding
-from runtime.stage.captured import CapturedModel, attribute
+from runtime.stage.captured import CapturedModel, answers_of, attribute
 from runtime.stage.local_stage import Resident
 
 DEPTH = 2
@@ -209,28 +209,34 @@ class Stream:
         return self._executors[key]
 
 
-def answers_of(model: CapturedModel) -> tuple[str, ...]:
-    """The values of the module's output.
+def setting_of(
+    decision: Decision,
+    model: CapturedModel,
+    module: nn.Module,
+    residents: Mapping[int, Resident],
+    inputs: InputSpecs,
+    *,
+    takes_any: bool,
+) -> Setting:
+    """That of a rank's stages, in training mode and learning nothing.
+
+    Args:
+        model, module: of these nothing is kept.
+        takes_any: whether a micro-batch may have any number of samples.
 
     Raises:
-        UnsupportedModelError: the captured graph does not make all of them.
+        UnsupportedModelError: the captured graph does not make all that the module puts out.
     """
-    if model.prepared is not None:
-        raise UnsupportedModelError(
-            "streams are of dense tensors",
-            ["this network takes point clouds, whose sites are found for whole batches"],
-            ["halopipe run with --eval-data"],
-        )
-    missing = [name for name, value in model.outputs.items() if not value or value in model.graph.inputs]
-    if missing or not model.outputs:
-        raise UnsupportedModelError(
-            "the module's output cannot be had of the captured graph",
-            [f"{missing[0]}, of its {len(model.outputs)} tensors, is not made on the way to the loss"]
-            if missing
-            else ["its output holds no tensor"],
-            ["leave out of the output what the loss does not depend on, or let the loss read it"],
-        )
-    return tuple(model.outputs.values())
+    return Setting(
+        False,
+        True,
+        answers_of(model),
+        statistics_of(module, model, residents),
+        reads_of(decision, model, residents),
+        inputs,
+        decision.micro_batches,
+        0 if takes_any else inputs.captured,
+    )
 
 
 def reads_of(decision: Decision, model: CapturedModel, residents: Mapping[int, Resident]) -> tuple[str, ...]:

@@ -10,8 +10,9 @@ are added up where they came from.  Halos, gathers of channels and changes of la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -19,8 +20,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Transfer, intersect, volume
-from runtime.pipeline.messages import Cuts, cuts_of, narrowed, slices
+from runtime.pipeline.messages import Cuts, cuts_of, narrowed
 from runtime.transport import Exchanging, Pending
+
+_MOST_KEPT = 64
+_KEPT_BYTES = 64 << 10
+"""Room for what comes again and again is kept up to here, and so are zeros."""
+
+_ZEROS, _HELD = -2, -1
 
 Pieces = tuple[tuple[Box, Tensor], ...]
 """Boxes in global coordinates, and the tensors that cover them."""
@@ -84,6 +91,8 @@ class _Mail:
 
     def cut(self, x: Tensor) -> Tensor:
         """The message of what this rank has."""
+        if len(self.cuts) == 1:
+            return narrowed(x, self.cuts[0])
         return self.pack([narrowed(x, cuts) for cuts in self.cuts])
 
     def pack(self, pieces: Sequence[Tensor]) -> Tensor:
@@ -102,15 +111,45 @@ class _Mail:
         return [part.view([len(interval) for interval in box]) for part, box in zip(parts, self.boxes, strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """All that goes to other ranks, or comes from them.
+
+    Attributes:
+        boxes: of each piece, in order.
+        mails: the messages, one a rank.
+        is_plain: whether they are the pieces, in this order.
+    """
+
+    boxes: tuple[Box, ...]
+    mails: tuple[_Mail, ...]
+    is_plain: bool
+
+    @classmethod
+    def of(cls, entries: Sequence[tuple[int, Box]], held: Box | None) -> Way:
+        """Of pieces with the positions of the other ranks; ``held``: what they are cut out of, if they go."""
+        mails = _mails(entries, held)
+        is_plain = [entry for mail in mails for entry in mail.entries] == list(range(len(mails)))
+        return cls(tuple(box for _, box in entries), mails, is_plain)
+
+    def pieces(self, came: Iterable[Tensor]) -> Pieces:
+        """The pieces of messages."""
+        if self.is_plain:
+            return tuple(zip(self.boxes, came, strict=True))
+        found: list[Tensor | None] = [None] * len(self.boxes)
+        for mail, message in zip(self.mails, came, strict=True):
+            for entry, piece in zip(mail.entries, mail.unpack(message), strict=True):
+                found[entry] = piece
+        return tuple((box, piece) for box, piece in zip(self.boxes, found, strict=True) if piece is not None)
+
+
 class Arriving:
     """Pieces on their way."""
 
-    __slots__ = ("_boxes", "_came", "_mails", "_pending", "_sent")
+    __slots__ = ("_came", "_pending", "_sent", "_way")
 
-    def __init__(
-        self, boxes: Sequence[Box], mails: Sequence[_Mail], came: list[Tensor], pending: Pending | None, sent: object
-    ) -> None:
-        self._boxes, self._mails, self._came, self._pending = boxes, mails, came, pending
+    def __init__(self, way: Way, came: Mapping[int, Tensor], pending: Pending | None, sent: object) -> None:
+        self._way, self._came, self._pending = way, came, pending
         self._sent = sent  # kept alive until the wait is over
 
     def wait(self) -> Pieces:
@@ -118,14 +157,11 @@ class Arriving:
         if self._pending is not None:
             self._pending.wait()
         self._sent = None
-        found: list[Tensor | None] = [None] * len(self._boxes)
-        for mail, came in zip(self._mails, self._came, strict=True):
-            for entry, piece in zip(mail.entries, mail.unpack(came), strict=True):
-                found[entry] = piece
-        return tuple((box, piece) for box, piece in zip(self._boxes, found, strict=True) if piece is not None)
+        return self._way.pieces(self._came.values())
 
 
-_NOTHING = Arriving((), (), [], None, None)
+NOWAY = Way((), (), True)
+_NOTHING = Arriving(NOWAY, {}, None, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,8 +186,9 @@ class Exchange:
     sends: tuple[tuple[int, Box], ...]
     is_local: bool
     key: int | None
-    _incoming: tuple[_Mail, ...] = field(repr=False)
-    _outgoing: tuple[_Mail, ...] = field(repr=False)
+    incoming: Way = field(repr=False)
+    outgoing: Way = field(repr=False)
+    _laid: dict[int, _Laid] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
@@ -176,18 +213,17 @@ class Exchange:
             sends,
             not moves,
             key,
-            _mails(receives, None),
-            _mails(sends, held[me]),
+            Way.of(receives, None),
+            Way.of(sends, held[me]),
         )
 
     def start(self, x: Tensor) -> Arriving:
         """Send what others read of ``x``, which covers ``held``; the wait gives a piece for each of ``receives``."""
         if not self.receives and not self.sends:
             return _NOTHING
-        sent = {mail.position: mail.cut(x) for mail in self._outgoing}
-        received = {mail.position: mail.empty(x) for mail in self._incoming}
-        pending = self.wire.start(sent, received, self.key)
-        return Arriving([box for _, box in self.receives], self._incoming, list(received.values()), pending, sent)
+        sent = {mail.position: mail.cut(x) for mail in self.outgoing.mails}
+        received = {mail.position: mail.empty(x) for mail in self.incoming.mails}
+        return Arriving(self.incoming, received, self.wire.start(sent, received, self.key), sent)
 
     def start_adjoint(self, gradients: Sequence[Tensor], like: Tensor) -> Arriving:
         """Send back the gradients of what was received; the wait gives a piece for each of ``sends``, to be added.
@@ -198,10 +234,163 @@ class Exchange:
         """
         if not self.receives and not self.sends:
             return _NOTHING
-        sent = {mail.position: mail.pack([gradients[entry] for entry in mail.entries]) for mail in self._incoming}
-        received = {mail.position: mail.empty(like) for mail in self._outgoing}
+        sent = {mail.position: mail.pack([gradients[entry] for entry in mail.entries]) for mail in self.incoming.mails}
+        received = {mail.position: mail.empty(like) for mail in self.outgoing.mails}
         pending = self.wire.start(sent, received, None if self.key is None else self.key | 1)
-        return Arriving([box for _, box in self.sends], self._outgoing, list(received.values()), pending, sent)
+        return Arriving(self.outgoing, received, pending, sent)
+
+    def laid(self, box: Box) -> _Laid:
+        """How ``box`` is put together; worked out once for each that a form asks for, which keeps it."""
+        found = self._laid.get(id(box))
+        if found is None or found.box is not box:
+            if len(self._laid) >= _MOST_KEPT:
+                self._laid.clear()
+            found = self._laid[id(box)] = _Laid.of(self, box)
+        return found
+
+
+class _Express:
+    """An exchange of parts of contiguous tensors, worked out before there are any; one at a time.
+
+    Attributes:
+        pieces: that come, each time in the same tensors.
+    """
+
+    __slots__ = ("_lanes", "_pending", "_sent_bytes", "_wire", "pieces")
+
+    def __init__(self, wire: PeerGroup, lanes: Any, sent_bytes: Sequence[int], pieces: Pieces) -> None:
+        self._wire, self._lanes, self._sent_bytes, self.pieces = wire, lanes, tuple(sent_bytes), pieces
+        self._pending: Pending | None = None
+
+    @classmethod
+    def of(cls, exchange: Exchange, like: Tensor, cuts: Sequence[Cuts], *, is_adjoint: bool) -> _Express | None:
+        """None where the transport has no such, or a message is of several pieces, or too large to keep room for it.
+
+        Args:
+            like: has the shape, dtype and device of what is cut.
+            cuts: where each piece that goes lies in it.
+        """
+        wire = exchange.wire
+        make = getattr(wire.transport, "lanes", None)
+        if make is None:
+            return None
+        to, back = (exchange.incoming, exchange.outgoing) if is_adjoint else (exchange.outgoing, exchange.incoming)
+        if not (to.is_plain and back.is_plain):
+            return None
+        if max((prod(mail.shape) * like.itemsize for mail in (*to.mails, *back.mails)), default=0) > _KEPT_BYTES:
+            return None
+        example = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        sent = {wire.ranks[m.position]: narrowed(example, cut) for m, cut in zip(to.mails, cuts, strict=True)}
+        came = {wire.ranks[mail.position]: mail.empty(like) for mail in back.mails}
+        key = None if exchange.key is None else exchange.key | is_adjoint
+        lanes = make(sent, came, wire.deadline_s, key)
+        if lanes is None:
+            return None
+        return cls(wire, lanes, [each.nbytes for each in sent.values()], back.pieces(came.values()))
+
+    def start(self, whole: Tensor) -> _Express:
+        """Sends the parts of ``whole``."""
+        self._wire.num_messages += len(self._sent_bytes)
+        self._wire.sent_bytes += sum(self._sent_bytes)
+        self._pending = self._lanes.start(whole)
+        return self
+
+    def wait(self) -> Pieces:
+        """All pieces, until the next start."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+        return self.pieces
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """How a box is put together of what is held and what comes.
+
+    Attributes:
+        is_covered: whether no element of it lies elsewhere.
+        kept: what is held of it: where that lies in the box, and in what is held.
+        pieces: where what comes lies in the box.
+        sent: where what goes lies in what is held.
+        is_all_held: whether all that is held lies in it.
+        row: a dim along which zeros, what is held and what comes stand one behind the other, and make up the box; with
+            the extents of zeros, and which is where: -2 stands for zeros, -1 for what is held, others for what comes.
+            None: they lie otherwise.
+    """
+
+    box: Box
+    shape: tuple[int, ...]
+    is_covered: bool
+    kept: tuple[tuple[Cuts, Cuts], ...]
+    pieces: tuple[Cuts, ...]
+    sent: tuple[Cuts, ...]
+    is_all_held: bool
+    row: tuple[int, tuple[tuple[int, int], ...]] | None
+    _zeros: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
+    _express: dict[tuple[bool, torch.dtype, torch.device], _Express | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, exchange: Exchange, box: Box) -> _Laid:
+        held = exchange.held
+        return cls(
+            box,
+            tuple(map(len, box)),
+            box == exchange.wanted,
+            tuple((cuts_of(part, box), cuts_of(part, held)) for part in exchange.kept),
+            tuple(cuts_of(part, box) for _, part in exchange.receives),
+            tuple(cuts_of(part, held) for _, part in exchange.sends),
+            exchange.kept == (held,),
+            _row_of(exchange, box),
+        )
+
+    def in_a_row(self, x: Tensor, pieces: Pieces, dim: int, parts: Sequence[tuple[int, int]]) -> Tensor:
+        """The box by one call, where :attr:`row` says how."""
+        return torch.cat([self._part(x, pieces, dim, *part) for part in parts], dim)
+
+    def _part(self, x: Tensor, pieces: Pieces, dim: int, which: int, extent: int) -> Tensor:
+        if which == _HELD:
+            return x
+        if which != _ZEROS:
+            return pieces[which][1]
+        key = (extent, x.dtype, x.device)
+        found = self._zeros.get(key)
+        if found is None:
+            found = x.new_zeros((*self.shape[:dim], extent, *self.shape[dim + 1 :]))
+            if found.nbytes <= _KEPT_BYTES:
+                self._zeros[key] = found
+        return found
+
+    def express(self, exchange: Exchange, x: Tensor, *, is_adjoint: bool) -> _Express | None:
+        """For tensors like ``x``, which covers what is held, or the box of an adjoint."""
+        if not x.is_contiguous() or x.is_conj() or x.is_neg():
+            return None
+        key = (is_adjoint, x.dtype, x.device)
+        if key not in self._express:
+            cuts = self.pieces if is_adjoint else self.sent
+            self._express[key] = _Express.of(exchange, x, cuts, is_adjoint=is_adjoint)
+        return self._express[key]
+
+
+def _row_of(exchange: Exchange, box: Box) -> tuple[int, tuple[tuple[int, int], ...]] | None:
+    """See :class:`_Laid`."""
+    parts = [(_HELD, exchange.held), *enumerate(part for _, part in exchange.receives)]
+    dims = {
+        dim for _, part in parts for dim, (mine, all_of) in enumerate(zip(part, box, strict=True)) if mine != all_of
+    }
+    if exchange.kept != (exchange.held,) or len(dims) != 1:
+        return None
+    (dim,), found = dims, list[tuple[int, int]]()
+    place = box[dim].start
+    for which, part in sorted(parts, key=lambda each: each[1][dim].start):
+        if part[dim].start > place:
+            found.append((_ZEROS, part[dim].start - place))
+        elif part[dim].start < place:
+            return None
+        found.append((which, len(part[dim])))
+        place = part[dim].stop
+    if place < box[dim].stop:
+        found.append((_ZEROS, box[dim].stop - place))
+    return dim, tuple(found)
 
 
 def redistribute(x: Tensor, exchange: Exchange, box: Box | None = None) -> Tensor:
@@ -236,47 +425,62 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange, box: Box) -> Tensor:
         ctx.exchange, ctx.box = exchange, box
-        return _moved(x, exchange, box)
+        return moved(x, exchange, box)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _moved_back(gradient, ctx.exchange, ctx.box), None, None
+        if torch.is_grad_enabled():  # as once_differentiable, which costs microseconds
+            raise RuntimeError("a tensor that ranks exchange cannot be differentiated twice")
+        return moved_back(gradient, ctx.exchange, ctx.box), None, None
 
 
 class _Accumulate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange, box: Box) -> Tensor:
         ctx.exchange, ctx.box = exchange, box
-        return _moved_back(x, exchange, box)
+        return moved_back(x, exchange, box)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _moved(gradient, ctx.exchange, ctx.box), None, None
+        return moved(gradient, ctx.exchange, ctx.box), None, None
 
 
-def _moved(x: Tensor, exchange: Exchange, box: Box) -> Tensor:
-    arriving = exchange.start(x)
-    shape = [len(interval) for interval in box]
-    found = x.new_empty(shape) if box == exchange.wanted else x.new_zeros(shape)
-    for part in exchange.kept:
-        found[slices(part, box)] = x[slices(part, exchange.held)]
-    for part, piece in arriving.wait():
-        found[slices(part, box)] = piece
+def moved(x: Tensor, exchange: Exchange, box: Box) -> Tensor:
+    """As :func:`redistribute`, without autograd."""
+    laid = exchange.laid(box)
+    express = laid.express(exchange, x, is_adjoint=False)
+    arriving = exchange.start(x) if express is None else express.start(x)
+    if laid.row is not None:
+        return laid.in_a_row(x, arriving.wait(), *laid.row)
+    found = x.new_empty(laid.shape) if laid.is_covered else x.new_zeros(laid.shape)
+    for place, source in laid.kept:
+        narrowed(found, place).copy_(narrowed(x, source))
+    for place, (_, piece) in zip(laid.pieces, arriving.wait(), strict=True):
+        narrowed(found, place).copy_(piece)
     return found
 
 
-def _moved_back(gradient: Tensor, exchange: Exchange, box: Box) -> Tensor:
-    arriving = exchange.start_adjoint([gradient[slices(part, box)] for _, part in exchange.receives], gradient)
-    if exchange.kept == (exchange.held,):
-        found = gradient[slices(exchange.held, box)].clone(memory_format=torch.contiguous_format)
+def moved_back(gradient: Tensor, exchange: Exchange, box: Box) -> Tensor:
+    """As :func:`accumulate`, without autograd."""
+    laid = exchange.laid(box)
+    express = laid.express(exchange, gradient, is_adjoint=True)
+    if express is None:
+        pieces = [narrowed(gradient, place) for place in laid.pieces]
+        arriving: Arriving | _Express = exchange.start_adjoint(pieces, gradient)
+    else:
+        arriving = express.start(gradient)
+    if laid.is_all_held:
+        found = narrowed(gradient, laid.kept[0][0]).clone(memory_format=torch.contiguous_format)
     else:
         found = gradient.new_zeros([len(interval) for interval in exchange.held])
-        for part in exchange.kept:
-            found[slices(part, exchange.held)] = gradient[slices(part, box)]
-    for part, piece in arriving.wait():
-        found[slices(part, exchange.held)] += piece
+        for place, source in laid.kept:
+            narrowed(found, source).copy_(narrowed(gradient, place))
+    came = arriving.wait()
+    is_sent = len(came) == len(exchange.sends) and all(a[0] is b[1] for a, b in zip(came, exchange.sends, strict=True))
+    places = laid.sent if is_sent else [cuts_of(part, exchange.held) for part, _ in came]
+    for place, (_, piece) in zip(places, came, strict=True):
+        narrowed(found, place).add_(piece)
     return found
 
 

@@ -23,7 +23,7 @@ from planner.ir.box import Box, Transfer, whole
 from planner.ir.errors import UnsupportedModelError
 from planner.layers.token_slices import TokenAxes
 from runtime.pipeline.messages import Piece, cuts_of, narrowed
-from runtime.spatial.exchange import Arriving, Exchange, PeerGroup, Pieces
+from runtime.spatial.exchange import NOWAY, Arriving, Exchange, PeerGroup, Pieces
 from runtime.transport import Pending
 
 Name = tuple[int, int]
@@ -91,10 +91,10 @@ class SlicePeers(PeerGroup):
             plain.sends,
             plain.is_local,
             key,
-            (),
-            (),
-            tuple(held),
-            self.position,
+            NOWAY,
+            NOWAY,
+            of_slices=tuple(held),
+            position=self.position,
         )
 
     def put(self, key: int, position: int, x: Tensor) -> dict[int, Tensor]:
@@ -125,7 +125,7 @@ class _There(Arriving):
     __slots__ = ("_pieces",)
 
     def __init__(self, pieces: Pieces) -> None:
-        super().__init__((), (), [], None, None)
+        super().__init__(NOWAY, {}, None, None)
         self._pieces = pieces
 
     def wait(self) -> Pieces:
@@ -182,3 +182,20 @@ def joined(axes: TokenAxes, value: str, pieces: Sequence[Piece], samples: int) -
     if at.is_merged:
         found = found.flatten(at.dim, at.dim + 1)
     return whole(tuple(found.shape)), found
+
+
+def of_micro_batches(
+    axes: TokenAxes, outputs: Mapping[int, Mapping[str, Piece]], rows: Sequence[int], num_slices: int
+) -> dict[int, Mapping[str, Piece]]:
+    """Values by whole micro-batch, of those of its slices.
+
+    Args:
+        outputs: by number of the slice, then by value.
+        rows: samples of each micro-batch.
+    """
+    found: dict[int, Mapping[str, Piece]] = {}
+    for m in sorted({number // num_slices for number in outputs}):
+        parts = [outputs[m * num_slices + k] for k in range(num_slices)]
+        names = dict.fromkeys(name for part in parts for name in part)
+        found[m] = {name: joined(axes, name, [p[name] for p in parts if name in p], rows[m]) for name in names}
+    return found

@@ -25,11 +25,8 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
 from planner.ir.errors import StageFailedError
-from runtime.stage.captured import CapturedModel
-from runtime.stage.cut import Rule, arguments_of
+from runtime.stage.cut import Rule, takes_statistics
 from runtime.transport.small_allgather import Tell
-
-_BATCH_NORM = torch.ops.aten.batch_norm.default
 
 _CHUNK_BYTES = 4 * 2**20
 """Deviations from the mean are made for so many bytes at a time: they stay in the cache, and are no second copy."""
@@ -52,7 +49,7 @@ def synchronise(tell_of: Callable[[str], Tell]) -> Rule:
     """
 
     def rule(node: fx.Node) -> Callable[..., Any] | None:
-        return _shared(tell_of(node.name)) if _is_training(node) else None
+        return _shared(tell_of(node.name)) if takes_statistics(node) else None
 
     return rule
 
@@ -72,16 +69,6 @@ def _shared(tell: Tell) -> Callable[..., Tensor]:
         return synchronised_batch_norm(x, weight, bias, running_mean, running_var, momentum, eps, tell)
 
     return batch_norm
-
-
-def normalising_layers(model: CapturedModel) -> tuple[str, ...]:
-    """Layers that take statistics of a micro-batch."""
-    nodes = (node for node in model.graph_module.graph.nodes if _is_training(node))
-    return tuple(dict.fromkeys(model.layer_of_node[node.name] for node in nodes if node.name in model.layer_of_node))
-
-
-def _is_training(node: fx.Node) -> bool:
-    return node.target is _BATCH_NORM and arguments_of(node)["training"] is True
 
 
 def synchronised_batch_norm(
@@ -220,9 +207,10 @@ def _combined(table: Tensor, num_values: Tensor | int) -> tuple[Tensor, Tensor]:
 def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of each channel, by the deviations from the mean.
 
-    On CPUs torch's own statistics go number by number: 2.6 ms against 0.4 ms for (2, 64, 112, 112) on one core.
+    On CPUs torch's own statistics go number by number: 2.6 ms against 0.4 ms for (2, 64, 112, 112) on one core.  Not so
+    where channels lie side by side, as those of sites do: 0.3 ms against 1.2 ms for (35000, 32).
     """
-    if values.device.type != "cpu":
+    if values.device.type != "cpu" or (values.dim() == 2 and values.is_contiguous()):
         mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)
         return mean, variance
     dims = [dim for dim in range(values.dim()) if dim != 1]

@@ -20,32 +20,23 @@ from planner.layers import require_whole_batches
 from planner.layers.boundary import Boundaries, loss_terms, without_gradient
 from planner.layers.division import Division, divides
 from planner.layers.recomputed import span_faults
+from runtime import spatial
 from runtime.optim.of_stage import Tie, Updates, groups_of_ties, ties_of, updates_of
-from runtime.optim.pass_shards import PassShards
 from runtime.optim.sharding import GradientBuckets
-from runtime.spatial.compiling.collective import CollectivePeerGroup, Collectives, open_collectives
-from runtime.spatial.compiling.compiled import Compiler, compiled, refuse_draws, refuse_user_code
-from runtime.spatial.decompose import DividedStage, DrawnPlaces
-from runtime.spatial.deferred import DeferredGradients
-from runtime.spatial.exchange import PeerGroup
-from runtime.spatial.parameters import Parts, boxes_in, groups_of_parameters, parts_of, sliced
-from runtime.spatial.slices import SlicePeers
-from runtime.spatial.step import groups_in
-from runtime.stage.batch_norm import normalising_layers
 from runtime.stage.captured import CapturedModel, attribute
-from runtime.stage.cut import refuse_drifting_buffers, refuse_partial_gradients
+from runtime.stage.cut import normalising_layers, refuse_drifting_buffers, refuse_partial_gradients
 from runtime.stage.functions import StageCut, StageFunctions
 from runtime.stage.local_stage import Resident
 from runtime.stage.modes import Manner
 from runtime.stage.random.streams import Draw, Draws
 from runtime.stage.sample_weights import is_factor, weighed_in
-from runtime.stage.sharded_passes import ShardedPasses, places_of, require_shardable
 from runtime.stage.stage import StageProgram
 from runtime.transport import Exchanging, Transport
-from runtime.transport.small_allgather import Rows
 
 if TYPE_CHECKING:
     from runtime.sparse.rules import SharedSites
+    from runtime.stage.sharded_passes import ShardedPasses
+    from runtime.transport.small_allgather import Rows
 
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -54,7 +45,8 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 def groups_of(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
     """The groups of ranks that sum over each other, for the transport: of stages on several ranks, and of ties."""
     groups = {tuple(sorted(stage.ranks)): None for stage in decision.stages if len(stage.ranks) > 1}
-    groups |= dict.fromkeys(groups_of_parameters(graph, decision))
+    if any(divides(decision, stage, graph) for stage in range(len(decision.stages))):
+        groups |= dict.fromkeys(spatial.groups_of_parameters(graph, decision))
     return tuple(groups | dict.fromkeys(groups_of_ties(ties_in(decision, graph))))
 
 
@@ -69,7 +61,7 @@ def _in_parts(tie: Tie, decision: Decision, graph: Graph) -> Iterator[Tie]:
     """A tie for the ranks of each part; stages that use other parts are refused elsewhere (``parts_of``)."""
     names: dict[tuple[tuple[int, ...], ...], list[str]] = {}
     for name in tie.names:
-        boxes = [boxes_in(graph, decision, stage, name) for stage in tie.stages]
+        boxes = [spatial.boxes_in(graph, decision, stage, name) for stage in tie.stages]
         for box in dict.fromkeys(boxes[0]):
             ranks = tuple(
                 tuple(sorted(rank for rank, own in zip(decision.stages[stage].ranks, of, strict=True) if own == box))
@@ -117,7 +109,7 @@ class Builder:
         deadline_s: float,
         *,
         seed: int = 0,
-        compiler: Compiler | None = None,
+        compiler: spatial.Compiler | None = None,
         device: torch.device | None = None,
         answers: Iterable[str] = (),
     ) -> None:
@@ -132,12 +124,12 @@ class Builder:
         self._node_places = {node.name: place for place, node in enumerate(model.graph_module.graph.nodes)}
         self._row = decision.rows()[transport.rank]
         self._compiler = compiler
-        self._collectives: Mapping[int, Collectives] = {}
+        self._collectives: Mapping[int, spatial.Collectives] = {}
         if compiler is not None:
             _refuse_spans(decision)
             together = {number: stage.ranks for number, stage in enumerate(decision.stages) if len(stage.ranks) > 1}
-            groups = (*groups_of(decision, model.graph), *groups_in(decision, model.graph))
-            self._collectives = open_collectives(together, groups, deadline_s)
+            groups = (*groups_of(decision, model.graph), *spatial.groups_in(decision, model.graph))
+            self._collectives = spatial.open_collectives(together, groups, deadline_s)
 
     @property
     def layers_by_micro_batch(self) -> tuple[str, ...]:
@@ -159,7 +151,7 @@ class Builder:
         rank, stages = self._transport.rank, self._decision.stages
         return {index: self._resident(index) for index, stage in enumerate(stages) if rank in stage.ranks}
 
-    def _cut(self, stage: int, parts: Parts, passes: ShardedPasses | None) -> StageCut:
+    def _cut(self, stage: int, parts: spatial.Parts, passes: ShardedPasses | None) -> StageCut:
         graph, layers = self._model.graph, frozenset(self._decision.layers_of(stage))
         outputs = dict.fromkeys(value for edge in self._stages.out_of(stage) for value in edge.values)
         if producer(graph.loss) in layers:
@@ -167,7 +159,7 @@ class Builder:
         outputs |= dict.fromkeys(value for value in self._answers if producer(value) in layers)
         watched = (value for value in self._model.watched if producer(value) in layers)
         whole = {name: self._attribute(name) for name in parts}
-        own, weighed = sliced(whole, parts), weighed_in(self._model, layers)
+        own, weighed = spatial.sliced(whole, parts) if parts else {}, weighed_in(self._model, layers)
         again = self._decision.stages[stage].recomputed
         return StageCut(self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed, passes, again)
 
@@ -177,7 +169,7 @@ class Builder:
         add = partial(transport.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
         divided, manner, sites = self._divided(stage), self._manner(stage), self._sites(stage)
         is_shared = divided is not None and not decision.token_slices
-        parts = parts_of(self._model, decision, stage, transport.rank) if is_shared else {}
+        parts = spatial.parts_of(self._model, decision, stage, transport.rank) if is_shared else {}
         passes = self._passes(stage, manner, divided)
         functions = self._functions(stage, ranks, parts, manner, divided, sites, passes)
         function = functions.training
@@ -199,10 +191,10 @@ class Builder:
             zero=decision.stages[stage].level,
             deadline_s=self._deadline_s,
             parts=parts,
-            places=places_of(self._model, decision, stage, parameters, received) if passes is not None else {},
+            places={} if passes is None else passes.places(self._model, parameters, received),
         )
-        if passes is not None and isinstance(updates.reduction, PassShards):
-            passes.shards = updates.reduction
+        if passes is not None:
+            passes.shards = updates.in_passes
         if divided is not None and isinstance(updates.reduction, GradientBuckets):
             divided.later.added, updates.reduction.put_off = updates.reduction.note, divided.later.targets
         return Resident(
@@ -222,9 +214,9 @@ class Builder:
         self,
         stage: int,
         ranks: tuple[int, ...],
-        parts: Parts,
+        parts: spatial.Parts,
         manner: Manner,
-        divided: DividedStage | None,
+        divided: spatial.DividedStage | None,
         sites: SharedSites | None,
         passes: ShardedPasses | None,
     ) -> StageFunctions:
@@ -241,18 +233,21 @@ class Builder:
             told=[each for each in (self._draw, divided or sites) if each is not None],
         )
         if self._compiler is not None:
-            refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)
-            refuse_user_code(stage, self._model, self._decision.layers_of(stage))
-            functions.training = compiled(functions.training, partial(_size, divided), self._compiler, collectives)
+            spatial.refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)
+            spatial.refuse_user_code(stage, self._model, self._decision.layers_of(stage))
+            whole, size = functions.training, partial(_size, divided)
+            functions.training = spatial.compiled(whole, size, self._compiler, collectives)
         return functions
 
     def _rows(self, stage: int, ranks: tuple[int, ...], talks: Exchanging, node: str) -> Rows:
         """How ``ranks`` tell each other about a node, under a key as divided stages have (``runtime.spatial.step``)."""
+        from runtime.transport.small_allgather import Rows  # late: a rank alone tells nobody
+
         place = self._node_places.get(node, 1 << 14)  # of a graph inside the graph: none
         key = (stage << 14 | place) << 2 | 2 if place < 1 << 14 else None
         return Rows(talks, ranks, self._deadline_s, key)
 
-    def _places(self, divided: DividedStage | None) -> DrawnPlaces | None:
+    def _places(self, divided: spatial.DividedStage | None) -> spatial.DrawnPlaces | None:
         """Where the parts lie that layers of a divided stage draw for."""
         if divided is None:
             return None
@@ -260,24 +255,27 @@ class Builder:
         layers, placements = self._model.graph.by_name(), self._decision.layers
         if self._boundaries.axes is not None:
             placements = {name: self._boundaries.axes.placement(name, self._decision.token_slices) for name in layers}
-        return DrawnPlaces(step, layers, placements)
+        return spatial.DrawnPlaces(step, layers, placements)
 
     def _attribute(self, name: str) -> Tensor:
         return cast(Tensor, attribute(self._model.graph_module, name))
 
-    def _divided(self, stage: int) -> DividedStage | None:
+    def _divided(self, stage: int) -> spatial.DividedStage | None:
         if self._decision.token_slices:
-            peers = SlicePeers(self._decision.num_slices)
-            return DividedStage(self._model, self._decision.layers_of(stage), peers, DeferredGradients())
+            peers = spatial.SlicePeers(self._decision.num_slices)
+            return self._divided_by(stage, peers)
         if not divides(self._decision, stage, self._model.graph):
             return None
         refuse_partial_gradients(stage, self._model, self._decision)
         ranks, collectives = self._decision.stages[stage].ranks, self._collectives.get(stage)
         if collectives is None:
-            wire = PeerGroup(self._transport, ranks, self._deadline_s)
+            wire = spatial.PeerGroup(self._transport, ranks, self._deadline_s)
         else:
-            wire = CollectivePeerGroup(collectives, ranks, self._deadline_s)
-        return DividedStage(self._model, self._decision.layers_of(stage), wire, DeferredGradients())
+            wire = spatial.CollectivePeerGroup(collectives, ranks, self._deadline_s)
+        return self._divided_by(stage, wire)
+
+    def _divided_by(self, stage: int, wire: spatial.PeerGroup) -> spatial.DividedStage:
+        return spatial.DividedStage(self._model, self._decision.layers_of(stage), wire, spatial.DeferredGradients())
 
     def _sites(self, stage: int) -> SharedSites | None:
         """How a stage of several ranks shares out the sites of a sparse network."""
@@ -303,10 +301,10 @@ class Builder:
             )
         return SharedSites(
             {node: value for value, node in self._model.node_of_value.items()},
-            PeerGroup(self._transport, ranks, self._deadline_s),
+            spatial.PeerGroup(self._transport, ranks, self._deadline_s),
         )
 
-    def _passes(self, stage: int, manner: Manner, divided: DividedStage | None) -> ShardedPasses | None:
+    def _passes(self, stage: int, manner: Manner, divided: spatial.DividedStage | None) -> ShardedPasses | None:
         """What follows the passes of a stage whose ranks have gradients or parameters in slices; None: they do not.
 
         Raises:
@@ -315,6 +313,8 @@ class Builder:
         decision = self._decision
         if decision.stages[stage].level < 2 or len(decision.stages[stage].ranks) < 2 or not manner.trains:
             return None
+        from runtime.stage.sharded_passes import ShardedPasses, require_shardable  # late: few plans divide so much
+
         wrong = {
             "its layers are divided along more than samples": divided is not None,
             "weight gradients are left for later (a split backward)": bool(manner.split),
@@ -336,7 +336,7 @@ class Builder:
         loss: str | None,
         terms: Mapping[str, float],
         updates: Updates,
-        divided: DividedStage | SharedSites | ShardedPasses | None,
+        divided: spatial.DividedStage | SharedSites | ShardedPasses | None,
     ) -> StageProgram:
         return StageProgram(
             functions.training,
@@ -349,9 +349,9 @@ class Builder:
             draw=self._draw,
             divided=divided,
             added=None if updates.reduction is None else updates.reduction.note,
-            slices={name: part.view for name, part in updates.reduction.slices.items()}
-            if isinstance(updates.reduction, PassShards)
-            else None,
+            slices=None
+            if updates.in_passes is None
+            else {name: part.view for name, part in updates.in_passes.slices.items()},
             again=functions.again,
         )
 
@@ -373,6 +373,6 @@ def _refuse_spans(decision: Decision) -> None:
             )
 
 
-def _size(divided: DividedStage | None) -> Division | None:
+def _size(divided: spatial.DividedStage | None) -> Division | None:
     """What tells the sizes apart that a stage is run with."""
     return None if divided is None else divided.division

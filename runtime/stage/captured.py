@@ -1,6 +1,6 @@
 """A captured model, as the runtime takes it.
 
-Which layer compares what a model answers with what is right.
+What a model answers, and which layer compares it with what is right.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, fx
 
+from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import Graph, Layer, TensorSpec, producer
 
 if TYPE_CHECKING:
@@ -128,6 +129,30 @@ def captured_model(captured: Captured) -> CapturedModel:
         reductions=captured.reductions,
         outputs=captured.outputs,
     )
+
+
+def answers_of(model: CapturedModel) -> tuple[str, ...]:
+    """The values of the module's output.
+
+    Raises:
+        UnsupportedModelError: the captured graph does not make all of them.
+    """
+    if model.prepared is not None:
+        raise UnsupportedModelError(
+            "streams are of dense tensors",
+            ["this network takes point clouds, whose sites are found for whole batches"],
+            ["halopipe run with --eval-data"],
+        )
+    missing = [name for name, value in model.outputs.items() if not value or value in model.graph.inputs]
+    if missing or not model.outputs:
+        raise UnsupportedModelError(
+            "the module's output cannot be had of the captured graph",
+            [f"{missing[0]}, of its {len(model.outputs)} tensors, is not made on the way to the loss"]
+            if missing
+            else ["its output holds no tensor"],
+            ["leave out of the output what the loss does not depend on, or let the loss read it"],
+        )
+    return tuple(model.outputs.values())
 
 
 def makers(model: CapturedModel) -> dict[str, fx.Node]:

@@ -35,8 +35,9 @@ from planner.ir.plan import Decision
 from runtime.numerics.finite import Traced
 from runtime.stage.captured import CapturedModel, attribute
 
+_BATCH_NORM = torch.ops.aten.batch_norm.default
 _STATISTICS = {
-    torch.ops.aten.batch_norm.default: "training",
+    _BATCH_NORM: "training",
     torch.ops.aten.instance_norm.default: "use_input_stats",
 }
 """Operators that write running statistics, which their schema does not tell, and the argument that says when."""
@@ -343,6 +344,17 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def normalising_layers(model: CapturedModel) -> tuple[str, ...]:
+    """Layers that take statistics of a micro-batch."""
+    nodes = (node for node in model.graph_module.graph.nodes if takes_statistics(node))
+    return tuple(dict.fromkeys(model.layer_of_node[node.name] for node in nodes if node.name in model.layer_of_node))
+
+
+def takes_statistics(node: fx.Node) -> bool:
+    """Whether it is batch normalisation in training mode."""
+    return node.target is _BATCH_NORM and arguments_of(node)["training"] is True
+
+
 def refuse_drifting_buffers(model: CapturedModel, decision: Decision) -> None:
     """Raises :class:`UnsupportedModelError` where copies of a buffer would drift apart."""
     dependent, behind = _dependent(model.graph_module.graph), attributes_behind(model.graph_module.graph)
@@ -355,7 +367,7 @@ def refuse_drifting_buffers(model: CapturedModel, decision: Decision) -> None:
         stage = decision.layers[layer].stage
         for name in sorted(written(node, behind)):
             writers[name] = stage, layer
-            is_summed = node.target is torch.ops.aten.batch_norm.default
+            is_summed = node.target is _BATCH_NORM
             if len(decision.stages[stage].ranks) > 1 and node in dependent and not is_summed:
                 raise UnsupportedModelError(
                     f"layer {layer} writes the buffer {name} from the rows it sees",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -27,29 +27,25 @@ from cuda_ops.device.placing import move
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Block
 from planner.layers.recomputed import Spans
+from runtime import spatial
 from runtime.numerics.finite import Examiner
-from runtime.spatial.blocks import in_blocks
-from runtime.spatial.decompose import DividedStage
-from runtime.spatial.empties import connected
-from runtime.stage.batch_norm import synchronise
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Rule, StageFunction, cut_stage
-from runtime.stage.modes import MicrobatchSlice, Mode, cannot_evaluate, in_evaluation
-from runtime.stage.recomputed import Again, Told, enclosed
+from runtime.stage.modes import MicrobatchSlice, Mode, Told, cannot_evaluate, in_evaluation
 from runtime.stage.sample_weights import Weighed, weighing
-from runtime.stage.sharded_passes import ShardedPasses
-from runtime.transport.small_allgather import Tell
 
 if TYPE_CHECKING:
     from runtime.sparse.rules import SharedSites
+    from runtime.stage.recomputed import Again
+    from runtime.stage.sharded_passes import ShardedPasses
+    from runtime.transport.small_allgather import Tell
 
 
 Variant = Callable[[Mode], StageFunction]
 """A stage in another mode, with the same inputs, outputs, sizes and attributes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """All that it takes to run a stage on a micro-batch, and to run it again.
 
     Attributes:
@@ -83,21 +79,22 @@ class StageCalls:
         variant: Variant | None = None,
         told: Sequence[Told] = (),
     ) -> None:
-        self._functions = {Mode(): function}
+        self._functions: dict[tuple[bool, bool], StageFunction] = {(True, False): function}  # by Mode, which is dearer
         self._autocast, self._variant, self._told = autocast, variant, tuple(told)
 
     def run(self, call: Call, training: bool = True) -> dict[str, Tensor]:
         """The outputs by name."""
-        function = self._function(Mode(training, not call.portion.num_samples))
+        portion, values, state = call
+        is_empty = not portion.num_samples
+        function = self._functions.get((training, is_empty)) or self._function(training, is_empty)
         for each in self._told:
-            each.at(call.portion)
-        arguments = (call.portion.num_samples, *call.portion.sizes, *call.values, *call.state)
-        device = next((tensor.device.type for tensor in (*call.state, *call.values)), "cpu")
-        with autocast(device, self._autocast):
-            if self.examiner is None or function.traced is None:
-                outputs = function.function(*arguments)
-            else:
-                outputs = self.examiner.run(function.traced, function, call.portion.microbatch, arguments)
+            each.at(portion)
+        if self._autocast is None:
+            outputs = self._outputs(function, portion, values, state)
+        else:
+            device = next((tensor.device.type for tensor in (*state, *values)), "cpu")
+            with autocast(device, self._autocast):
+                outputs = self._outputs(function, portion, values, state)
         return dict(zip(function.outputs, outputs, strict=True))
 
     def run_without_gradients(self, call: Call, training: bool = True) -> dict[str, Tensor]:
@@ -105,10 +102,18 @@ class StageCalls:
         with torch.no_grad():
             return self.run(call, training)
 
-    def _function(self, mode: Mode) -> StageFunction:
-        found = self._functions.get(mode)
-        if found is None:
-            found = self._functions[mode] = self._functions[Mode()] if self._variant is None else self._variant(mode)
+    def _outputs(
+        self, function: StageFunction, portion: MicrobatchSlice, values: tuple[Tensor, ...], state: tuple[Tensor, ...]
+    ) -> Sequence[Tensor]:
+        if self.examiner is None or function.traced is None:
+            return function.function(portion.num_samples, *portion.sizes, *values, *state)
+        arguments = (portion.num_samples, *portion.sizes, *values, *state)
+        return self.examiner.run(function.traced, function, portion.microbatch, arguments)
+
+    def _function(self, training: bool, is_empty: bool) -> StageFunction:
+        variant = self._variant
+        found = self._functions[True, False] if variant is None else variant(Mode(training, is_empty))
+        self._functions[training, is_empty] = found
         return found
 
 
@@ -158,7 +163,7 @@ class StageCut:
             model.sizes,
             late=late,
             given={node: one.factor for node, one in by_node.items()},
-            enclose=partial(enclosed, spans=self.recomputed, again=again) if again and self.recomputed else None,
+            enclose=again.enclosing(self.recomputed) if again and self.recomputed else None,
         )
         attributes = {name: self.own.get(name, tensor) for name, tensor in found.attributes.items()}
         if self.device is not None:
@@ -180,7 +185,7 @@ class StageFunctions:
 
     Attributes:
         current: where operators that can be halved leave their weight gradients.
-        again: how spans of layers that are computed again run once more.
+        again: how spans of layers that are computed again run once more; None: there are none.
         training: for shares with rows.
     """
 
@@ -191,13 +196,17 @@ class StageFunctions:
         draws: Rule,
         *,
         halves: bool = False,
-        divided: DividedStage | None = None,
+        divided: spatial.DividedStage | None = None,
         sites: SharedSites | None = None,
         blocks: Sequence[Block] = (),
         told: Sequence[Told] = (),
     ) -> None:
         self.current = Current()
-        self.again = Again(told, self.current)
+        self.again: Again | None = None
+        if cut.recomputed:
+            from runtime.stage.recomputed import Again  # late: few stages compute spans again
+
+            self.again = Again(told, self.current)
         if divided is not None:
             self.training = cut.function(divided.rule(draws), again=self.again)
             evaluation = divided.rule(in_evaluation, training=False)
@@ -208,10 +217,14 @@ class StageFunctions:
                     return replace(cut, layers=layers, outputs=outputs, watched=()).function(evaluation, late=True)
 
                 names = [layer.name for layer in cut.model.graph.layers if layer.name in cut.layers]
-                found = in_blocks(part, self.training, found.outputs, cut.model.graph, names, blocks, divided)
+                found = spatial.in_blocks(part, self.training, found.outputs, cut.model.graph, names, blocks, divided)
             self._others = {Mode(False, False): found}
             return
-        together = [] if tell_of is None else [synchronise(tell_of)]
+        together: list[Rule] = []
+        if tell_of is not None:
+            from runtime.stage.batch_norm import synchronise  # late: a rank alone has no statistics but its own
+
+            together.append(synchronise(tell_of))
         if sites is not None:
             together.append(sites.rule)
         halved = [partial(deferred, current=self.current)] if halves else []
@@ -247,7 +260,7 @@ def first_of(rules: Iterable[Rule]) -> Rule:
     return rule
 
 
-def _attempt(cut: StageCut, rule: Rule, training: bool, again: Again) -> StageFunction | UnsupportedModelError:
+def _attempt(cut: StageCut, rule: Rule, training: bool, again: Again | None) -> StageFunction | UnsupportedModelError:
     """A function that may never be asked for, or why there is none."""
     if cut.model.evaluation and not training:
         return cannot_evaluate(cut.model.evaluation)
@@ -316,7 +329,7 @@ def _without_rows(value: Tensor) -> Result:
 def _nothing(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
     """0 in place of a mean of nothing, which is not a number and stays so however little it counts."""
     result = function(*args, **kwargs)
-    return connected(torch.zeros_like(result), result)
+    return spatial.connected(torch.zeros_like(result), result)
 
 
 def _is_reduction(node: fx.Node) -> bool:

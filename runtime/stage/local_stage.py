@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,11 +12,13 @@ from torch import nn
 from runtime.numerics.finite import all_finite
 from runtime.optim.of_stage import Updates
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.pass_shards import PassShards
 from runtime.optim.sharding import ShardedParameters
 from runtime.pipeline.microbatches import Batch
 from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.stage import StageProgram
+
+if TYPE_CHECKING:
+    from runtime.optim.pass_shards import PassShards
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,8 @@ class Resident:
     @property
     def gathered(self) -> PassShards | None:
         """The parameters of the stage that its ranks have in slices between passes; None: they are whole."""
-        shards = self.updates.reduction
-        return shards if isinstance(shards, PassShards) and shards.gathers else None
+        shards = self.updates.in_passes
+        return shards if shards is not None and shards.gathers else None
 
     def feed(self, batch: Batch, microbatch: int) -> dict[str, torch.Tensor]:
         """The graph inputs that the stage reads, this rank's part of a micro-batch."""
@@ -177,8 +180,8 @@ class Resident:
         """The gradients that were there have been used."""
         for parameter in self.parameters.values():
             parameter.grad = None
-        if isinstance(self.updates.reduction, PassShards):
-            self.updates.reduction.forget()
+        if self.updates.in_passes is not None:
+            self.updates.in_passes.forget()
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The last step's, by name; where ranks divide the optimiser, all of the stage have to call this together."""

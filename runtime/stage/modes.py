@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import fx
@@ -101,6 +101,14 @@ class MicrobatchSlice:
     def of(self) -> int:
         """The micro-batch that this is a part of."""
         return self.microbatch if self.whole is None else self.whole
+
+
+class Told(Protocol):
+    """Something that must know what is run next."""
+
+    def at(self, portion: MicrobatchSlice) -> None:
+        """A micro-batch, or a part of one."""
+        ...
 
 
 def in_evaluation(node: fx.Node) -> Callable[..., Any] | None:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from operator import getitem
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -25,17 +26,9 @@ from cuda_ops.dense.data_dependent import cut_out
 from cuda_ops.dense.deferred_gradients import Current, WeightGradients
 from planner.ir.errors import UnsupportedModelError
 from planner.layers.recomputed import Spans, running_order
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchSlice, Told
 
 Run = Callable[..., tuple[Tensor, ...]]
-
-
-class Told(Protocol):
-    """Something that must know what is run next."""
-
-    def at(self, portion: MicrobatchSlice) -> None:
-        """A micro-batch, or a part of one."""
-        ...
 
 
 class Again:
@@ -53,6 +46,10 @@ class Again:
     def at(self, portion: MicrobatchSlice) -> None:
         """What is run next."""
         self._portion = portion
+
+    def enclosing(self, spans: Spans) -> Callable[..., fx.Graph]:
+        """Makes each of ``spans`` one call of a stage's graph that runs again by this, see :func:`enclosed`."""
+        return partial(enclosed, spans=spans, again=self)
 
     def as_now(self) -> AbstractContextManager[None]:
         """A context, to be entered later, in which a part runs as it would now."""

@@ -50,6 +50,34 @@ class ShardedPasses:
             if node.name in self._place and writes_in_place(node) and written(node, behind)
         }
 
+    def places(self, model: CapturedModel, parameters: Collection[str], received: Collection[str]) -> dict[str, Places]:
+        """The places of ``parameters`` of the stage, by name, in the order of their first use.
+
+        Args:
+            model: that the stage is of.
+            received: values that other stages make, whose gradients flow on.
+        """
+        graph = model.graph_module.graph
+        behind = attributes_behind(graph)
+        made = {model.node_of_value[value] for value in received}
+        flows = {node for node in graph.nodes if behind.get(node) in parameters or node.name in made}
+        uses: dict[str, list[tuple[int, bool]]] = {}
+        for node in graph.nodes:
+            place = self._place.get(node.name)
+            if place is None:
+                continue
+            if any(argument in flows for argument in node.all_input_nodes):
+                flows.add(node)
+            for name in dict.fromkeys(behind[each] for each in node.all_input_nodes if each in behind):
+                if name in parameters:
+                    uses.setdefault(name, []).append((place, node in flows))
+        found = {}
+        for name, at in uses.items():
+            every, back = [place for place, _ in at], [place for place, differs in at if differs]
+            found[name] = Places((every[0], every[-1]), (back[0], back[-1]))
+        everywhere = (0, len(graph.nodes))
+        return found | {name: Places(everywhere, everywhere) for name in parameters if name not in found}
+
     def rule(self, replace: Rule) -> Rule:
         """``replace``, with every operator of the stage called so that passes are followed."""
 
@@ -97,35 +125,6 @@ class ShardedPasses:
 
 def _told(shards: PassShards, place: int, gradients: tuple[Tensor, ...]) -> None:
     shards.backward_at(place)
-
-
-def places_of(
-    model: CapturedModel, decision: Decision, stage: int, parameters: Collection[str], received: Collection[str]
-) -> dict[str, Places]:
-    """The places of ``parameters`` of a stage, by name, in the order of their first use.
-
-    Args:
-        received: values that other stages make, whose gradients flow on.
-    """
-    graph, layers = model.graph_module.graph, frozenset(decision.layers_of(stage))
-    behind = attributes_behind(graph)
-    made = {model.node_of_value[value] for value in received}
-    flows = {node for node in graph.nodes if behind.get(node) in parameters or node.name in made}
-    uses: dict[str, list[tuple[int, bool]]] = {}
-    for place, node in enumerate(graph.nodes):
-        if model.layer_of_node.get(node.name) not in layers or node.op != "call_function":
-            continue
-        if any(argument in flows for argument in node.all_input_nodes):
-            flows.add(node)
-        for name in dict.fromkeys(behind[each] for each in node.all_input_nodes if each in behind):
-            if name in parameters:
-                uses.setdefault(name, []).append((place, node in flows))
-    found = {}
-    for name, at in uses.items():
-        every, back = [place for place, _ in at], [place for place, differs in at if differs]
-        found[name] = Places((every[0], every[-1]), (back[0], back[-1]))
-    everywhere = (0, len(graph.nodes))
-    return found | {name: Places(everywhere, everywhere) for name in parameters if name not in found}
 
 
 def require_shardable(decision: Decision, stage: int, model: CapturedModel, others: Iterable[str]) -> None:

@@ -37,9 +37,8 @@ from cuda_ops.dense.deferred_gradients import Current, WeightGradients, accumula
 from runtime.numerics.finite import Examiner
 from runtime.stage.cut import StageFunction
 from runtime.stage.functions import Call, StageCalls, Variant
-from runtime.stage.modes import Manner, MicrobatchSlice
+from runtime.stage.modes import Manner, MicrobatchSlice, Told
 from runtime.stage.random.streams import Draw
-from runtime.stage.recomputed import Again, Told
 
 Added = Callable[[Tensor], None]
 """Told of a parameter whose ``.grad`` is complete, as far as one micro-batch goes."""
@@ -170,10 +169,11 @@ class StageProgram:
         divided: Divided | None = None,
         added: Added | None = None,
         slices: Mapping[str, Tensor] | None = None,
-        again: Again | None = None,
+        again: Told | None = None,
     ) -> None:
         manner = manner or Manner()
-        self._function, self._received, self._loss, self._manner = function, received, loss, manner
+        self._function, self._loss, self._manner = function, loss, manner
+        self._received_at = tuple((place, name) for place, name in enumerate(function.inputs) if name in received)
         self._graded: Mapping[str, Tensor] = function.parameters if slices is None else slices
         given = terms if loss is None else {**terms, loss: 1.0}
         self._seeded = {name: given[name] for name in function.outputs if name in given}
@@ -185,6 +185,7 @@ class StageProgram:
         self._trained = tuple(index for index, name in enumerate(function.attributes) if name in parameters)
         self._written = frozenset(index for index, name in enumerate(function.attributes) if name in function.mutated)
         self.weights = Weights(tuple(parameters.values()), manner.version_uses, added)
+        self._is_versioned = self.weights.is_versioned
         self._held: dict[int, _Held] = {}
         self._seeds: dict[float, Tensor] = {}
         self.losses: dict[int, Tensor] = {}
@@ -230,8 +231,8 @@ class StageProgram:
             return self._handed_out(microbatch, self._calls.run_without_gradients(call))
         held = _Held(self.weights.leaves(version), version, {})
         if microbatch in self._manner.split:
-            held.left = LeftGradients(held.weights, None if self.weights.is_versioned else self._added)
-        if self.weights.is_versioned:
+            held.left = LeftGradients(held.weights, None if self._is_versioned else self._added)
+        if self._is_versioned:
             call = Call(portion, call.values, self._with(held.weights))
         if self._manner.recompute:
             held.again = Call(portion, call.values, self._unwritten(call.state))
@@ -282,7 +283,8 @@ class StageProgram:
         held = self._held.pop(microbatch)
         if held.left is not None:
             held.left.run()
-        self.weights.collect(held.weights, held.version)
+        if self._is_versioned:
+            self.weights.collect(held.weights, held.version)
         if self._calls.examiner is not None:
             self._calls.examiner.backward(microbatch, self._graded)
 
@@ -337,8 +339,8 @@ class StageProgram:
     def _record(self, call: Call, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
         """Runs with gradients."""
         values, leaves = list(call.values), {}
-        for index, name in enumerate(self._function.inputs):
-            if name in self._received and _is_differentiable(values[index]):
+        for index, name in self._received_at:
+            if _is_differentiable(values[index]):
                 values[index] = leaves[name] = values[index].detach().requires_grad_()
         self._current.queue = left
         try:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from planner.ir.lazy import lazily
 from runtime.transport.base import Exchanging, Key, Pending, Spec, Transport
-from runtime.transport.collectives import GroupExchanges
 
 if TYPE_CHECKING:
+    from runtime.transport.collectives import GroupExchanges
     from runtime.transport.gloo import GlooTransport, open_gloo
     from runtime.transport.hosts import MixedTransport, open_named, open_shared
     from runtime.transport.inprocess import Hub, InProcessTransport
@@ -48,6 +48,7 @@ _HOMES = {
     "Channel": "nccl",
     "ChannelTransport": "nccl",
     "GlooTransport": "gloo",
+    "GroupExchanges": "collectives",
     "Hub": "inprocess",
     "InProcessTransport": "inprocess",
     "MixedTransport": "hosts",

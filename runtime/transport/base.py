@@ -5,12 +5,13 @@ Joining the default process group: by hand, or from what torchrun or Slurm say i
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -22,9 +23,14 @@ from planner.ir.errors import DeadlineError, TransportError
 Spec = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of one tensor of a message."""
 
+Words = tuple[object, ...]
+"""What an error would say, put together only if there is one."""
 
-@dataclass(frozen=True, slots=True)
-class Key:
+KEYED = 1 << 30
+"""Keys of exchanges are below; tags from here on are those of keyed exchanges."""
+
+
+class Key(NamedTuple):
     """The name of one message between one pair of ranks, known to both before it is sent.
 
     ``kind`` is one capital letter (``F`` forward, ``B`` backward).  Between a pair of ranks no two messages in flight
@@ -159,6 +165,22 @@ class Transport(Protocol):
     def close(self) -> None:
         """Leave.  Messages that were not flushed may be lost; peers that still wait for this rank get an error."""
         ...
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def without_gradients(function: F) -> F:
+    """As ``torch.no_grad`` above a function that is mostly called where it holds already: entering it costs more."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+    return cast(F, call)
 
 
 def declare(groups: Iterable[Sequence[int]], world_size: int) -> dict[tuple[int, ...], int]:
@@ -314,6 +336,11 @@ class Deadline:
             f"{what}: rank {rank} waited {self.waited_s():.2f} s for {peer}, deadline {self.limit_s:g} s",
             remedies=[f"see what {peer} does; if it is only slow, raise the timeout"],
         )
+
+
+def words(said: Words) -> str:
+    """As an error says it."""
+    return " ".join(map(str, said))
 
 
 def gone(what: str, rank: int, peer: str, cause: str) -> TransportError:

@@ -20,8 +20,10 @@ import torch.distributed as dist
 from planner.ir.cluster import STANDING_BYTES
 from planner.ir.errors import TransportError
 from runtime.transport.base import (
+    KEYED,
     Deadline,
     Pending,
+    Words,
     add_in_order,
     check_member,
     declare,
@@ -32,7 +34,7 @@ from runtime.transport.base import (
     plain_like,
     put_back,
 )
-from runtime.transport.works import KEYED, Ready, Standing, StreamWorks, Words, Works
+from runtime.transport.works import Ready, Standing, StreamWorks, Works
 
 PAIR_SUM_BYTES = 256 * 1024
 """Up to here two ranks exchange their terms and add, which takes half the time of gloo's ring.

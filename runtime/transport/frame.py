@@ -125,7 +125,7 @@ class Frame:
         """Copy the tensors in, under the name ``key``; those that travel alone are left out."""
         self._header[:] = header_of(key, self.layout, number, taken)
         for slot, tensor in zip(self.tensors, tensors, strict=True):
-            slot.copy_(tensor.detach())
+            slot.copy_(tensor.detach() if tensor.requires_grad else tensor)
 
     def check(self, key: Key, source: int) -> tuple[int, int]:
         """``number`` and ``taken`` of the message that came from rank ``source``.

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,9 +23,11 @@ from cuda_ops.device.host import MPI_JOB
 from planner.ir.cluster import GLOO, SHARED_MEMORY, transport_text
 from planner.ir.errors import TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, Transport, default_group, join
-from runtime.transport.gloo import GlooTransport, open_gloo
 from runtime.transport.segments import Address, Segments
 from runtime.transport.shared_memory import SPIN_S, SharedMemoryTransport
+
+if TYPE_CHECKING:
+    from runtime.transport.gloo import GlooTransport
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -68,6 +71,8 @@ def open_named(
             f"nothing is exchanged by {name!r}", [], [f"--transport {each}" for each in ("shared", "gloo", "mpi")]
         )
     if name == "gloo":
+        from runtime.transport.gloo import open_gloo  # late, see `_over_gloo`
+
         return open_gloo(rank, len(hosts), store, timeout_s, groups)
     return open_shared(rank, len(hosts), store, timeout_s, groups, hosts, required=bool(name), sleeps=sleeps)
 
@@ -132,7 +137,7 @@ def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: boo
     if segments is None or mine is None or not any(rank in pair for pair in near):
         if segments is not None:
             segments.close()
-        alone = GlooTransport(far_groups, owns_group=True)
+        alone = _over_gloo(far_groups)
         alone.name = name
         return alone
     beside = [neighbours[other] for other in neighbours if tuple(sorted((rank, other))) in near]
@@ -141,7 +146,13 @@ def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: boo
     if len(near) == len(pairs):
         return SharedMemoryTransport(segments, size, groups, spin_s=spin_s, owns_group=True)
     shared = SharedMemoryTransport(segments, size, groups, spin_s=spin_s, in_parts=False)
-    return MixedTransport(shared, GlooTransport(far_groups, owns_group=True), near)
+    return MixedTransport(shared, _over_gloo(far_groups), near)
+
+
+def _over_gloo(groups: Iterable[Sequence[int]]) -> GlooTransport:
+    from runtime.transport.gloo import GlooTransport  # late: ranks that all share memory need none
+
+    return GlooTransport(groups, owns_group=True)
 
 
 def _segments(rank: int, size: int) -> tuple[Segments | None, str]:

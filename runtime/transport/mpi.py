@@ -22,7 +22,9 @@ import torch.distributed as dist
 from planner.ir import cluster as names
 from planner.ir.errors import TransportError
 from runtime.transport.base import (
+    KEYED,
     Pending,
+    Words,
     add_in_order,
     check_member,
     declare,
@@ -36,7 +38,6 @@ from runtime.transport.base import (
 )
 from runtime.transport.gloo import Messages
 from runtime.transport.mpi_requests import MpiWorks, Request, Steps, Wire, library, load_mpi, meet
-from runtime.transport.works import KEYED, Words
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 
 from planner.ir.errors import DeadlineError, TransportError
-from runtime.transport.base import Deadline, gone
-from runtime.transport.works import Words, Works, words
+from runtime.transport.base import Deadline, Words, gone, words
+from runtime.transport.works import Works
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -199,13 +199,21 @@ class Segments:
         Raises:
             OutOfMemoryError: there is no room.
         """
-        rows = _rows(tensor.shape, tensor.stride(), tensor.itemsize)
-        if rows is None:
-            return False
-        calls = self._calls if tensor.nbytes < _SHORT_BYTES else self._waits
-        if not calls.put_rows(self._context, rank, channel, tensor.data_ptr(), *rows, guard):
-            raise self._is_full(tensor.nbytes)
-        return True
+        rows = rows_of(tensor.shape, tensor.stride(), tensor.itemsize)
+        if rows is not None:
+            self.put_rows(tensor.data_ptr(), rows, rank, channel, guard)
+        return rows is not None
+
+    def put_rows(self, address: int, rows: Rows, rank: int, channel: int, guard: int) -> None:
+        """As :meth:`put` of stretches of memory, the first of them at ``address``.
+
+        Raises:
+            OutOfMemoryError: there is no room.
+        """
+        num_bytes = rows[0] * rows[1]
+        calls = self._calls if num_bytes < _SHORT_BYTES else self._waits
+        if not calls.put_rows(self._context, rank, channel, address, *rows, guard):
+            raise self._is_full(num_bytes)
 
     def fetch(
         self, tensor: torch.Tensor, rank: int, channel: int, guard: int, limit_s: float, spin_s: float, watches: bool
@@ -351,9 +359,13 @@ class Segments:
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(base), dtype=torch.uint8)
 
 
+Rows = tuple[int, int, int]
+"""How many stretches of memory, bytes of each, bytes from one to the next."""
+
+
 @functools.lru_cache(maxsize=1024)
-def _rows(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> tuple[int, int, int] | None:
-    """(how many stretches, bytes of each, bytes from one to the next) that make up such a tensor; None: it is no such.
+def rows_of(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Rows | None:
+    """The stretches that make up such a tensor; None: it is no such.
 
     Elements of a stretch follow one another, and stretches are equally far apart.
     """

@@ -14,7 +14,7 @@ Where ranks share cores it sleeps at once.  Sums in parts go on whenever their r
 from __future__ import annotations
 
 import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -25,10 +25,12 @@ import torch.distributed as dist
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.errors import TransportError
 from runtime.transport.base import (
+    KEYED,
     Deadline,
     Key,
     Pending,
     Spec,
+    Words,
     add_in_order,
     check_member,
     declare,
@@ -39,10 +41,11 @@ from runtime.transport.base import (
     largest,
     parts,
     put_back,
+    without_gradients,
+    words,
 )
 from runtime.transport.frame import Layout, layout_for, layout_of, tag, unpack
-from runtime.transport.segments import GONE, HERE, LATE, WATCHED, WRONG, Segments
-from runtime.transport.works import KEYED, Words, words
+from runtime.transport.segments import GONE, HERE, LATE, WATCHED, WRONG, Rows, Segments, rows_of
 
 SPIN_S = 10e-3
 """So long a wait looks before it sleeps, where every rank has a core of its own."""
@@ -53,6 +56,7 @@ IN_PARTS_BYTES = 128 * 1024
 _MESSAGE, _KEYED, _EXCHANGE, _BARRIER, _GROUP, _PART, _RESULT = (kind << 56 for kind in range(7))  # of channels
 _GROUP_SHIFT, _KEY_SHIFT, _NUMBERS = 32, 16, (1 << 32) - 1
 _EXCHANGING: Words = ("exchange",)
+ByRank = Mapping[int, torch.Tensor]
 _MOST_SENT = 16  # are remembered before it is asked which of them were taken
 
 
@@ -85,7 +89,7 @@ class SharedMemoryTransport:
         self._announced: list[dict[Key, Layout]] = [{} for _ in range(world_size)]
         self._sent: list[deque[Key]] = [deque() for _ in range(world_size)]
         self._num_sent = [0] * world_size
-        self._counts: Counter[object] = Counter()
+        self._counts: dict[object, int] = {}
         self._unfinished: list[SumInParts] = []
         self._why_unusable = ""
 
@@ -127,33 +131,45 @@ class SharedMemoryTransport:
                 self._wait(look, rank, ("send", sent[0]), deadline)
                 sent.clear()
 
-    @torch.no_grad()
+    @without_gradients
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         self._sum("sum", tensor, ranks, deadline_s).wait()
 
-    @torch.no_grad()
+    @without_gradients
     def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
         return self._sum("started sum", tensor, ranks, deadline_s)
 
-    @torch.no_grad()
-    def start_exchange(
-        self,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        deadline_s: float,
-        key: int | None = None,
-    ) -> Pending:
+    @without_gradients
+    def start_exchange(self, sent: ByRank, received: ByRank, deadline_s: float, key: int | None = None) -> Pending:
         for rank, tensor in sent.items():
             if tensor.numel():
-                self.put(tensor, (rank,), self._exchange_channel("sent", rank, key), _EXCHANGING)
+                self.put(tensor, (rank,), self.exchange_channel(True, rank, key), _EXCHANGING)
         expected = [
-            (rank, self._exchange_channel("received", rank, key), tensor)
+            (rank, self.exchange_channel(False, rank, key), tensor)
             for rank, tensor in received.items()
             if tensor.numel()
         ]
         return _Exchange(self, expected, deadline_s)
 
-    @torch.no_grad()
+    def lanes(self, sent: ByRank, received: ByRank, deadline_s: float, key: int | None) -> Lanes | None:
+        """What does :meth:`start_exchange` again and again; None where it cannot be worked out before.
+
+        Args:
+            sent: of any values: each lies in a tensor as what is sent will lie in one of its shape and strides.
+            received: where what comes is put each time.
+        """
+        places = {rank: rows_of(tensor.shape, tensor.stride(), tensor.itemsize) for rank, tensor in sent.items()}
+        moved = (*sent.values(), *received.values())
+        if not all(map(has_values, moved)) or not all(map(is_plain, received.values())) or not all(places.values()):
+            return None
+        sends = [
+            (rank, int(tensor.storage_offset()) * tensor.itemsize, rows, _guard(tensor))
+            for (rank, tensor), rows in zip(sent.items(), places.values(), strict=True)
+            if rows is not None and tensor.numel()
+        ]
+        return Lanes(self, sends, [(r, tensor) for r, tensor in received.items() if tensor.numel()], deadline_s, key)
+
+    @without_gradients
     def reduce_scatter(
         self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
     ) -> None:
@@ -164,7 +180,7 @@ class SharedMemoryTransport:
             self.put(pieces[rank], (rank,), channel, what)
         self.add_to(pieces[self.rank], ranks, channel, what, deadline)
 
-    @torch.no_grad()
+    @without_gradients
     def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
         place, what = self._meeting("all-gather", ranks)
         channel = _GROUP | place
@@ -197,6 +213,11 @@ class SharedMemoryTransport:
             self._forget_taken(rank)
         return sum(map(len, self._announced)), sum(map(len, self._sent))
 
+    def require_usable(self, what: Words) -> None:
+        """Raises as every wait where no peer can be reached any more."""
+        if self._why_unusable:
+            raise self._gone(what, self.rank)
+
     def others_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """``ranks`` but this one, in order."""
         return tuple(rank for rank in ranks if rank != self.rank)
@@ -227,19 +248,27 @@ class SharedMemoryTransport:
 
     def fetch(self, tensor: torch.Tensor, rank: int, channel: int, what: Words, deadline: Deadline) -> None:
         """Waits for a block of the size and dtype of ``tensor``, which becomes what lies there."""
+        if self.fetch_now(tensor, rank, channel, what):
+            return
         if not is_plain(tensor):
             _, offset, came = self._look_at(tensor, rank, channel, what, deadline)
             tensor.copy_(came)
             self.segments.let_go(rank, offset)
             return
+        look = partial(self.segments.fetch, tensor, rank, channel, _guard(tensor))
+        if self._wait(look, rank, what, deadline) == WRONG:
+            raise self._unlike(tensor, rank, self.segments.came, what)
+
+    def fetch_now(self, tensor: torch.Tensor, rank: int, channel: int, what: Words) -> bool:
+        """As :meth:`fetch`, if that takes no wait; ``tensor`` is contiguous then."""
+        if not is_plain(tensor):
+            return False
         if self._why_unusable:
             raise self._gone(what, rank)
-        guard = _guard(tensor)
-        ended = self.segments.fetch(tensor, rank, channel, guard, 0.0, 0.0, False)
-        if ended not in (HERE, WRONG):
-            ended = self._wait(partial(self.segments.fetch, tensor, rank, channel, guard), rank, what, deadline)
+        ended = self.segments.fetch(tensor, rank, channel, _guard(tensor), 0.0, 0.0, False)
         if ended == WRONG:
             raise self._unlike(tensor, rank, self.segments.came, what)
+        return ended == HERE
 
     def add_to(self, own: torch.Tensor, ranks: tuple[int, ...], channel: int, what: Words, deadline: Deadline) -> None:
         """Adds a block of each other rank to this rank's term, in the order of ``ranks``."""
@@ -279,8 +308,8 @@ class SharedMemoryTransport:
             number,
         )
 
-    def _exchange_channel(self, way: str, rank: int, key: int | None) -> int:
-        number = self._next((way, rank, key))
+    def exchange_channel(self, sends: bool, rank: int, key: int | None) -> int:
+        number = self._next((sends, rank, key))
         if key is None:
             return _EXCHANGE | number
         if not 0 <= key < KEYED:
@@ -288,8 +317,8 @@ class SharedMemoryTransport:
         return _KEYED | key << _KEY_SHIFT | number % (1 << _KEY_SHIFT)
 
     def _next(self, counted: object) -> int:
-        self._counts[counted] += 1
-        return self._counts[counted] & _NUMBERS
+        number = self._counts[counted] = self._counts.get(counted, 0) + 1
+        return number & _NUMBERS
 
     def _look_at(
         self, like: torch.Tensor, rank: int, channel: int, what: Words, deadline: Deadline
@@ -333,20 +362,51 @@ class SharedMemoryTransport:
         return gone(words(what), self.rank, f"rank {rank}", why)
 
 
-@dataclass(frozen=True, slots=True)
 class _Exchange:
     """Tensors on their way: from which rank, on which channel, and where each belongs."""
 
-    transport: SharedMemoryTransport
-    expected: list[tuple[int, int, torch.Tensor]]
-    deadline_s: float
+    __slots__ = ("_deadline_s", "_expected", "_transport")
 
-    @torch.no_grad()
+    def __init__(
+        self, transport: SharedMemoryTransport, expected: list[tuple[int, int, torch.Tensor]], deadline_s: float
+    ) -> None:
+        self._transport, self._expected, self._deadline_s = transport, expected, deadline_s
+
+    @without_gradients
     def wait(self) -> None:
-        if self.expected:
-            deadline = Deadline(self.deadline_s)
-            for rank, channel, tensor in self.expected:
-                self.transport.fetch(tensor, rank, channel, _EXCHANGING, deadline)
+        deadline, fetch_now = None, self._transport.fetch_now
+        for rank, channel, tensor in self._expected:
+            if deadline is None and fetch_now(tensor, rank, channel, _EXCHANGING):
+                continue
+            deadline = deadline or Deadline(self._deadline_s)
+            self._transport.fetch(tensor, rank, channel, _EXCHANGING, deadline)
+
+
+class Lanes:
+    """An exchange of parts of a tensor that comes again and again, one at a time."""
+
+    __slots__ = ("_deadline_s", "_key", "_receives", "_sends", "_transport")
+
+    def __init__(
+        self,
+        transport: SharedMemoryTransport,
+        sends: list[tuple[int, int, Rows, int]],
+        receives: list[tuple[int, torch.Tensor]],
+        deadline_s: float,
+        key: int | None,
+    ) -> None:
+        self._transport, self._sends, self._receives = transport, sends, receives
+        self._deadline_s, self._key = deadline_s, key
+
+    def start(self, whole: torch.Tensor) -> Pending:
+        """Sends the parts of ``whole``, contiguous and on the processor; what comes is there after the wait."""
+        transport, key, address = self._transport, self._key, whole.data_ptr()
+        transport.require_usable(_EXCHANGING)
+        for rank, offset, rows, guard in self._sends:
+            channel = transport.exchange_channel(True, rank, key)
+            transport.segments.put_rows(address + offset, rows, rank, channel, guard)
+        coming = [(rank, transport.exchange_channel(False, rank, key), tensor) for rank, tensor in self._receives]
+        return _Exchange(transport, coming, self._deadline_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +420,7 @@ class _Sum:
     what: Words
     deadline_s: float
 
-    @torch.no_grad()
+    @without_gradients
     def wait(self) -> None:
         if len(self.ranks) > 1:
             deadline = Deadline(self.deadline_s)
@@ -398,7 +458,7 @@ class SumInParts:
                 self._came[rank] = segments.came
         return len(self._came) == len(self._others)
 
-    @torch.no_grad()
+    @without_gradients
     def add(self) -> None:
         """Of all terms this rank's part, which it shows to the others."""
         segments, rank = self._transport.segments, self._transport.rank
@@ -410,7 +470,7 @@ class SumInParts:
         self._transport.put(own, self._others, self._results, self._what)
         self._is_added = True
 
-    @torch.no_grad()
+    @without_gradients
     def wait(self) -> None:
         """See :class:`runtime.transport.base.Pending`."""
         deadline = Deadline(self._deadline_s)

@@ -27,12 +27,9 @@ import torch.distributed as dist
 
 from planner.ir.cluster import STANDING_BYTES
 from planner.ir.errors import TransportError
-from runtime.transport.base import Deadline, Pending, gone, is_plain, plain, plain_copy
+from runtime.transport.base import KEYED, Deadline, Pending, Words, gone, is_plain, plain, plain_copy, words
 
 T = TypeVar("T")
-Words = tuple[object, ...]
-"""What an error would say, put together only if there is one."""
-
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 2e-3
 
 
@@ -104,11 +101,6 @@ class StreamWorks(Works):
             self.finish(*self._waited_for.popleft(), deadline)
 
 
-def words(said: Words) -> str:
-    """As an error says it."""
-    return " ".join(map(str, said))
-
-
 _CODE = 28 << 26  # the upper five bits of a tag, which no message has
 _WHAT = ("barrier",)
 
@@ -160,9 +152,6 @@ class Barrier:
         begin = partial(self._world.recv, [buffer], rank, self._number())
         return Ready(self._works.start(begin, _WHAT, ("rank", rank)), buffer)
 
-
-KEYED = 1 << 30
-"""Tags from here on are those of keyed exchanges."""
 
 MOST_STANDING = 4096
 """Receives that stand ready at most; shapes that do not come again leave theirs behind."""

@@ -175,7 +175,7 @@ def test_what_a_step_received_is_not_kept() -> None:
     model, captured = network("resnet")
     engines, _ = run_ranks(model, decide(captured.graph, [0.5], (2, 2)), [batch_of(model, 4, 0)])
     for engine in engines:
-        (executor,) = engine._executors.values()
+        (executor,) = engine._runner._executors.values()
         assert executor.num_left == 0
         assert all(resident.program.num_held == 0 for resident in engine._residents.values())
 

@@ -97,9 +97,12 @@ def infeasible(problem: Problem, closest: Evaluation, would_fit: Sequence[str] =
     rank = closest.excess_rank or 0
     device = problem.profile.cluster.devices[rank]
     limit, memory = problem.memory_limit_bytes(rank), closest.memories[rank]
+    whole = f"{size_text(device.memory_bytes)} minus {problem.memory_margin:.0%} margin"
+    if limit < int(device.memory_bytes * (1 - problem.memory_margin)):
+        whole = f"asked for; the device has {whole}"
     details = [
         f"rank {rank}, {device.name} ({device.kind}): the leanest plan needs {size_text(memory.peak_bytes)}",
-        f"usable {size_text(limit)} ({size_text(device.memory_bytes)} minus {problem.memory_margin:.0%} margin)",
+        f"usable {size_text(limit)} ({whole})",
         f"largest part: {_largest(memory)}, at micro-batch {max(closest.candidate.micro_batches)}",
     ]
     mixing = mixing_text(problem.profile.graph)

@@ -49,7 +49,10 @@ class GatheredConv:
         if not self.parts:
             return self._without_input(x, weight, bias)
         if len(self.parts) == 1 and self.parts[0][0].is_whole:
-            return halo_conv(x, weight, bias, self.parts[0][1], put)
+            local = self.parts[0][1]
+            if put is None and local.main.is_operator(x, weight):
+                return torch.convolution(x, weight, bias, *local.main.term.options)
+            return halo_conv(x, weight, bias, local, put)
         found = []
         for segment, local in self.parts:
             mine = None if bias is None else narrowed(bias, segment.bias)

@@ -97,6 +97,12 @@ def pays(part: Part, terms: Terms, wanted: Box, most_extra: float) -> bool:
     return terms.multiplications <= (1 + most_extra) * prod(map(len, made[LEADING:])) * prod(part.window.kernel)
 
 
+def num_multiplications(part: Part, terms: Terms, held: Box) -> int:
+    """Of the term of what is held."""
+    samples, filters = part.outputs[:LEADING]
+    return terms.main.multiplications * len(samples) * len(filters) * len(held[1]) // part.local.groups
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ReturnedHalo:
     """The halo of dy, where it moves in place of that of dx.

@@ -32,7 +32,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from cuda_ops.dense.conv_kernels import Gradients, Kernel, Mask, Options, kernel_for
+from cuda_ops.dense.conv_kernels import NATIVE, Gradients, Kernel, Mask, Options, kernel_for
 from planner.ir.box import Box, Interval
 from runtime.pipeline.messages import Cuts, narrowed
 
@@ -328,6 +328,10 @@ class Call:
     term: Term
     shape: tuple[int, ...]
     kernel: Kernel | None = None
+
+    def is_operator(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether it is torch's own convolution of the whole part, which torch differentiates faster than we do."""
+        return self.term.is_whole and (self.kernel or self._choose(x, weight)) is NATIVE
 
     def cut(self, part: Tensor) -> Tensor:
         """What of a part is convolved."""

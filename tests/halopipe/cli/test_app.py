@@ -222,6 +222,8 @@ def test_machines_one_does_not_have_are_planned_for(folder: Path) -> None:
         found = call(verb, "t4.json", *machines)
         assert found.exit_code == 0, found.stderr
     assert call("explain", "t4.json", "--profile", "profile.json").exit_code == 3
+    forgotten = call("check", "t4.json", "--profile", "profile.json")
+    assert (forgotten.exit_code, "with --cluster FILE" in forgotten.stderr) == (6, True)
     written = call("cluster", "cluster.yaml", "--profile", "profile.json", "-o", "scaled.json")
     assert written.exit_code == 0, written.stderr
     assert "across-hosts" in written.stdout

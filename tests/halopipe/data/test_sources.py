@@ -11,10 +11,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from halopipe.data.feeds import consumer_of
 from halopipe.data.sources import Position, Samples, bound, drawing, open_data, read
 from halopipe.launch.restart import may_pass
-from planner.ir.errors import FactoryError, OutOfMemoryError
+from planner.ir.errors import FactoryError, OutOfMemoryError, UsageError
+from planner.ir.graph import TensorSpec
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
-from runtime.pipeline.microbatches import MicroBatches, WholeBatch
+from runtime.pipeline.microbatches import InputSpecs, MicroBatches, WholeBatch
 from runtime.stage.captured import captured_model
 from runtime.transport import Hub, InProcessTransport
 from tests.captures import capture
@@ -185,6 +186,18 @@ def test_a_list_of_tuples_is_micro_batches_and_a_list_of_tensors_is_a_batch(mode
     assert isinstance(batch, MicroBatches)
     assert batch.rows == (3, 1)
     assert isinstance(bound(whole, consumer.inputs, (3, 3)), WholeBatch)
+
+
+def test_a_batch_of_another_dtype_is_refused_but_for_targets_that_a_loss_promotes() -> None:
+    dims = ("sample", "feature")
+    specs = {"inputs": TensorSpec(dims, (4, 2), "float32"), "targets": TensorSpec(dims, (4, 2), "float32")}
+    inputs, floats = InputSpecs(specs, 4), torch.zeros(2, 2)
+    for targets in (floats, floats.double()):
+        bound(((floats,), (targets,)), inputs, (2, 2))
+    for given, targets, name in ((floats.double(), floats, "inputs"), (floats, floats.long(), "targets")):
+        for item in (((given,), (targets,)), [((floats,), (floats,)), ((given,), (targets,))]):
+            with pytest.raises(UsageError, match=rf"{name} is of torch\.\w+64, the model .* with torch\.float32"):
+                bound(item, inputs, (2, 2))
 
 
 def test_drawing_leaves_no_trace() -> None:

@@ -94,6 +94,11 @@ def test_a_module_is_trained_from_a_script_as_in_its_own_loop(tmp_path: Path) ->
         assert run.evaluate(batch(4)).loss == pytest.approx(expected.item(), rel=1e-10)
         with pytest.raises(UsageError, match="a batch has 7 samples"):  # and the run goes on
             run.step(batch(0, 7))
+        with pytest.raises(UsageError, match=r"of torch\.float32, the model was captured with torch\.float64"):
+            run.step((batch(0)[0].float(), batch(0)[1]))
+        module.load_state_dict(twin.state_dict())
+        with pytest.raises(UsageError, match="which the ranks do not see"):
+            run.step(batch(0))
         assert run.load(tmp_path) == run.num_steps == 2
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 3)
         assert run.step(batch(2)) == pytest.approx(losses[2], rel=1e-10)
@@ -143,7 +148,8 @@ def test_a_loop_that_looks_ahead_tells_the_ranks_the_batch_behind_the_one_they_t
     def call(what: str, **given: object) -> dict[str, object]:
         return _done(execution, what, given, Path())
 
-    run._followed, run._upcoming = None, Upcoming(True)
+    run._followed, run._upcoming, run._own = None, Upcoming(True), None
+    run.plan = SimpleNamespace(inputs=SimpleNamespace(model=SOURCE))
     run.ranks = SimpleNamespace(call=call)
     assert [run.step(batch) for batch in run.ahead("abc")] == [0.5] * 3
     assert done == [("a", "b"), ("b", "c"), ("c",)]

@@ -111,6 +111,13 @@ def test_plans_for_different_models_are_remarked_on() -> None:
     assert "different models" in Comparison({"a": plan_of(PROFILE, REFERENCE), "b": other}).render()
 
 
+def test_plans_of_different_global_batches_are_remarked_on() -> None:
+    other = plan_of(PROFILE, chain_decision(PROFILE, cuts=(3,), micro_batches=(4, 4)))
+    comparison = Comparison({"a": plan_of(PROFILE, REFERENCE), "b": other}, profile=PROFILE)
+    assert "global batches differ (4, 8)" in comparison.render()
+    assert comparison.ties == {}
+
+
 @pytest.mark.parametrize(
     ("num_ranks", "said"),
     [

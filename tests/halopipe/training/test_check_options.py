@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from halopipe.run_spec.options import ON_NAN, RunOptions
-from halopipe.training.check_options import require_consistent, trains
+from halopipe.training.check_options import require_consistent
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.plan import Plan
 from runtime.numerics.finite import OnNan
@@ -108,8 +108,8 @@ def test_numbers_that_mean_nothing_are_refused(options: dict[str, object]) -> No
 def test_a_plan_of_forward_passes_takes_nothing_that_trains(options: dict[str, object]) -> None:
     error = refused("forward", **options)
     assert "is for training, this plan has forward passes alone" in error.title
-    assert not trains(plan("forward"))
-    assert trains(plan())
+    assert not plan("forward").decision.trains
+    assert plan().decision.trains
     require_consistent(plan("forward"), RunOptions(data="a:b", metrics="x"))
 
 

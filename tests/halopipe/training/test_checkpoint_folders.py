@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner, Result
 
 from halopipe.cli.app import app
+from halopipe.training.checkpoint_folders import load_weights
 from planner.ir.codec import dump
+from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
+from profiler.source.parts import model_of
 from runtime.checkpoint import Checkpoint, complete_steps
 from tests.halopipe import learners
 from tests.halopipe.ranks import run_job
@@ -158,3 +162,15 @@ def test_checkpoints_of_before_say_how_many_ranks_there_were(folder: Path) -> No
     forge(folder / "step-4", lambda text: re.sub(r'    "run/plan": ".*",\n', "", text))
     assert re.search(r"2 ranks +complete", call("checkpoint list saved").stdout)
     assert call("checkpoint saved").exit_code == 0
+
+
+def test_weights_of_a_loss_stay_where_a_state_has_none() -> None:
+    network, loss = nn.Linear(2, 3), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    model = model_of("a factory", (network, (torch.ones(4, 2), torch.zeros(4, dtype=torch.int64)), loss))
+    state = {name: torch.ones_like(tensor) for name, tensor in network.state_dict().items()}
+    with pytest.raises(UsageError, match="not the one that the plan was made for"):
+        load_weights(model, state)
+    load_weights(model, state, whole_loss=False)
+    assert network.bias.tolist() == [1.0, 1.0, 1.0]
+    assert loss.weight is not None
+    assert loss.weight.tolist() == [1.0, 2.0, 3.0]

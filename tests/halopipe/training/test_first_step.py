@@ -20,8 +20,10 @@ from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from halopipe.training import first_step, single_device
 from halopipe.training import rank as opening
-from halopipe.training.first_step import parting
-from halopipe.training.single_device import IN_PARTS, WHOLE, make_reference, reference_of, terms_of
+from halopipe.training.parting import parting
+from halopipe.training.rank import terms_of
+from halopipe.training.reference import Reference
+from halopipe.training.single_device import IN_PARTS, WHOLE, make_reference, reference_of
 from planner.ir.errors import HalopipeError, NumericsError, StaleFileError, UnsupportedModelError, UsageError
 from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
@@ -406,7 +408,7 @@ def test_a_reference_travels_whole() -> None:
     found = reference_of(terms_of(job), model, [(model.inputs, model.targets)], torch.device("cpu"))
     store = dist.HashStore()
     first_step._publish(store, "reference", found.to_bytes())
-    there = single_device.Reference.from_bytes(first_step._published(store, "reference"))
+    there = Reference.from_bytes(first_step._published(store, "reference"))
     assert (there.losses, there.rounding, there.witness) == (found.losses, found.rounding, found.witness)
     assert all(there.gradient[name].distance(found.gradient[name]) == 0.0 for name in found.gradient)
     assert json.dumps(there.rounding)

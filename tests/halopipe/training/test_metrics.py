@@ -106,6 +106,15 @@ def test_a_table_has_a_row_a_record_and_goes_on(tmp_path: Path) -> None:
     assert rows[-1]["eval_metrics"] == "dice=0.5 recall=0.75"
 
 
+def test_a_row_with_a_comma_in_a_name_is_kept_where_a_run_goes_on(tmp_path: Path) -> None:
+    place = str(tmp_path / "m.csv")
+    with Metrics(place, dist.HashStore(), 0, 0, 0) as metrics:
+        metrics.score(0, Score(2, 1.5, 8, 0.25, {"recall, macro": 0.75}))
+    train(place, range(3, 4), first_step=2)
+    with open(place, newline="") as file:
+        assert next((row["step"], row["eval_metrics"]) for row in csv.DictReader(file)) == ("2", "recall, macro=0.75")
+
+
 def test_tensorboard_reads_what_was_written_and_steps_done_again_count_once(tmp_path: Path) -> None:
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for steps, first_step in ((range(1, 5), 0), (range(3, 6), 2)):

@@ -479,6 +479,9 @@ def test_what_a_script_does_to_its_optimiser_holds_and_what_cannot_is_refused() 
     hooked.register_step_pre_hook(lambda *_: None)
     with pytest.raises(UsageError, match="has hooks around its steps"):
         Followed(hooked)
+    plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    with pytest.raises(UsageError, match="ReduceLROnPlateau follows a metric"):
+        Followed(plain, lr_scheduler.ReduceLROnPlateau(plain))
 
 
 def test_a_checkpoint_brings_the_users_schedule_back(tmp_path: Path) -> None:

@@ -122,6 +122,32 @@ def test_a_class_that_is_another_one_elsewhere_is_told(folder: Path, monkeypatch
         load_model(source)
 
 
+class Ramp(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.linspace(0, 1 / 3, 3)
+
+
+def test_a_default_dtype_that_is_another_one_elsewhere_is_told(folder: Path) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        source = source_of(Ramp(), example=torch.randn(4, 3))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with pytest.raises(StaleFileError, match="computes something else here") as caught:
+        load_model(source)
+    assert "torch.float64 there, torch.float32 here" in caught.value.details[1]
+    assert "dtype=x.dtype" in caught.value.remedies[0]
+
+
+def test_an_example_that_is_a_slice_of_all_data_does_not_bring_the_rest_along(folder: Path) -> None:
+    data = torch.arange(300_000.0).view(-1, 3)
+    source = source_of(
+        nn.Linear(3, 3), example=(data[2:6], {"y": data[6:10]}), loss_fn=lambda out, y: (out - y["y"]).mean()
+    )
+    assert Path(source.factory).stat().st_size < 100_000
+    torch.testing.assert_close(load_model(source).fed, ((data[2:6],), (data[6:10],)))
+
+
 def test_what_a_file_would_lose_is_refused(net: Any, folder: Path) -> None:
     net.generator = (each for each in range(3))
     with pytest.raises(UsageError, match="cannot be written to a file") as caught:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import pytest
@@ -120,6 +120,24 @@ def test_a_schedule_is_stepped_with_the_updates() -> None:
         made.step()
     assert rates == pytest.approx([1.0, 1.0, 0.1, 0.1, 0.01])
     assert parameters["a"].tolist() == pytest.approx([1.0 - 2.21] * 2)
+
+
+def test_a_factory_that_trains_a_part_of_the_model_makes_groups_which_may_be_empty_in_a_stage() -> None:
+    def part(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        return torch.optim.SGD([parameter for name, parameter in named_parameters if name == "b"], lr=1.0)
+
+    def groups(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        chosen = [parameter for name, parameter in named_parameters if name == "b"]
+        return torch.optim.SGD([{"params": chosen}], lr=1.0)
+
+    assert list(StageOptimizer(named("a", "b"), part).tensors) == ["b"]
+    with pytest.raises(UsageError, match="chooses none of the parameters") as caught:
+        StageOptimizer(named("a"), part)
+    assert "given a:" in caught.value.details[0]
+    made = StageOptimizer(named("a"), groups)
+    made.schedule(partial(lr_scheduler.StepLR, step_size=1))
+    made.step()
+    assert (made.tensors, made.group_names) == ({}, ((),))
 
 
 def test_a_schedule_that_follows_a_metric_is_refused() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import pytest
 import torch
@@ -13,11 +17,13 @@ from planner.ir.graph import TensorSpec
 from planner.ir.layout import Layout, cut_points
 from runtime.pipeline.messages import slices
 from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
-from runtime.transport import InProcessTransport
+from runtime.transport import InProcessTransport, SharedMemoryTransport
+from runtime.transport.segments import Segments
 from tests.runtime.ranks import on_ranks
 
 torch.set_num_threads(1)
 DIMS = ("sample", "channel", "height", "width")
+T = TypeVar("T")
 
 
 def moves_of(owned: list[Box], held: list[Box], wanted: list[Box]) -> tuple[Transfer, ...]:
@@ -80,6 +86,49 @@ def test_every_rank_gets_its_box_and_the_adjoint_is_exact(seed: int) -> None:
         float((back * x[slices(box, whole(shape))]).sum()) for (_, back, _), box in zip(found, held, strict=True)
     )
     assert here == pytest.approx(there, rel=1e-13, abs=1e-13)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_memory_that_ranks_share_is_used_again_for_the_next_tensor(seed: int) -> None:
+    """Three micro-batches forward, then their backwards: what an exchange works out once is right each time."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    case = random_case(rng)
+    shape, owned, held, wanted = case
+    xs = [torch.randn(shape, dtype=torch.float64) for _ in range(3)]
+    gradients = [[torch.randn([len(i) for i in box], dtype=torch.float64) for box in wanted] for _ in xs]
+
+    def run(transport: SharedMemoryTransport) -> tuple[list[tuple[Tensor, Tensor]], int]:
+        rank = transport.rank
+        wire = PeerGroup(transport, tuple(range(len(owned))), 20.0)
+        exchange = Exchange.of(wire, held, wanted, moves_of(owned, held, wanted), 4)
+        mine = [x[slices(held[rank], whole(shape))].clone().requires_grad_() for x in xs]
+        found = [redistribute(each, exchange) for each in mine]
+        sent_bytes = wire.sent_bytes
+        for each, gradient in reversed(list(zip(found, gradients, strict=True))):
+            each.backward(gradient[rank])
+        return [(y.detach(), x.grad) for x, y in zip(mine, found, strict=True) if x.grad is not None], sent_bytes
+
+    together = in_shared_memory(len(owned), run)
+    for number, x in enumerate(xs):
+        apart = exchanged(case, x, gradients[number])
+        for (each, sent_bytes), (got, back, sent_once) in zip(together, apart, strict=True):
+            assert torch.equal(each[number][0], got)
+            torch.testing.assert_close(each[number][1], back, rtol=0, atol=1e-13)
+            assert sent_bytes == 3 * sent_once
+
+
+def in_shared_memory(count: int, run: Callable[[SharedMemoryTransport], T]) -> list[T]:
+    """What ``run`` gives on each rank, the ranks being threads of this process that share memory as processes do."""
+    segments = [Segments(rank, count) for rank in range(count)]
+    for rank, other in itertools.permutations(range(count), 2):
+        assert segments[rank].attach(other, segments[other].address("host")) == ""
+    ends = [SharedMemoryTransport(each, count, spin_s=0.0) for each in segments]
+    with ThreadPoolExecutor(count) as threads:
+        found = list(threads.map(run, ends))
+    for end in ends:
+        end.close()
+    return found
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -17,7 +17,7 @@ from planner.ir.profile import ModelSource
 from profiler.capture.graph import capture
 from profiler.models.example import Example
 from profiler.source.source import load_model
-from runtime.spatial.collectives import gathered
+from runtime.optim.whole_state import gathered
 from runtime.spatial.parameters import Part, groups_of_parameters, parts_of, sliced
 from runtime.stage.captured import captured_model
 from runtime.transport import InProcessTransport

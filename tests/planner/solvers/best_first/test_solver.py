@@ -179,6 +179,11 @@ def test_nothing_fits_names_rank_need_limit_part_and_what_would_help() -> None:
     assert "fits" in text
 
 
+def test_a_limit_that_was_asked_for_is_told_apart_from_what_the_device_has() -> None:
+    with pytest.raises(InfeasibleError, match=r"usable 1000 bytes \(asked for; the device has .* minus 8% margin\)"):
+        solve(replace(heavy(), memory_bytes=1000))
+
+
 def test_what_no_change_helps_is_said() -> None:
     with pytest.raises(InfeasibleError, match=r"try: devices with 6\.6 MiB of memory"):
         solve(with_memory(heavy(), 1000))

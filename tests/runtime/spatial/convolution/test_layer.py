@@ -56,6 +56,15 @@ def test_a_chain_of_convolutions_is_what_one_device_computes(name: str, mode: Mo
         check(chain, [Placement(0, cuts) for cuts in LAYOUTS[name][:7]], HaloSettings(mode, most_extra))
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_ranks_with_little_to_do_may_fetch_first_while_others_overlap(name: str) -> None:
+    chain = Chain(NET, images())
+    placements = [Placement(0, cuts) for cuts in LAYOUTS[name][:7]]
+    for fewest in (2_000, 10_000, 2**40):  # some parts, most, all
+        check(chain, placements, HaloSettings(most_extra=1e9, fewest=fewest))
+        check(chain, placements, HaloSettings(most_extra=1e9, fewest=fewest, backward="dy"))
+
+
 @pytest.mark.parametrize("mode", ["linear", "blocking"])
 def test_margins_are_held_and_their_gradients_add_up(mode: Mode) -> None:
     chain = Chain((Conv(4), Conv(4), Conv(4, kernel=5, padding=2)), images())
@@ -106,10 +115,12 @@ def test_random_chains_are_what_one_device_computes(seed: int) -> None:
     check(chain, placements, HaloSettings(mode, numbers.choice((0.25, 1e9)), backward))
 
 
+@pytest.mark.parametrize("fewest", [0, 2**40])
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_weight_gradients_wait_where_statistics_are_waited_for(has_norm: bool) -> None:
+def test_weight_gradients_wait_where_statistics_are_waited_for(has_norm: bool, fewest: int) -> None:
     chain = Chain(NET, images(), has_norm=has_norm)
-    found = check(chain, [Placement(0, cuts) for cuts in LAYOUTS["grid"]], HaloSettings(most_extra=1e9))
+    settings = HaloSettings(most_extra=1e9, fewest=fewest)
+    found = check(chain, [Placement(0, cuts) for cuts in LAYOUTS["grid"]], settings)
     assert all(each.num_put_off == (len(NET) if has_norm else 0) for each in found)
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from planner.ir.box import Box, Transfer, intersect, whole
 from runtime.pipeline.messages import slices
 from runtime.spatial.convolution.layer import HaloSettings, Mode, local_form
+from runtime.spatial.exchange import Exchange
 from tests.runtime.spatial.convolution.cases import ConvCase, Tensors, random_case
 
 MODES: tuple[Mode, ...] = ("linear", "blocking")
@@ -36,6 +39,10 @@ class OneThread:
     sends: tuple[tuple[int, Box], ...]
     is_local: bool
     ledger: list[tuple[Box, Tensor]] = field(default_factory=list)
+    _laid: dict[int, Any] = field(default_factory=dict)
+    wire: Any = field(default_factory=lambda: SimpleNamespace(transport=None))
+
+    laid = Exchange.laid
 
     @classmethod
     def of(cls, x: Tensor, case: ConvCase, moves: tuple[Transfer, ...], rank: int) -> OneThread:

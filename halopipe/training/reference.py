@@ -1,0 +1,102 @@
+"""What one device computed in a job's first steps, and a rank's own differences from it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from halopipe.run_spec.job import Compared
+from planner.ir.codec import plain
+from runtime.engine import Engine
+from runtime.numerics.compare import (
+    Difference,
+    Sketch,
+    Tolerance,
+    loss_differences,
+    sketches,
+    tensor_differences,
+    tolerance_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What one device computed.
+
+    Attributes:
+        dtype: as the job's; under autocast that of its operators.
+        losses: of the compared steps.
+        gradient, parameter, buffer: after the first update, by name.
+        rounding: relative error of each of them against float64, by kind, then by name (``0``, ``1``, ... for the
+            losses); empty where the module cannot be run in it.  In float64, against the same with every trained
+            number changed by the rounding of as many layers as there are.
+        witness: how the batch was run.
+        skipped: why there is no reference; empty: there is.
+        error: that all ranks are to raise, see :mod:`runtime.monitor.failure`; empty: none.
+        lowest: of a job in float64, the lower precision that some of its values are computed in; empty: none is.
+    """
+
+    dtype: str = ""
+    losses: tuple[float, ...] = ()
+    gradient: Mapping[str, Sketch] = field(default_factory=dict)
+    parameter: Mapping[str, Sketch] = field(default_factory=dict)
+    buffer: Mapping[str, Sketch] = field(default_factory=dict)
+    rounding: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    witness: str = ""
+    skipped: str = ""
+    error: str = ""
+    lowest: str = ""
+
+    def to_bytes(self) -> bytes:
+        """For a file or the job's store."""
+        record: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        for kind in ("gradient", "parameter", "buffer"):
+            record[kind] = {name: (each.shape, each.norm, each.buckets) for name, each in record[kind].items()}
+        found = io.BytesIO()
+        torch.save(record, found)
+        return found.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Reference:
+        """What :meth:`to_bytes` made."""
+        record = torch.load(io.BytesIO(data), weights_only=True)
+        for kind in ("gradient", "parameter", "buffer"):
+            record[kind] = {name: Sketch(tuple(shape), *rest) for name, (shape, *rest) in record[kind].items()}
+        return cls(**{**record, "losses": tuple(record["losses"])})
+
+
+def compare_tensors(reference: Reference, engine: Engine) -> tuple[Compared, ...]:
+    """This rank's gradients, parameters and buffers after the first update beside one device's."""
+    if not reference.gradient:
+        return ()
+    state = engine.state_dict()
+    here = {
+        "gradient": engine.gradients(),
+        "parameter": {name: tensor for name, tensor in state.items() if name in reference.parameter},
+        "buffer": {name: tensor for name, tensor in state.items() if name in reference.buffer},
+    }
+    return _compared(
+        difference
+        for kind, tensors in here.items()
+        for difference in tensor_differences(
+            kind, sketches(tensors), getattr(reference, kind), _tolerance(reference), reference.rounding.get(kind)
+        )
+    )
+
+
+def compare_losses(reference: Reference, losses: Sequence[float]) -> tuple[Compared, ...]:
+    """The losses of the first steps beside one device's."""
+    rounding = reference.rounding.get("loss", {}).values()
+    return _compared(loss_differences(losses, reference.losses, _tolerance(reference), rounding))
+
+
+def _tolerance(reference: Reference) -> Tolerance:
+    return tolerance_of(reference.dtype, reference.lowest)
+
+
+def _compared(differences: Iterable[Difference]) -> tuple[Compared, ...]:
+    return tuple(Compared(**plain(each)) for each in differences)

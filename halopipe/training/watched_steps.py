@@ -1,0 +1,112 @@
+"""The steps of a script that are compared with one device, and what is kept of the model for that."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from halopipe.data.factories import Item
+from halopipe.training.first_step import FirstStep
+from halopipe.training.parting import parting
+from halopipe.training.rank import Opened, Place, Prepared, Terms
+from halopipe.training.reference import Reference
+from halopipe.training.single_device import reference_of, why_not_compared
+from planner.ir.codec import plain
+from planner.ir.errors import UnsupportedModelError
+from profiler.capture.graph import capture
+from profiler.source.model import LoadedModel
+from runtime.engine import StepResult
+from runtime.monitor.failure import write_error
+from runtime.numerics.compare import Difference, NumericsReport, report
+from runtime.optim.optimizer import Followed, MakeOptimizer
+from runtime.pipeline.messages import CPU
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The model as it was before the first step; or why it could not be kept.
+
+    Attributes:
+        optimizer: makes its optimiser.
+    """
+
+    model: LoadedModel | None = None
+    reason: str = ""
+    optimizer: MakeOptimizer | None = None
+
+    @classmethod
+    def of(cls, terms: Terms, prepared: Prepared, *, check: bool) -> Kept:
+        """A copy, where there is memory for it and one device has such a step."""
+        if not check:
+            return cls()
+        reason = why_not_compared(terms, torch.device("cpu"))
+        if reason:
+            return cls(reason=reason)
+        try:
+            made = terms.optimizer
+            return cls(copy.deepcopy(prepared.model), "", made.as_it_is() if isinstance(made, Followed) else made)
+        except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
+            return cls(reason=f"the model cannot be copied: {type(error).__name__}: {error}")
+
+
+class WatchedSteps:
+    """The steps before the first update, which are compared with one device.
+
+    Args:
+        kept: on rank 0.
+
+    Attributes:
+        is_over: the first update was compared.
+    """
+
+    def __init__(self, terms: Terms, place: Place, opened: Opened, kept: Kept | None) -> None:
+        self._terms, self._opened, self._kept = terms, opened, kept
+        self._items: list[Item] = []
+        self._losses: list[float] = []
+        self._first = FirstStep(terms, place, self._read, False, self._explain)
+        self._device, self._steps_left, self.is_over = place.device or CPU, terms.accumulate, False
+
+    def after(self, item: Item, result: StepResult) -> NumericsReport | None:
+        """What the comparison shows, after the first update; None before.
+
+        Raises:
+            NumericsError: the step is not one device's.
+        """
+        self._losses += [] if result.loss is None else [result.loss]
+        if self._kept is not None and self._kept.model is not None:
+            self._items.append(item)
+        self._steps_left -= 1
+        if self._steps_left:
+            return None
+        self.is_over = True
+        reference, compared = self._first.compare(self._opened, self._losses)
+        if reference.skipped:
+            if self._kept is not None:
+                _log.warning("the first step was not compared with one device: %s", reference.skipped)
+            return NumericsReport(reference.dtype, 0, 0, {}, skipped=reference.skipped)
+        found = (Difference(**plain(each)) for each in compared)
+        return report(found, reference.dtype, witness=reference.witness, strict=False)
+
+    def _read(self) -> Reference:
+        kept = self._kept or Kept()
+        if kept.model is None:
+            return Reference(skipped=kept.reason)
+        try:
+            terms = replace(self._terms, optimizer=kept.optimizer or self._terms.optimizer)
+            return reference_of(terms, copy.deepcopy(kept.model), self._items, self._device)
+        except UnsupportedModelError as error:
+            return Reference(error=write_error(error))
+        except Exception as error:  # noqa: BLE001 - whatever the user's module raises, and memory that runs out
+            return Reference(skipped=f"one device could not run it: {type(error).__name__}: {error}")
+
+    def _explain(self, wrong: Sequence[Difference]) -> list[str]:
+        kept = self._kept
+        if kept is None or kept.model is None:
+            return []
+        return parting(self._terms, kept.model, capture(kept.model), self._items[0], wrong)

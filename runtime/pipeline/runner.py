@@ -1,0 +1,118 @@
+"""Runs a rank's row of the program on one batch after another.
+
+A batch is made the graph's inputs, the plan is bound to its sizes, and the executor for these is run behind the barrier
+that every step begins with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from planner.ir.errors import StageFailedError
+from planner.ir.schedule import FORWARD_PASS, Action
+from runtime.pipeline.executor import Executor, RowTrace, StepEnvironment
+from runtime.pipeline.microbatches import Batch
+from runtime.pipeline.sample_weights import Weighing
+from runtime.pipeline.specialize import Binder, Binding
+from runtime.stage.local_stage import Resident
+
+if TYPE_CHECKING:
+    from runtime.sparse.ahead import BatchPreparation
+    from runtime.sparse.share import AnyBatch
+
+_MOST_KEPT = 64
+"""Combinations of sizes whose executors are kept."""
+
+
+class Runner:
+    """Runs the row of one rank.
+
+    Args:
+        residents: the stages of this rank.
+        weighing: told of each batch that is run.
+        preparing: makes batches of clouds or seeds the graph's inputs; None: the model takes them as they are.
+        heard: called when all ranks have begun a step, with what they agreed on.
+    """
+
+    def __init__(
+        self,
+        binder: Binder,
+        residents: Mapping[int, Resident],
+        around: StepEnvironment,
+        weighing: Weighing,
+        preparing: BatchPreparation[AnyBatch] | None,
+        heard: Callable[[int], None],
+    ) -> None:
+        self.binder, self.preparing = binder, preparing
+        self._residents, self._around, self._weighing, self._heard = residents, around, weighing, heard
+        self._executors: dict[tuple[Binding, bool], Executor] = {}
+        self._turn = 0
+
+    def bound(self, batch: Batch, step: int) -> tuple[Batch, Binding, float]:
+        """The batch as the graph's inputs, the plan bound to it, and the seconds of finding the sites of clouds.
+
+        Raises:
+            StageFailedError: clouds or seeds that cannot be used.
+        """
+        start = time.perf_counter()
+        try:
+            found = batch if self.preparing is None else self.preparing.batch(batch)
+            binding = self.binder.bind(self._residents, found)
+            self.weigh(found, binding)
+        except StageFailedError as error:
+            if self.preparing is None:
+                raise
+            raise self._around.context.of(error, step, "finding sites") from error
+        return found, binding, 0.0 if self.preparing is None else time.perf_counter() - start
+
+    def stream_binding(self, batch: Batch, learns: bool) -> Binding:
+        """The plan bound to a batch of a stream, with its backwards or without."""
+        binding = self.binder.bind(self._residents, batch)
+        return binding if learns else _forward_only(binding)
+
+    def weigh(self, batch: Batch, binding: Binding) -> None:
+        """The batch that is run next; another may have been bound after it."""
+        self._weighing.begin(batch, binding.residents)
+
+    def executor(self, binding: Binding, *, evaluates: bool) -> Executor:
+        """What runs the row at these sizes, in training or evaluation."""
+        if not binding.is_kept:
+            self._executors.clear()
+        key = (binding, evaluates)
+        if key not in self._executors:
+            if len(self._executors) >= _MOST_KEPT:
+                self._executors.pop(next(iter(self._executors)))
+            bound = _forward_only(binding) if evaluates else binding
+            self._executors[key] = Executor(bound, self._around, evaluates=evaluates)
+        return self._executors[key]
+
+    def run(self, executor: Executor, batch: Batch, step: int) -> tuple[RowTrace, float]:
+        """What the row did in the step of this number, and seconds from the common start to this rank's end.
+
+        Raises:
+            NotFiniteError: as :meth:`runtime.engine.Engine.settle`: the others' word on the last step is here when all
+                begin the next.
+        """
+        executor.prepare(step, self.next_turn(), batch)
+        self._heard(self._around.asking.agreed)
+        start = time.perf_counter()
+        ran = executor.run()
+        return ran, time.perf_counter() - start
+
+    def next_turn(self) -> int:
+        """Numbers the runs of programs, alike on all ranks."""
+        self._turn += 1
+        return self._turn
+
+
+def _forward_only(binding: Binding) -> Binding:
+    """The same, without what training adds; it ends if the whole did, since what is left waits for less."""
+    rows = tuple(tuple(_at_newest(a) for a in row if a.op in FORWARD_PASS) for row in binding.program.rows)
+    return replace(binding, program=replace(binding.program, rows=rows))
+
+
+def _at_newest(action: Action) -> Action:
+    return replace(action, version=0)
