@@ -37,8 +37,8 @@ from planner.solvers.candidates.candidate import Candidate, decision_of, with_op
 from planner.solvers.candidates.evaluate import Evaluator
 from profiler import load_model
 from profiler.capture.graph import Captured, capture
-from profiler.measure.beside_layers import site_halos
 from profiler.measure.memory import footprints
+from profiler.measure.preparing import site_halos
 from profiler.source.model import LoadedModel, example_of, fed_example
 from runtime.engine import Engine
 from runtime.stage.builder import groups_of

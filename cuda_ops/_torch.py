@@ -12,8 +12,8 @@ leading underscore, and those of ``torch.distributed.distributed_c10d``.
 - ``TorchDispatchMode``: sees every operator that runs; ``TorchFunctionMode`` sees only calls from Python.
 - ``disable_current_modes``: a call outside of all such modes; nothing public leaves them for a moment.
 - ``OpOverload``, ``HigherOrderOperator``: the two types of a captured node's target; ``torch.ops`` has instances alone.
-- ``tree_flatten``, ``tree_unflatten``, ``tree_leaves``, ``TreeSpec``: nested tuples, lists and mappings as export
-  flattens them; torch has no public name for them.
+- ``tree_flatten``, ``tree_unflatten``, ``tree_leaves``, ``tree_map``, ``TreeSpec``: nested tuples, lists and mappings
+  as export flattens them; torch has no public name for them.
 - ``disable_dynamo``: keeps the compiler out of a function; ``torch.compiler.disable`` imports the compiler at once.
 - ``wrap_with_set_grad_enabled``: what export leaves of ``no_grad`` blocks, recognised in graphs; it has no public name.
 - ``SingleLevelFunction``: what a user's ``autograd.Function`` derives from, whose ``apply`` a capture replaces.
@@ -48,7 +48,7 @@ from torch.autograd.graph import GradientEdge
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
     "COMPOSITE_KEYS",
@@ -93,6 +93,7 @@ __all__ = [
     "times_written",
     "tree_flatten",
     "tree_leaves",
+    "tree_map",
     "tree_unflatten",
     "weak_storage",
     "wrap_with_set_grad_enabled",

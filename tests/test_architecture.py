@@ -78,6 +78,10 @@ FLOORS = {
     "profiler.models": floor("cuda_ops", "torch"),
     # Links are measured by what a run exchanges by: a copy of it would measure something else before long.
     "profiler.links": floor(f"{WITH_TORCH} profiler runtime.transport", "torch"),
+    # The same of what ranks make of the sites that they share.
+    "profiler.measure.preparing": floor(
+        f"{WITH_TORCH} profiler runtime.pipeline.microbatches runtime.sparse.batch runtime.sparse.share", "torch"
+    ),
     "profiler.links.calls": floor(
         "cuda_ops planner.ir profiler runtime.optim.sharding runtime.sparse.halo runtime.spatial runtime.transport"
         " runtime.stage.batch_norm",

@@ -28,13 +28,14 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from benchmarks.devices.layer_clock import Mirror
-from planner.ir.profile import Measurement, ParameterCost, Profile
+from planner.ir.cluster import AROUND
+from planner.ir.profile import Measurement, ParameterCost, PreparationCost, Profile
 from runtime.engine import Engine
 from runtime.pipeline.microbatches import Batch
 from runtime.stage.local_stage import Resident
 from runtime.transport import Pending, Transport
 
-Cost = TypeVar("Cost", Measurement, ParameterCost)
+Cost = TypeVar("Cost", Measurement, ParameterCost, PreparationCost)
 
 _SPIN_S = 1.5e-4
 _PR_SET_TIMERSLACK = 29  # <linux/prctl.h>
@@ -264,7 +265,18 @@ LEAST_HELD = 1.5
 
 
 def with_devices(profile: Profile, factors: Sequence[float]) -> Profile:
-    """``profile`` with virtual devices of such factors, by rank."""
+    """``profile`` with virtual devices of such factors, by rank.
+
+    What ranks compute around an exchange takes what it takes the slowest, for which the others wait.
+    """
+    cluster, slowest = profile.cluster, max(factors)
+    calls = tuple(
+        replace(each, points=tuple((size, slowest * seconds) for size, seconds in each.points))
+        if each.operation in AROUND
+        else each
+        for each in cluster.collectives
+    )
+    profile = replace(profile, cluster=replace(cluster, collectives=calls))
     for rank, factor in enumerate(factors):
         profile = _with_device(profile, rank, factor) if factor != 1 else profile
     return profile
@@ -272,7 +284,7 @@ def with_devices(profile: Profile, factors: Sequence[float]) -> Profile:
 
 def _is_time(name: str) -> bool:
     """Whether a field of that name holds seconds."""
-    return name.endswith("_s")
+    return name.endswith("_s") or name == "seconds"
 
 
 def _times(factor: float, seconds: Any) -> Any:
@@ -301,10 +313,7 @@ def _with_device(profile: Profile, rank: int, factor: float) -> Profile:
             slow: {name: slowed(cost) for name, cost in profile.parameters[kind].items()},
         },
         parts={**profile.parts, slow: tuple(map(slowed, profile.parts.get(kind, ())))},
-        preparations={
-            **profile.preparations,
-            slow: tuple(replace(cost, seconds=factor * cost.seconds) for cost in profile.preparations.get(kind, ())),
-        },
+        preparations={**profile.preparations, slow: tuple(map(slowed, profile.preparations.get(kind, ())))},
     )
     overhead_s = profile.action_overhead_s
     if kind in overhead_s:

@@ -48,6 +48,11 @@ libraries' generators |
 | `norms`, `recurrent`, `attention`, `vision` | normalisation of every kind, weight and spectral norm, \
 parametrisations; LSTM, GRU, cells, packed sequences; masks, rotary positions, ALiBi, windows; U-Nets, grid \
 sampling, shuffles, rolls, kernels by sample |
+| `generative`, `science`, `sequences`, `tables`, `pictures`, `wrapped` | what a stranger brings: codebooks, GANs, \
+flows, diffusion, penalties on gradients; Fourier operators, neural ODEs, physics-informed losses, forces, ConvLSTMs, \
+globes, wavelets, state spaces; translators, packed sequences, random fields, experts with capacities, pointers; \
+embeddings, rankings, survival, mixtures, weights of samples; gates, folds, windows of films, unpooling, detectors; \
+modules that are wrapped, log and cache |
 | `data` | datasets, loaders and generators that draw from torch, numpy and random without a seed |
 
 Each is trained by a pipeline, a pipeline with a split backward, in data parallel and, where it has space, in \
@@ -60,8 +65,8 @@ first
 step. `python -m benchmarks.robustness` counts both. Refused are, with the reason:
 
 - hooks that cannot be kept, and Python that a graph cannot follow: branches, loops and sizes that depend on values,
-  `random` and `numpy.random`, counters and states kept as attributes, packed sequences, lazy modules that saw no \
-batch;
+  `random` and `numpy.random`, counters and states kept as attributes, lengths that follow from data, lazy \
+modules that saw no batch;
 - buffers that layers of two stages write, in pipelines, and buffers written from the rows seen, on stages of several
   ranks;
 - losses whose value for a batch does not follow from those of its parts, in more than one micro-batch: contrastive,

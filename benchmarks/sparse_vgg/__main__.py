@@ -4,7 +4,9 @@
 
 Two processes on this machine, each with a core of its own, over gloo, are *virtual devices* of a third and a sixth of
 a core's speed (:mod:`benchmarks.devices.virtual_device`): one is twice as fast as the other, and neither needs its core
-all the time, so that what else runs here matters little.  The network is profiled once, on clouds of 3,224 voxels, and
+all the time, so that what else runs here matters little.  Cores that slept would be woken on one physical core, maybe,
+where two ranks that compute at once slow each other: they are kept awake (:func:`benchmarks.devices.ranks.awake`, which
+takes root), as in :mod:`benchmarks.accuracy`.  The network is profiled once, on clouds of 3,224 voxels, and
 the profile's seconds are made three and six times as long.  All plans are made and their predictions written down
 first; then every plan trains on the same batches, plan after plan, several times over.  Clouds have from 800 to 6,000
 voxels, batches 3,224 a sample on the mean (:mod:`benchmarks.sparse_vgg.plans`).  The network is SparsePipe's, half as
@@ -32,7 +34,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.devices.ranks import Step
+from benchmarks.devices.ranks import Step, awake
 from benchmarks.devices.virtual_device import with_devices
 from benchmarks.report import Row, at_least, run
 from benchmarks.sparse_vgg.plans import ONE, OURS, SHARED, SPARSEPIPE, UNRESTRICTED, Case, batches, cases
@@ -49,7 +51,7 @@ NUM_CLASSES = 40
 MOST_DELAY, FEWEST = 0.02, 3
 GOAL_PERCENT = 10.0
 OPS = {
-    Op.PREPARE: "preparing",
+    Op.PREPARE: "finding sites and preparing",
     Op.FORWARD: "forward",
     Op.BACKWARD: "backward",
     Op.BACKWARD_INPUT: "backward for inputs",
@@ -87,11 +89,22 @@ QUICK = Setting(4, 16, 8, (400, 100, 750), 1, 3)
 
 
 def measure(quick: bool) -> list[Row]:
-    """Profile, plan, then run."""
+    """Profile, plan, then run; the cores are kept awake throughout."""
     setting = QUICK if quick else FULL
     load = os.getloadavg()[0]
-    found = with_devices(profile(setting.source, num_workers=2, quick=True), FACTORS)
-    planned = cases(Problem(found, setting.samples, confidence=DEFAULT_CONFIDENCE))
+    with awake() as are_awake:
+        found = with_devices(profile(setting.source, num_workers=2, quick=True), FACTORS)
+        planned = cases(Problem(found, setting.samples, confidence=DEFAULT_CONFIDENCE))
+        steps = _run(setting, planned)
+    return [
+        Row("load of the machine before and after, larger of both", max(load, os.getloadavg()[0]), "processes"),
+        Row("cores kept awake", float(are_awake), "1: yes"),
+        *rows(planned, {name: undisturbed(each) for name, each in steps.items()}),
+    ]
+
+
+def _run(setting: Setting, planned: Sequence[Case]) -> dict[str, list[Step]]:
+    """Steps by plan, all plans by turns."""
     network = Network(setting.source, FACTORS)
     mean, least, most = setting.voxels
     data = batches(setting.steps, setting.samples, NUM_CLASSES, least, most, mean)
@@ -99,10 +112,7 @@ def measure(quick: bool) -> list[Row]:
     for _ in range(setting.rounds):
         for case in planned:
             steps[case.name] += network.run(case, data)
-    return [
-        Row("load of the machine before and after, larger of both", max(load, os.getloadavg()[0]), "processes"),
-        *rows(planned, {name: undisturbed(each) for name, each in steps.items()}),
-    ]
+    return steps
 
 
 def undisturbed(steps: Sequence[Step]) -> list[Step]:
@@ -135,9 +145,11 @@ def rows(planned: Sequence[Case], steps: Mapping[str, Sequence[Step]]) -> Iterat
 
 
 def parts(case: Case, steps: Sequence[Step]) -> Iterator[Row]:
-    """Predicted and measured seconds of a step by rank, stage and kind of action."""
+    """Predicted and measured seconds of a step by rank, stage and kind of action, sites found before it among them."""
     predicted = sums(case.forecast.timeline.spans)
     measured = [sums([span for rank in step.ranks for span in rank.spans]) for step in steps]
+    for step, each in zip(steps, measured, strict=True):
+        each.update({key: s + step.ranks[key[0]].sites_s for key, s in each.items() if key[2] is Op.PREPARE})
     for (rank, stage, op), seconds in predicted.items():
         name = f"{case.name}: stage {stage} on cpu{rank}, {OPS[op]}"
         found = statistics.median(each.get((rank, stage, op), 0.0) for each in measured)
@@ -145,7 +157,7 @@ def parts(case: Case, steps: Sequence[Step]) -> Iterator[Row]:
         yield Row(f"{name}, measured", 1e3 * found, "ms")
     for rank in range(len(FACTORS)):
         sites_s = statistics.median(step.ranks[rank].sites_s for step in steps)
-        yield Row(f"{case.name}: cpu{rank}, finding sites before the program, measured", 1e3 * sites_s, "ms")
+        yield Row(f"{case.name}: cpu{rank}, of that finding sites before the program, measured", 1e3 * sites_s, "ms")
 
 
 def sums(spans: Sequence[Span]) -> dict[tuple[int, int, Op], float]:

@@ -20,6 +20,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.predict import Forecast, forecast
 from planner.ir.plan import Decision
 from planner.ir.problem import Problem
+from planner.ir.profile import Profile
 from planner.solvers import solver
 from planner.solvers.candidates.candidate import Candidate, decision_of
 from planner.solvers.candidates.choose import best_of
@@ -126,5 +127,17 @@ def _case(problem: Problem, name: str, decision: Decision, counts_samples: bool)
     idle = len(problem.profile.cluster.devices) - decision.num_ranks
     # Every process has a row.  A virtual device is the rank's own thread: nobody prepares the next step beside it.
     decision = replace(decision, program=decision.program + ((),) * idle, prepares_next_step=False)
-    seen = forecast(PriceBook(problem.profile), decision, problem.memory_margin, problem.memory_bytes)
+    profile = problem.profile
+    if counts_samples and len(decision.stages) == 1:
+        profile = counted_out(profile, len(decision.stages[0].ranks))
+    seen = forecast(PriceBook(profile), decision, problem.memory_margin, problem.memory_bytes)
     return Case(name, decision, seen, counts_samples)
+
+
+def counted_out(profile: Profile, num_ranks: int) -> Profile:
+    """As ``profile`` for ranks of a stage that prepare as many samples each, and those alone."""
+    made = {
+        kind: tuple(replace(cost, seconds=cost.seconds / num_ranks, shared_s=0.0) for cost in costs)
+        for kind, costs in profile.preparations.items()
+    }
+    return replace(profile, preparations=made)

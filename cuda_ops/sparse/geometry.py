@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -122,12 +123,19 @@ class KernelMap:
         return KernelMap(self.neighbours.to(device), self.reverse.to(device))
 
     def pairs_of_inputs(self) -> Tensor:
-        """int64 (inputs,): how many outputs read each input."""
-        return (self.reverse >= 0).sum(0)
+        """int32 (inputs,): how many outputs read each input."""
+        return _counted(self.reverse)
 
     def pairs_of_outputs(self) -> Tensor:
-        """int64 (outputs,): how many inputs each output reads."""
-        return (self.neighbours >= 0).sum(0)
+        """int32 (outputs,): how many inputs each output reads."""
+        return _counted(self.neighbours)
+
+
+def _counted(half: Tensor) -> Tensor:
+    """int32 (rows,): the offsets through which each row has a pair."""
+    if half.device.type != "cpu":
+        return (half >= 0).sum(0, dtype=torch.int32)
+    return torch.from_numpy(np.add.reduce(half.numpy() >= 0, axis=0, dtype=np.int32))  # torch takes four times as long
 
 
 @dataclass(frozen=True, slots=True)

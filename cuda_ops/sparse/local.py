@@ -18,11 +18,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from cuda_ops.sparse import operators
 from cuda_ops.sparse.geometry import KernelMap, Segments
 
+FOREIGN = -2
+"""The number of a row that another rank owns."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Owned:
     """Who owns the rows of one site set.
 
@@ -36,14 +38,24 @@ class Owned:
     position: int
     rows: Tensor
 
+    @cached_property
+    def numbers(self) -> Tensor:
+        """int32 (1 + sites,): -1, which stands for no row, then of each row its number here, ``FOREIGN`` of others'."""
+        found = torch.full((1 + len(self.owners),), FOREIGN, dtype=torch.int32)
+        found[0] = -1
+        found[self.rows + 1] = torch.arange(len(self.rows), dtype=torch.int32)
+        return found
+
     @classmethod
     def by(cls, owners: Tensor, position: int) -> Owned:
         """This rank's among ``owners`` (sites,), in the order of the sites."""
         return cls(owners.to(torch.int16), position, (owners == position).nonzero().squeeze(1))
 
-    def of(self, rows: Tensor) -> Tensor:
-        """int16: the owner of each of ``rows``, -1 for those that are -1."""
-        return _looked_up(torch.cat([self.owners.new_full((1,), -1), self.owners]), rows)
+    def renumbered(self, rows: Tensor) -> Tensor:
+        """int32: the numbers that ``rows`` of the whole set have here, see :attr:`numbers`."""
+        return self.numbers.index_select(0, rows.flatten() + 1).view(
+            rows.shape
+        )  # int64 would take several times as long
 
     def __len__(self) -> int:
         """Rows of this rank."""
@@ -66,6 +78,11 @@ class Halo:
     def num_received(self) -> int:
         """Rows of others that this rank reads."""
         return sum(self.receives.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this rank lends and borrows nothing, as where it has whole samples."""
+        return not self.sends and not self.receives
 
 
 @dataclass(frozen=True)
@@ -108,8 +125,9 @@ class LocalMap:
         return found.clamp_(min=-1)
 
     def split(self) -> LocalMap:
-        """Itself, with all parts made."""
-        _ = self.of_own, self.of_halo, self.of_boundary
+        """Itself, with the parts made that a layer asks for; of a rank that borrows nothing all is its own."""
+        if self.halo.num_received:
+            _ = self.of_own, self.of_halo, self.of_boundary
         return self
 
     def to(self, device: torch.device) -> LocalMap:
@@ -122,18 +140,25 @@ class LocalMap:
 def local_map(kernel_map: KernelMap, source: Owned, target: Owned) -> LocalMap:
     """This rank's part of ``kernel_map``, whose inputs and outputs are owned as ``source`` and ``target`` say."""
     read = kernel_map.neighbours.index_select(1, target.rows)  # rows of the whole input, -1 for none
-    owners = source.of(read)
-    foreign = torch.unique(read[(owners != source.position) & (owners >= 0)]).long()
-    owners = source.owners[foreign].long()
+    readers = kernel_map.reverse.index_select(1, source.rows)
+    neighbours, reverse = source.renumbered(read), target.renumbered(readers)
+    sends: dict[int, Tensor] = {}
+    if _has_foreign(reverse):
+        sends = _sends(readers, reverse, source, target)
+        reverse.clamp_(min=-1)
+    if not _has_foreign(neighbours):
+        return LocalMap(neighbours, reverse, len(source), Halo(sends, {}))
+    borrowed = neighbours == FOREIGN
+    rows = read[borrowed]
+    foreign = torch.unique(rows)
+    owners = source.owners[foreign.long()].long()
     foreign = foreign[owners.argsort(stable=True)]
-    place = torch.full((len(source.owners) + 1,), -1, dtype=torch.int32)  # the first entry is that of -1
-    place[source.rows + 1] = torch.arange(len(source), dtype=torch.int32)
-    place[foreign + 1] = torch.arange(len(source), len(source) + len(foreign), dtype=torch.int32)
-    neighbours = _looked_up(place, read)
+    ascending, place = foreign.sort()
+    neighbours[borrowed] = (len(source) + place[torch.searchsorted(ascending, rows)]).int()
     counts = torch.bincount(owners).tolist()
-    halo = Halo(_sends(kernel_map, source, target), {owner: count for owner, count in enumerate(counts) if count})
-    reverse = operators.reversed_map(neighbours, len(source) + len(foreign))
-    return LocalMap(neighbours, reverse, len(source), halo)
+    of_halo = target.renumbered(kernel_map.reverse.index_select(1, foreign)).clamp_(min=-1)
+    halo = Halo(sends, {owner: count for owner, count in enumerate(counts) if count})
+    return LocalMap(neighbours, torch.cat([reverse, of_halo], 1), len(source), halo)
 
 
 def local_segments(samples: Tensor, num_samples: int) -> Segments:
@@ -144,16 +169,19 @@ def local_segments(samples: Tensor, num_samples: int) -> Segments:
     return Segments(torch.where(lengths > 0, starts, 0), lengths)
 
 
-def _sends(kernel_map: KernelMap, source: Owned, target: Owned) -> dict[int, Tensor]:
-    """Of this rank's inputs, those that outputs of other ranks read, in the order of the whole input's rows."""
-    readers = target.of(kernel_map.reverse.index_select(1, source.rows))
-    lent = ((readers != source.position) & (readers >= 0)).any(0).nonzero().squeeze(1)
+def _sends(readers: Tensor, reverse: Tensor, source: Owned, target: Owned) -> dict[int, Tensor]:
+    """Of this rank's inputs, those that outputs of other ranks read, in the order of the whole input's rows.
+
+    Args:
+        readers: int32 (offsets, own inputs), the outputs that read each, by their rows in the whole output.
+        reverse: the same by their numbers here.
+    """
+    lent = (reverse == FOREIGN).any(0).nonzero().squeeze(1)
     lent = lent[source.rows[lent].argsort()]
-    readers = readers[:, lent]
-    others = [int(position) for position in torch.unique(readers) if position not in (-1, source.position)]
-    return {position: lent[(readers == position).any(0)] for position in others}
+    owners = torch.where(reverse[:, lent] == FOREIGN, target.owners[readers[:, lent].long()], -1)
+    others = torch.unique(owners[owners >= 0]).tolist()
+    return {position: lent[(owners == position).any(0)] for position in others}
 
 
-def _looked_up(table: Tensor, rows: Tensor) -> Tensor:
-    """``table[rows + 1]``, in the shape of ``rows`` (int32); several times as fast as to index with int64."""
-    return table.index_select(0, rows.flatten() + 1).view(rows.shape)
+def _has_foreign(numbers: Tensor) -> bool:
+    return numbers.numel() > 0 and int(numbers.amin()) == FOREIGN

@@ -37,6 +37,7 @@ from planner.ir.errors import UnsupportedModelError
 from planner.passes.versions import updates_within
 from profiler.capture.graph import Captured, capture_for, placed
 from profiler.source.model import LoadedModel, named_buffers, named_parameters
+from profiler.source.parts import cast_module
 from profiler.source.source import load_model
 from runtime.engine import preparing_of
 from runtime.monitor.failure import write_error
@@ -343,7 +344,7 @@ def _twin(model: LoadedModel) -> tuple[LoadedModel | None, str]:
     except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
         return None, f"it cannot be copied: {error}"
     for module in twin.owners.values():
-        module.to(EXACT)
+        cast_module(module, EXACT)
     clouds = twin.clouds and twin.clouds.to(EXACT)
     inputs, targets = _cast(twin.inputs, EXACT), _cast(twin.targets, EXACT)
     return replace(twin, inputs=inputs, targets=targets, clouds=clouds, autocast=None), ""

@@ -34,6 +34,7 @@ class ActionTimes:
         self._sum_s = self._book.network.all_reduce_s
         self._adding = {(r, index) for r, row in enumerate(self._program.rows) for index in adding_to_gradients(row)}
         self.is_prepared = self._decision.prepares_next_step or self._book.preparations.look_ahead
+        self.shares_sites = any(len(group) > 1 for group in self._program.ranks)
         self._reductions: dict[int, float] = {}
         self._exchanged: dict[tuple[int, Op, int], float] = {}
         self._computed: dict[tuple[int, int, Op, int, bool], float] = {}
@@ -44,7 +45,11 @@ class ActionTimes:
         if action.op in RECEIVE:
             return self._book.tables.overhead_s(kind)
         if action.op is Op.PREPARE:
-            return 0.0 if self.is_prepared else self.prepare_s(rank, action)
+            if self.is_prepared:
+                return 0.0
+            ranks = (r for group in self._program.ranks for r in group)
+            others_s = max(map(self.found_s, ranks)) - self.found_s(rank) if self.begins(rank, action) else 0.0
+            return self.prepare_s(rank, action) + others_s
         if action.op is Op.REDUCE_GRAD:
             return self._reduction_s(stage)
         if action.op is Op.UPDATE:
@@ -60,13 +65,23 @@ class ActionTimes:
         return exchanged_s + max(self._compute_s(m, action, accumulates) for m in members)
 
     def prepare_s(self, rank: int, action: Action) -> float:
-        """Seconds of preparing on ``rank``, in whatever step it is done."""
+        """Seconds of preparing on ``rank``, in whatever step it is done; in its first ``PREP`` all sites are found."""
         stage, group, kind = action.stage, self._program.ranks[action.stage], self._book.kind(rank)
         samples, preparations = samples_in(self._sizes[action.microbatch or 0]), self._book.preparations
         if not preparations.is_beside(kind):
-            return preparations.seconds(kind, self._indices[stage], samples, shared=len(group) > 1)
+            made_s = preparations.seconds(kind, self._indices[stage], samples, shared=self.shares_sites)
+            return made_s + (self.found_s(rank) if self.begins(rank, action) else 0.0)
         own = self._decision.layout_of(stage).samples(samples)[group.index(rank)] if len(group) > 1 else samples
         return preparations.seconds(kind, self._indices[stage], own)
+
+    def begins(self, rank: int, action: Action) -> bool:
+        """Whether it is the rank's first ``PREP``: sites were found before, on all ranks before any begins."""
+        return action == next(a for a in self._program.rows[rank] if a.op is Op.PREPARE)
+
+    def found_s(self, rank: int) -> float:
+        """Seconds of finding the sites of a step's micro-batches on ``rank``."""
+        found_s, kind = self._book.preparations.found_s, self._book.kind(rank)
+        return sum(found_s(kind, samples_in(size), shared=self.shares_sites) for size in self._sizes)
 
     def next_step(self) -> list[tuple[float, bool, float]]:
         """By rank: seconds of preparing the next step in this one, whether a core beside does, and what that costs."""

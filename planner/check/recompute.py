@@ -72,9 +72,8 @@ def reckon(profile: Profile | PriceBook, decision: Decision, program: Program) -
     plain = ActionTimes(stages)
     places: dict[int, dict[Action, int]] = {}
     ranks = range(len(program.rows))
-    shared = any(len(group) > 1 for group in program.ranks)
-    times = 2 if plain.is_prepared else 1  # this step's and the next one's
-    sites = times * sum(book.preparations.found_bytes(rows, shared=shared) for rows in decision.micro_batches)
+    times, found_bytes = 2 if plain.is_prepared else 1, book.preparations.found_bytes  # this step's, the next one's
+    sites = times * sum(found_bytes(rows, shared=plain.shares_sites) for rows in decision.micro_batches)
     accounts = (Account(book.profile, decision, program, rank, stages.holding, places, sites) for rank in ranks)
     peaks = tuple(account.peak_bytes() for account in accounts)
     step = Step(book.network, program, plain.action_s, plain.summed, plain.next_step())

@@ -41,7 +41,7 @@ class BatchNorm(Kind, name="batch_norm"):
         if "channel" in dims:
             channel = dims.index("channel")
         else:
-            channel = 1 + next(at for at, dim in enumerate(dims) if dim == SAMPLE or is_sites(dim))
+            channel = 1 + next((at for at, dim in enumerate(dims) if dim == SAMPLE or is_sites(dim)), 0)
         return tuple((work_box[channel],) for _ in parameters)
 
     @staticmethod

@@ -65,6 +65,9 @@ def arrange(
 ) -> Arrangement:
     """The order of a micro-batch's blocks.
 
+    Samples in which no ranks of that stage will meet keep their blocks in the order of their keys: to cut those well
+    too would take most of the time.  Other stages cut them in slabs along x.
+
     Args:
         work: from :func:`planner.sites.partition.block_work`; without any work at all, each block counts the same.
         speeds: of the ranks of the stage that the order should suit best: by whole samples, and by plane cuts.
@@ -84,7 +87,7 @@ def arrange(
     np.add.at(by_sample, rows, units)
     sequence_of_samples = sample_order(by_sample, speeds, tolerance)
     goals = _goals(by_sample, sequence_of_samples, speeds, tolerance)
-    ascending = order(work.keys, units, goals)
+    ascending = _within_samples(work.keys, units, _sums(by_sample), rows, goals, order)
     ends = np.cumsum(np.bincount(rows, minlength=len(samples)))[:-1]
     parts = np.split(ascending, ends)
     parts = [parts[sample] for sample in sequence_of_samples]
@@ -147,6 +150,25 @@ def _goals(work: Ints, order: Sequence[int], speeds: Sequence[float], tolerance:
             if low < place < high:
                 goals.append(place - int(before[sample]) + int(ascending[order[sample]]))
     return np.array(sorted(goals), np.int64)
+
+
+def _within_samples(keys: Ints, work: Ints, before: Ints, samples: Ints, goals: Ints, order: Order) -> Ints:
+    """The blocks, samples ascending, and within those that hold a goal in ``order``.
+
+    Args:
+        keys, work: of each block, in any order.
+        before: the work before each sample, and all.
+        samples: of each block, by number.
+        goals: the work before each, ascending.
+    """
+    ascending = np.argsort(keys)
+    held = np.searchsorted(before, goals, side="right") - 1  # the sample that each goal is in
+    holding = np.unique(held)
+    chosen = ascending[np.isin(samples[ascending], holding)]
+    shift = before[holding] - _sums(before[holding + 1] - before[holding])[:-1]  # of the work of samples left out
+    inside = order(keys[chosen], work[chosen], goals - shift[np.searchsorted(holding, held)])
+    ascending[np.isin(samples[ascending], holding)] = chosen[inside]
+    return ascending
 
 
 def _sums(counts: Ints) -> Ints:

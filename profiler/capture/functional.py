@@ -29,7 +29,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from cuda_ops._torch import OpOverload, overload_name, schema_of, storage_id
+from cuda_ops._torch import OpOverload, overload_name, schema_of, storage_id, wrap_with_set_grad_enabled
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.operators import (
     RESHAPES,
@@ -40,6 +40,7 @@ from profiler.capture.operators import (
     overload_of,
     place,
 )
+from profiler.capture.user_module import OF_PARAMETERS_WRITTEN
 
 _aten = torch.ops.aten
 _SELF_INVERSE = frozenset(["swapaxes", "swapdims", "t", "transpose"])
@@ -127,12 +128,12 @@ def _undone(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> f
     if name in _SAME:
         return part
     if name == "slice":
-        return graph.call_function(_aten.slice_scatter.default, (whole, part, *rest), maker.kwargs)
+        return _scattered(graph, _aten.slice_scatter.default, whole, part, *rest, **maker.kwargs)
     if name == "select":
-        return graph.call_function(_aten.select_scatter.default, (whole, part, *rest), maker.kwargs)
+        return _scattered(graph, _aten.select_scatter.default, whole, part, *rest, **maker.kwargs)
     if name == "narrow" and _are_numbers(rest):
         dim, start, length = rest
-        return graph.call_function(_aten.slice_scatter.default, (whole, part, dim, start, start + length))
+        return _scattered(graph, _aten.slice_scatter.default, whole, part, dim, start, start + length)
     if name == "diagonal":
         return graph.call_function(_aten.diagonal_scatter.default, (whole, part, *rest), maker.kwargs)
     if name in _SELF_INVERSE:
@@ -152,12 +153,28 @@ def _joined(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> f
     dim: Any = next((value for value, about in zip(split.args, arguments, strict=False) if about.name == "dim"), 0)
     dim = split.kwargs.get("dim", dim)
     if name == "unbind":
-        return graph.call_function(_aten.select_scatter.default, (whole, part, dim, index))
+        return _scattered(graph, _aten.select_scatter.default, whole, part, dim, index)
     lengths = [value.shape[dim] for value in split.meta.get("val", ())]
     if name not in _SPLITS or not _are_numbers(lengths):
         return None
     start = sum(lengths[:index])
-    return graph.call_function(_aten.slice_scatter.default, (whole, part, dim, start, start + lengths[index]))
+    return _scattered(graph, _aten.slice_scatter.default, whole, part, dim, start, start + lengths[index])
+
+
+def _scattered(graph: fx.Graph, scatter: OpOverload, whole: fx.Node, part: fx.Node, *at: Any, **named: Any) -> fx.Node:
+    """``whole`` with ``part`` in place of a slice; complex numbers as pairs, since torch has no gradient of theirs."""
+    value = whole.meta["val"]
+    if not value.is_complex():
+        return graph.call_function(scatter, (whole, part, *at), named)
+    dim, *rest = at or (named.pop("dim", 0),)
+    made = graph.call_function(_aten.view_as_complex.default, (whole,))
+    with graph.inserting_before(made):
+        both = tuple(graph.call_function(_aten.view_as_real.default, (each,)) for each in (whole, part))
+        pairs = graph.call_function(scatter, (*both, dim % value.ndim, *rest), named)
+    for node, of in (*zip(both, (whole, part), strict=True), (pairs, whole)):
+        node.meta = {**of.meta, "val": torch.view_as_real(of.meta["val"])}
+    made.args = (pairs,)
+    return made
 
 
 def _are_numbers(values: Iterable[object]) -> bool:
@@ -181,6 +198,7 @@ def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
     """
     views, buffers = Views(), list[fx.Node]()
     for node in list(graph.nodes):
+        _require_parameters_kept(node, views, attributes)
         if not is_write(node):
             views.note(node)
             continue
@@ -199,6 +217,34 @@ def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
     for node in buffers:
         again = [other for other in buffers if other is not node and roots[other] is roots[node]]
         _copy_for_readers(graph, node, written, again)
+
+
+def _require_parameters_kept(node: fx.Node, views: Views, attributes: Mapping[str, Any]) -> None:
+    """Raises :class:`UnsupportedModelError` if ``node`` writes to a parameter, also inside of ``torch.no_grad()``.
+
+    A step has several micro-batches and ranks, each with a forward of its own: what each writes is not what one does.
+    """
+    for write in _writes_of(node, attributes):
+        root = views.chain(write)[-1]
+        if root.op == "get_attr" and _is_trained(attributes.get(name_read(root))):
+            raise UnsupportedModelError(
+                f"forward writes to its own parameter {root.target}",
+                [f"{node.target} in {place(node) or 'the module itself'}"],
+                list(OF_PARAMETERS_WRITTEN),
+            )
+
+
+def _writes_of(node: fx.Node, attributes: Mapping[str, Any]) -> list[fx.Node]:
+    """What ``node`` writes to: its first argument, or what the operators inside of a ``no_grad`` block do."""
+    if node.target is not wrap_with_set_grad_enabled:
+        return [node_argument(node, 0)] if is_write(node) else []
+    inner = cast("fx.GraphModule", attributes[name_read(node_argument(node, 1))])
+    views, roots = Views(), list[fx.Node]()
+    for each in inner.graph.nodes:
+        roots += [views.chain(write)[-1] for write in _writes_of(each, dict(inner.named_children()))]
+        views.note(each)
+    places = [each for each in inner.graph.nodes if each.op == "placeholder"]
+    return [cast("fx.Node", node.args[2 + places.index(root)]) for root in roots if root in places]
 
 
 def _copy_for_readers(graph: fx.Graph, node: fx.Node, written: Collection[fx.Node], again: Iterable[fx.Node]) -> None:

@@ -193,7 +193,8 @@ def _require_initialised(module: nn.Module) -> None:
 
 
 def _captured(model: LoadedModel, rules: Rules) -> Captured:
-    traced = trace(model)
+    with untouched(*model.owners.values()):  # attributes may hold tensors of the trace, which have no values
+        traced = trace(model)
     try:
         idle = require_same_loss(traced, model)
     except UnsupportedModelError as error:

@@ -1,8 +1,9 @@
 """Which operators make up a layer: one each, but for helpers that nobody else reads.
 
 Joined to their reader are constants (the zeros an LSTM starts from) and views of parameters (a tied, transposed
-weight); joined to its neighbour is what updates a buffer and has no reader (the batch counter of a batch norm).  So a
-cut between layers never separates what would only be sent about.
+weight), but not what is made of several layers' rows of samples; joined to its neighbour is what updates a buffer and
+has no reader (the batch counter of a batch norm).  So a cut between layers never separates what would only be sent
+about.
 
 What the dims of a traced value mean: the samples by the symbol in its shape, others by the kind of its layer.
 """
@@ -99,6 +100,7 @@ def _end(leader: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
 def _join_helpers(
     nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: Traced, rules: Rules
 ) -> None:
+    joined: list[fx.Node] = []
     for node in reversed(nodes):
         if (node in fed and INDEX not in node.meta) or is_write(node) or is_output_of(node):
             continue
@@ -108,6 +110,17 @@ def _join_helpers(
         readers = {_end(leader, user) for user in node.users if makes_tensors(user)}
         if len(readers) == 1 and all(makes_tensors(user) for user in node.users):
             leader[node] = readers.pop()
+            joined.append(node)
+    for node in reversed(joined):  # a row a sample of another layer is divided, which a helper's inputs are not
+        made = filter(makes_tensors, node.all_input_nodes)
+        foreign = (each for each in made if _end(leader, each) is not _end(leader, node))
+        if INDEX not in node.meta and any(_has_samples(each, traced) for each in foreign):
+            leader[node] = node
+
+
+def _has_samples(node: fx.Node, traced: Traced) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and any(traced.symbols.depends_on_samples(size) for size in value.shape)
 
 
 def _attributes_behind(node: fx.Node) -> Iterator[fx.Node]:

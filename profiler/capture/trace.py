@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -30,9 +31,12 @@ from cuda_ops._torch import (
     wrap_with_set_grad_enabled,
 )
 from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_finite
+from cuda_ops.dense.derivatives import Derivatives, UnknownDerivativeError, differentiate
+from cuda_ops.dense.packed import packed_as_padded
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import LOSS_PREFIX
+from profiler.capture.by_sample import BagsOfRows, pick_by_sample
 from profiler.capture.functional import (
     detach_constants,
     is_write,
@@ -43,7 +47,7 @@ from profiler.capture.functional import (
 from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import name_read, node_argument, place
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
-from profiler.capture.user_module import kept_functions, refuse_hooks, users_line_of
+from profiler.capture.user_module import StateChanges, kept_functions, refuse_hooks, users_line_of
 from profiler.source.model import GraphExample, LoadedModel
 from profiler.source.structure import named_tensors
 
@@ -226,6 +230,9 @@ _NOT_CAPTURED = {
     "__format__": f"put what prints values behind: {_WHILE_CAPTURED}",
     ".numpy()": "operators of torch instead of numpy; what is only looked at, behind: " + _WHILE_CAPTURED,
     "constant's list": "write what .data, copy or gradients inside of forward are for as a torch.autograd.Function",
+    "lengths as a list": "lengths = mask.sum(1), a tensor",
+    "total_length": "pad_packed_sequence(y, batch_first=True, total_length=x.size(1)), of what was packed",
+    "drops values between its layers": "layers of one level each, with nn.Dropout between them",
     "dtype int32/int64 for index": "class numbers and indices in int64: targets.long(), in the data or in the loss",
     "data pointer": "torch.library.register_fake, which says an operator's shapes; no copies of modules in forward",
 }
@@ -238,6 +245,9 @@ def _remedies(text: str, code: str) -> list[str]:
             return [f"put the check behind: {_WHILE_CAPTURED}"]
         if code.startswith(("for", "while")) or "range(" in code:
             return ["a number of rounds that is a setting of the module; rounds that are over, masked by torch.where"]
+        if "float(" in code:
+            looked = f"a number that is only looked at: .item() instead of float(), or behind {_WHILE_CAPTURED}"
+            return [looked, "a number that is computed with: keep it a tensor"]
         return [
             "choose with masks instead of Python: torch.where(condition, a, b), or all experts times 0 or 1",
             "if the choice is none of data, by an argument or attribute that is a bool, an int or a text",
@@ -273,10 +283,19 @@ def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
     return tuple(dims.values())
 
 
+@contextmanager
+def _entered(modes: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
+        yield
+
+
 def _export(
     model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any, *, strict: bool = False
 ) -> ExportedProgram:
-    with warnings.catch_warnings(), recurrence_by_shape(), kept_functions(), model.precision(), FiniteValues():
+    seen = FiniteValues(), Derivatives(), StateChanges(), BagsOfRows(), packed_as_padded()
+    with warnings.catch_warnings(), recurrence_by_shape(), kept_functions(), model.precision(), _entered(seen):
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
         warnings.filterwarnings("ignore", message="The tensor attributes? ")
         return torch.export.export(wrapper, tensors, strict=strict, dynamic_shapes=shapes)
@@ -303,6 +322,8 @@ def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> Traced
     rewrite_in_place(graph, attributes)
     detach_constants(graph)
     keep_rows_apart(graph)
+    pick_by_sample(graph)
+    _differentiate(graph)
     if isinstance(model.clouds, GraphExample):
         keep_indices_home(graph, model.clouds.indices)
     found_loss, found_outputs = cast("tuple[fx.Node, dict[str, fx.Node]]", made.args[0])
@@ -406,21 +427,41 @@ def _is_size(node: fx.Node) -> bool:
     return is_read and not free_unbacked_symbols(value)
 
 
+def _differentiate(graph: fx.Graph) -> None:
+    """Calls of ``torch.autograd.grad`` become operators.
+
+    Raises:
+        UnsupportedModelError: what is differentiated is run otherwise under a plan than as it is, or is not known.
+    """
+    try:
+        made = differentiate(graph)
+    except UnknownDerivativeError as error:
+        raise UnsupportedModelError(
+            "a call of torch.autograd.grad in forward cannot be captured",
+            [str(error)],
+            ["a torch.autograd.Function whose forward computes the derivative and whose backward its own"],
+        ) from error
+    for node in made:
+        _require_run_alike(node, "is differentiated by torch.autograd.grad in forward", ["leave it out of what is"])
+
+
 def _join_data_dependent(graph: fx.Graph) -> None:
     """Operators whose shapes or numbers follow from data become units, with those that read them.
 
     Raises:
         UnsupportedModelError: there is something among them that is run otherwise under a plan than as it is.
     """
+    masks = ["choose with masks instead: compute all rows, and multiply by 0 or 1"]
     for node in join(graph, _is_data_dependent):
-        inside = cast("Unit", node.target).module.graph.nodes
-        changed = next((each for each in inside if _is_run_otherwise(each)), None)
-        if changed is not None:
-            raise UnsupportedModelError(
-                f"{changed.target} is run on rows that the data choose",
-                [f"in {place(node) or 'the module itself'}", user_line_of(node)],
-                ["choose with masks instead: compute all rows, and multiply by 0 or 1"],
-            )
+        _require_run_alike(node, "is run on rows that the data choose", masks)
+
+
+def _require_run_alike(node: fx.Node, what: str, remedies: list[str]) -> None:
+    """Raises :class:`UnsupportedModelError` if a unit holds an operator that a plan runs otherwise than one device."""
+    changed = next((each for each in cast("Unit", node.target).module.graph.nodes if _is_run_otherwise(each)), None)
+    if changed is not None:
+        where = [f"in {place(node) or 'the module itself'}", user_line_of(node)]
+        raise UnsupportedModelError(f"{changed.target} {what}", where, remedies)
 
 
 def _is_data_dependent(node: fx.Node) -> bool:

@@ -24,9 +24,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from cuda_ops._torch import SingleLevelFunction, TorchDispatchMode, times_written, tree_flatten
+from cuda_ops._torch import (
+    SingleLevelFunction,
+    TorchDispatchMode,
+    schema_of,
+    storage_id,
+    times_written,
+    tree_flatten,
+    tree_map,
+)
 from cuda_ops.dense.user_functions import USER_FUNCTION, IntegerAt, TensorAt, UserFunction, apply, registered
 from planner.ir.errors import UnsupportedModelError
 
@@ -83,6 +92,44 @@ def kept_buffers(*modules: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in state:
                 buffer.copy_(value)
+
+
+@contextmanager
+def kept_parameters(*modules: nn.Module) -> Iterator[None]:
+    """Puts back the values of parameters that are written within, as those of a teacher that follows its student."""
+    aliases = [(parameter, parameter.detach()) for module in modules for parameter in module.parameters()]
+    written = _Written({storage_id(alias): alias for _, alias in aliases})
+    try:
+        with written:
+            yield
+    finally:
+        for alias, value in written.before:
+            alias.copy_(value)
+        for parameter, alias in aliases:
+            if storage_id(parameter) != storage_id(alias):
+                parameter.data = alias
+
+
+class _Written(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
+    """Keeps what parameters held before they are written to.
+
+    Attributes:
+        before: parameters, and their values then.
+    """
+
+    def __init__(self, by_storage: dict[int, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        self._by_storage = by_storage
+        self.before: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = schema_of(func)
+        for about, value in zip(schema.arguments if schema is not None else (), args, strict=False):
+            if about.alias_info is not None and about.alias_info.is_write and isinstance(value, Tensor):
+                parameter = self._by_storage.pop(storage_id(value), None)
+                if parameter is not None:
+                    self.before.append((parameter, parameter.clone()))
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -268,6 +315,53 @@ class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch doe
                 ["draw them in the module's forward, torch.rand_like(x), and give them to the Function"],
             )
         return func(*args, **(kwargs or {}))
+
+
+class StateChanges(TorchFunctionMode):
+    """What forward does to parameters and buffers that ``torch.export`` does not see.
+
+    A parameter whose ``requires_grad`` is switched off is detached where it is read, until that is on again: else the
+    gradients of a GAN's discriminator would hold the generator's loss.  ``x.data`` shares the memory of ``x`` as
+    ``x.detach()`` does, so that what is written to it is seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._off: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Notes switches and detaches what is switched off."""
+        given = dict(kwargs or {})
+        # torch's stub takes data for a plain attribute; that of an activation hides writes from autograd: refused later
+        if func == Tensor.data.__get__ and args[0].grad_fn is None:  # type: ignore[attr-defined]
+            return args[0].detach()
+        is_parameter = bool(args) and isinstance(args[0], nn.Parameter)
+        if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+            if is_parameter and args[0].requires_grad:
+                raise UnsupportedModelError(
+                    "forward assigns to the data of a parameter", [users_line()], list(OF_PARAMETERS_WRITTEN)
+                )
+            return args[0].copy_(args[1].detach())
+        if func in _SWITCHES and is_parameter:
+            is_on = (*args[1:], *given.values(), True)[0]
+            if is_on:
+                self._off.pop(id(args[0]), None)
+            elif args[0].requires_grad:
+                self._off[id(args[0])] = args[0]
+        elif self._off:
+            args, given = tree_map(self._as_switched, (args, given))
+        return func(*args, **given)
+
+    def _as_switched(self, value: Any) -> Any:
+        return value.detach() if id(value) in self._off else value
+
+
+OF_PARAMETERS_WRITTEN = (
+    "compute with what it would hold: F.linear(x, self.weight * self.mask), or a parametrization",
+    "write to parameters between steps, or keep what is not trained as a buffer",
+)
+"""What to write instead of writes to parameters in forward."""
+_SWITCHES = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]  # as of .data
 
 
 def users_line() -> str:

@@ -15,7 +15,14 @@ from cuda_ops._torch import BatchNormBase, DropoutBase, at_node
 from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.trace import Traced
-from profiler.capture.user_module import drawn_so_far, evaluating, fresh_gradients, kept_buffers, untouched
+from profiler.capture.user_module import (
+    drawn_so_far,
+    evaluating,
+    fresh_gradients,
+    kept_buffers,
+    kept_parameters,
+    untouched,
+)
 from profiler.source.model import LoadedModel, example_of, is_alike
 from profiler.source.parts import where
 
@@ -107,7 +114,11 @@ def require_known_parameters(traced: Traced, model: LoadedModel) -> None:
         raise UnsupportedModelError(
             "a gradient flows to a tensor that is no parameter of the module or of the loss",
             [f"{len(unknown)} of shape {shapes}", "it would not be trained"],
-            ["give the loss as an nn.Module that has it as a parameter", "detach it where it is a constant"],
+            [
+                "give the loss as an nn.Module that has it as a parameter",
+                "register layers of the module: nn.ModuleList and nn.ModuleDict instead of a list and a dict",
+                "detach it where it is a constant",
+            ],
         )
 
 
@@ -135,7 +146,8 @@ def correct_dtypes(traced: Traced, model: LoadedModel) -> None:
     """
     samples = _PAIR if traced.is_polymorphic else traced.samples
     given = traced.given(example_of(traced.inputs, model, samples), samples)
-    with torch.random.fork_rng(devices=[]), kept_buffers(*model.owners.values()), model.precision():
+    modules = model.owners.values()
+    with torch.random.fork_rng(devices=[]), kept_buffers(*modules), kept_parameters(*modules), model.precision():
         _Correcting(traced.module).run(*given.values())
 
 
@@ -204,7 +216,8 @@ def module_loss(model: LoadedModel, tensors: Iterable[Tensor], *, calm: bool = F
     """
     values = tuple(tensors)
     calmed = _calm(model) if calm else nullcontext()
-    with torch.random.fork_rng(devices=[]), kept_buffers(*model.owners.values()), calmed:
+    modules = model.owners.values()
+    with torch.random.fork_rng(devices=[]), kept_buffers(*modules), kept_parameters(*modules), calmed:
         torch.manual_seed(0)
         return model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
 
@@ -305,26 +318,33 @@ def _runs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> bool:
 
 def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:
     modules = model.owners.values()
-    with untouched(*modules), fresh_gradients(*modules):
+    with untouched(*modules), kept_parameters(*modules), fresh_gradients(*modules):
         torch.manual_seed(0)
         loss = loss_of()
         buffers = {name: b.detach().clone() for module in modules for name, b in module.named_buffers()}
         if not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
             return _Result(loss, None, buffers, loss_of())
         loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
-        gradients = {name: _dense(p.grad) for name, p in _trained(model) if p.grad is not None}
+        gradients = {name: _dense(name, p.grad) for name, p in _trained(model) if p.grad is not None}
         again = loss_of().detach()
     return _Result(loss.detach(), gradients, buffers, again)
 
 
 def _loss_alone(model: LoadedModel, loss_of: Callable[[], Tensor]) -> Tensor:
-    with torch.random.fork_rng(devices=[]), kept_buffers(*model.owners.values()):
+    modules = model.owners.values()
+    with torch.random.fork_rng(devices=[]), kept_buffers(*modules), kept_parameters(*modules):
         torch.manual_seed(0)
         return loss_of().detach()
 
 
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
+def _dense(name: str, gradient: Tensor) -> Tensor:
+    if gradient.layout is torch.strided:
+        return gradient
+    raise UnsupportedModelError(
+        f"parameter {name} gets a sparse gradient",
+        ["plans add gradients up over micro-batches and ranks as dense tensors"],
+        ["sparse=False in its nn.Embedding or nn.EmbeddingBag, with an optimiser that takes dense gradients"],
+    )
 
 
 def _trained(model: LoadedModel) -> Iterator[tuple[str, nn.Parameter]]:

@@ -3,8 +3,6 @@
 The optimiser runs with a learning rate of 0: the same work, and the model stays as it is.
 
 By how much actions are longer after a wait.
-
-What a host makes of coordinates ahead of a micro-batch, step by step: seconds, and the halos of shared sites.
 """
 
 from __future__ import annotations
@@ -15,28 +13,17 @@ import inspect
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from cuda_ops.sparse.geometry import BuiltGeometry, Route
-from cuda_ops.sparse.local import Owned, local_map
-from cuda_ops.sparse.preparation import Clouds, Preparation
-from cuda_ops.sparse.recipe import Passage
 from planner.ir.errors import UnknownNameError, UsageError
-from planner.ir.graph import Graph, graph_of_sites
-from planner.ir.profile import Optimizer, ParameterCost, PreparationCost, SiteHalo
-from planner.sites.arrangement import arrange, cut
-from planner.sites.balance import halo_sites
-from planner.sites.partition import BlockWork, Level
-from planner.sites.prices import Pairs, network_work, prices
+from planner.ir.profile import Optimizer, ParameterCost
 from profiler.capture.graph import Captured
 from profiler.measure.noise import Clock, ThreadClock, timed
 from profiler.measure.timing import Segment, SegmentedPass, run_pass, segments, trimmed_mean
-from profiler.source.model import CloudExample, GraphExample, LoadedModel
-from profiler.source.structure import BatchStructure
+from profiler.source.model import LoadedModel
 
 _WARM_UPS = 2  # the first makes the optimiser's state
 _LONG_S = 3.0
@@ -246,156 +233,3 @@ def _update_s(
     net = {name: max(0.05 * call_s, trimmed_mean(values[1:]) - call_s) for name, values in shares.items()}
     scale = total_s / sum(net.values())
     return {name: value * scale for name, value in net.items()}
-
-
-PARTS = (2, 3, 4, 8)
-"""Numbers of ranks for which halos are counted; others follow from them."""
-_NUM_RUNS = 5
-_COLLATE, _SAMPLE = "collate", "sample"
-
-
-def preparation_costs(
-    graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], samples: int
-) -> tuple[PreparationCost, ...]:
-    """Thread CPU seconds of each step, of the ``samples`` clouds in ``raw``: medians of a few runs.
-
-    A site set comes after the one that it is made of, a map after its ends.  What sharing sites costs on top is
-    measured for two ranks: the order of the sites, and what a rank does with each map.
-    """
-    preparation = example.preparation
-    words = preparation.size_of
-    inputs = dict(zip(preparation.names, _names(preparation), strict=True))
-    runs = [_timed(graph, preparation, raw) for _ in range(_NUM_RUNS)]
-    seconds = {name: trimmed_mean([run[name] for run in runs]) for name in runs[0]}
-    shares = [_timed_shares(graph, preparation, raw) for _ in range(_NUM_RUNS)]
-    shared = {name: trimmed_mean([run[name] for run in shares]) for name in shares[0]}
-    found = [PreparationCost(_COLLATE, (inputs["lengths"],), (), seconds[_COLLATE], samples, shared[_COLLATE])]
-    for route, word in words.items():
-        if route:
-            parent = words[route[:-1]] if route[:-1] else _COLLATE
-            found.append(PreparationCost(word, (), (parent,), seconds[word], samples))
-
-    def level(route: Route) -> str:
-        return words[route] if route else _COLLATE
-
-    for index, spec in enumerate(preparation.recipe.maps):
-        made = inputs[f"neighbours_{index}"], inputs[f"reverse_{index}"]
-        after = tuple(dict.fromkeys((level(spec.source), level(spec.target))))
-        name = f"map_{index}"
-        found.append(PreparationCost(name, made, after, seconds[name], samples, shared[name]))
-    for index, route in enumerate(preparation.recipe.segments):
-        made = inputs[f"starts_{index}"], inputs[f"lengths_{index}"]
-        found.append(PreparationCost(f"segments_{index}", made, (level(route),), seconds[f"segments_{index}"], samples))
-    return tuple(found)
-
-
-def sampling_cost(graph: Graph, example: GraphExample, raw: tuple[Tensor, ...], samples: int) -> PreparationCost:
-    """Thread CPU seconds of sampling the neighbours of ``samples`` seeds, and of copying their features."""
-    made = tuple(graph.inputs)[: example.preparation.num_inputs]
-    seconds = []
-    for draw in range(_NUM_RUNS + 1):
-        start_s = time.thread_time()
-        example.preparation.prepared((raw[0], torch.full_like(raw[1], draw), *raw[2:]))
-        seconds.append(time.thread_time() - start_s)
-    return PreparationCost(_SAMPLE, made, (), trimmed_mean(seconds[1:]), samples, is_beside=True)
-
-
-def site_halos(graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], samples: int) -> tuple[SiteHalo, ...]:
-    """Rows that each sparse layer exchanges, where equal ranks share the sites of the clouds in ``raw``."""
-    preparation = example.preparation
-    clouds, words = preparation.clouds(raw), preparation.size_of
-    known = _passages(clouds)
-    levels, work = _work(graph, clouds)
-    halos = []
-    for parts in PARTS:
-        owners = _owner_of_sites(levels, work, parts)
-        counted: dict[str, int] = {}
-        for layer in graph.layers:
-            name = next((value for value in layer.inputs[1:] if value in known), None)
-            if name is None or "pairs" not in layer.attributes:
-                continue
-            if name not in counted:
-                found = known[name]
-                ends = owners[words[found.source]], owners[words[found.target]]
-                rows = halo_sites(*ends, found.kernel_map.neighbours.numpy(), parts)
-                counted[name] = int(rows.sum(0).max(initial=0))
-            halos.append(SiteHalo(layer.name, parts, samples, counted[name]))
-    return tuple(halos)
-
-
-def _names(preparation: Preparation) -> tuple[str, ...]:
-    return BatchStructure.plain(preparation.num_inputs, len(preparation.per_site)).names
-
-
-def _timed(graph: Graph, preparation: Preparation, raw: tuple[Tensor, ...]) -> dict[str, float]:
-    """Seconds of each step; with ``collate``, the graph of so many sites, which every micro-batch is run by."""
-    seconds: dict[str, float] = {}
-
-    def timed(name: str, make: Callable[[], object]) -> object:
-        start_s = time.thread_time()
-        found = make()
-        seconds[name] = time.thread_time() - start_s
-        return found
-
-    made: list[Clouds] = []
-    timed(_COLLATE, lambda: made.append(_collated(preparation, raw)))
-    geometry: BuiltGeometry = made[0].geometry
-    for route, word in preparation.size_of.items():
-        if route:
-            timed(word, partial(geometry.keys, route))
-    start_s = time.thread_time()
-    graph_of_sites(graph, made[0].num_samples, made[0].sizes)
-    seconds[_COLLATE] += time.thread_time() - start_s
-    for index, spec in enumerate(preparation.recipe.maps):
-        timed(f"map_{index}", partial(geometry.map, spec))
-    for index, route in enumerate(preparation.recipe.segments):
-        timed(f"segments_{index}", partial(geometry.segments, route))
-    return seconds
-
-
-def _timed_shares(graph: Graph, preparation: Preparation, raw: tuple[Tensor, ...]) -> dict[str, float]:
-    """Seconds of arranging the clouds (under ``collate``), and of each map's part on the first of two ranks."""
-    clouds, words = preparation.clouds(raw), preparation.size_of
-    for spec in preparation.recipe.maps:
-        clouds.map(spec)
-    start_s = time.thread_time()
-    owners = _owner_of_sites(*_work(graph, clouds), 2)
-    seconds = {_COLLATE: time.thread_time() - start_s}
-    owned = {route: Owned.by(torch.from_numpy(owners[word]), 0) for route, word in words.items()}
-    for index, spec in enumerate(preparation.recipe.maps):
-        start_s = time.thread_time()
-        local_map(clouds.map(spec), owned[spec.source], owned[spec.target]).split()
-        seconds[f"map_{index}"] = time.thread_time() - start_s
-    return seconds
-
-
-def _collated(preparation: Preparation, raw: tuple[Tensor, ...]) -> Clouds:
-    clouds = preparation.clouds(raw)
-    clouds.tensor("features")
-    return clouds
-
-
-def _work(graph: Graph, clouds: Clouds) -> tuple[dict[str, Level], BlockWork]:
-    """The site sets by name, and what the network costs on each block of them."""
-    words = clouds.preparation.size_of
-    pairs = {}
-    for name, found in _passages(clouds).items():
-        counts = found.kernel_map.pairs_of_inputs().numpy(), found.kernel_map.pairs_of_outputs().numpy()
-        pairs[name] = Pairs(words[found.source], words[found.target], *counts)
-    levels = {word: Level(*clouds.level(route)) for route, word in words.items()}
-    return levels, network_work(levels, pairs, prices(graph))
-
-
-def _owner_of_sites(levels: Mapping[str, Level], work: BlockWork, parts: int) -> dict[str, Any]:
-    """Who owns each site of each level, where ``parts`` equal ranks share them; by the level's name."""
-    speeds = (1.0,) * parts
-    owned = cut(arrange(work, speeds), speeds)
-    return {word: owned.owner(each.samples, each.coordinates, each.stride) for word, each in levels.items()}
-
-
-def _passages(clouds: Clouds) -> dict[str, Passage]:
-    """By the graph input that a layer takes as neighbours, what it then goes through."""
-    preparation = clouds.preparation
-    own = zip(_names(preparation), preparation.names, strict=True)
-    found = ((name, preparation.recipe.passage(clouds, each)) for name, each in own)
-    return {name: each for name, each in found if each is not None}

@@ -156,7 +156,7 @@ class SegmentedPass:
         local = {node: self._values[node] for node in segment.reads}
         leaves = []
         for node, value in local.items():
-            if value.is_floating_point():
+            if value.is_floating_point() or value.is_complex():
                 local[node] = value.detach().requires_grad_(value.requires_grad)
                 leaves.append((node, local[node]))
         self._leaves[segment.name] = [(node, leaf) for node, leaf in leaves if leaf.requires_grad]

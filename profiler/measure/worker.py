@@ -25,9 +25,6 @@ from profiler.measure.beside_layers import (
     action_overhead_s,
     iteration_s,
     parameter_costs,
-    preparation_costs,
-    sampling_cost,
-    site_halos,
     still_optimizer,
 )
 from profiler.measure.child_process import Report
@@ -304,6 +301,8 @@ class _Measuring:
 
     def _with_preparations(self, rest: Rest, example: CloudExample | GraphExample, sizes: tuple[int, ...]) -> Rest:
         """With what the host prepares of clouds, or of a graph's seeds."""
+        from profiler.measure.preparing import preparation_costs, sampling_cost, site_halos  # late: others do without
+
         graph = self._captured.graph
         raw = {samples: fed_example(self._model, samples) for samples in sizes}
         if isinstance(example, GraphExample):

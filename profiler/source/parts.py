@@ -45,6 +45,27 @@ def where(error: BaseException) -> str:
     return f"at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "at an unknown place"
 
 
+def cast_module(module: nn.Module, dtype: torch.dtype) -> None:
+    """Parameters and buffers in place to ``dtype``, complex ones to the complex numbers of its precision.
+
+    ``nn.Module.to`` would leave of those the real parts alone.
+
+    Raises:
+        FactoryError: there are complex ones, and none of this precision.
+    """
+    tensors = (*module.parameters(), *module.buffers())
+    if not any(each.is_complex() for each in tensors):
+        module.to(dtype)
+        return
+    if dtype not in (torch.float32, torch.float64):
+        raise FactoryError(
+            f"the module has complex numbers, of which there are none in {dtype}", [], ["--dtype float32"]
+        )
+    for tensor in tensors:
+        if tensor.is_complex() or tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype.to_complex() if tensor.is_complex() else dtype)
+
+
 def model_of(name: str, result: Any, input_shape: Sequence[int] = (), *, is_shaped: bool = False) -> LoadedModel:
     """The model that ``result`` describes, in the dtypes that it has.
 

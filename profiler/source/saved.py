@@ -32,7 +32,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from cuda_ops.device.seeding import seeded
 from planner.ir.errors import FactoryError, MissingFileError, ModelNotFoundError, StaleFileError, UsageError
-from profiler.capture.user_module import refuse_hooks, untouched
+from profiler.capture.user_module import kept_parameters, refuse_hooks, untouched
 from profiler.source.model import LoadedModel, is_alike
 from profiler.source.parts import import_remedies, model_of, where
 from profiler.source.structure import alone
@@ -280,7 +280,7 @@ def _loss(model: LoadedModel) -> Tensor | None:
     modules = model.owners.values()
     if any(parameter.device.type != "cpu" for module in modules for parameter in module.parameters()):
         return None
-    with untouched(*modules), seeded(0), torch.no_grad():
+    with untouched(*modules), kept_parameters(*modules), seeded(0), torch.no_grad():
         try:
             return model.loss(*(tuple(tensor.clone() for tensor in each) for each in model.fed))
         except Exception as error:
@@ -295,7 +295,10 @@ def _dtype(module: nn.Module) -> str:
     Raises:
         UsageError: they have several.
     """
-    floats = ((name, each.dtype) for name, each in module.named_parameters() if each.is_floating_point())
+    numbers = (
+        (name, each) for name, each in module.named_parameters() if each.is_floating_point() or each.is_complex()
+    )
+    floats = ((name, each.dtype.to_real()) for name, each in numbers)
     found = {str(dtype).removeprefix("torch."): name for name, dtype in floats}
     if len(found) > 1:
         raise UsageError(

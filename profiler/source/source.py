@@ -56,7 +56,7 @@ from cuda_ops.device.seeding import seed_generators, seeded
 from planner.ir.errors import FactoryError, ModelNotFoundError
 from planner.ir.profile import ModelSource
 from profiler.source.model import LoadedModel
-from profiler.source.parts import import_remedies, model_of, where
+from profiler.source.parts import cast_module, import_remedies, model_of, where
 
 _FORMS = "MODEL is pkg.mod:factory or path/file.py:factory"
 
@@ -194,8 +194,9 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
     dtype = _float_dtype(source.dtype)
     autocast = _autocast_dtype(source)
     model = _saved(source) if source.is_file else _made(source, seed)
-    for module in model.owners.values():
-        module.to(dtype)
+    if _dtypes(model) != {dtype}:  # else buffers of other dtypes are meant to have them
+        for module in model.owners.values():
+            cast_module(module, dtype)
     return replace(
         model,
         inputs=_cast(model.inputs, dtype),
@@ -204,6 +205,11 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
         autocast=autocast,
         elementwise=frozenset(source.elementwise),
     )
+
+
+def _dtypes(model: LoadedModel) -> set[torch.dtype]:
+    parameters = (each for module in model.owners.values() for each in module.parameters())
+    return {each.dtype.to_real() for each in parameters if each.is_floating_point() or each.is_complex()}
 
 
 def _made(source: ModelSource, seed: int) -> LoadedModel:

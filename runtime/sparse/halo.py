@@ -2,7 +2,9 @@
 
 Rows that others read leave first; while they travel, a convolution does what its own rows contribute, and in backward
 the gradients of the rank's own inputs and of the weights.  Everything is added up in the order of positions, so that a
-result does not depend on who was faster.
+result does not depend on who was faster.  A rank that lends and borrows nothing, since its samples are whole, does what
+one device would.  Where a layer's weights are more than its rows, own and borrowed rows go through one call: to go over
+the weights and their gradient once more would take longer than the rows travel.
 """
 
 from __future__ import annotations
@@ -38,12 +40,16 @@ def shared_conv(x: Tensor, weight: Tensor, local: LocalMap, wire: PeerGroup) -> 
     device = x.device.type
     x, weight = in_its_dtype(device, x, weight)
     with torch.autocast(device, enabled=False):  # both are in its dtype, and so must be what flows back
+        if weight.numel() > x.numel() or local.halo.is_empty:
+            return operators.sparse_conv(with_halo(x, local, wire), weight, local.neighbours, local.reverse)
         convolve: Callable[[Tensor, Tensor, LocalMap, PeerGroup], Tensor] = _Conv.apply
         return convolve(x, weight, local, wire)
 
 
 def with_halo(x: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
-    """``x`` (own inputs, channels) and behind it the rows of others that ``local`` reads."""
+    """``x`` (own inputs, channels), and behind it the rows of others that ``local`` reads."""
+    if local.halo.is_empty:
+        return x
     extend: Callable[[Tensor, LocalMap, PeerGroup], Tensor] = _WithHalo.apply
     return extend(x, local, wire)
 
@@ -69,7 +75,9 @@ class _Conv(torch.autograd.Function):
         dy, transposed, own = dy.contiguous(), weight.transpose(1, 2), local.of_own
         dx = dw = back = None
         if ctx.needs_input_grad[0]:
-            lent = operators.sparse_conv(dy, transposed, local.of_halo, local.neighbours)
+            lent = dy.new_empty(0, weight.shape[1])
+            if len(halo):
+                lent = operators.sparse_conv(dy, transposed, local.of_halo, local.neighbours)
             back = _start_back(lent, local.halo, ctx.wire)
             dx = operators.sparse_conv(dy, transposed, own.reverse, own.neighbours)
         if ctx.needs_input_grad[1]:

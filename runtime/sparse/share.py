@@ -33,6 +33,7 @@ class SiteShare:
     """The share of the rank at ``position``; maps are made when they are first asked for.
 
     Args:
+        clouds: the micro-batch, in the order that ranks cut.
         places: where the stage's ranks cut the order of blocks.
         shares: samples that each rank goes on with after a reduction over sites, by position.
 
@@ -42,16 +43,20 @@ class SiteShare:
     """
 
     def __init__(
-        self, batch: PreparedBatch, microbatch: int, places: Sequence[int], position: int, shares: tuple[int, ...]
+        self,
+        batch: PreparedBatch,
+        microbatch: int,
+        clouds: ArrangedClouds,
+        places: Sequence[int],
+        position: int,
+        shares: tuple[int, ...],
     ) -> None:
-        clouds = batch.clouds(microbatch)
-        if not isinstance(clouds, ArrangedClouds):
-            raise ValueError("sites are shared out of clouds that are arranged")
         self._batch, self._microbatch, self._clouds = batch, microbatch, clouds
         self._places, self._position, self.shares = tuple(places), position, shares
         self.cuts = clouds.cut_points(places)
         self.sizes = {word: points[position + 1] - points[position] for word, points in self.cuts.items()}
         self._made: dict[tuple[str, torch.device], Any] = {}
+        self._of_sets: dict[Route, Owned] = {}
 
     @classmethod
     def of(
@@ -59,8 +64,9 @@ class SiteShare:
     ) -> SiteShare:
         """The share of one of ranks of ``speeds``."""
         clouds = batch.clouds(microbatch)
-        places = clouds.places(speeds) if isinstance(clouds, ArrangedClouds) else ()
-        return cls(batch, microbatch, places, position, shares)
+        if not isinstance(clouds, ArrangedClouds):
+            raise ValueError("sites are shared out of clouds that are arranged")
+        return cls(batch, microbatch, clouds, clouds.places(speeds), position, shares)
 
     def map(self, name: str, device: torch.device = CPU) -> LocalMap:
         """This rank's part of the kernel map of which a layer takes the graph input ``name`` as neighbours.
@@ -113,7 +119,10 @@ class SiteShare:
         return local_segments(samples, sum(self.shares))
 
     def _owned(self, route: Route) -> Owned:
-        return self._clouds.owned(route, self._places, self._position)
+        found = self._of_sets.get(route)
+        if found is None:
+            found = self._of_sets[route] = self._clouds.owned(route, self._places, self._position)
+        return found
 
 
 AnyShare = SiteShare | SampledShare

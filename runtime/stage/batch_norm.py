@@ -207,9 +207,10 @@ def _combined(table: Tensor, num_values: Tensor | int) -> tuple[Tensor, Tensor]:
 def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of each channel, by the deviations from the mean.
 
-    On CPUs torch's own statistics go number by number: 2.6 ms against 0.4 ms for (2, 64, 112, 112) on one core.
+    On CPUs torch's own statistics go number by number: 2.6 ms against 0.4 ms for (2, 64, 112, 112) on one core.  Not so
+    where channels lie side by side, as those of sites do: 0.3 ms against 1.2 ms for (35000, 32).
     """
-    if values.device.type != "cpu":
+    if values.device.type != "cpu" or (values.dim() == 2 and values.is_contiguous()):
         mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)
         return mean, variance
     dims = [dim for dim in range(values.dim()) if dim != 1]

@@ -28,6 +28,7 @@ from planner.ir.profile import ModelSource
 from planner.layers.sized import SPACE
 from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
+from profiler.source.parts import cast_module
 from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.monitor.failure import blame
@@ -238,7 +239,7 @@ def alone(
     module, loss_fn = made[0], made[2]
     if not module.training:
         module.train()
-    module.double()
+    cast_module(module, torch.float64)
     modules = {"": module, **({"loss_fn.": loss_fn} if isinstance(loss_fn, nn.Module) else {})}
     parameters = {p + name: each for p, owner in modules.items() for name, each in owner.named_parameters()}
     optimizer = _optimizer([each for each in parameters.values() if each.requires_grad])
@@ -318,8 +319,9 @@ def _distance(name: str, here: Tensor, there: Tensor, tolerance: float) -> Itera
         return
     if not there.numel():
         return
-    error = (here.detach().double() - there.detach().double()).abs().max().item()
-    scale = max(1.0, there.detach().double().abs().max().item())
+    wide = torch.complex128 if there.is_complex() else torch.float64
+    error = (here.detach().to(wide) - there.detach().to(wide)).abs().max().item()
+    scale = max(1.0, there.detach().to(wide).abs().max().item())
     if not error <= tolerance * scale:
         yield f"{name}: differs by {error:.3g} where one device has at most {scale:.3g}"
 

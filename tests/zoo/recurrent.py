@@ -73,7 +73,7 @@ class Packed(nn.Module):
         return self.fc(h[-1]) + padded.mean() * 0
 
 
-@network("a packed sequence", refused="pack|captured")
+@network("a packed sequence, padded to the longest of the batch", refused="total_length")
 def packed() -> Network:
     x, y = sequences()
     return Packed(), ((x, torch.tensor([5, 2, 3, 5])), y), F.cross_entropy

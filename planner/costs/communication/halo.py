@@ -14,7 +14,8 @@ and what each computes around it (``call_s``; of gradients of the network's inpu
 The rows of a halo depend on how finely a cloud is cut, so they are read by parts a sample, q = parts / samples: between
 measured q in log-log, below as at the smallest (ranks cut few samples, whatever their number), beyond the largest in
 proportion to q^(-2/3), the surface of a part.  Of a layer that was not measured they are 6 n^(2/3), the surface of a
-cube of a rank's n rows.  Ignored: that ranks with a whole number of samples might receive nothing, and memory of halos.
+cube of a rank's n rows.  Where none was counted, since samples stay whole, nothing is exchanged.  Ignored: that samples
+of other sizes than the profile's might be cut all the same, and memory of halos.
 """
 
 from __future__ import annotations
@@ -90,6 +91,9 @@ def _shared(a: Boxes, b: Boxes) -> Boxes:
 
 Array = NDArray[np.float64]
 
+_LEAST_ROWS = 0.5
+"""Fewer are none: ranks have whole samples, and nothing is exchanged, nor computed around it."""
+
 SUMMED = ("segment", "segment_expand")
 """Kinds that go from sites to samples, or back."""
 
@@ -128,7 +132,8 @@ def halo_rows(measured: Sequence[SiteHalo], graph: Graph, rows: int, parts: int,
     at = np.array([point[0] for point in points])
     found = np.maximum(np.array([point[1] for point in points]), 1e-9)
     inside = float(np.exp(np.interp(np.log(cut), np.log(at), np.log(found))))
-    return inside * float(min(1.0, at[-1] / cut) ** (2 / 3))
+    rows_of_others = inside * float(min(1.0, at[-1] / cut) ** (2 / 3))
+    return rows_of_others if rows_of_others >= _LEAST_ROWS else 0.0
 
 
 def _apart_s(cluster: Cluster, ranks: tuple[int, ...], size: float) -> float:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from planner.costs.shards.boxes import Boxes, Counts, as_box, as_boxes, boxes_of, volumes
 from planner.costs.shards.contraction import PartialSums, partial_sums
+from planner.ir.box import Box
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.ir.layout import Layout
 from planner.ir.plan import Placement
@@ -159,11 +160,20 @@ def _replaced(boxes: Boxes, k: int, of_option: Boxes) -> Boxes:
 
 def _read(sized: SizedLayer, work: Boxes) -> tuple[tuple[Boxes, ...], tuple[Boxes, ...]]:
     """What each rank reads of each input and of each parameter; asked once for each distinct box."""
-    dims = work.shape[2]
-    distinct, place = np.unique(work.reshape(-1, 2 * dims), axis=0, return_inverse=True)
-    parts = [as_box(box) for box in distinct.reshape(-1, dims, 2)]
+    num_options, num_ranks, dims, _ = work.shape
+    flat = work.reshape(num_options * num_ranks, 2 * dims)
+    if dims:
+        distinct, place = np.unique(flat, axis=0, return_inverse=True)
+    else:  # numbers, all alike
+        distinct, place = flat[:1], np.zeros(len(flat), np.int64)
+    parts = [as_box(box) for box in distinct.reshape(len(distinct), dims, 2)]
+
+    def spread(column: Sequence[Box]) -> Boxes:
+        boxes = as_boxes(column)
+        return boxes[place.ravel()].reshape(num_options, num_ranks, *boxes.shape[1:])
+
     columns = [
-        [as_boxes(column)[place.ravel()].reshape(*work.shape[:2], -1, 2) for column in zip(*rows, strict=True)]
+        [spread(column) for column in zip(*rows, strict=True)]
         for rows in ([sized.input_boxes(part) for part in parts], [sized.weight_boxes(part) for part in parts])
     ]
     return _joined(sized.layer.inputs, tuple(columns[0])), tuple(columns[1])

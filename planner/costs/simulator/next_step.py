@@ -64,7 +64,7 @@ def next_steps(compiled: CompiledProgram, costs: StageCosts) -> tuple[NextStep, 
         has_core, own_s, turns_s = cores[rank] is not None, 0.0, 0.0
         for action in row:
             if action.op is Op.PREPARE:
-                made_s, layers = costs.prepare_s(rank, action.stage, action.microbatch or 0), costs.stages[action.stage]
+                made_s, layers = costs.prepare_s(rank, action), costs.stages[action.stage]
                 own_s += made_s
                 turns_s += book.preparations.turns_s(book.kind(rank), layers_of(layers.runs), made_s, has_core)
         found.append(NextStep(own_s, has_core, turns_s))

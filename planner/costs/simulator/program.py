@@ -205,9 +205,9 @@ class _Numbers:
             self._with_gradients.add((rank, stage))
         elif op is Op.UPDATE:
             self._with_gradients.discard((rank, stage))
-        slot = self.actions.number(
-            (rank, stage, op, self._size(microbatch), accumulates), ActionSlot(rank, action, accumulates)
-        )
+        begins = op is Op.PREPARE and microbatch == 0  # what is found before the program counts there
+        key = (rank, stage, op, self._size(microbatch), accumulates, begins)
+        slot = self.actions.number(key, ActionSlot(rank, action, accumulates))
         if op is Op.REDUCE_GRAD:
             members = len(self.numbering.program.ranks[stage])
             return REDUCE_STEP, slot, (self.reductions.number((stage, microbatch), (members, stage)),)

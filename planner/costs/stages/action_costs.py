@@ -56,6 +56,7 @@ class StageCosts:
     _local: dict[tuple[int, int, Op, Size, bool], float] = field(init=False, default_factory=dict, repr=False)
     _exchanged: dict[tuple[int, Op, Size], float] = field(init=False, default_factory=dict, repr=False)
     _reductions: dict[int, float] = field(init=False, default_factory=dict, repr=False)
+    _found: dict[str, float] = field(init=False, default_factory=dict, repr=False)
     _kinds: dict[int, str] = field(init=False, default_factory=dict, repr=False)
 
     def action_s(self, rank: int, action: Action, accumulates: bool = False) -> float:
@@ -70,7 +71,10 @@ class StageCosts:
         if action.microbatch is not None and action.op in COMPUTE:
             return self._compute_s(action.stage, rank, action.op, action.microbatch, accumulates)
         if action.op is Op.PREPARE and action.microbatch is not None:
-            return 0.0 if self.is_prepared else self.prepare_s(rank, action.stage, action.microbatch)
+            if self.is_prepared:
+                return 0.0
+            others_s = self._slowest_s() - self._found_s(rank) if self._is_first(rank, action) else 0.0
+            return self.prepare_s(rank, action) + others_s  # all begin when the slowest has found the sites
         once = stage.once
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
             beside = memory_factor(self.book.profile.cluster, stage.ranks)
@@ -120,14 +124,38 @@ class StageCosts:
         kept = sum(_parameters_used(stage, rank) - left_to_others(stage) for stage in mine)
         return round(kept * self.book.profile.optimizer.state_bytes_per_parameter_byte)
 
-    def prepare_s(self, rank: int, number: int, microbatch: int) -> float:
-        """Seconds in which the rank prepares what stage ``number`` reads of a micro-batch."""
-        stage, samples, kind = self.stages[number], samples_in(self.micro_batches[microbatch]), self.book.kind(rank)
-        preparations, layers = self.book.preparations, layers_of(stage.runs)
+    def prepare_s(self, rank: int, action: Action) -> float:
+        """Seconds in which the rank prepares what a stage reads of a micro-batch; with the first it finds all sites."""
+        stage, samples = self.stages[action.stage], samples_in(self.micro_batches[action.microbatch or 0])
+        preparations, layers, kind = self.book.preparations, layers_of(stage.runs), self.book.kind(rank)
         if not preparations.is_beside(kind):
-            return preparations.seconds(kind, layers, samples, shared=len(stage.ranks) > 1)
+            found_s = self._found_s(rank) if self._is_first(rank, action) else 0.0
+            return found_s + preparations.seconds(kind, layers, samples, shared=self._shares_sites)
         own = stage.samples[samples][stage.ranks.index(rank)] if stage.samples else samples
         return preparations.seconds(kind, layers, own)
+
+    def _found_s(self, rank: int) -> float:
+        """Seconds in which the rank finds the sites of all micro-batches."""
+        kind = self.book.kind(rank)
+        found = self._found.get(kind)
+        if found is None:
+            of, shared = self.book.preparations.found_s, self._shares_sites
+            found = self._found[kind] = sum(of(kind, samples_in(size), shared=shared) for size in self.micro_batches)
+        return found
+
+    def _slowest_s(self) -> float:
+        return max(self._found_s(rank) for stage in self.stages for rank in stage.ranks)
+
+    def _is_first(self, rank: int, action: Action) -> bool:
+        """Whether the rank has prepared nothing of the step before."""
+        if action.microbatch != 0:
+            return False
+        mine = (stage for stage in self.stages[: action.stage] if rank in stage.ranks)
+        return not any(self.book.preparations.read(layers_of(stage.runs)) for stage in mine)
+
+    @property
+    def _shares_sites(self) -> bool:
+        return any(len(stage.ranks) > 1 for stage in self.stages)
 
     @property
     def is_prepared(self) -> bool:
@@ -180,8 +208,7 @@ class StageCosts:
 
     def found_bytes(self) -> int:
         """What every rank holds of the sites of a step; of the next one's as well, where they are prepared in it."""
-        shared = any(len(stage.ranks) > 1 for stage in self.stages)
-        found = self.book.preparations.found_bytes
+        found, shared = self.book.preparations.found_bytes, self._shares_sites
         return self.num_steps_held * sum(found(samples_in(size), shared=shared) for size in self.micro_batches)
 
     @property

@@ -1,9 +1,11 @@
 """What a stage's host prepares ahead of a micro-batch, how long that takes, and where.
 
-    PREP of a stage = sum of seconds over what its layers read and what that is made from, each once
+    before the program   every rank finds the sites of all micro-batches, at all levels; where ranks of some stage share
+                         them, also puts them in order, by the pairs of all maps, which are made for it  ``found_s``
+    PREP of a stage      the maps and segments that its layers read; of maps in that order its own part  ``seconds``
 
-in proportion to the samples, from the measurement nearest in size.  Every rank of a stage prepares the whole
-micro-batch: which rows are its own follows from all of them.  Inputs that no preparation of the profile makes arrive
+in proportion to the samples, from the measurement nearest in size.  A program begins when the slowest rank has found
+the sites; that counts as part of each rank's first ``PREP``.  Inputs that no preparation of the profile makes arrive
 ready.  Where the device is a core of the host, preparing occupies the rank; beside an accelerator it is done in order
 by a thread of the host, and the forward waits for it.  Where a plan prepares the next step during this one, that is
 ``costs.simulator.next_step``.
@@ -32,7 +34,8 @@ native code throughout, and takes nothing."""
 _CORE = "cpu"
 _COORDINATES_BYTES = 3 * 4  # int32 (cuda_ops.sparse.preparation)
 _KEY_BYTES = _ROW_BYTES = 8  # int64
-_ORDER_BYTES = 4 * 8 + 2 * 8 + 4  # runtime.sparse.batch: coordinates with samples, order and place int64, rows int32
+_ORDER_BYTES = 4 * 8 + 2 * 8 + 4 + 2 + 4
+"""runtime.sparse: coordinates with samples, order and place int64, rows int32, owner int16, number int32"""
 
 
 def has_host_beside(device: DeviceSpec) -> bool:
@@ -74,6 +77,7 @@ class Preparations:
     profile: Profile
     _inputs: dict[int, frozenset[str]] = field(init=False, default_factory=dict, repr=False)
     _seconds: dict[tuple[str, frozenset[str], float, bool], float] = field(init=False, default_factory=dict, repr=False)
+    _found: dict[tuple[str, float, bool], float] = field(init=False, default_factory=dict, repr=False)
     _prepared: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -91,10 +95,11 @@ class Preparations:
         return frozenset().union(*(self._read(index) for index in layers))
 
     def seconds(self, kind: str, layers: Iterable[int], samples: float, *, shared: bool = False) -> float:
-        """Seconds on the host of a device of ``kind``, for a micro-batch of ``samples``.
+        """Seconds of a ``PREP`` on the host of a device of ``kind``, for a micro-batch of ``samples``.
 
         Args:
-            shared: by several ranks, which balance the whole network's work: each makes all maps, its own ones local.
+            shared: whether the plan's ranks share sites in some stage: then all maps are there, and this is what is
+                made of those that the layers read.
         """
         inputs = self.read(layers)
         if not inputs:
@@ -102,15 +107,32 @@ class Preparations:
         key = (kind, inputs, samples, shared)
         found = self._seconds.get(key)
         if found is None:
-            costs = self.profile.preparations.get(kind, ())
-            read = closure(costs, inputs)
-            made = closure(costs, self._prepared) if shared else read
             found = 0.0
-            for name, several in made.items():
-                nearest = min(several, key=lambda cost: (abs(cost.samples - samples), cost.samples))
-                further_s = nearest.shared_s if shared and name in read else 0.0
-                found += (nearest.seconds + further_s) * samples / nearest.samples
+            for several in closure(self.profile.preparations.get(kind, ()), inputs).values():
+                cost = _nearest(several, samples)
+                if not self._is_found(cost):
+                    made_s = cost.shared_s if shared and self._is_map(cost) else cost.seconds
+                    found += made_s * samples / cost.samples
             self._seconds[key] = found
+        return found
+
+    def found_s(self, kind: str, samples: float, *, shared: bool = False) -> float:
+        """Seconds in which a rank on a device of ``kind`` finds the sites of a micro-batch, before the program.
+
+        Args:
+            shared: as of :meth:`seconds`: then they are put in order as well.
+        """
+        key = (kind, samples, shared)
+        found = self._found.get(key)
+        if found is None:
+            found = 0.0
+            for several in closure(self.profile.preparations.get(kind, ()), self._prepared).values():
+                cost = _nearest(several, samples)
+                if self._is_found(cost):
+                    found += (cost.seconds + shared * cost.shared_s) * samples / cost.samples
+                elif shared and self._is_map(cost):
+                    found += cost.seconds * samples / cost.samples
+            self._found[key] = found
         return found
 
     def is_beside(self, kind: str) -> bool:
@@ -168,6 +190,14 @@ class Preparations:
         maps = sum(graph.inputs[name].num_bytes for name in self._prepared) if shared else 0
         return round((total + maps) * samples / graph.samples)
 
+    def _is_found(self, cost: PreparationCost) -> bool:
+        """Whether it is a site set, or made of the user's tensors alone."""
+        return not cost.inputs or (not cost.after and not self._is_map(cost))
+
+    def _is_map(self, cost: PreparationCost) -> bool:
+        """Whether what it makes lies along sites."""
+        return any(self.profile.graph.inputs[name].has_sites for name in cost.inputs)
+
     def _borrows(self, parts: int, samples: float) -> bool:
         """Whether ranks read sites of each other; they do not where each gets whole samples."""
         measured: dict[str, list[SiteHalo]] = {}
@@ -197,6 +227,11 @@ def closure(costs: Iterable[PreparationCost], inputs: frozenset[str]) -> Mapping
             taken[name] = named[name]
             needed.extend(named[name][0].after)
     return {name: taken[name] for name in sorted(taken)}
+
+
+def _nearest(several: Iterable[PreparationCost], samples: float) -> PreparationCost:
+    """The measurement nearest in size; of two the smaller."""
+    return min(several, key=lambda cost: (abs(cost.samples - samples), cost.samples))
 
 
 def input_bytes(graph: Graph, name: str, samples: float) -> int:

@@ -15,10 +15,11 @@ from benchmarks.devices.ranks import RankStep, Step
 from benchmarks.devices.virtual_device import HeldTransport, VirtualDevice, with_devices
 from benchmarks.sparse_vgg import __main__ as sparse_vgg
 from benchmarks.sparse_vgg.__main__ import QUICK, rows, sums, undisturbed
-from benchmarks.sparse_vgg.plans import OURS, SPARSEPIPE, UNRESTRICTED, Case, batches, cases, sizes
+from benchmarks.sparse_vgg.plans import OURS, SPARSEPIPE, UNRESTRICTED, Case, batches, cases, counted_out, sizes
 from benchmarks.sparse_vgg.runs import Network, count_samples
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.ir.cluster import MEMORY, SITES, WITHIN_HOST, Collective
 from planner.ir.plan import Decision
 from planner.ir.problem import Problem
 from planner.ir.schedule import Op
@@ -163,13 +164,31 @@ def test_a_slower_device_takes_the_factor_as_long_for_everything() -> None:
     assert [part.forward_s for part in slowed] == [2 * part.forward_s for part in parts]
 
 
+def test_what_is_made_of_shared_sites_and_computed_around_exchanges_is_slower_too() -> None:
+    profile = sparse_profile(classifier(), (1.0, 1.0))
+    kind = profile.cluster.devices[0].kind
+    prepared = tuple(replace(cost, shared_s=3.0) for cost in profile.preparations[kind])
+    calls = Collective(SITES, 1, WITHIN_HOST, ((64, 1.0), (128, 2.0))), Collective(MEMORY, 1, WITHIN_HOST, ((64, 1.0),))
+    cluster = replace(profile.cluster, collectives=calls)
+    slow = with_devices(replace(profile, preparations={kind: prepared}, cluster=cluster), (2.0, 5.0))
+    kinds = [device.kind for device in slow.cluster.devices]
+    assert [{cost.shared_s for cost in slow.preparations[each]} for each in kinds[:2]] == [{6.0}, {15.0}]
+    assert slow.cluster.collectives == (Collective(SITES, 1, WITHIN_HOST, ((64, 5.0), (128, 10.0))), calls[1])
+
+
 def test_published_sparsepipe_has_one_stage_on_two_devices_and_without_its_restrictions_a_better_plan() -> None:
-    profile = with_devices(sparse_profile(classifier(), (1.0, 1.0)), (1.0, 2.0))
+    profile = with_devices(sparse_profile(classifier(), (1.0, 1.0), preparation_s=1e-6), (1.0, 2.0))
     found = {case.name: case for case in cases(Problem(profile, 4))}
     assert [stage.ranks for stage in found[SPARSEPIPE].decision.stages] == [(0, 1)]
     assert found[SPARSEPIPE].decision.layout_of(0).cuts["sample"] == (0, 2, 4)
     assert found[OURS].predicted_s <= found[UNRESTRICTED].predicted_s <= found[SPARSEPIPE].predicted_s
     assert {len(case.decision.program) for case in found.values()} == {2}
+
+
+def test_ranks_that_count_out_samples_prepare_just_their_own() -> None:
+    profile = sparse_profile(classifier(), (1.0, 1.0), preparation_s=1e-3)
+    halves = {(cost.seconds, cost.shared_s) for cost in counted_out(profile, 2).preparations["kind-1"]}
+    assert halves == {(0.5e-3, 0.0)}
 
 
 def test_clouds_vary_and_batches_do_not() -> None:

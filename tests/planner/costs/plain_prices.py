@@ -425,11 +425,15 @@ def _rows(profile: Profile, layer: Layer, x: TensorSpec, parts: int, samples: in
         return float(min(total * (1 - 1 / parts), 6 * (total / parts) ** (2 / 3)))
     cut = parts / samples
     if cut <= points[0][0]:
-        return float(points[0][1])
+        return _or_none(points[0][1])
     for (a, low), (b, high) in pairwise(points):
         if cut <= b:
-            return float(low * (high / low) ** (math.log(cut / a) / math.log(b / a)))
-    return float(points[-1][1] * (points[-1][0] / cut) ** (2 / 3))
+            return _or_none(low * (high / low) ** (math.log(cut / a) / math.log(b / a)))
+    return _or_none(points[-1][1] * (points[-1][0] / cut) ** (2 / 3))
+
+
+def _or_none(rows: float) -> float:
+    return rows if rows >= 0.5 else 0.0
 
 
 def sum_s(cluster: Cluster, operation: str, group: tuple[int, ...], size: float) -> float:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from planner.ir.errors import UsageError
 from planner.sites.arrangement import Arrangement, arrange, cut, cut_places
 from planner.sites.balance import imbalance, rank_work
-from planner.sites.keys import pack, samples_of, unpack
-from planner.sites.partition import BlockWork, Level, Load, block_work, bottleneck
+from planner.sites.keys import Ints, pack, samples_of, unpack
+from planner.sites.partition import BlockWork, Level, Load, bisection, block_work, bottleneck
 from tests.planner.sites.clouds import blocks
 
 WORKS = st.lists(st.lists(st.sampled_from([0.0, 0.1, 1.0, 3.0, 40.0]), max_size=5), min_size=1, max_size=4)
@@ -159,6 +159,27 @@ def test_a_large_sample_behind_a_small_one_is_cut_in_planes_too() -> None:
     parts = [owned.ranks == rank for rank in range(4)]
     assert [set(samples[part].tolist()) for part in parts] == [{1}, {1}, {1}, {0}]
     assert [len(np.unique(blocks_of[part, 0])) for part in parts] == [15, 15, 15, 20]
+
+
+@pytest.mark.parametrize("speeds", [[1.0, 1.0], [3.0, 1.0, 2.0], [1.0] * 5])
+def test_only_samples_in_which_ranks_meet_are_cut_in_space_and_those_as_ever(speeds: list[float]) -> None:
+    random = np.random.default_rng(len(speeds))
+    places = [np.unique(random.integers(-6, 6, (40 * (2 + sample % 3), 3)), axis=0) for sample in range(4)]
+    samples = np.repeat(range(4), [len(each) for each in places])
+    work = BlockWork(np.sort(pack(samples, np.concatenate(places))), random.integers(1, 9, len(samples)) * 1e-6)
+    asked: list[set[int]] = []
+
+    def noted(keys: Ints, units: Ints, goals: Ints) -> Ints:
+        asked.append(set(samples_of(keys).tolist()))
+        return bisection(keys, units, goals)
+
+    arrangement = arrange(work, speeds, 0.01, noted)
+    owned = cut(arrangement, speeds, 0.01)
+    shared = {s for s in range(4) if len(np.unique(owned.ranks[samples_of(owned.keys) == s])) > 1}
+    assert shared <= asked[0] < {0, 1, 2, 3}
+    for sample in range(4):
+        own = arrangement.keys[samples_of(arrangement.keys) == sample]
+        assert sample in asked[0] or own.tolist() == sorted(own.tolist())
 
 
 def test_an_arrangement_can_be_sent() -> None:

@@ -92,6 +92,16 @@ def several_results(y: Tensor) -> Tensor:
     return values * order
 
 
+def complex_parts(y: Tensor) -> Tensor:
+    """As of Fourier layers: some modes are kept, of both ends, others are zero."""
+    modes = torch.fft.rfft(y.view(-1, 2, 3), dim=1)
+    kept = torch.zeros_like(modes)
+    kept[:, :1, :2] = modes[:, :1, :2] * (1 + 2j)
+    kept[:, -1:, 1:] = modes[:, -1:, 1:]
+    kept[:, 1, 0] = modes[:, 0, 2]
+    return torch.fft.irfft(kept, n=2, dim=1).flatten(1)
+
+
 def narrow_dtype(y: Tensor) -> Tensor:
     half = y.to(torch.bfloat16)
     half += y
@@ -102,7 +112,9 @@ def narrow_dtype(y: Tensor) -> Tensor:
 WRITES = [slices, through_views, other_views, divided, permuted, whole_with_views, filled, masked, copies]
 
 
-@pytest.mark.parametrize("function", [*WRITES, several_results, narrow_dtype], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "function", [*WRITES, several_results, complex_parts, narrow_dtype], ids=lambda each: each.__name__
+)
 def test_a_write_to_a_part_is_seen_by_whoever_reads_the_whole(function: Callable[[Tensor], Tensor]) -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         return function(m.layer(x))
@@ -122,6 +134,42 @@ def test_a_write_that_nobody_sees_adds_nothing() -> None:
 
     graph = checked(model_of(forward, torch.randn(2, 4), layer=nn.Linear(4, 6)))
     assert [layer.name for layer in graph.graph.layers] == ["layer", "loss.square", "loss"]
+
+
+def masked_data(m: Any, x: Tensor) -> Tensor:
+    m.layer.weight.data *= m.mask
+    return m.layer(x)
+
+
+def data_in_place(m: Any, x: Tensor) -> Tensor:
+    m.layer.weight.data[:, 0].mul_(m.mask[0])
+    return m.layer(x)
+
+
+def without_gradients(m: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        m.layer.weight.t().div_(m.layer.weight.norm())
+    return m.layer(x)
+
+
+@pytest.mark.parametrize("forward", [masked_data, data_in_place, without_gradients], ids=lambda each: each.__name__)
+def test_writing_to_a_parameter_is_refused_by_its_name_or_line(forward: Callable[[Any, Tensor], Tensor]) -> None:
+    model = model_of(forward, torch.randn(2, 4), layer=nn.Linear(4, 4), mask=torch.tensor([1.0, 0, 1, 1]))
+    before = model.module.layer.weight.detach().clone()
+    with pytest.raises(
+        UnsupportedModelError, match=r"own parameter layer.weight|test_functional.py:\d+ in masked_data"
+    ):
+        capture(model)
+    assert torch.equal(model.module.layer.weight, before)
+
+
+def test_data_of_what_is_not_trained_is_written() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.layer(x)
+        m.mean.data.mul_(0.5).add_(y.detach().sum())
+        return y * m.mean
+
+    checked(model_of(forward, torch.randn(2, 4), layer=nn.Linear(4, 4), mean=torch.ones(())))
 
 
 def test_writing_to_a_view_that_cannot_be_undone_is_refused_with_both_places() -> None:

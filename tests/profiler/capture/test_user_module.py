@@ -115,6 +115,30 @@ def test_a_backward_over_the_whole_batch_mixes_samples() -> None:
     assert layer.attributes[MIXES_SAMPLES]
 
 
+def judged_by_frozen_weights(net: Net, x: Tensor) -> Tensor:
+    """A GAN's generator, seen by a discriminator that is not to learn from it."""
+    for p in net.last.parameters():
+        p.requires_grad_(False)
+    net.first.bias.requires_grad = False
+    fooled = net.last(x).sum() + net.first(x).sum()
+    for p in net.parameters():
+        p.requires_grad = True
+    return x.tanh() * fooled
+
+
+def test_a_parameter_that_is_switched_off_for_a_while_has_no_gradient_of_that_while() -> None:
+    net = Net(judged_by_frozen_weights).double()
+    x = torch.randn(4, WIDTH).double()
+    graph = capture(LoadedModel(net, (x,), (), Loss(mean_of_squares))).graph_module
+    assert all(p.requires_grad for p in net.parameters())
+    parameters = list(net.parameters())
+    found = torch.autograd.grad(
+        graph(*((4, x) if len(graph.graph.find_nodes(op="placeholder")) > 1 else (x,))), parameters
+    )
+    for a, b in zip(found, torch.autograd.grad(mean_of_squares(net(x), ()), parameters), strict=True):
+        assert torch.allclose(a, b, rtol=1e-12)
+
+
 def forgetful(net: Net, x: Tensor) -> Tensor:
     net.held.append(x)
     net.last_seen = x

@@ -60,6 +60,16 @@ class Net(nn.Linear):
     def __init__(self):
         super().__init__(3, 2)
 
+class Spectral(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3,), 1 + 2j, dtype=torch.complex64))
+        self.scale = nn.Parameter(torch.ones(3))
+        self.register_buffer("times", torch.arange(3, dtype=torch.float64) + 1e9)
+
+    def forward(self, x):
+        return (x * self.weight).imag * self.scale
+
 instance = Net()
 number = 3
 """
@@ -110,6 +120,16 @@ def test_arguments_shape_and_dtype_reach_the_model(folder: Path) -> None:
     assert {shaped.inputs[0].dtype, shaped.targets[0].dtype, shaped.module.weight.dtype} == {torch.float64}
     assert load("nets_for_tests:depths", sizes="[4, 2]").inputs[0].shape == (1, 4)
     assert load("nets_for_tests:Net", (1, 3)).module.weight.shape == (2, 3)
+
+
+def test_complex_numbers_keep_both_parts_and_buffers_their_dtype_unless_another_is_asked_for(folder: Path) -> None:
+    own = load("nets_for_tests:Spectral", (2, 3)).module
+    assert (own.weight.dtype, own.times.dtype) == (torch.complex64, torch.float64)
+    wide = load("nets_for_tests:Spectral", (2, 3), "float64").module
+    assert torch.equal(wide.weight, torch.full((3,), 1 + 2j, dtype=torch.complex128))
+    assert {wide.scale.dtype, wide.times.dtype} == {torch.float64}
+    with pytest.raises(FactoryError, match=r"complex numbers, of which there are none in torch\.bfloat16"):
+        load("nets_for_tests:Spectral", (2, 3), "bfloat16")
 
 
 def test_a_bare_target_and_a_tuple_of_targets_reach_the_loss_as_they_were(folder: Path) -> None:

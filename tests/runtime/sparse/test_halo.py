@@ -69,9 +69,11 @@ def agree(
 @pytest.mark.parametrize("kind", OWNERSHIPS)
 @pytest.mark.parametrize("name", MAPS)
 def test_a_convolution_is_one_devices(name: str, kind: str, num_ranks: int) -> None:
+    """In two calls where a rank's rows are more than the weights (of one channel), else in one; ranks may differ."""
     _, sharing, spec, inverse = case(name, kind, num_ranks, seed=num_ranks)
-    offsets = spec.kernel[0] * spec.kernel[1] * spec.kernel[2]
-    agree(_OPS.sparse_conv.default, sharing, spec, inverse, weight=drawn(offsets, 3, 4, seed=3))
+    offsets, channels = spec.kernel[0] * spec.kernel[1] * spec.kernel[2], 3 if num_ranks == 3 else 1
+    weight = drawn(offsets, channels, 4, seed=3)
+    agree(_OPS.sparse_conv.default, sharing, spec, inverse, channels, weight)
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)
@@ -184,6 +186,32 @@ def test_of_equal_values_of_several_ranks_one_gets_the_gradient() -> None:
 def test_what_nobody_shares_is_sent_to_nobody() -> None:
     _, sharing, spec, inverse = case("submanifold", "only_last", 3)
     assert agree(_OPS.sparse_conv.default, sharing, spec, inverse, weight=drawn(27, 3, 4)) == 0
+
+
+@pytest.mark.parametrize("name", ["submanifold", "strided 2/2", "inverse 2/2"])
+def test_ranks_with_whole_samples_do_what_one_device_does_and_meet_nowhere(name: str) -> None:
+    """To the bit, under autocast too; an exchange would raise, as there is no transport."""
+    spec, inverse = MAPS[name]
+    geometry = cloud(3)
+    sharing = Sharing(geometry, lambda route: geometry.coordinates(route)[:, 0].long() // 2, 2)
+    found = geometry.map(spec)
+    found, source, target = (
+        (found.inverse(), spec.target, spec.source) if inverse else (found, spec.source, spec.target)
+    )
+    x, dy = drawn(found.num_inputs, 3), drawn(found.num_outputs, 4, seed=1)
+    weight = drawn(len(found.neighbours), 3, 4, seed=2)
+    out, gradients = one_device(_OPS.sparse_conv.default, {"x": x}, (weight, found.neighbours, found.reverse), dy)
+    for position in (0, 1):
+        local, wire = sharing.local(spec, position, inverse), PeerGroup(None, (0, 1), 20.0)  # type: ignore[arg-type]
+        assert local.halo.is_empty
+        own = sharing.part(x, source, position).requires_grad_()
+        assert with_halo(own, local, wire) is own
+        y = shared_conv(own, weight, local, wire)
+        y.backward(sharing.part(dy, target, position))
+        assert torch.equal(y, sharing.part(out, target, position))
+        assert torch.equal(own.grad, sharing.part(gradients["x"], source, position))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert shared_conv(own.detach().float(), weight.float(), local, wire).dtype == torch.bfloat16
 
 
 def test_a_layer_that_needs_no_input_gradient_sends_nothing_back() -> None:

@@ -30,6 +30,17 @@ def test_what_was_measured_is_read_by_parts_a_sample() -> None:
     assert halo_rows(measured, GRAPH, 4000, 64, 1) == pytest.approx(50 / 4)  # 8 times finer: a quarter of the surface
 
 
+def test_ranks_with_whole_samples_exchange_no_rows_and_pay_for_none() -> None:
+    assert halo_rows((SiteHalo("a", 2, 8, 0), SiteHalo("a", 2, 1, 100)), GRAPH, 4000, 2, 8) == 0.0
+    whole = tuple(SiteHalo(halo.layer, 2, 4, 0) for halo in PROFILE.site_halos)
+    calls = (Collective(SITES, 1, WITHIN_HOST, ((64, 1.0), (1 << 20, 1.0))),)
+    cluster = replace(PROFILE.cluster, collectives=(*PROFILE.cluster.collectives, *calls))
+    known = replace(PROFILE, cluster=cluster, site_halos=(*PROFILE.site_halos, *whole))
+    convolutions = [index for index, layer in enumerate(GRAPH.layers) if layer.kind == "sparse_conv"]
+    assert not np.array(site_exchanges_s(known, (0, 1), 4))[:, convolutions].any()
+    assert np.array(site_exchanges_s(known, (0, 1), 1))[0, convolutions] == pytest.approx(1.0, abs=0.1)  # one is cut
+
+
 def test_unmeasured_halos_are_surfaces_of_cubes_and_no_more_than_the_others_rows() -> None:
     assert halo_rows((), GRAPH, 4000, 8, 8) == pytest.approx(6 * 100)
     assert halo_rows((), GRAPH, 40, 2, 1) == pytest.approx(5)

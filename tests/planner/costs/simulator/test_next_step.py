@@ -56,7 +56,8 @@ def without_preparing(profile: Profile) -> Profile:
 def test_a_rank_that_never_waits_gains_nothing_on_its_own_core_but_takes_turns() -> None:
     profile = sparse_profile(GRAPH, (1.0,), preparation_s=1e-3)
     before_s, after_s = both(profile, chain_decision(profile, micro_batches=(1, 1), schedule="gpipe"))
-    made_s = 2 * Preparations(profile).seconds("kind-1", ALL, 1)
+    made = Preparations(profile)
+    made_s = 2 * (made.found_s("kind-1", 1) + made.seconds("kind-1", ALL, 1))
     assert after_s == pytest.approx(before_s + TURN_SHARE * made_s, rel=1e-12)
 
 
@@ -65,7 +66,8 @@ def test_on_a_spare_core_it_is_waited_for_as_far_as_it_is_longer_than_the_step(p
     profile = sparse_profile(GRAPH, (1.0, 1.0), preparation_s=preparation_s)
     decision = chain_decision(profile, micro_batches=(1, 1), schedule="gpipe")
     _, after_s = both(profile, decision)
-    made_s = 2 * Preparations(profile).seconds("kind-1", ALL, 1)
+    made = Preparations(profile)
+    made_s = 2 * (made.found_s("kind-1", 1) + made.seconds("kind-1", ALL, 1))
     assert after_s == pytest.approx(
         max(step_s(without_preparing(profile), decision), made_s) + min(made_s, 2 * 4 * TURN_S)
     )  # four things a micro-batch

@@ -42,13 +42,53 @@ def reckoned(profile: Profile, decision: Decision) -> None:
     assert found.peak_bytes == tuple(rank.peak_bytes for rank in prediction.ranks)
 
 
-def test_a_stage_prepares_what_its_layers_read_and_what_that_is_made_from_once() -> None:
+def test_a_stage_prepares_the_maps_that_its_layers_read_once_and_sites_are_found_before() -> None:
     found = Preparations(sparse_profile(GRAPH, preparation_s=1e-3))
+    assert found.found_s("kind-1", 1) == pytest.approx(1e-3)  # the coarse sites
+    assert found.found_s("kind-1", 6) == pytest.approx(6e-3)
     assert found.seconds("kind-1", [0], 1) == pytest.approx(1e-3)  # its own map
-    assert found.seconds("kind-1", [3], 1) == pytest.approx(2e-3)  # coarse sites, then the map between levels
-    assert found.seconds("kind-1", ALL, 1) == pytest.approx(4e-3)
-    assert found.seconds("kind-1", ALL, 6) == pytest.approx(24e-3)
+    assert found.seconds("kind-1", [3], 1) == pytest.approx(1e-3)  # the map between levels
+    assert found.seconds("kind-1", ALL, 1) == pytest.approx(3e-3)
+    assert found.seconds("kind-1", ALL, 6) == pytest.approx(18e-3)
     assert found.seconds("kind-1", [1, 2], 6) == 0  # normalisation and activation
+
+
+def test_ranks_that_share_sites_order_them_by_all_maps_before_and_then_make_their_own_of_those_that_they_read() -> None:
+    maps = [(f"neighbours_{ends}", f"reverse_{ends}") for ends in ("0_0", "0_1", "1_1")]
+    costs = (
+        PreparationCost("collate", ("lengths",), (), 1.0, 1, 0.5),
+        PreparationCost("sites_1", (), ("collate",), 2.0, 1),
+        *(PreparationCost(f"map_{k}", made, ("collate",), 10.0 * (k + 1), 1, 0.25) for k, made in enumerate(maps)),
+        PreparationCost("segments", ("starts_1", "lengths_1"), ("sites_1",), 0.125, 1),
+    )
+    profile = replace(sparse_profile(GRAPH, (1.0, 1.0)), preparations={"kind-1": costs})
+    found = Preparations(profile)
+    assert (found.found_s("kind-1", 2), found.seconds("kind-1", ALL, 2)) == (2 * 3.0, 2 * 60.125)
+    assert (found.found_s("kind-1", 2, shared=True), found.seconds("kind-1", ALL, 2, shared=True)) == (2 * 63.5, 1.75)
+    assert found.seconds("kind-1", [0], 2, shared=True) == 0.5
+    shared = chain_decision(profile, (), (4,), ((0, 1),), ((2, 2),))
+    _, timeline = predict(profile, shared)
+    assert spans(timeline, Op.PREPARE) == spans(timeline, Op.PREPARE, 1) == [(0.0, pytest.approx(4 * 64.375))]
+    reckoned(profile, shared)
+
+
+def test_sites_of_all_micro_batches_are_found_by_all_ranks_before_any_begins() -> None:
+    """The second rank is twice as slow, and the first waits for it; each makes its own maps, one micro-batch ahead."""
+    profile = sparse_profile(GRAPH, (2.0, 1.0))
+    costs = tuple(
+        PreparationCost(cost.name, cost.inputs, cost.after, 8e-3 if cost.name == "sites_1" else 1e-3, 1)
+        for cost in profile.preparations["kind-1"]
+    )
+    slow = tuple(replace(cost, seconds=2 * cost.seconds) for cost in costs)
+    profile = replace(profile, preparations={"kind-2": costs, "kind-1": slow})
+    decision = chain_decision(profile, (3,), (2, 2), ((0,), (1,)), ((1,), (1,)), "gpipe")
+    _, timeline = predict(profile, decision)
+    (first, second), (own, later) = spans(timeline, Op.PREPARE), spans(timeline, Op.PREPARE, 1)
+    assert first == (0.0, pytest.approx(4 * 16e-3 + 2 * 1e-3))
+    assert second[1] - second[0] == pytest.approx(2e-3)
+    assert own == (0.0, pytest.approx(4 * 16e-3 + 2 * 4e-3))
+    assert later[1] - later[0] == pytest.approx(8e-3)
+    reckoned(profile, decision)
 
 
 def test_the_measurement_nearest_in_size_is_scaled() -> None:
@@ -74,8 +114,8 @@ def test_a_core_is_occupied_while_it_prepares() -> None:
     decision = chain_decision(profile, micro_batches=(1, 1), schedule="gpipe")
     prediction, timeline = predict(profile, decision)
     (first, second), (forward, _) = spans(timeline, Op.PREPARE), spans(timeline, Op.FORWARD)
-    assert first == (0.0, pytest.approx(4e-3))
-    assert second == (pytest.approx(4e-3), pytest.approx(8e-3))
+    assert first == (0.0, pytest.approx(5e-3))  # with the coarse sites of both
+    assert second == (pytest.approx(5e-3), pytest.approx(8e-3))
     assert forward[0] == pytest.approx(8e-3)
     assert prediction.ranks[0].compute_s == pytest.approx(prediction.step_s)
     reckoned(profile, decision)
@@ -87,7 +127,7 @@ def test_beside_an_accelerator_the_host_prepares_the_next_micro_batch_meanwhile(
     prediction, timeline = predict(profile, decision)
     forwards, hosts = spans(timeline, Op.FORWARD), spans(timeline, Op.PREPARE)
     assert forwards[0][0] == pytest.approx(hosts[0][1])
-    assert hosts[1] == (pytest.approx(4e-3), pytest.approx(8e-3))
+    assert hosts[1] == (pytest.approx(6e-3), pytest.approx(9e-3))  # the coarse sites of all three are in the first
     assert forwards[1][0] == pytest.approx(max(hosts[1][1], forwards[0][1]))
     assert hosts[2][0] == pytest.approx(max(hosts[1][1], forwards[0][1]))  # asked for after the first forward
     waited = forwards[0][0] + sum(max(0.0, b[0] - a[1]) for a, b in pairwise(forwards))
@@ -172,5 +212,5 @@ def test_a_thread_makes_what_its_own_ranks_samples_need() -> None:
     profile = replace(beside(1e-3), cluster=cluster((1.0, 1.0)))
     decision = chain_decision(profile, micro_batches=(4,), ranks=((0, 1),), shares=((1, 3),), schedule="gpipe")
     costs = StageCosts(PriceBook(profile), placements(PriceBook(profile), decision), (4,))
-    assert [costs.prepare_s(rank, 0, 0) for rank in (0, 1)] == pytest.approx([1e-3, 3e-3])
+    assert [costs.prepare_s(rank, Action(0, Op.PREPARE, 0)) for rank in (0, 1)] == pytest.approx([1e-3, 3e-3])
     reckoned(profile, decision)

@@ -1,0 +1,161 @@
+"""What a host makes ahead of a micro-batch: of clouds site sets, maps and ranks' shares of them, of seeds neighbours.
+
+Shares are made as ranks make them (:mod:`runtime.sparse`): the order of the sites, the places where ranks cut it, and
+the first rank's part of each map.  Halos are counted in the same order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from cuda_ops.sparse.geometry import BuiltGeometry, Route
+from cuda_ops.sparse.preparation import Clouds, Preparation
+from planner.ir.graph import Graph, graph_of_sites
+from planner.ir.profile import PreparationCost, SiteHalo
+from planner.sites.balance import halo_sites
+from planner.sites.prices import prices
+from profiler.measure.timing import trimmed_mean
+from profiler.source.model import CloudExample, GraphExample
+from runtime.pipeline.microbatches import Batch
+from runtime.sparse.batch import ArrangedClouds, Prepared, PreparedBatch
+from runtime.sparse.share import SiteShare
+
+T = TypeVar("T")
+PARTS = (2, 3, 4, 8)
+"""Numbers of ranks for which halos are counted; others follow from them."""
+_NUM_RUNS = 5
+_COLLATE, _SAMPLE = "collate", "sample"
+
+
+def preparation_costs(
+    graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], samples: int
+) -> tuple[PreparationCost, ...]:
+    """Thread CPU seconds of each step, of the ``samples`` clouds in ``raw``: medians of a few runs.
+
+    A site set comes after the one that it is made of, a map after its ends.  What sharing sites costs on top is
+    measured for two ranks: the order of the sites, and what a rank does with each map.
+    """
+    preparation = example.preparation
+    prepared = Prepared.of(graph, preparation, {})
+    words, inputs = preparation.size_of, {own: name for name, own in prepared.names.items()}
+    runs = [_timed(graph, preparation, raw) for _ in range(_NUM_RUNS)]
+    seconds = {name: trimmed_mean([run[name] for run in runs]) for name in runs[0]}
+    shares = [_timed_shares(prepared, raw) for _ in range(_NUM_RUNS)]
+    shared = {name: trimmed_mean([run[name] for run in shares]) for name in shares[0]}
+    found = [PreparationCost(_COLLATE, (inputs["lengths"],), (), seconds[_COLLATE], samples, shared[_COLLATE])]
+    for route, word in words.items():
+        if route:
+            parent = words[route[:-1]] if route[:-1] else _COLLATE
+            found.append(PreparationCost(word, (), (parent,), seconds[word], samples))
+
+    def level(route: Route) -> str:
+        return words[route] if route else _COLLATE
+
+    for index, spec in enumerate(preparation.recipe.maps):
+        made = inputs[f"neighbours_{index}"], inputs[f"reverse_{index}"]
+        after = tuple(dict.fromkeys((level(spec.source), level(spec.target))))
+        name = f"map_{index}"
+        found.append(PreparationCost(name, made, after, seconds[name], samples, shared.get(name, 0.0)))
+    for index, route in enumerate(preparation.recipe.segments):
+        made = inputs[f"starts_{index}"], inputs[f"lengths_{index}"]
+        found.append(PreparationCost(f"segments_{index}", made, (level(route),), seconds[f"segments_{index}"], samples))
+    return tuple(found)
+
+
+def sampling_cost(graph: Graph, example: GraphExample, raw: tuple[Tensor, ...], samples: int) -> PreparationCost:
+    """Thread CPU seconds of sampling the neighbours of ``samples`` seeds, and of copying their features."""
+    made = tuple(graph.inputs)[: example.preparation.num_inputs]
+    seconds = []
+    for draw in range(_NUM_RUNS + 1):
+        start_s = time.thread_time()
+        example.preparation.prepared((raw[0], torch.full_like(raw[1], draw), *raw[2:]))
+        seconds.append(time.thread_time() - start_s)
+    return PreparationCost(_SAMPLE, made, (), trimmed_mean(seconds[1:]), samples, is_beside=True)
+
+
+def site_halos(graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], samples: int) -> tuple[SiteHalo, ...]:
+    """Rows that each sparse layer exchanges, where equal ranks share the sites of the clouds in ``raw``."""
+    prepared = Prepared.of(graph, example.preparation, {})
+    clouds, recipe = example.preparation.clouds(raw), example.preparation.recipe
+    halos = []
+    for parts in PARTS:
+        speeds = (1.0,) * parts
+        arranged = ArrangedClouds(clouds, prepared.names, prices(graph), speeds)
+        places, counted = arranged.places(speeds), dict[str, int]()
+        for layer in graph.layers:
+            passages = ((name, recipe.passage(clouds, prepared.names.get(name, ""))) for name in layer.inputs[1:])
+            name, passage = next((found for found in passages if found[1] is not None), ("", None))
+            if passage is None or "pairs" not in layer.attributes:
+                continue
+            if name not in counted:
+                ends = [arranged.owned(route, places, 0).owners.numpy() for route in (passage.source, passage.target)]
+                rows = halo_sites(ends[0], ends[1], passage.kernel_map.neighbours.numpy(), parts)
+                counted[name] = int(rows.sum(0).max(initial=0))
+            halos.append(SiteHalo(layer.name, parts, samples, counted[name]))
+    return tuple(halos)
+
+
+def _timed(graph: Graph, preparation: Preparation, raw: tuple[Tensor, ...]) -> dict[str, float]:
+    """Seconds of each step; with ``collate``, the graph of so many sites, which every micro-batch is run by."""
+    laps = _Laps()
+    clouds = laps.timed(_COLLATE, lambda: _collated(preparation, raw))
+    geometry: BuiltGeometry = clouds.geometry
+    for route, word in preparation.size_of.items():
+        if route:
+            laps.timed(word, partial(geometry.keys, route))
+    laps.timed(_COLLATE, lambda: graph_of_sites(graph, clouds.num_samples, clouds.sizes))
+    for index, spec in enumerate(preparation.recipe.maps):
+        laps.timed(f"map_{index}", partial(geometry.map, spec))
+    for index, route in enumerate(preparation.recipe.segments):
+        laps.timed(f"segments_{index}", partial(geometry.segments, route))
+    return laps.seconds
+
+
+def _timed_shares(prepared: Prepared, raw: tuple[Tensor, ...]) -> dict[str, float]:
+    """Seconds of arranging the clouds (under ``collate``), and of each map's part on the first of two ranks.
+
+    All maps are there.  Of one that no layer reads as neighbours, ranks make no part.
+    """
+    clouds, price, samples = prepared.of_clouds.clouds(raw), prices(prepared.graph), len(raw[0])
+    for spec in prepared.of_clouds.recipe.maps:
+        clouds.map(spec)
+    speeds, laps = (1.0, 1.0), _Laps()
+    batch = PreparedBatch(cast("Batch", SimpleNamespace(rows=(samples,))), prepared, price, speeds)
+
+    def share() -> SiteShare:
+        arranged = ArrangedClouds(clouds, prepared.names, price, speeds)
+        return SiteShare(batch, 0, arranged, arranged.places(speeds), 0, (samples - samples // 2, samples // 2))
+
+    made = laps.timed(_COLLATE, share)
+    for name in batch.neighbours:
+        _, _, index = prepared.names[name].rpartition("_")  # a layer that goes back through a map reads its reverse
+        laps.timed(f"map_{index}", partial(made.map, name))
+    return laps.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Laps:
+    """Processor seconds of this thread, added up by name."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def timed(self, name: str, make: Callable[[], T]) -> T:
+        """What ``make`` makes."""
+        start_s = time.thread_time()
+        found = make()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.thread_time() - start_s
+        return found
+
+
+def _collated(preparation: Preparation, raw: tuple[Tensor, ...]) -> Clouds:
+    clouds = preparation.clouds(raw)
+    clouds.tensor("features")
+    return clouds
