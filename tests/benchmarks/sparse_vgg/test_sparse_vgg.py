@@ -226,7 +226,7 @@ def test_every_way_to_share_a_batch_computes_the_same() -> None:
 def test_samples_are_counted_out_in_plans_of_one_stage_alone() -> None:
     decision = decide(classifier(), [0.5], (4,), [(0, 1), (2,)], [(2, 2), (4,)])
     with pytest.raises(ValueError, match="one stage alone"):
-        count_samples(SimpleNamespace(_preparing=object()), decision)  # type: ignore[arg-type]
+        count_samples(SimpleNamespace(preparing=object()), decision)  # type: ignore[arg-type]
 
 
 def test_disturbed_steps_are_left_out_as_long_as_enough_are_left() -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -134,6 +134,15 @@ def test_a_batch_that_is_a_slice_brings_nothing_but_itself(tmp_path: Path) -> No
     assert [each.requires_grad for each in found["y"]] == [False, True]
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """SIGINT is heard as in a terminal; what is started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_ctrl_c_waits_until_what_ranks_did_is_noted_and_a_second_one_does_not() -> None:
     noted = []
 
@@ -151,6 +160,7 @@ def test_ctrl_c_waits_until_what_ranks_did_is_noted_and_a_second_one_does_not() 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("heard")
 def test_elsewhere_than_in_the_main_thread_nothing_hears_ctrl_c() -> None:
     found = []
 
