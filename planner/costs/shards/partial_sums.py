@@ -9,7 +9,7 @@ pending       parts of a sum, such as a global pool's over space, whose result i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,49 +84,47 @@ def reduction_rate(book: PriceBook, ranks: tuple[int, ...]) -> float:
 
 
 def statistics_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:
-    """``[2, options]``: what a normalisation exchanges, forward and backward; zeros for other layers.
-
-    As ``runtime.stage.batch_norm``: a row of 1 + 2 channels numbers from each rank to each forward, one of 2 channels
-    backward.  Ranks with equal channels take part, copies too.
-    """
+    """``[2, options]``: what a normalisation exchanges, forward and backward; zeros for other layers."""
     found = np.zeros((2, len(shards.options)))
-    sized = shards.sized
-    if sized.relation.REDUCTION != "statistics":
-        return found
-    spec = sized.layer.outputs[0]
-    channel = spec.dims.index("channel") if "channel" in spec.dims else 1
-    for k, own in enumerate(shards.owned[0]):
-        for members in equal_ranks(own[:, channel : channel + 1]):
-            channels = int(own[members[0], channel, 1] - own[members[0], channel, 0])
-            if len(members) < 2:
-                continue
-            group = tuple(ranks[member] for member in members)
-            sizes = (
-                len(group) * (1 + 2 * channels) * _STATISTIC_BYTES,
-                2 * channels * BYTES_PER_ELEMENT[spec.dtype],
-            )
-            for way, size in enumerate(sizes):
-                found[way, k] = max(found[way, k], float(norm_s(cluster, group, size)))
+    for k, members, forward, backward in _statistics(shards):
+        group = tuple(ranks[member] for member in members)
+        for way, size in enumerate((len(group) * forward, backward)):
+            found[way, k] = max(found[way, k], float(norm_s(cluster, group, size)))
     return found
 
 
 def statistics_standing(shards: Shards) -> Array:
-    """``[options, ranks]``: what a rank tells each of the others, and is told, as :func:`statistics_s` has it.
+    """``[options, ranks]``: what a rank tells each of the others, and is told, of statistics.
 
     These come again with every micro-batch (``planner.ir.cluster.STANDING_BYTES``).
     """
     found = np.zeros(shards.share.shape)
+    for k, members, *rows in _statistics(shards):
+        found[k, members] = 2 * (len(members) - 1) * sum(row for row in rows if row <= STANDING_BYTES)
+    return found
+
+
+def _statistics(shards: Shards) -> Iterator[tuple[int, list[int], int, int]]:
+    """By option: ranks whose norms meet, and the bytes of a row that each tells the others forward, and backward.
+
+    As ``runtime.stage.batch_norm``: a row of 1 + 2 channels numbers from each rank to each forward, one of 2 channels
+    backward.  Ranks with equal channels take part, copies too.
+    """
     sized = shards.sized
     if sized.relation.REDUCTION != "statistics":
-        return found
+        return
     spec = sized.layer.outputs[0]
     channel = spec.dims.index("channel") if "channel" in spec.dims else 1
     for k, own in enumerate(shards.owned[0]):
         for members in equal_ranks(own[:, channel : channel + 1]):
-            channels = int(own[members[0], channel, 1] - own[members[0], channel, 0])
-            rows = (1 + 2 * channels) * _STATISTIC_BYTES, 2 * channels * BYTES_PER_ELEMENT[spec.dtype]
-            found[k, list(members)] = 2 * (len(members) - 1) * sum(row for row in rows if row <= STANDING_BYTES)
-    return found
+            if len(members) > 1:
+                channels = int(own[members[0], channel, 1] - own[members[0], channel, 0])
+                yield (
+                    k,
+                    list(members),
+                    (1 + 2 * channels) * _STATISTIC_BYTES,
+                    2 * channels * BYTES_PER_ELEMENT[spec.dtype],
+                )
 
 
 def classes_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:
