@@ -197,7 +197,7 @@ class LaidOut:
             shards = self._shards[layer.name]
             for name, spec, boxes in zip(layer.parameters, shards.sized.parameters, shards.weights, strict=True):
                 own = boxes[0, member]
-                alike = tuple(other for other in range(len(self.ranks)) if (boxes[0, other] == own).all())
+                alike = tuple(np.flatnonzero((boxes[0] == own).all(axis=(1, 2))).tolist())
                 size = int(np.prod(own[:, 1] - own[:, 0])) * BYTES_PER_ELEMENT[spec.dtype]
                 if size > 0 and len(alike) > 1:
                     found.setdefault(name, (alike, size))
@@ -287,9 +287,17 @@ class LaidOut:
 
     def _received(self, layer: Layer, member: int, *, copied: bool = False) -> float:
         """Bytes from other ranks; ``copied``: those that no convolution adds up as they come."""
-        pairs, adds_up = self._crossings.items(), copied and is_convolution(layer.kind)
-        into = (one for (_, reader), one in pairs if reader == layer.name and not (adds_up and one.is_halo[0, 0]))
+        adds_up = copied and is_convolution(layer.kind)
+        into = (one for one in self._into.get(layer.name, ()) if not (adds_up and one.is_halo[0, 0]))
         return sum(float(one.received_bytes[0, 0, member]) for one in into)
+
+    @cached_property
+    def _into(self) -> dict[str, list[Crossing]]:
+        """By layer, what crosses on the way to it."""
+        found: dict[str, list[Crossing]] = {}
+        for (_, reader), one in self._crossings.items():
+            found.setdefault(reader, []).append(one)
+        return found
 
     @property
     def _book(self) -> PriceBook:
@@ -402,10 +410,9 @@ class LaidOut:
             total += float(self._sums[layer.name].statistics_s[0, 0])
             if layer.inputs and producer(layer.inputs[0]) not in self._shards:
                 total += float(scattered_s(self._shards[layer.name], self.ranks, self._book.network)[0])
-            for (_, reader), moving in self._crossings.items():
-                if reader == layer.name:
-                    ahead, behind = (self._costs[reader][what][None] for what in ("forward_s", "backward_s"))
-                    total += float(exposed(moving, layer.kind, ahead, behind, self._book.profile.cluster)[0][0, 0])
+            ahead, behind = (self._costs[layer.name][what][None] for what in ("forward_s", "backward_s"))
+            for moving in self._into.get(layer.name, ()):
+                total += float(exposed(moving, layer.kind, ahead, behind, self._book.profile.cluster)[0][0, 0])
         return total
 
     def _slowest_s(self, layer: Layer, what: str) -> float:
