@@ -36,6 +36,7 @@ from planner.layers.division import Division, LayerDivision, divides
 from runtime.pipeline.messages import cuts_of, narrowed
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
+from runtime.transport.base import exchange_key
 
 
 def depends(value: Any) -> bool:
@@ -143,10 +144,9 @@ class Step:
 
     def key(self, number: int) -> int | None:
         """Names exchange ``number`` of the layer: of its inputs, then that of statistics; even, and below 2**30."""
-        found = None if self.place is None or self.whole.number is None else self.place + number
-        if found is None or found >= 1 << 14:
+        if self.place is None or self.whole.number is None:
             return None
-        return ((self.whole.number or 0) << 14 | found) << 2 | self.training << 1
+        return exchange_key(self.whole.number, self.place + number, self.training)
 
     def get(self, index: int, x: Tensor) -> Tensor:
         """What this rank needs of an input, inside the tensor; ``x`` is what it holds of it.  Differentiable."""

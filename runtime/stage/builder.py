@@ -32,6 +32,7 @@ from runtime.stage.random.streams import Draw, Draws
 from runtime.stage.sample_weights import is_factor, weighed_in
 from runtime.stage.stage import StageProgram
 from runtime.transport import Exchanging, Transport
+from runtime.transport.base import exchange_key
 
 if TYPE_CHECKING:
     from runtime.sparse.rules import SharedSites
@@ -243,9 +244,8 @@ class Builder:
         """How ``ranks`` tell each other about a node, under a key as divided stages have (``runtime.spatial.step``)."""
         from runtime.transport.small_allgather import Rows  # late: a rank alone tells nobody
 
-        place = self._node_places.get(node, 1 << 14)  # of a graph inside the graph: none
-        key = (stage << 14 | place) << 2 | 2 if place < 1 << 14 else None
-        return Rows(talks, ranks, self._deadline_s, key)
+        place = self._node_places.get(node)  # of a graph inside the graph: none
+        return Rows(talks, ranks, self._deadline_s, None if place is None else exchange_key(stage, place))
 
     def _places(self, divided: spatial.DividedStage | None) -> spatial.DrawnPlaces | None:
         """Where the parts lie that layers of a divided stage draw for."""

@@ -28,6 +28,18 @@ Words = tuple[object, ...]
 
 KEYED = 1 << 30
 """Keys of exchanges are below; tags from here on are those of keyed exchanges."""
+_PLACES = 1 << 14
+"""Places of a stage's graph that exchanges have keys of."""
+
+
+def exchange_key(stage: int, place: int, training: bool = True) -> int | None:
+    """Names an exchange at a place of a stage's graph: even, and below ``KEYED``; None: the graph has too many places.
+
+    Args:
+        place: number of the node, or of the layer's exchange.
+        training: an evaluation has exchanges of its own.
+    """
+    return (stage * _PLACES + place) << 2 | training << 1 if place < _PLACES else None
 
 
 class Key(NamedTuple):
