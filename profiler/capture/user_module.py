@@ -95,6 +95,13 @@ def kept_buffers(*modules: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def kept_state(*modules: nn.Module) -> Iterator[None]:
+    """Puts back the values of buffers and parameters."""
+    with kept_buffers(*modules), kept_parameters(*modules):
+        yield
+
+
+@contextmanager
 def kept_parameters(*modules: nn.Module) -> Iterator[None]:
     """Puts back the values of parameters that are written within, as those of a teacher that follows its student."""
     aliases = [(parameter, parameter.detach()) for module in modules for parameter in module.parameters()]

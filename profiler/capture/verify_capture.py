@@ -19,8 +19,8 @@ from profiler.capture.user_module import (
     drawn_so_far,
     evaluating,
     fresh_gradients,
-    kept_buffers,
     kept_parameters,
+    kept_state,
     untouched,
 )
 from profiler.source.model import LoadedModel, example_of, is_alike
@@ -146,8 +146,7 @@ def correct_dtypes(traced: Traced, model: LoadedModel) -> None:
     """
     samples = _PAIR if traced.is_polymorphic else traced.samples
     given = traced.given(example_of(traced.inputs, model, samples), samples)
-    modules = model.owners.values()
-    with torch.random.fork_rng(devices=[]), kept_buffers(*modules), kept_parameters(*modules), model.precision():
+    with torch.random.fork_rng(devices=[]), kept_state(*model.owners.values()), model.precision():
         _Correcting(traced.module).run(*given.values())
 
 
@@ -216,8 +215,7 @@ def module_loss(model: LoadedModel, tensors: Iterable[Tensor], *, calm: bool = F
     """
     values = tuple(tensors)
     calmed = _calm(model) if calm else nullcontext()
-    modules = model.owners.values()
-    with torch.random.fork_rng(devices=[]), kept_buffers(*modules), kept_parameters(*modules), calmed:
+    with torch.random.fork_rng(devices=[]), kept_state(*model.owners.values()), calmed:
         torch.manual_seed(0)
         return model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
 
@@ -331,8 +329,7 @@ def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:
 
 
 def _loss_alone(model: LoadedModel, loss_of: Callable[[], Tensor]) -> Tensor:
-    modules = model.owners.values()
-    with torch.random.fork_rng(devices=[]), kept_buffers(*modules), kept_parameters(*modules):
+    with torch.random.fork_rng(devices=[]), kept_state(*model.owners.values()):
         torch.manual_seed(0)
         return loss_of().detach()
 
