@@ -46,8 +46,9 @@ from profiler.capture.functional import (
 )
 from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import name_read, node_argument, place
+from profiler.capture.refusals import chooses_by_data, refusal_of, refusal_of_sites
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
-from profiler.capture.user_module import StateChanges, kept_functions, refuse_hooks, users_line_of
+from profiler.capture.user_module import StateChanges, kept_functions, refuse_hooks
 from profiler.source.model import GraphExample, LoadedModel
 from profiler.source.structure import named_tensors
 
@@ -165,10 +166,10 @@ def trace(model: LoadedModel) -> Traced:
     except UnsupportedModelError:
         raise
     except Exception as error:
-        if model.clouds is not None and (fault := _of_sites(error)) is not None:
+        if model.clouds is not None and (fault := refusal_of_sites(error)) is not None:
             raise fault from error
-        refusal = _refused(model, error)
-        found = None if _chooses_by_data(error) else _by_bytecode(model, wrapper, tensors, (by_samples,), fixed)
+        refusal = refusal_of(model, error)
+        found = None if chooses_by_data(error) else _by_bytecode(model, wrapper, tensors, (by_samples,), fixed)
         if found is None:
             raise refusal from error
         return replace(found, refusal=refusal)
@@ -194,69 +195,6 @@ def _by_bytecode(
         except Exception as error:  # noqa: BLE001 - the first refusal is told, which knows the user's line
             _log.debug("torch.export, strict: %s", error)
     return None
-
-
-def _of_sites(error: Exception) -> UnsupportedModelError | None:
-    """Of a network that runs on a SparseTensor, but not on its maps alone."""
-    from cuda_ops.sparse.errors import SparseInputError  # late: other networks do without
-
-    if not isinstance(error, SparseInputError):
-        return None
-    told = f"{error.where}: found {error.found}, expected {error.expected}"
-    return UnsupportedModelError(f"the sparse network cannot be planned: {error.what}", [told], [error.remedy])
-
-
-def _refused(model: LoadedModel, error: Exception) -> UnsupportedModelError:
-    """What ``torch.export`` could not take, the line of the user's code, and what to write there instead."""
-    reason = [line for line in str(error).strip().splitlines() if line.strip()][:1]
-    line, code = users_line_of(error)
-    sizes = ", ".join(model.varying)
-    return UnsupportedModelError(
-        "the model cannot be captured" + (f" with sizes that vary: {sizes}" if sizes else ""),
-        [f"torch.export: {type(error).__name__}", *reason, *([f"{line}: {code}" if code else line] if line else [])],
-        [*([f"leave out of what varies: {sizes}"] if sizes else []), *_remedies(str(error), code)],
-    )
-
-
-def _chooses_by_data(error: Exception) -> bool:
-    return "data-dependent" in str(error) or "unbacked" in str(error)
-
-
-_WHILE_CAPTURED = "if not torch.compiler.is_exporting():"
-_NOT_CAPTURED = {
-    "BatchedTensorImpl": "batched operators instead of torch.func (vmap, grad), which is not captured",
-    "TensorWrapper": "torch.autograd.grad instead of torch.func.grad, which is not captured",
-    "being used in an in-place operation": "make a new tensor: weight = self.weight + 1, where forward writes to one",
-    "__format__": f"put what prints values behind: {_WHILE_CAPTURED}",
-    ".numpy()": "operators of torch instead of numpy; what is only looked at, behind: " + _WHILE_CAPTURED,
-    "constant's list": "write what .data, copy or gradients inside of forward are for as a torch.autograd.Function",
-    "lengths as a list": "lengths = mask.sum(1), a tensor",
-    "total_length": "pad_packed_sequence(y, batch_first=True, total_length=x.size(1)), of what was packed",
-    "drops values between its layers": "layers of one level each, with nn.Dropout between them",
-    "dtype int32/int64 for index": "class numbers and indices in int64: targets.long(), in the data or in the loss",
-    "data pointer": "torch.library.register_fake, which says an operator's shapes; no copies of modules in forward",
-}
-"""What to write instead, by a part of the reason that torch gives."""
-
-
-def _remedies(text: str, code: str) -> list[str]:
-    if "data-dependent" in text or "unbacked" in text:
-        if code.startswith(("assert", "raise")) or "isnan" in code or "isfinite" in code:
-            return [f"put the check behind: {_WHILE_CAPTURED}"]
-        if code.startswith(("for", "while")) or "range(" in code:
-            return ["a number of rounds that is a setting of the module; rounds that are over, masked by torch.where"]
-        if "float(" in code:
-            looked = f"a number that is only looked at: .item() instead of float(), or behind {_WHILE_CAPTURED}"
-            return [looked, "a number that is computed with: keep it a tensor"]
-        return [
-            "choose with masks instead of Python: torch.where(condition, a, b), or all experts times 0 or 1",
-            "if the choice is none of data, by an argument or attribute that is a bool, an int or a text",
-        ]
-    known = [remedy for part, remedy in _NOT_CAPTURED.items() if part in text]
-    return known or [
-        "a torch.autograd.Function around what torch.export cannot see through: it runs as one layer, as it is",
-        "torch.export.export(module, inputs, strict=False) in plain torch shows the whole reason",
-    ]
 
 
 def attribute(module: nn.Module, target: str) -> Any:
