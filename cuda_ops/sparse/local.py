@@ -53,9 +53,8 @@ class Owned:
 
     def renumbered(self, rows: Tensor) -> Tensor:
         """int32: the numbers that ``rows`` of the whole set have here, see :attr:`numbers`."""
-        return self.numbers.index_select(0, rows.flatten() + 1).view(
-            rows.shape
-        )  # int64 would take several times as long
+        # Indexing with int64 would take several times as long.
+        return self.numbers.index_select(0, rows.flatten() + 1).view(rows.shape)
 
     def __len__(self) -> int:
         """Rows of this rank."""

@@ -164,10 +164,11 @@ def _within_samples(keys: Ints, work: Ints, before: Ints, samples: Ints, goals: 
     ascending = np.argsort(keys)
     held = np.searchsorted(before, goals, side="right") - 1  # the sample that each goal is in
     holding = np.unique(held)
-    chosen = ascending[np.isin(samples[ascending], holding)]
+    meets = np.isin(samples[ascending], holding)
+    chosen = ascending[meets]
     shift = before[holding] - _sums(before[holding + 1] - before[holding])[:-1]  # of the work of samples left out
     inside = order(keys[chosen], work[chosen], goals - shift[np.searchsorted(holding, held)])
-    ascending[np.isin(samples[ascending], holding)] = chosen[inside]
+    ascending[meets] = chosen[inside]
     return ascending
 
 
