@@ -18,7 +18,7 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.shards.tiles import box_bytes, transient_bytes
 from planner.ir.box import Box, Interval, volume
 from planner.ir.cluster import PIECES
-from planner.ir.graph import BYTES_PER_ELEMENT, Graph, producer
+from planner.ir.graph import BYTES_PER_ELEMENT, Graph, output_of, producer
 from planner.layers.division import BlockDivision, Division
 from planner.layers.sized import SizedLayer
 
@@ -126,8 +126,8 @@ class BlockAccount:
         return box_bytes(box, self._spec(value))
 
     def _spec(self, value: str) -> str:
-        name, _, output = value.partition(":")
-        return self.division.layers[name].layer.outputs[int(output or 0)].dtype
+        name, output = output_of(value)
+        return self.division.layers[name].layer.outputs[output].dtype
 
 
 def tile_seconds(costs: Mapping[str, Array], block: BlockDivision) -> float:

@@ -20,7 +20,7 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.shards.option import Option, Reading, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, pending_s, reduction_rate, sums_of
 from planner.costs.shards.tiles import tile_shards
-from planner.ir.graph import BYTES_PER_ELEMENT, Layer, producer
+from planner.ir.graph import BYTES_PER_ELEMENT, Layer, output_of, producer
 from planner.ir.plan import Block, Placement
 from planner.ir.profile import BACKWARD, FORWARD
 from planner.layers import is_convolution
@@ -365,9 +365,9 @@ class LaidOut:
         values: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for reader in self.layers:
             for position, name in enumerate(reader.inputs):
-                maker, _, output = name.partition(":")
+                maker, output = output_of(name)
                 if maker in self._shards and reader.inputs.index(name) == position:
-                    values.setdefault((maker, reader.name), []).append((int(output or 0), position))
+                    values.setdefault((maker, reader.name), []).append((output, position))
         return {
             (maker, reader): crossing(
                 self._shards[maker], self._shards[reader], tuple(passing), self.ranks, self._book.network

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import Box, intersect, volume
-from planner.ir.graph import Graph, producer
+from planner.ir.graph import Graph, output_of, producer
 from planner.ir.plan import Block
 from planner.layers.division import BlockDivision, Division, ends_of
 from runtime.pipeline.messages import cuts_of, narrowed, slices
@@ -195,8 +195,8 @@ def _called(function: StageFunction, num_samples: int, known: dict[str, object])
 
 
 def _made(tile: Division, value: str) -> tuple[Box, ...]:
-    name, _, output = value.partition(":")
-    return tile.layers[name].held(int(output or 0))
+    name, output = output_of(value)
+    return tile.layers[name].held(output)
 
 
 def _covering(pieces: list[tuple[Box, Tensor]], box: Box) -> Tensor:
