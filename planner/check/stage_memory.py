@@ -7,10 +7,11 @@ price, and given.  ``memory`` asks this of each action of a rank's row.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.ir.graph import Graph, Layer, producer
+from planner.layers.data_movement import copied_at
 
 BUCKET_BYTES = 8 << 20
 """Most gradients that are copied together to be summed."""
@@ -111,12 +112,13 @@ class Rises:
         self.left = round(max(sum(stage.saved), stage.left))
         self._seeds_left = [0.0] * len(stage.layers)
         self._levels: list[list[float]] = []
-        self._under_way = _under_way(stage, graph) if stage.gradients else None
+        self._under_way, copied = (None, frozenset[str]()) if not stage.gradients else _under_way(stage, graph)
         if stage.levels is not None:
             names = {layer.name for layer in stage.layers}
             theirs = [0.0] * len(names)
             for place, each in enumerate(stage.gradients_left if self._under_way is not None else ()):
-                theirs[place] = sum(size for maker, size in each.items() if maker not in names)
+                if stage.layers[place].name not in copied:
+                    theirs[place] = sum(size for maker, size in each.items() if maker not in names)
             if self._under_way is None and not stage.has_layouts:
                 self._seeds_left[0] = _seeds_left(stage, graph, self._seeds)
             elif self._seeds:
@@ -260,21 +262,50 @@ class Rises:
         return copied + self._seeds + self._under_way[1][place]
 
 
-def _under_way(stage: Holding, graph: Graph) -> tuple[list[float], list[float]]:
-    """By layer: gradients that others made when its backward begins, and those that the stage made when it has run."""
+def _under_way(stage: Holding, graph: Graph) -> tuple[tuple[list[float], list[float]], frozenset[str]]:
+    """By layer: gradients that others made when its backward begins, and those that the stage made when it has run.
+
+    Then the layers that are given a gradient of others as a copy, which counts as the stage's own.
+    """
     at = {layer.name: number for number, layer in enumerate(graph.layers)}
     mine = [at[layer.name] for layer in stage.layers]
     inside, parts = set(mine), stage.parts or [(stage.samples, 1.0)] * len(mine)
     outside, after = [0.0] * len(mine), [0.0] * len(mine)
+    copies: dict[str, str] = {}
+
+    def add(target: list[float], first: int, behind: int, samples: float, size: float) -> None:
+        for place in range(bisect_left(mine, first), bisect_left(mine, behind)):
+            if parts[place][0] == samples:
+                target[place] += size * parts[place][1]
+
     for samples, pairs in stage.gradients.items():
         for maker, last, size in pairs:
-            target, first, behind = (
-                (after, at[last] + 1, at[maker] + 1) if at[maker] in inside else (outside, at[last], at[maker])
-            )
-            for place in range(bisect_left(mine, first), bisect_left(mine, behind)):
-                if parts[place][0] == samples:
-                    target[place] += size * parts[place][1]
-    return outside, after
+            if at[maker] in inside:
+                add(after, at[last] + 1, at[maker] + 1, samples, size)
+                continue
+            if last not in copies:
+                copies[last] = _copy_of(stage, graph, last) if at[last] in inside else ""
+            if copies[last]:
+                copy = at[copies[last]]
+                add(outside, copy + 1, at[maker], samples, size)
+                add(after, at[last] + 1, copy + 1, samples, size)
+            else:
+                add(outside, at[last], at[maker], samples, size)
+    return (outside, after), frozenset(name for name, copy in copies.items() if copy)
+
+
+def _copy_of(stage: Holding, graph: Graph, name: str) -> str:
+    """The reshape between a layer and the end of its stage that copies the gradient that comes; empty: none does."""
+    names, layers, values = {layer.name for layer in stage.layers}, graph.by_name(), graph.values()
+    chain: list[Layer] = []
+    readers = readers_of(graph, name)
+    while names.issuperset(readers):
+        if len(readers) != 1 or layers[readers[0]].kind != "reshape":
+            return ""
+        chain.append(layers[readers[0]])
+        readers = readers_of(graph, readers[0])
+    place = copied_at(chain, [values[layer.inputs[0]].shape for layer in chain])
+    return "" if place is None else chain[place].name
 
 
 def still_there(received: Received, needed: float) -> int:
@@ -310,6 +341,22 @@ def buckets_in(stage: Holding, graph: Graph) -> list[tuple[int, int]]:
         found.sort(key=lambda names: -min(order[name] for name in names))
     copied = [sum(sizes[name] for name in names) if len(names) > 1 else 0 for names in found]
     return [(min(earliest[name] for name in names), size) for names, size in zip(found, copied, strict=True)]
+
+
+def exchanged_sums(stage: Holding, graph: Graph, num_ranks: int) -> Iterator[int]:
+    """What comes from others in sums of gradients that two ranks exchange, or all where each has its piece."""
+    sizes = {name: graph.parameters[name].num_bytes for layer in stage.layers for name in layer.parameters}
+    if stage.has_layouts:
+        for group in dict.fromkeys(group for group, _ in stage.summed.values() if len(group) == 2):
+            mine = {name: size for name, (of_name, size) in stage.summed.items() if of_name == group}
+            yield from (sum(mine[name] for name in names) for names in _in_buckets([*mine], mine))
+        return
+    totals = [sum(sizes[name] for name in names) for names in buckets_of(stage.layers, graph, stage.tied)]
+    if stage.zero:
+        for piece in sorted({-(-total // num_ranks) for total in totals}):
+            yield from [piece] * (num_ranks - 1)
+    elif num_ranks == 2:
+        yield from totals
 
 
 def buckets_of(layers: Sequence[Layer], graph: Graph, tied: Collection[str]) -> list[list[str]]:

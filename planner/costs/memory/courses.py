@@ -89,6 +89,8 @@ class Flow:
         outside: when its backward begins, those that layers outside the stage made.
         after: when its backward has run, those that layers of the stage made.
         left: of what is left for weight gradients, those that layers outside the stage made.
+
+    A gradient from outside that reaches its layer through views that have to copy it is the stage's own from then on.
     """
 
     outside: Array

@@ -17,6 +17,7 @@ from planner.costs.memory.courses import Course, Flow, Kept
 from planner.costs.shards.option import Reading
 from planner.ir.graph import producer
 from planner.ir.profile import LEVEL_NAMES, Levels, Profile
+from planner.layers.data_movement import copied_at
 from planner.layers.recomputed import running_order
 
 Array = NDArray[np.float64]
@@ -25,6 +26,7 @@ Run = tuple[int, int]
 """Layers ``[first, last)`` by index in the graph."""
 Spans = tuple[tuple[int, ...], ...]
 """Layers by index that are computed again in the backward, each span by itself."""
+RESHAPE = "reshape"
 _ALL = 0.99
 """Who saves so much of a tensor has saved it: sizes between those that were measured are on a line."""
 
@@ -175,7 +177,7 @@ class LevelTables:
             reader = open_ends.pop()
             if reader not in place:
                 continue
-            if self.profile.graph.layers[reader].kind == "reshape":
+            if self.profile.graph.layers[reader].kind == RESHAPE:
                 open_ends += self.readers[reader]
             elif saved[1, place[reader]] < _ALL * size:
                 return size
@@ -217,6 +219,14 @@ class LevelTables:
         if pairs is None:
             return None
         makers, lasts, sizes = pairs
+        inside = frozenset(layers.tolist())
+        copied = {last: at for last in sorted(inside & {*lasts.tolist()}) if (at := self._copied_at(last, inside)) >= 0}
+        copies = np.array([copied.get(last, -1) for last in lasts.tolist()])
+        copies[np.isin(makers, layers)] = -1
+        theirs, again = copies >= 0, copies[copies >= 0]
+        # from the copy on it is a gradient that this stage makes
+        makers, sizes = np.concatenate((makers, again)), np.concatenate((sizes, sizes[theirs]))
+        lasts = np.concatenate((np.where(theirs, copies + 1, lasts), lasts[theirs]))
         mine = np.isin(makers, layers)
         changes = np.zeros((2, len(self.outputs) + 2))
         np.add.at(changes[0], lasts[~mine], sizes[~mine])
@@ -225,10 +235,27 @@ class LevelTables:
         np.add.at(changes[1], makers[mine] + 1, -sizes[mine])
         outside, after = np.maximum(np.cumsum(changes, axis=1), 0.0)[:, layers]
         readers, makers, sizes = self.gradients_left(kind, samples)
-        theirs = ~np.isin(makers, layers)
+        theirs = ~np.isin(makers, layers) & ~np.isin(readers, list(copied))
         left = np.zeros(len(self.outputs))
         np.add.at(left, readers[theirs], sizes[theirs])
         return Flow(outside, after, left[layers])
+
+    def _copied_at(self, layer: int, inside: Collection[int]) -> int:
+        """The reshape of a stage that copies the gradient that comes for ``layer`` from others; -1: none.
+
+        It is given that gradient through reshapes alone, the last of which makes what is handed on.
+        """
+        layers, values = self.profile.graph.layers, self.profile.graph.values()
+        chain = list[int]()
+        at = layer
+        while all(reader in inside for reader in self.readers[at]):
+            if len(self.readers[at]) != 1 or layers[self.readers[at][0]].kind != RESHAPE:
+                return -1
+            at = self.readers[at][0]
+            chain.append(at)
+        shapes = [values[layers[each].inputs[0]].shape for each in chain]
+        place = copied_at([layers[each] for each in chain], shapes)
+        return -1 if place is None else chain[place]
 
     def flow_of_parts(self, kind: str, samples: Indices, share: Array, layers: Indices) -> Flow | None:
         """As :meth:`flow`, where of each layer there is a share of what so many samples take, and nothing is left."""
