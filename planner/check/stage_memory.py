@@ -32,6 +32,9 @@ class Holding:
             reads a copy; empty: as ``levels`` say.
         inputs_left, gradients_left: by layer, of what its weight gradients need later: the layers that made these
             values, and those whose backward made these gradients, with bytes.
+        put_off: by layer, what making its weight gradients takes, where ranks that share the stage make them while they
+            wait for statistics; None: they are made with those of its inputs.  Empty: all are.
+        meets: by layer, whether the ranks wait for statistics in its backward.
         defers: by layer, whether its weight gradients can come later than those of its inputs.
         workspace: of the hungriest layer.
         left: inputs and gradients of outputs of layers whose weight gradients may come later.
@@ -60,6 +63,8 @@ class Holding:
     reads: Sequence[tuple[float, float, bool]] = ()
     inputs_left: Sequence[Mapping[str, float]] = ()
     gradients_left: Sequence[Mapping[str, float]] = ()
+    put_off: Sequence[float | None] = ()
+    meets: Sequence[bool] = ()
     defers: Sequence[bool] = ()
     workspace: float
     left: float
@@ -112,7 +117,9 @@ class Rises:
         self.left = round(max(sum(stage.saved), stage.left))
         self._seeds_left = [0.0] * len(stage.layers)
         self._levels: list[list[float]] = []
-        self._under_way, copied = (None, frozenset[str]()) if not stage.gradients else _under_way(stage, graph)
+        self._under_way = _under_way(stage, graph) if stage.gradients else None
+        copied = frozenset[str]() if self._under_way is None else self._under_way.copied
+        self._put_off = () if stage.spans or self._under_way is None else stage.put_off
         if stage.levels is not None:
             names = {layer.name for layer in stage.layers}
             theirs = [0.0] * len(names)
@@ -227,6 +234,7 @@ class Rises:
         """From the last layer to the first, each of which lets go of what it held, and makes gradients."""
         levels = self._levels
         there, made, left, most = sum(held), 0.0, 0.0, 0.0
+        waiting = list[tuple[float, float]]()  # of weight gradients put off: what they are made of, and need besides
         for place in reversed(range(len(held))):
             span = self._span.get(place, ()) if which != 3 else ()
             if span and place == span[-1]:  # it runs again, and has back what it saved
@@ -234,23 +242,38 @@ class Rises:
                     most = max(most, there + max(0.0, levels[at][0] - self._same[at]) + made * self._first + left)
                     there += self._more[at]
             made = made + makes[place] if self._first else 0.0 if self._stage.zero > 1 else makes[place]
+            if self._stage.meets and self._stage.meets[place] and waiting:
+                most = max(most, there + made + self._seeds + self._flow("begin", place) + _all_made(waiting))
+                waiting.clear()
             level = levels[place][which] + (0.0 if which == 3 else self._given(place, levels[place][which]))
+            level += sum(size for size, _ in waiting)
+            own = self._put_off[place] if which != 3 and self._put_off else None
+            if own is not None:
+                level += waiting.pop(0)[1] if len(waiting) > 1 else 0.0
+                waiting.append((held[place] + self._flow("given", place), own))
             sliced = self._whole[place] + (self._making[place] if which == 1 else 0.0)
             most = max(most, there + level + made + left + sliced)
             if self._copied[place] and which != 2:
-                own = self._more[place] if span else held[place]
-                most = max(most, there - own + made + self._beside_bucket(which, place, level))
+                own_bytes = self._more[place] if span else held[place]
+                most = max(most, there - own_bytes + made + self._beside_bucket(which, place, level))
             there -= self._more[place] if span else held[place]
             there -= sum(held[at] for at in span) if span and place == span[0] else 0.0
             left += levels[place][4] if which == 2 else 0.0
+        if waiting:
+            most = max(most, made * self._first + self._seeds + self._flow("after", 0) + _all_made(waiting))
         return round(most)
+
+    def _flow(self, what: str, place: int) -> float:
+        """Gradients that the stage made: under way when the backward of a layer begins, that go with it, or behind."""
+        found: list[float] = getattr(self._under_way, what)
+        return found[place]
 
     def _given(self, place: int, level: float) -> float:
         """What received gradients add to the level of a layer: where it has them itself, the room behind them alone."""
         if self._under_way is None:
             return self._seeds if place < len(self._levels) - 1 else 0.0
-        outside, _ = self._under_way
-        return max(self._seeds - min(outside[place], self._seeds), -level)
+        outside, shared = self._under_way.outside, self._under_way.shared
+        return max(shared[place] + self._seeds - min(outside[place], self._seeds), -level)
 
     def _beside_bucket(self, which: int, place: int, level: float) -> float:
         """A bucket put together when the layer has run, and gradients of values that are under way then."""
@@ -259,18 +282,33 @@ class Rises:
             return copied
         if self._under_way is None:
             return copied + level + (self._more[place] if place in self._span else self._saved[place])
-        return copied + self._seeds + self._under_way[1][place]
+        return copied + self._seeds + self._under_way.after[place]
 
 
-def _under_way(stage: Holding, graph: Graph) -> tuple[tuple[list[float], list[float]], frozenset[str]]:
-    """By layer: gradients that others made when its backward begins, and those that the stage made when it has run.
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """Gradients of values by layer of a stage, in bytes.
 
-    Then the layers that are given a gradient of others as a copy, which counts as the stage's own.
+    Attributes:
+        outside: that others made, when its backward begins.
+        begin: that the stage made, when its backward begins; ``after``: when it has run; ``given``: that go with it.
+        shared: of ``begin``, parts of a concatenation's gradient that are sent on, in memory that others still read.
+        copied: layers that are given a gradient of others as a copy, which counts as the stage's own.
     """
+
+    outside: list[float]
+    begin: list[float]
+    after: list[float]
+    given: list[float]
+    shared: list[float]
+    copied: frozenset[str]
+
+
+def _under_way(stage: Holding, graph: Graph) -> _Gradients:
     at = {layer.name: number for number, layer in enumerate(graph.layers)}
     mine = [at[layer.name] for layer in stage.layers]
     inside, parts = set(mine), stage.parts or [(stage.samples, 1.0)] * len(mine)
-    outside, after = [0.0] * len(mine), [0.0] * len(mine)
+    outside, begin, after, given, shared = ([0.0] * len(mine) for _ in range(5))
     copies: dict[str, str] = {}
 
     def add(target: list[float], first: int, behind: int, samples: float, size: float) -> None:
@@ -278,20 +316,37 @@ def _under_way(stage: Holding, graph: Graph) -> tuple[tuple[list[float], list[fl
             if parts[place][0] == samples:
                 target[place] += size * parts[place][1]
 
+    def made_here(last: int, maker: int, samples: float, size: float) -> None:
+        add(begin, last, maker, samples, size)
+        add(given, last, last + 1, samples, size)
+        add(after, last + 1, maker + 1, samples, size)
+
     for samples, pairs in stage.gradients.items():
+        for layer in stage.layers if pairs else ():
+            own = [at[last] for maker, last, _ in pairs if maker == layer.name and at[last] in inside]
+            if layer.kind == "concat" and own:
+                sent = sum(size for maker, last, size in pairs if maker == layer.name and at[last] not in inside)
+                made_here(min(own), at[layer.name], samples, sent)
+                add(shared, min(own), at[layer.name], samples, sent)
         for maker, last, size in pairs:
             if at[maker] in inside:
-                add(after, at[last] + 1, at[maker] + 1, samples, size)
+                made_here(at[last], at[maker], samples, size)
                 continue
             if last not in copies:
                 copies[last] = _copy_of(stage, graph, last) if at[last] in inside else ""
             if copies[last]:
                 copy = at[copies[last]]
                 add(outside, copy + 1, at[maker], samples, size)
-                add(after, at[last] + 1, copy + 1, samples, size)
+                made_here(at[last], copy, samples, size)
             else:
                 add(outside, at[last], at[maker], samples, size)
-    return (outside, after), frozenset(name for name, copy in copies.items() if copy)
+    return _Gradients(outside, begin, after, given, shared, frozenset(name for name, copy in copies.items() if copy))
+
+
+def _all_made(waiting: Sequence[tuple[float, float]]) -> float:
+    """The most while weight gradients that wait are made, one after the other: each lets go of what it was made of."""
+    rest = [sum(size for size, _ in waiting[place:]) for place in range(len(waiting))]
+    return max(size + needs for size, (_, needs) in zip(rest, waiting, strict=True))
 
 
 def _copy_of(stage: Holding, graph: Graph, name: str) -> str:

@@ -7,7 +7,7 @@ Levels are affine in the samples between the sizes measured, and beyond.  What t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +26,7 @@ Run = tuple[int, int]
 """Layers ``[first, last)`` by index in the graph."""
 Spans = tuple[tuple[int, ...], ...]
 """Layers by index that are computed again in the backward, each span by itself."""
-RESHAPE = "reshape"
+RESHAPE, CONCAT = "reshape", "concat"
 _ALL = 0.99
 """Who saves so much of a tensor has saved it: sizes between those that were measured are on a line."""
 
@@ -227,18 +227,39 @@ class LevelTables:
         # from the copy on it is a gradient that this stage makes
         makers, sizes = np.concatenate((makers, again)), np.concatenate((sizes, sizes[theirs]))
         lasts = np.concatenate((np.where(theirs, copies + 1, lasts), lasts[theirs]))
+        more = list(self._kept_by_parts(makers, lasts, sizes, inside))
+        at = np.array([each[:2] for each in more], dtype=np.int64).reshape(-1, 2)
+        kept = np.array([size for _, _, size in more], dtype=np.float64)
+        makers, lasts, sizes = (np.concatenate(each) for each in ((makers, at[:, 0]), (lasts, at[:, 1]), (sizes, kept)))
         mine = np.isin(makers, layers)
-        changes = np.zeros((2, len(self.outputs) + 2))
+        changes, given = np.zeros((4, len(self.outputs) + 2)), np.zeros(len(self.outputs))
         np.add.at(changes[0], lasts[~mine], sizes[~mine])
         np.add.at(changes[0], makers[~mine], -sizes[~mine])
         np.add.at(changes[1], lasts[mine] + 1, sizes[mine])
         np.add.at(changes[1], makers[mine] + 1, -sizes[mine])
-        outside, after = np.maximum(np.cumsum(changes, axis=1), 0.0)[:, layers]
+        np.add.at(changes[2], lasts[mine], sizes[mine])
+        np.add.at(changes[2], makers[mine], -sizes[mine])
+        np.add.at(changes[3], at[:, 1], kept)
+        np.add.at(changes[3], at[:, 0], -kept)
+        np.add.at(given, lasts[mine], sizes[mine])
+        outside, after, begin, shared = np.maximum(np.cumsum(changes, axis=1), 0.0)[:, layers]
         readers, makers, sizes = self.gradients_left(kind, samples)
         theirs = ~np.isin(makers, layers) & ~np.isin(readers, list(copied))
         left = np.zeros(len(self.outputs))
         np.add.at(left, readers[theirs], sizes[theirs])
-        return Flow(outside, after, left[layers])
+        return Flow(outside, after, left[layers], begin, given[layers], shared)
+
+    def _kept_by_parts(
+        self, makers: Indices, lasts: Indices, sizes: Array, inside: Set[int]
+    ) -> Iterator[tuple[int, int, float]]:
+        """(maker, last, bytes) of what is sent on of a concatenation's gradient, in memory that others still read."""
+        for maker in sorted(inside & {*makers.tolist()}):
+            if self.profile.graph.layers[maker].kind == CONCAT:
+                parts = [(lasts[place], sizes[place]) for place in np.flatnonzero(makers == maker).tolist()]
+                own = [int(last) for last, _ in parts if last in inside]
+                sent = sum(float(size) for last, size in parts if last not in inside)
+                if own and sent:
+                    yield maker, min(own), sent
 
     def _copied_at(self, layer: int, inside: Collection[int]) -> int:
         """The reshape of a stage that copies the gradient that comes for ``layer`` from others; -1: none.
@@ -266,7 +287,10 @@ class LevelTables:
             return None
         outside = np.array([part.outside[place] for part, place in known]) * share
         after = np.array([part.after[place] for part, place in known]) * share
-        return Flow(outside, after, np.zeros_like(outside))
+        begin = np.array([part.begin[place] for part, place in known]) * share
+        given = np.array([part.given[place] for part, place in known]) * share
+        shared = np.array([part.shared[place] for part, place in known]) * share
+        return Flow(outside, after, np.zeros_like(outside), begin, given, shared)
 
     def _measured(self, kind: str) -> tuple[Array, Array]:
         """Sizes at which all layers have levels, and these: ``[size, quantity, layer]``."""
