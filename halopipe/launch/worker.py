@@ -19,6 +19,8 @@ from planner.ir.files import write_text
 
 if TYPE_CHECKING:
     from halopipe.training.loop import AfterStep
+    from runtime.engine import StepResult
+    from runtime.monitor.activity import Activity
 
 
 def main(path: str, part: str) -> int:
@@ -69,11 +71,15 @@ def _reference(job: Job) -> str:
     return "{}"
 
 
-def work_as(job: Job, rank: int, after_step: AfterStep | None = None) -> str:
+def _ignore(step: int, result: StepResult, activity: Activity) -> None:
+    """Nobody is told of steps."""
+
+
+def work_as(job: Job, rank: int, after_step: AfterStep = _ignore) -> str:
     """The work of one rank in a process of its own on this host; its result as text.
 
     Args:
-        after_step: told of each step; None: nobody is.
+        after_step: told of each step.
     """
     from cuda_ops._torch import PrefixStore
     from halopipe.training.work import work
@@ -82,5 +88,4 @@ def work_as(job: Job, rank: int, after_step: AfterStep | None = None) -> str:
     board = join_store(LOOPBACK, job.port)
     store = PrefixStore("job", join_store(LOOPBACK, job.port))
     journal = Journal(journal_path(job.folder, rank)) if job.options.restarts else None
-    told_of = {} if after_step is None else {"after_step": after_step}
-    return work(job, rank, store, board, local_rank=rank, journal=journal, **told_of).to_json()
+    return work(job, rank, store, board, after_step=after_step, local_rank=rank, journal=journal).to_json()

@@ -7,7 +7,7 @@ Levels are affine in the samples between the sizes measured, and beyond.  What t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,6 +48,7 @@ class LevelTables:
         outputs: by layer, bytes of its outputs per sample.
         inputs: by layer, of each value that it reads and a layer made: that layer, and bytes per sample.
         names: of these values, in the same order.
+        shapes: by layer, of the first value that it reads.
         readers: by layer, those that read its outputs.
         known: what was worked out by stage and samples (:mod:`planner.costs.memory.activations`).
     """
@@ -56,6 +57,7 @@ class LevelTables:
     outputs: tuple[float, ...] = field(init=False, repr=False)
     inputs: tuple[tuple[tuple[int, float], ...], ...] = field(init=False, repr=False)
     names: tuple[tuple[str, ...], ...] = field(init=False, repr=False)
+    shapes: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
     readers: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
     known: dict[tuple[object, ...], tuple[Course, int | None, Course | None, float | None]] = field(
         init=False, default_factory=dict, repr=False
@@ -79,6 +81,7 @@ class LevelTables:
             for maker in made.values():
                 readers[maker][position] = None
         self.inputs, self.names, self.readers = tuple(inputs), tuple(names), tuple(map(tuple, readers))
+        self.shapes = tuple(values[layer.inputs[0]].shape if layer.inputs else () for layer in graph.layers)
         self.outputs = tuple(sum(spec.num_bytes for spec in layer.outputs) / graph.samples for layer in graph.layers)
 
     def at(self, kind: str, samples: float) -> Array | None:
@@ -218,20 +221,15 @@ class LevelTables:
         pairs = self.gradients_made(kind, samples)
         if pairs is None:
             return None
-        makers, lasts, sizes = pairs
         inside = frozenset(layers.tolist())
-        copied = {last: at for last in sorted(inside & {*lasts.tolist()}) if (at := self._copied_at(last, inside)) >= 0}
-        copies = np.array([copied.get(last, -1) for last in lasts.tolist()])
-        copies[np.isin(makers, layers)] = -1
-        theirs, again = copies >= 0, copies[copies >= 0]
-        # from the copy on it is a gradient that this stage makes
-        makers, sizes = np.concatenate((makers, again)), np.concatenate((sizes, sizes[theirs]))
-        lasts = np.concatenate((np.where(theirs, copies + 1, lasts), lasts[theirs]))
+        (makers, lasts, sizes), copied = self._with_copies(pairs, inside)
         more = list(self._kept_by_parts(makers, lasts, sizes, inside))
-        at = np.array([each[:2] for each in more], dtype=np.int64).reshape(-1, 2)
-        kept = np.array([size for _, _, size in more], dtype=np.float64)
-        makers, lasts, sizes = (np.concatenate(each) for each in ((makers, at[:, 0]), (lasts, at[:, 1]), (sizes, kept)))
-        mine = np.isin(makers, layers)
+        ends, kept = (
+            np.array([each[:2] for each in more], np.int64).reshape(-1, 2),
+            np.array([each[2] for each in more]),
+        )
+        makers, lasts = np.concatenate((makers, ends[:, 0])), np.concatenate((lasts, ends[:, 1]))
+        sizes, mine = np.concatenate((sizes, kept)), np.isin(makers, layers)
         changes, given = np.zeros((4, len(self.outputs) + 2)), np.zeros(len(self.outputs))
         np.add.at(changes[0], lasts[~mine], sizes[~mine])
         np.add.at(changes[0], makers[~mine], -sizes[~mine])
@@ -239,8 +237,8 @@ class LevelTables:
         np.add.at(changes[1], makers[mine] + 1, -sizes[mine])
         np.add.at(changes[2], lasts[mine], sizes[mine])
         np.add.at(changes[2], makers[mine], -sizes[mine])
-        np.add.at(changes[3], at[:, 1], kept)
-        np.add.at(changes[3], at[:, 0], -kept)
+        np.add.at(changes[3], ends[:, 1], kept)
+        np.add.at(changes[3], ends[:, 0], -kept)
         np.add.at(given, lasts[mine], sizes[mine])
         outside, after, begin, shared = np.maximum(np.cumsum(changes, axis=1), 0.0)[:, layers]
         readers, makers, sizes = self.gradients_left(kind, samples)
@@ -249,8 +247,27 @@ class LevelTables:
         np.add.at(left, readers[theirs], sizes[theirs])
         return Flow(outside, after, left[layers], begin, given[layers], shared)
 
+    def _with_copies(self, pairs: Pairs, inside: frozenset[int]) -> tuple[Pairs, frozenset[int]]:
+        """``pairs`` as a stage of layers ``inside`` has them, and those of its layers that are given copies.
+
+        From the copy on a gradient that came from outside is one that the stage makes.
+        """
+        makers, lasts, sizes = pairs
+        came = [
+            last if maker not in inside else -1 for maker, last in zip(makers.tolist(), lasts.tolist(), strict=True)
+        ]
+        copied = {last: self._copied_at(last, inside) for last in inside.intersection(came)}
+        copies = np.array([copied.get(last, -1) for last in came], dtype=np.int64)
+        there = copies >= 0
+        found = (
+            np.concatenate((makers, copies[there])),
+            np.concatenate((np.where(there, copies + 1, lasts), lasts[there])),
+            np.concatenate((sizes, sizes[there])),
+        )
+        return found, frozenset(last for last, at in copied.items() if at >= 0)
+
     def _kept_by_parts(
-        self, makers: Indices, lasts: Indices, sizes: Array, inside: Set[int]
+        self, makers: Indices, lasts: Indices, sizes: Array, inside: frozenset[int]
     ) -> Iterator[tuple[int, int, float]]:
         """(maker, last, bytes) of what is sent on of a concatenation's gradient, in memory that others still read."""
         for maker in sorted(inside & {*makers.tolist()}):
@@ -266,16 +283,16 @@ class LevelTables:
 
         It is given that gradient through reshapes alone, the last of which makes what is handed on.
         """
-        layers, values = self.profile.graph.layers, self.profile.graph.values()
-        chain = list[int]()
+        layers, chain = self.profile.graph.layers, list[int]()
         at = layer
         while all(reader in inside for reader in self.readers[at]):
             if len(self.readers[at]) != 1 or layers[self.readers[at][0]].kind != RESHAPE:
                 return -1
             at = self.readers[at][0]
             chain.append(at)
-        shapes = [values[layers[each].inputs[0]].shape for each in chain]
-        place = copied_at([layers[each] for each in chain], shapes)
+        if not chain:
+            return -1
+        place = copied_at([layers[each] for each in chain], [self.shapes[each] for each in chain])
         return -1 if place is None else chain[place]
 
     def flow_of_parts(self, kind: str, samples: Indices, share: Array, layers: Indices) -> Flow | None:
