@@ -96,7 +96,7 @@ PLANS: Mapping[str, tuple[tuple[int, tuple[str, ...]], ...]] = {
 
 IN_SHARED_MEMORY: Mapping[str, tuple[tuple[int, tuple[str, ...]], ...]] = {
     "ResNet-50": ((2, ("1f1b/2", DATA_PARALLEL)),),
-    "GPT": ((2, ("gpipe/4", "zb-h1/4", SEQUENCE)), (3, (TO_ONE,))),
+    "GPT": ((2, ("gpipe/4", "zb-h1/4")),),
     "3-D U-Net": ((2, ("1f1b/1", SPACE)),),
     "sparse VGG": ((2, ("1f1b/2",)), (3, (TO_ONE,))),
 }
