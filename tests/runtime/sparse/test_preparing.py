@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cuda_ops.device.host import work_beside
 from cuda_ops.memory import available, meter_of
-from planner.ir.errors import StageFailedError
+from planner.ir.errors import NotFiniteError, StageFailedError
 from planner.ir.plan import Decision
 from runtime.engine import Engine
 from runtime.numerics.finite import OnNan
@@ -109,6 +109,25 @@ def test_nothing_that_was_made_of_the_batch_before_is_there_while_sites_are_foun
         gc.enable()
     assert alive == [0] * len(alive)
     assert len(alive) >= 2 * STEPS
+
+
+@pytest.mark.parametrize("layout", ["two ranks", "two ranks, then one"])
+def test_a_step_on_clouds_that_is_not_finite_is_run_again_from_its_sites(layout: str) -> None:
+    micro_batches = (4,) if layout == "two ranks" else (1, 3)
+
+    def steps(engine: Engine) -> str:
+        engine.step(*batches_of("unet")[0])
+        for each in engine._residents.values():
+            next(iter(each.parameters.values())).data.fill_(torch.nan)
+        with pytest.raises(NotFiniteError) as caught:
+            engine.step(*batches_of("unet")[1])
+            engine.settle()
+        return "\n".join((caught.value.title, *caught.value.details))
+
+    told = on_engines(network("unet"), decision_of("unet", layout, micro_batches), steps, on_nan=OnNan.STOP)
+    assert len(set(told)) == 1, "all ranks say the same"
+    assert "forward" in told[0]
+    assert "could not be run again" not in told[0]
 
 
 def test_all_that_a_rank_reads_is_made_by_the_thread_before_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
