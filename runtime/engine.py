@@ -202,7 +202,7 @@ class Engine(HeldState):
         weighing = Weighing(model, decision, transport.rank, updates_of(program))
         binder = Binder(decision, model, boundaries, program, transport.rank, reshape, weighing)
         binder.require_possible(self._residents)
-        self._around = StepEnvironment(
+        self._environment = StepEnvironment(
             transport,
             Context(program, transport.rank, decision.device_of(transport.rank), others),
             deadline_s,
@@ -214,7 +214,7 @@ class Engine(HeldState):
             self._asking,
         )
         preparing = preparing_of(decision, model, spare_core, gives_way)
-        self._runner = Runner(binder, self._residents, self._around, weighing, preparing, self._guard.heard)
+        self._runner = Runner(binder, self._residents, self._environment, weighing, preparing, self._guard.heard)
         self._streaming: Setting | None = None
         if answers:
             from runtime.pipeline.stream import setting_of  # late, see `stream`
@@ -225,7 +225,7 @@ class Engine(HeldState):
     @property
     def meter(self) -> MemoryMeter | None:
         """Counts the memory of the stages' device; None: nobody does."""
-        return self._around.meter
+        return self._environment.meter
 
     @property
     def asking(self) -> Asking:
@@ -329,9 +329,9 @@ class Engine(HeldState):
         from runtime.pipeline.stream import Stream, require_local  # late: most ranks serve no stream
 
         if learns:
-            require_local(self._around.context.program, self._finishing, self._versioned)
+            require_local(self._environment.context.program, self._finishing, self._versioned)
         setting, runner = replace(self._streaming, learns=learns, training=training), self._runner
-        return Stream(setting, self._around, runner.stream_binding, self._begin_in_stream, runner.next_turn)
+        return Stream(setting, self._environment, runner.stream_binding, self._begin_in_stream, runner.next_turn)
 
     @property
     def preparing(self) -> BatchPreparation[AnyBatch] | None:
@@ -378,7 +378,7 @@ class Engine(HeldState):
         try:
             yield
         except (DeadlineError, TransportError) as error:
-            raise self._around.context.of(error, self.num_steps, doing) from error
+            raise self._environment.context.of(error, self.num_steps, doing) from error
 
     def settle(self) -> None:
         """Waits for the others' word on the last step; all ranks call this before anything but the next step follows.

@@ -60,7 +60,10 @@ def require_whole_batches(decision: Decision, graph: Graph) -> None:
         )
 
 
-OVER_SITES = frozenset({"sparse_conv", "sparse_pool", "segment", "segment_expand"})
+MAPPED = frozenset({"sparse_conv", "sparse_pool"})
+"""Kinds whose work are pairs of a kernel map."""
+
+OVER_SITES = MAPPED | {"segment", "segment_expand"}
 """Kinds that read maps or segments, which the host prepares."""
 
 
