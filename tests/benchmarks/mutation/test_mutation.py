@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -196,10 +199,10 @@ def test_the_tree_of_this_project_has_tests_for_what_is_drawn() -> None:
 
 def test_the_score_counts_what_every_case_kills_and_no_more() -> None:
     outcomes = [SHORT] * 9 + [ALL, ALIVE, UNTESTED, UNDECIDED]
-    rows = {row.name: row for row in mutation.rows(iter([Verdict("", "planner", each, "", ()) for each in outcomes]))}
+    rows = {row.name: row for row in mutation.rows([Verdict("", "planner", each, "", ()) for each in outcomes])}
     score = rows["killed by the short suite, of those that every case kills"]
     assert (score.value, score.holds) == (90.0, False)
-    assert rows["alive, equal in meaning included"].value == 2
+    assert rows["alive with every case, equal in meaning included"].value == 2
 
 
 def test_a_run_goes_on_from_its_verdicts(
@@ -211,3 +214,21 @@ def test_a_run_goes_on_from_its_verdicts(
     assert capsys.readouterr().err.count("planner/sums.py") == 3  # one with every case
     assert mutation.measure(False, options, tree, ("planner",)) == rows
     assert not capsys.readouterr().err
+
+
+def test_a_run_without_time_left_says_how_many_it_tried(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 59.0, 61.0])
+    monkeypatch.setattr(mutation, "time", SimpleNamespace(monotonic=lambda: next(seconds, 61.0)))
+    options = mutation.Options(3, budget_s=60.0, verdicts=tree / "verdicts.json", record=tree / "none.json")
+    assert mutation.measure(False, options, tree, ("planner",))[0].value == 1
+
+
+def test_files_of_verdicts_give_a_column_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / f"seed_{seed}.json" for seed in range(2)]
+    for file, outcome in zip(files, (SHORT, LIVES), strict=True):
+        file.write_text(json.dumps([dataclasses.asdict(Verdict("a", "planner", outcome, "", ()))]))
+    assert mutation.main(["--of", *map(str, files), "--json"]) == 0
+    rows = {row["name"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    assert rows["killed by the short suite: seed 0"] == rows["mutants tried: seed 1"] == 1
+    assert rows["killed by the short suite: seed 1"] == 0
+    assert rows["alive in the short suite, not tried with every case: seed 1"] == 1
