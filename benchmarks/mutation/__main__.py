@@ -39,6 +39,7 @@ from benchmarks.mutation.selection import (
     load_record,
     record_tests,
     save_record,
+    with_noted_seconds,
 )
 from benchmarks.mutation.verdicts import ALIVE, ALL, LIVES, SHORT, UNDECIDED, UNTESTED, Tree, Verdict, copy_of
 from benchmarks.report import Row, at_least, run
@@ -68,7 +69,7 @@ class Options:
 def measure(quick: bool, options: Options, home: Path = HOME, packages: Sequence[str] = PACKAGES) -> list[Row]:
     """Judge the mutants that have no verdict yet, as many as there is time for."""
     stops_s = time.monotonic() + options.budget_s
-    record = load_record(options.record or cache_file(home))
+    record = with_noted_seconds(load_record(options.record or cache_file(home)), home)
     with copy_of(home) as root:
         files = files_of_tests(root)
         tree = Tree(root, options.before, 20.0 if quick else options.limit_s)

@@ -192,6 +192,21 @@ def test_the_tests_of_a_mutant_are_the_nearest_ones_and_those_that_enter_its_fun
     ]
 
 
+def test_of_equal_files_those_that_name_the_function_come_first_whichever_package_hands_it_on() -> None:
+    mutant = mutants_of("planner/check/memory.py", "class Account:\n    def most(self):\n        return 1\n")[0]
+    texts = {
+        "tests/planner/check/test_a.py": "from planner.check import other",
+        "tests/planner/check/test_b.py": "from planner.check import other\n# beside Account",
+        "tests/halopipe/test_c.py": "from planner.check import (\n    Account,\n    other,\n)",
+        "tests/halopipe/test_d.py": "from planner.check import other",
+    }
+    assert files_for(mutant, texts, Record()) == [
+        "tests/halopipe/test_c.py",
+        "tests/planner/check/test_b.py",
+        "tests/planner/check/test_a.py",
+    ]
+
+
 def test_the_tree_of_this_project_has_tests_for_what_is_drawn() -> None:
     files = files_of_tests(HOME)
     assert all(files_for(mutant, files, Record()) for mutant in mutants_of("planner/ir/box.py", "x = 1"))
