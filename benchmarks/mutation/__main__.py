@@ -10,8 +10,9 @@ each as it has lines.  Each is judged (:mod:`benchmarks.mutation.verdicts`) by t
 test-all`` does.  The score is the share of the former among all that were killed.  Mutants that no test kills are no
 part of it, since many of them say the same in other words; the file of verdicts lists them.
 
-``--verdicts FILE`` keeps the verdicts as they come; a run that was cut short goes on from there.  ``--minutes`` cuts it
-short by itself: mutants are judged in an order of chance, so those that were reached are a fair part.  ``--of`` judges
+``--verdicts FILE`` keeps the verdicts as they come; a run that was cut short goes on from there, and with more
+``--files`` what lives is tried with further ones.  ``--minutes`` cuts it short by itself: mutants are judged in random
+order, so those that were reached are a fair part; ``--short`` leaves every case to a later run.  ``--of`` judges
 nothing and gives the rows of such files, each with the name of its file.  ``--record`` notes which tests enter which
 functions: tests that never run what is changed are then left out, and distant ones added.
 """
@@ -61,6 +62,7 @@ class Options:
     files: int = MOST_FILES
     limit_s: float = 600.0
     budget_s: float = float("inf")
+    short: bool = False
     before: tuple[str, ...] = ()
     verdicts: Path | None = None
     record: Path | None = None
@@ -76,13 +78,15 @@ def measure(quick: bool, options: Options, home: Path = HOME, packages: Sequence
         mutants = draw(root, packages, NUM_QUICK if quick else options.mutants, options.seed)
         random.Random(options.seed).shuffle(mutants)
         known = {} if quick else {verdict.mutant: verdict for verdict in _kept(options.verdicts)}
-        for every_case in (False, True):
+        for every_case in (False,) if options.short else (False, True):
             for number, mutant in enumerate(mutants, 1):
                 before = known.get(str(mutant))
-                is_due = before is None if not every_case else before is not None and before.outcome == LIVES
-                if is_due and time.monotonic() < stops_s:
-                    chosen = files_for(mutant, files, record)[: 1 if quick else options.files]
-                    known[str(mutant)] = verdict = tree.judge(mutant, chosen, every_case=every_case)
+                chosen = files_for(mutant, files, record)[: 1 if quick else options.files]
+                if not every_case:
+                    tried = before.files if before else ()
+                    chosen = [file for file in chosen if file not in tried]
+                if is_due(before, chosen, every_case) and time.monotonic() < stops_s:
+                    known[str(mutant)] = verdict = tree.judge(mutant, chosen, before, every_case=every_case)
                     sys.stderr.write(
                         f"{number}/{len(mutants)} {verdict.mutant}: {verdict.outcome} {verdict.by} "
                         f"({verdict.seconds:.0f} s)\n"
@@ -92,6 +96,13 @@ def measure(quick: bool, options: Options, home: Path = HOME, packages: Sequence
         known.update((verdict.mutant, verdict) for verdict in verdicts)
         _keep(list(known.values()), None if quick else options.verdicts)
         return list(rows(verdicts))
+
+
+def is_due(before: Verdict | None, files: Sequence[str], every_case: bool) -> bool:
+    """Whether a mutant with this verdict is tried: with a few cases of ``files``, all new to it, or with every case."""
+    if before is None:
+        return not every_case
+    return before.outcome == LIVES and (every_case or bool(files))
 
 
 def _sound(verdicts: Sequence[Verdict], tree: Tree) -> Iterator[Verdict]:
@@ -167,9 +178,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--mutants", type=int, default=NUM_MUTANTS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--files", type=int, default=MOST_FILES, help="files of tests for a mutant, at most")
+    parser.add_argument(
+        "--files", type=int, default=MOST_FILES, help="files of tests for a mutant, at most; may be raised"
+    )
     parser.add_argument("--limit", type=float, default=600.0, metavar="SECONDS", help="of one run of the tests")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no mutant is begun after so many")
+    parser.add_argument("--short", action="store_true", help="what lives in the short suite is left at that")
     parser.add_argument("--before", default="", metavar="COMMAND", help='put before each of them, such as "nice -n 10"')
     parser.add_argument(
         "--verdicts", type=Path, metavar="FILE", help="keeps the verdicts; those in it are not repeated"
@@ -182,7 +196,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, rest = parser.parse_known_args(arguments)
     before = tuple(shlex.split(own.before))
     options = Options(
-        own.mutants, own.seed, own.files, own.limit, 60 * own.minutes, before, own.verdicts, own.record_file
+        own.mutants,
+        own.seed,
+        own.files,
+        own.limit,
+        60 * own.minutes,
+        own.short,
+        before,
+        own.verdicts,
+        own.record_file,
     )
     if own.record is not None:
         _record(own.record, options)

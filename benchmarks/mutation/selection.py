@@ -63,7 +63,8 @@ def files_for(mutant: Mutant, files: dict[str, str], record: Record) -> list[str
         rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{last}\b" if package else re.escape(module)
     )
     function = mutant.function.partition("::")[2].partition(".")[0]
-    mentions = re.compile(rf"\b{function}\b") if function else re.compile(r"(?!)")
+    word = function.strip("_")
+    mentions = re.compile(rf"\b_?{word}\b", re.IGNORECASE) if word else re.compile(r"(?!)")
     above = "|".join(re.escape(".".join(source.parts[:depth])) for depth in range(1, len(source.parts)))
     handed_on = re.compile(rf"from (?:{above}) import (?:\([^)]*|[^\n]*)\b{function}\b") if function else mentions
     of_folder = f"tests/{source.parent.parent.as_posix()}/test_{source.parent.name}"

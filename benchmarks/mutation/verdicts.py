@@ -63,8 +63,14 @@ class Tree:
     before: tuple[str, ...] = ()
     limit_s: float = 600.0
 
-    def judge(self, mutant: Mutant, files: Sequence[str], *, every_case: bool = False) -> Verdict:
-        """Run a few cases of the tests, of those named first alone since most mutants end there; or every case."""
+    def judge(
+        self, mutant: Mutant, files: Sequence[str], before: Verdict | None = None, *, every_case: bool = False
+    ) -> Verdict:
+        """Run a few cases of the tests, of those named first alone since most mutants end there; or every case.
+
+        Args:
+            before: the verdict of other files, to which this is added.
+        """
         start_s = time.monotonic()
         outcome, by = (ALIVE if every_case else LIVES) if files else UNTESTED, ""
         with self.changed(mutant):
@@ -73,8 +79,10 @@ class Tree:
                 if by:
                     outcome = UNDECIDED if by == OUT_OF_TIME else ALL if every_case else SHORT
                     break
-        seconds = round(time.monotonic() - start_s, 1)
-        return Verdict(str(mutant), mutant.path.partition("/")[0], outcome, by, tuple(files), seconds)
+        seconds, tried = round(time.monotonic() - start_s, 1), dict.fromkeys(files)
+        if before is not None:
+            seconds, tried = round(before.seconds + seconds, 1), dict.fromkeys((*before.files, *files))
+        return Verdict(str(mutant), mutant.path.partition("/")[0], outcome, by, tuple(tried), seconds)
 
     @contextlib.contextmanager
     def changed(self, mutant: Mutant) -> Iterator[None]:

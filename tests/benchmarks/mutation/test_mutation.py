@@ -231,6 +231,23 @@ def test_a_run_goes_on_from_its_verdicts(
     assert not capsys.readouterr().err
 
 
+def test_what_lives_is_tried_with_further_files_and_its_verdict_tells_of_all(
+    tree: Path,
+) -> None:
+    tests = tree / "tests" / "planner"
+    (tests / "test_sums.py").rename(tests / "test_totals.py")
+    (tests / "test_sums.py").write_text("def test_nothing():\n    pass\n")  # named after the module, hence the first
+    options = mutation.Options(4, files=1, short=True, verdicts=tree / "verdicts.json", record=tree / "none.json")
+    mutation.measure(False, options, tree, ("planner",))
+    assert {entry["outcome"] for entry in json.loads((tree / "verdicts.json").read_text())} == {LIVES}
+    rows = mutation.measure(False, dataclasses.replace(options, files=2), tree, ("planner",))
+    verdicts = json.loads((tree / "verdicts.json").read_text())
+    assert {tuple(entry["files"]) for entry in verdicts} == {
+        ("tests/planner/test_sums.py", "tests/planner/test_totals.py")
+    }
+    assert sum(entry["outcome"] == SHORT for entry in verdicts) == rows[1].value > 0
+
+
 def test_a_run_without_time_left_says_how_many_it_tried(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 59.0, 61.0])
     monkeypatch.setattr(mutation, "time", SimpleNamespace(monotonic=lambda: next(seconds, 61.0)))
