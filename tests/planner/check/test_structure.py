@@ -93,6 +93,7 @@ ALONE: dict[str, tuple[str, Placement]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("words", ALONE)
 def test_ways_and_margins_that_cannot_be_are_found_out(words: str) -> None:
     name, placement = ALONE[words]
@@ -117,6 +118,7 @@ def test_good_ways_and_margins_are_reckoned_with() -> None:
     assert faults
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("words", SPOILS)
 def test_a_spoilt_layout_is_found_out(words: str) -> None:
     faults = check(recut(**SPOILS[words]), profile())

@@ -177,6 +177,7 @@ def test_a_limit_on_micro_batches_in_flight_is_proved() -> None:
     assert "0F0 >>0F1<< 0B0" in text
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("change", "text"),
     [
