@@ -10,7 +10,7 @@ import pytest
 
 from planner.costs.layers.cost_table import CostTables
 from planner.costs.layers.interpolation import QUANTITIES
-from planner.costs.layers.regression import Families, Features, fitted
+from planner.costs.layers.regression import Families, Features, family_names, fitted
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, MEASURED
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.profile import Measurement, Profile
@@ -178,6 +178,13 @@ def test_plain_loops_say_the_same_of_every_layer_and_quantity(seed: int) -> None
                 else:
                     with pytest.raises(LookupError):
                         plainly.whole(layer.name, samples, what)
+
+
+def test_first_of_their_kind_are_layers_that_read_the_networks_inputs_alone() -> None:
+    graph = priced(*mesh_like(height=64)).graph
+    first, second = graph.layers[:2]
+    both = replace(second, inputs=(*second.inputs, *graph.inputs))
+    assert [family_names(graph, layer, "")[0][2] for layer in (first, second, both)] == [True, False, False]
 
 
 def test_nothing_is_computed_before_it_is_asked_for() -> None:
