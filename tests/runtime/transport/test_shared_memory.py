@@ -249,7 +249,7 @@ def test_what_is_sent_to_a_rank_that_has_left_is_refused_at_once(run):
     assert run(2, program)[0] == (0, 0)
 
 
-def test_after_its_deadline_a_rank_is_lost_for_its_peers_and_for_itself(run):
+def test_after_its_deadline_a_rank_is_lost_for_its_peers_and_for_itself(run, over):
     def program(transport):
         if transport.rank == 0:
             transport.post_receive(key(0), 1, SPEC)
@@ -257,10 +257,11 @@ def test_after_its_deadline_a_rank_is_lost_for_its_peers_and_for_itself(run):
                 transport.receive(key(0), 1, 0.05)
             with pytest.raises(TransportError, match="rank 0 lost rank 1"):
                 transport.send(key(1), 1, [torch.ones(1)])
-            return True
+            return over.wait(DEADLINE_S)  # its peer learns of it while it is still there
         transport.post_receive(key(2), 0, SPEC)
         with pytest.raises(TransportError, match="rank 1 lost rank 0"):
             transport.receive(key(2), 0, DEADLINE_S)
+        over.set()
         return True
 
     assert run(2, program) == [True, True]
