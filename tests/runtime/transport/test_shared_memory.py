@@ -52,6 +52,32 @@ def test_a_block_comes_back_when_the_last_tensor_of_its_message_is_gone(run):
     assert views == [39.0, 39.0]
 
 
+def test_a_block_that_comes_again_takes_a_message_of_another_shape_or_dtype(run):
+    tensors = [
+        torch.ones(10, 20),
+        torch.full((20, 10), 2.0),
+        torch.full((200,), 3, dtype=torch.int32),
+        torch.zeros(200),
+    ]
+
+    def program(transport):
+        offsets = set()
+        for number, tensor in enumerate(tensors * 2):
+            if transport.rank == 0:
+                transport.send(key(number), 1, [tensor])
+                transport.flush(DEADLINE_S)
+                offsets.add(transport.segments.used_bytes)
+            else:
+                transport.post_receive(key(number), 0, [(tuple(tensor.shape), tensor.dtype)])
+                (came,) = transport.receive(key(number), 0, DEADLINE_S)
+                assert torch.equal(came, tensor)
+                del came
+            transport.barrier(DEADLINE_S)
+        return len(offsets)
+
+    assert run(2, program)[0] == 1  # all in one place
+
+
 def test_what_ranks_do_together_gives_its_blocks_back(run):
     """However often they meet, the segment is about as large as after the first few times."""
 
@@ -170,6 +196,23 @@ def test_a_large_sum_of_what_is_not_in_one_piece_lands_where_it_lies(run):
     assert IN_PARTS_BYTES < 400 * 200 * 4
     for whole in run(3, program, [(0, 1, 2)]):
         assert torch.equal(whole, torch.full((400, 200), 6.0))
+
+
+@pytest.mark.parametrize("other", [torch.ones(1000, dtype=torch.int32), torch.ones(999)], ids=["dtype", "size"])
+@pytest.mark.parametrize("way", ["sum", "exchange"])
+def test_what_is_of_another_dtype_or_size_is_not_taken_for_what_was_expected(run, way, other):
+    def program(transport):
+        peer, mine = 1 - transport.rank, torch.ones(1000) if transport.rank == 0 else other.clone()
+        ways = {
+            "sum": lambda: transport.all_reduce(mine, (0, 1), DEADLINE_S),
+            "exchange": lambda: transport.start_exchange({peer: mine}, {peer: mine}, DEADLINE_S).wait(),
+        }
+        with pytest.raises(TransportError, match="or they are of another dtype") as caught:
+            ways[way]()
+        transport.barrier(DEADLINE_S)
+        return f"expects ({len(mine)},) {mine.dtype} from rank {peer}" in str(caught.value)
+
+    assert run(2, program, [(0, 1)]) == [True, True]
 
 
 def test_segments_have_no_name_and_leave_none(run):
