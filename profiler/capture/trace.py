@@ -34,6 +34,7 @@ from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_fin
 from cuda_ops.dense.derivatives import Derivatives, UnknownDerivativeError, differentiate
 from cuda_ops.dense.packed import packed_as_padded
 from cuda_ops.dense.recurrent import recurrence_by_shape
+from cuda_ops.dense.running_statistics import averages_in_operators
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import LOSS_PREFIX
 from profiler.capture.by_sample import BagsOfRows, pick_by_sample
@@ -233,7 +234,8 @@ def _export(
     model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any, *, strict: bool = False
 ) -> ExportedProgram:
     seen = FiniteValues(), Derivatives(), StateChanges(), BagsOfRows(), packed_as_padded()
-    with warnings.catch_warnings(), recurrence_by_shape(), kept_functions(), model.precision(), _entered(seen):
+    taken = recurrence_by_shape(), averages_in_operators(), kept_functions(), model.precision()
+    with warnings.catch_warnings(), _entered((*taken, *seen)):
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
         warnings.filterwarnings("ignore", message="The tensor attributes? ")
         return torch.export.export(wrapper, tensors, strict=strict, dynamic_shapes=shapes)
