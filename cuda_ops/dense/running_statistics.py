@@ -45,7 +45,10 @@ def is_averaging(norm: nn.Module) -> bool:
     """Whether a batch norm in training takes the mean over all batches."""
     found: Any = norm
     return bool(
-        found.training and found.track_running_stats and found.momentum is None and found.num_batches_tracked is not None
+        found.training
+        and found.track_running_stats
+        and found.momentum is None
+        and found.num_batches_tracked is not None
     )
 
 

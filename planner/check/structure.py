@@ -19,7 +19,7 @@ from planner.layers import (
     check_samples_apart,
     kind,
     over_sites,
-    require_whole_batches,
+    require_micro_batches,
     throughout_sites,
 )
 from planner.layers.recomputed import span_faults
@@ -291,10 +291,11 @@ def require_possible(decision: Decision, graph: Graph) -> None:
     """Refuses a decision that ``graph`` cannot be run by.
 
     Raises:
-        UnsupportedModelError: the loss needs the whole batch, and the decision cuts it into micro-batches.
+        UnsupportedModelError: the decision has other micro-batches than the graph holds for, or several where the loss
+            needs the whole batch.
         CorruptFileError: layers cannot be divided, run in blocks, or computed again, as the decision says.
     """
-    require_whole_batches(decision, graph)
+    require_micro_batches(decision, graph)
     if decision.token_slices:
         from planner.layers.token_slices import require_sliceable  # late, as above
 

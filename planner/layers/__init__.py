@@ -27,9 +27,10 @@ from planner.layers._rules import window
 from planner.layers._samples import (
     batch_wide_layers,
     check_samples_apart,
+    fixes_samples,
     over_sites,
     prepared_inputs,
-    require_whole_batches,
+    require_micro_batches,
     throughout_sites,
 )
 
@@ -37,13 +38,14 @@ __all__ = [
     "Kind",
     "batch_wide_layers",
     "check_samples_apart",
+    "fixes_samples",
     "has_halo",
     "is_convolution",
     "kind",
     "kinds",
     "over_sites",
     "prepared_inputs",
-    "require_whole_batches",
+    "require_micro_batches",
     "throughout_sites",
     "window",
 ]

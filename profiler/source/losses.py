@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from planner.ir.errors import UnsupportedModelError
