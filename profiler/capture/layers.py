@@ -127,11 +127,16 @@ def _has_samples(node: fx.Node, traced: Traced) -> bool:
 
 
 def _attributes_behind(node: fx.Node) -> Iterator[fx.Node]:
-    for argument in node.all_input_nodes:
-        if argument.op == "get_attr":
-            yield argument
-        else:
-            yield from _attributes_behind(argument)
+    seen, waiting = set[fx.Node](), [node]
+    while waiting:
+        for argument in waiting.pop().all_input_nodes:
+            if argument in seen:
+                continue
+            seen.add(argument)
+            if argument.op == "get_attr":
+                yield argument
+            else:
+                waiting.append(argument)
 
 
 def _join_updates(nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: Traced) -> None:
