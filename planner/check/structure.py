@@ -17,6 +17,7 @@ from planner.ir.schedule import Op, Traits
 from planner.layers import (
     batch_wide_layers,
     check_samples_apart,
+    fixes_samples,
     kind,
     over_sites,
     require_micro_batches,
@@ -318,6 +319,10 @@ def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, 
     mixing, wide = frozenset(check_samples_apart(graph)), batch_wide_layers(graph)
     if wide and len(decision.micro_batches) > 1:
         yield wide[0], f"layer {wide[0]} needs the whole batch, which is in {len(decision.micro_batches)} micro-batches"
+    others = sorted(set(decision.micro_batches) - {graph.samples})
+    if fixes_samples(graph) and others:
+        first = graph.layers[0].name
+        yield first, f"layer {first} runs with {graph.samples} samples only, and a micro-batch has {others[0]}"
     for stage in range(len(decision.stages)):
         own = [name for name in decision.layers_of(stage) if name in mixing]
         if own and _shares_samples(decision, stage):

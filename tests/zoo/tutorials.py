@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 
 from tests.zoo.attention import tokens
 from tests.zoo.autograd import Network, classes
-from tests.zoo.entries import DATA, PIPELINE, SPATIAL, SPLIT, WHOLE_BATCH, network
+from tests.zoo.entries import DATA, WHOLE_BATCH, network
 from tests.zoo.frozen import images
 from tests.zoo.hooks import mlp
 
@@ -239,7 +239,7 @@ class Bags(nn.Module):
 @network(
     "nn.EmbeddingBag with offsets: the words of all samples in one vector",
     mixes=True,
-    refused=dict.fromkeys((PIPELINE, SPLIT, DATA, SPATIAL), "sample|bag|offsets|captured"),
+    refused="offsets",
 )
 def bags_by_offsets() -> Network:
     return Bags(), ((torch.randint(20, (12,)), torch.tensor([0, 2, 5, 9])), torch.randint(3, (4,))), F.cross_entropy
