@@ -33,6 +33,7 @@ from runtime.pipeline.specialize import Binder, Binding
 from runtime.stage.builder import Builder, MakeOptimizer, check_layers, ties_in
 from runtime.stage.captured import CapturedModel, answers_of
 from runtime.stage.held import HeldState
+from runtime.stage.index_ranges import index_ranges
 from runtime.stage.shapes import graph_at, varying_dims, without_data
 from runtime.transport import Transport
 
@@ -196,7 +197,7 @@ class Engine(HeldState):
         self._norm: float | None = None
         self._loss_stage = decision.layers[producer(model.graph.loss)].stage
         self._judged = model.judged
-        self._inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
+        self._inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model), index_ranges(model))
         # Shapes that are not the capture's are found on a copy without parameters.
         reshape = partial(graph_at, without_data(model)) if model.sizes and model.prepared is None else None
         weighing = Weighing(model, decision, transport.rank, updates_of(program))

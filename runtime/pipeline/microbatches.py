@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
@@ -25,6 +25,9 @@ from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import UsageError
 from planner.ir.graph import SAMPLE, TensorSpec
 from runtime.pipeline.messages import slices
+
+if TYPE_CHECKING:
+    from runtime.stage.index_ranges import IndexRange
 
 Inputs = Mapping[str, Tensor]
 """Graph inputs by name."""
@@ -92,18 +95,20 @@ class InputSpecs:
     Attributes:
         specs: graph inputs by name, in order, at ``captured`` samples.
         free: (input, dim) pairs whose extents may differ from those of the capture, beside samples.
+        ranges: by input, what integers it may hold.
     """
 
     specs: Mapping[str, TensorSpec]
     captured: int
     free: frozenset[tuple[str, int]] = frozenset()
+    ranges: Mapping[str, tuple[IndexRange, ...]] = field(default_factory=dict)
 
     def rows(self, tensors: Sequence[Tensor]) -> int:
         """Samples that the tensors hold.
 
         Raises:
-            UsageError: there are too few or too many of them, they disagree on the number of samples, or a dim has
-                another extent than the model was captured with.
+            UsageError: there are too few or too many of them, they disagree on the number of samples, a dim has
+                another extent than the model was captured with, or one holds a class or row that there is not.
         """
         if len(tensors) != len(self.specs):
             names = ", ".join(self.specs)
@@ -125,7 +130,14 @@ class InputSpecs:
         if len(found) > 1:
             said = ", ".join(f"{name} has {rows}" for rows, name in found.items())
             raise UsageError("the tensors of a batch disagree on its samples", [said])
+        for tensor, name in zip(tensors, self.specs, strict=True):
+            self.require_in_range(name, tensor)
         return self._of(found)
+
+    def require_in_range(self, name: str, tensor: Tensor) -> None:
+        """Raises :class:`UsageError` where an input on the host holds a class or row that there is not."""
+        for each in self.ranges.get(name, ()) if tensor.device.type == "cpu" else ():
+            each.require(name, tensor)
 
     def _of(self, found: Mapping[int, str]) -> int:
         return next(iter(found), self.captured)
