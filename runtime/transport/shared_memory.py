@@ -44,8 +44,8 @@ from runtime.transport.base import (
     without_gradients,
     words,
 )
-from runtime.transport.frame import Layout, layout_for, layout_of, tag, unpack
-from runtime.transport.segments import GONE, HERE, LATE, WATCHED, WRONG, Rows, Segments, rows_of
+from runtime.transport.frame import Layout, another, header_of, layout_of, tag
+from runtime.transport.segments import GONE, HERE, LATE, NOW_S, WATCHED, WRONG, Rows, Segments, rows_of
 
 SPIN_S = 10e-3
 """So long a wait looks before it sleeps, where every rank has a core of its own."""
@@ -106,17 +106,20 @@ class SharedMemoryTransport:
         layout = self._announced[source].pop(key, None)
         if layout is None:
             raise TransportError(f"{key} from rank {source} was not announced")
-        offset = self.next_block(source, _MESSAGE | tag(key), ("receive", key), Deadline(deadline_s))
-        self.segments.took(source)
-        return unpack(self.segments.take(source, offset), key, source, layout)
+        self.require_usable(("receive", key), source)
+        segments, header = self.segments, header_of(key, layout, 0, 0)
+        look = partial(segments.receive, source, _MESSAGE | tag(key), header, layout)
+        ended = look(NOW_S, 0.0, False)
+        if ended == LATE:
+            ended = self._wait(look, source, ("receive", key), Deadline(deadline_s))
+        if ended == WRONG:
+            raise another(segments.header(source, segments.came), header, key, source)
+        return segments.taken(layout)
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
         channel, sent = _MESSAGE | tag(key), self._sent[destination]
-        if self._why_unusable or self.segments.has_left(destination):
+        if self._why_unusable or not self.segments.send(destination, channel, key, tensors):
             raise self._gone(("send", key), destination)
-        offset, frame = self.segments.frame(layout_for(tensors))
-        frame.write(key, tensors)
-        self.segments.announce(destination, channel, offset)
         self._num_sent[destination] += 1
         sent.append(key)
         if len(sent) > _MOST_SENT:
@@ -213,10 +216,10 @@ class SharedMemoryTransport:
             self._forget_taken(rank)
         return sum(map(len, self._announced)), sum(map(len, self._sent))
 
-    def require_usable(self, what: Words) -> None:
-        """Raises as every wait where no peer can be reached any more."""
+    def require_usable(self, what: Words, rank: int | None = None) -> None:
+        """Raises as every wait, for ``rank``, where no peer can be reached any more."""
         if self._why_unusable:
-            raise self._gone(what, self.rank)
+            raise self._gone(what, self.rank if rank is None else rank)
 
     def others_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """``ranks`` but this one, in order."""
@@ -265,7 +268,7 @@ class SharedMemoryTransport:
             return False
         if self._why_unusable:
             raise self._gone(what, rank)
-        ended = self.segments.fetch(tensor, rank, channel, _guard(tensor), 0.0, 0.0, False)
+        ended = self.segments.fetch(tensor, rank, channel, _guard(tensor), NOW_S, 0.0, False)
         if ended == WRONG:
             raise self._unlike(tensor, rank, self.segments.came, what)
         return ended == HERE
@@ -354,7 +357,7 @@ class SharedMemoryTransport:
 
     def _forget_taken(self, rank: int) -> None:
         sent = self._sent[rank]
-        while len(sent) > self._num_sent[rank] - self.segments.taken(rank):
+        while len(sent) > self._num_sent[rank] - self.segments.num_taken(rank):
             sent.popleft()
 
     def _gone(self, what: Words, rank: int) -> TransportError:
