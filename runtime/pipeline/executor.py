@@ -14,7 +14,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import repeat
+from operator import sub
 from typing import Protocol, cast
 
 import torch
@@ -352,11 +353,8 @@ class Executor:
         self._batch = None
         if meter is not None:
             peak_bytes.append(meter.take_peak())
-        spans = (
-            Span(self._rank, task.text, start_s, stop_s)
-            for task, (start_s, stop_s) in zip(self._tasks, pairwise(ends_s), strict=True)
-        )
-        return RowTrace(tuple(spans), tuple(stop - start for start, stop in pairwise(cpu)), tuple(peak_bytes))
+        spans = map(Span, repeat(self._rank), [task.text for task in self._tasks], ends_s, ends_s[1:])
+        return RowTrace(tuple(spans), tuple(map(sub, cpu[1:], cpu)), tuple(peak_bytes))
 
     def _forward(self, work: _Work) -> None:
         stage, microbatch, resident = work.stage, work.microbatch, work.resident

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -100,8 +100,7 @@ class Divided(Told, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
+class _Recorded(NamedTuple):
     """What a forward with gradients leaves.
 
     Attributes:
@@ -173,6 +172,7 @@ class StageProgram:
     ) -> None:
         manner = manner or Manner()
         self._function, self._loss, self._manner = function, loss, manner
+        self._inputs = function.inputs
         self._received_at = tuple((place, name) for place, name in enumerate(function.inputs) if name in received)
         self._graded: Mapping[str, Tensor] = function.parameters if slices is None else slices
         given = terms if loss is None else {**terms, loss: 1.0}
@@ -193,7 +193,7 @@ class StageProgram:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the values that ``forward`` needs."""
-        return self._function.inputs
+        return self._inputs
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -334,7 +334,7 @@ class StageProgram:
         return found
 
     def _call(self, portion: MicrobatchSlice, values: Mapping[str, Tensor]) -> Call:
-        return Call(portion, tuple(values[name] for name in self._function.inputs), self._state)
+        return Call(portion, tuple([values[name] for name in self._inputs]), self._state)
 
     def _record(self, call: Call, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
         """Runs with gradients."""
