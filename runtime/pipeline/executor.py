@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
-from operator import sub
 from typing import Protocol, cast
 
 import torch
@@ -139,12 +138,10 @@ class RowTrace:
 
     Attributes:
         spans: when each action ran, in order.
-        thread_s: this thread's processor time in each of them.
         peak_bytes: the most in use in each of them, then behind the last; empty where memory is not counted.
     """
 
     spans: tuple[Span, ...]
-    thread_s: tuple[float, ...]
     peak_bytes: tuple[int, ...] = ()
 
 
@@ -324,11 +321,11 @@ class Executor:
             StageFailedError: a stage raised; DeadlineError, TransportError: a message failed.  The text says where.
         """
         activity, context, clock = self._around.activity, self._around.context, clock_of(self._around.device)
-        meter, peak_bytes = self._around.meter, list[int]()
+        meter = self._around.meter
+        peak_bytes: list[int] = []
         if meter is not None:
             meter.take_peak()
         clock.mark()
-        cpu = [time.thread_time()]  # at the end of each action, where the next begins
         for task in self._tasks:
             activity.begin(task.text)
             try:
@@ -336,7 +333,6 @@ class Executor:
             except Exception as error:
                 raise context.of_action(error, self._step, task.action) from error
             clock.mark()
-            cpu.append(time.thread_time())
             if meter is not None:
                 peak_bytes.append(meter.take_peak())
         if self._finishes_at_end and self._around.finish is not None:
@@ -354,7 +350,7 @@ class Executor:
         if meter is not None:
             peak_bytes.append(meter.take_peak())
         spans = map(Span, repeat(self._rank), [task.text for task in self._tasks], ends_s, ends_s[1:])
-        return RowTrace(tuple(spans), tuple(map(sub, cpu[1:], cpu)), tuple(peak_bytes))
+        return RowTrace(tuple(spans), tuple(peak_bytes))
 
     def _forward(self, work: _Work) -> None:
         stage, microbatch, resident = work.stage, work.microbatch, work.resident

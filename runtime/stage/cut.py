@@ -26,6 +26,7 @@ from typing import Any, cast
 
 import torch
 from torch import fx, nn
+from torch.nn import functional
 
 from cuda_ops._torch import schema_of, wrap_with_set_grad_enabled
 from cuda_ops.dense.user_functions import LINEAR_BACKWARD, function_of
@@ -316,8 +317,38 @@ def without_gradient(target: Callable[..., Any], *arguments: Any, **keywords: An
     return target(*arguments, **keywords)
 
 
+_ATEN = torch.ops.aten
+FUNCTIONS: Mapping[object, Callable[..., Any]] = {
+    _ATEN.add.Tensor: torch.add,
+    _ATEN.batch_norm.default: torch.batch_norm,
+    _ATEN.cat.default: torch.cat,
+    _ATEN.conv2d.default: torch.conv2d,
+    _ATEN.div.Tensor: torch.div,
+    _ATEN.dropout.default: torch.dropout,
+    _ATEN.embedding.default: torch.embedding,
+    _ATEN.flatten.using_ints: torch.flatten,
+    _ATEN.gelu.default: functional.gelu,
+    _ATEN.layer_norm.default: torch.layer_norm,
+    _ATEN.linear.default: functional.linear,
+    _ATEN.matmul.default: torch.matmul,
+    _ATEN.max_pool2d.default: torch.max_pool2d,
+    _ATEN.mul.Tensor: torch.mul,
+    _ATEN.permute.default: torch.permute,
+    _ATEN.relu.default: torch.relu,
+    _ATEN.scaled_dot_product_attention.default: functional.scaled_dot_product_attention,
+    _ATEN.softmax.int: torch.softmax,
+    _ATEN.sub.Tensor: torch.sub,
+    _ATEN.transpose.int: torch.transpose,
+}
+"""What calls frequent operators from Python; through their schema a call takes one or two microseconds more."""
+
+
 def _compiled(graph: fx.Graph) -> Run:
-    run: Run = fx.GraphModule(nn.Module(), graph, "Stage").forward
+    called = fx.Graph()
+    called.output(called.graph_copy(graph, {}))
+    for node in called.nodes:
+        node.target = FUNCTIONS.get(node.target, node.target)
+    run: Run = fx.GraphModule(nn.Module(), called, "Stage").forward
     return run
 
 

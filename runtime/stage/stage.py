@@ -105,11 +105,12 @@ class _Recorded(NamedTuple):
 
     Attributes:
         leaves: differentiable inputs received from other stages.
-        edges: where each output enters the autograd graph; the outputs themselves need not stay alive for it.
+        roots: where each output enters the autograd graph.  A number, such as the loss, is there itself, which takes
+            torch less time; others need not stay alive for it.
     """
 
     leaves: dict[str, Tensor]
-    edges: dict[str, GradientEdge]
+    roots: dict[str, GradientEdge | Tensor]
 
 
 @dataclass(slots=True)
@@ -266,11 +267,11 @@ class StageProgram:
             raise KeyError(f"micro-batch {microbatch} has had its backward for the input")
         recorded, held.recorded = held.recorded, None
         given = {**gradients, **held.seeds}
-        seeds = {name: given[name] for name in recorded.edges if name in given}
+        seeds = {name: given[name] for name in recorded.roots if name in given}
         if self._divided is not None:
             self._divided.begin(microbatch)
         if seeds:
-            run_backward([recorded.edges[name] for name in seeds], list(seeds.values()))
+            run_backward([recorded.roots[name] for name in seeds], list(seeds.values()))
         if self._divided is not None:
             self._divided.finish()
         return {
@@ -325,7 +326,8 @@ class StageProgram:
             self._divided.reset()
         self._held.clear()
         self.losses.clear()
-        self.weights.reset()
+        if self._is_versioned:
+            self.weights.reset()
 
     def _seed(self, loss: Tensor, weight: float) -> Tensor:
         found = self._seeds.get(weight)
@@ -347,8 +349,12 @@ class StageProgram:
             outputs = self._calls.run(Call(call.portion, tuple(values), call.state))
         finally:
             self._current.queue = None
-        edges = {name: get_gradient_edge(output) for name, output in outputs.items() if output.requires_grad}
-        return _Recorded(leaves, edges), outputs
+        roots = {
+            name: get_gradient_edge(output) if output.ndim else output
+            for name, output in outputs.items()
+            if output.requires_grad
+        }
+        return _Recorded(leaves, roots), outputs
 
     def _handed_out(self, microbatch: int, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         if self._loss is not None:
