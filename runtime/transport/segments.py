@@ -18,7 +18,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -158,6 +158,18 @@ class Address:
         return cls(**{**found, "cores": tuple(found["cores"])})
 
 
+class Place(NamedTuple):
+    """Bytes of this process that follow one another: what is sent, or where what comes goes.
+
+    Attributes:
+        guard: of size and dtype, equal at both ends.
+    """
+
+    address: int
+    num_bytes: int
+    guard: int
+
+
 class Segments:
     """The segment of ``rank``, and those of the peers that it has attached.
 
@@ -207,15 +219,16 @@ class Segments:
             raise self._is_full(num_bytes)
         return offset
 
-    def put(self, tensor: torch.Tensor, rank: int, channel: int, guard: int) -> None:
-        """Announces a copy of ``tensor``, contiguous and on the processor, to one rank.
+    def put(self, place: Place, rank: int, channel: int) -> None:
+        """Announces a copy of what lies at ``place`` to one rank.
 
         Raises:
             OutOfMemoryError: there is no room.
         """
-        calls = self._calls if tensor.nbytes < _SHORT_BYTES else self._waits
-        if not calls.put(self._context, rank, channel, tensor.data_ptr(), tensor.nbytes, guard):
-            raise self._is_full(tensor.nbytes)
+        address, num_bytes, guard = place
+        calls = self._calls if num_bytes < _SHORT_BYTES else self._waits
+        if not calls.put(self._context, rank, channel, address, num_bytes, guard):
+            raise self._is_full(num_bytes)
 
     def put_cut(self, tensor: torch.Tensor, rank: int, channel: int, guard: int) -> bool:
         """As :meth:`put` of what is cut out of a tensor along one dim; nothing, and False, if it lies otherwise.
@@ -239,21 +252,20 @@ class Segments:
         if not calls.put_rows(self._context, rank, channel, address, *rows, guard):
             raise self._is_full(num_bytes)
 
-    def fetch(
-        self, tensor: torch.Tensor, rank: int, channel: int, guard: int, limit_s: float, spin_s: float, watches: bool
-    ) -> int:
-        """How the wait for a block ended that is copied into ``tensor``, which is contiguous and on the processor.
+    def fetch(self, place: Place, rank: int, channel: int, limit_s: float, spin_s: float, watches: bool) -> int:
+        """How the wait for a block ended that is copied to ``place``.
 
         Args:
             limit_s, watches: as of :meth:`wait`.
         """
-        calls = self._waits if limit_s >= 0 or tensor.nbytes >= _SHORT_BYTES else self._calls
+        address, num_bytes, guard = place
+        calls = self._waits if limit_s >= 0 or num_bytes >= _SHORT_BYTES else self._calls
         ended: int = calls.fetch(
             self._context,
             rank,
             channel,
-            tensor.data_ptr(),
-            tensor.nbytes,
+            address,
+            num_bytes,
             guard,
             int(limit_s * 1e9),
             int(spin_s * 1e9),
@@ -404,7 +416,7 @@ class Segments:
 
     @property
     def looked_s(self) -> float:
-        """Processor time of this rank's waits: looking, before they slept, for what was not there yet."""
+        """Seconds in which waits of this rank looked for what was not there yet, before they slept."""
         looked_ns: int = self._calls.looked(self._context)
         return looked_ns / 1e9
 

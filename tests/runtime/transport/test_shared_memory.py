@@ -137,6 +137,27 @@ def test_large_sums_of_three_ranks_are_added_in_the_order_of_ranks(run, dtype):
         assert torch.equal(flat, expected)
 
 
+def test_what_is_there_is_taken_without_looking_twice(run):
+    def program(transport):
+        if transport.rank == 0:
+            transport.send(key(0), 1, [torch.ones(1000)])
+            transport.barrier(DEADLINE_S)
+            time.sleep(0.05)
+            transport.send(key(1), 1, [torch.ones(1000)])
+            return transport.flush(DEADLINE_S)
+        for number in range(2):
+            transport.post_receive(key(number), 0, SPEC)
+        transport.barrier(DEADLINE_S)
+        met_s = transport.segments.looked_s
+        transport.receive(key(0), 0, DEADLINE_S)
+        there_s = transport.segments.looked_s
+        transport.receive(key(1), 0, DEADLINE_S)
+        late_s = transport.segments.looked_s
+        return there_s == met_s, late_s > there_s or not transport.spin_s
+
+    assert run(2, program)[1] == (True, True)
+
+
 def test_segments_have_no_name_and_leave_none(run):
     def names() -> set[str]:  # but those of MPI, of a test beside this one
         folder = Path("/dev/shm")
