@@ -184,6 +184,12 @@ def _readers() -> Iterable[str]:
     return DATA_FROM
 
 
+def _systems() -> Iterable[str]:
+    from planner.kernels import SYSTEMS
+
+    return SYSTEMS
+
+
 def _formats() -> Iterable[str]:
     from halopipe.run_spec.job_file import NAME
     from planner.ir.codec import FORMATS
@@ -195,7 +201,6 @@ solvers, schedules, objectives = named(_solvers), named(_schedules), named(_obje
 choices, families = named(_choices), several(_families)
 optimizers, devices, formats = named(_optimizers), named(_catalogue), named(_formats)
 dtypes = named(lambda: DTYPES)
-serving_modes, stdin_formats = named(_serving_modes), named(_stdin_formats)
 plans, profiles, timelines = files("plan"), files("profile"), files("timeline")
 jobs = files("plan", suffixes=(".yaml", ".yml"))
 clusters = files(suffixes=(".yaml", ".yml"))
@@ -228,4 +233,25 @@ PLAN: dict[str, Any] = {
     "allow": families,
     "solver": solvers,
 }
-"""By field of :mod:`halopipe.planning.options`."""
+"""By field of :class:`halopipe.planning.options.PlanOptions`."""
+
+PROFILE: dict[str, Any] = {
+    "device": named(lambda: ("auto", "cpu", "cuda")),
+    "optimizer": optimizers,
+    "dtype": dtypes,
+    "autocast": named(lambda: ("bfloat16",)),
+    "allow": families,
+    "transport": named(lambda: ("shared", "gloo")),
+    "on": named(_systems),
+}
+"""By field of :class:`halopipe.planning.options.ProfileOptions`."""
+
+SERVE: dict[str, Any] = {
+    "stdin": named(_stdin_formats),
+    "mode": named(_serving_modes),
+    "optimizer": optimizers,
+}
+"""By field of :class:`halopipe.serving.options.ServeOptions`."""
+
+LISTS = {"RunOptions": RUN, "RunFiles": RUN, "PlanOptions": PLAN, "ProfileOptions": PROFILE, "ServeOptions": SERVE}
+"""By the name of a list of options."""

@@ -32,7 +32,6 @@ from planner.ir.profile import Profile
 from planner.solvers.candidates.candidate import Recomputes
 
 if TYPE_CHECKING:
-    from planner.solvers import Progress
     from planner.solvers.candidates.candidate import Candidate
 
 TIME_LIMIT_S = 20.0
@@ -99,8 +98,6 @@ def replan(
     *,
     in_force: Plan | None = None,
     free: bool = False,
-    time_limit_s: float = TIME_LIMIT_S,
-    progress: Progress | None = None,
 ) -> Replan:
     """The best plan for the machines as they stand.
 
@@ -118,7 +115,7 @@ def replan(
     before = plan if in_force is None else in_force
     asked = problems.standing(problems.problem_of(plan, profile), speeds)
     sizes = [(), asked.micro_batch_sizes] if free else [(max(plan.decision.micro_batches),)]
-    found, error = _searched(asked, sizes, time_limit_s, progress)
+    found, error = _searched(asked, sizes)
     if found is not None and not free and found.decision.micro_batches != plan.decision.micro_batches:
         found = None
     recut = _recut(replace(asked, micro_batch_sizes=sizes[0]), before.decision)
@@ -130,15 +127,13 @@ def replan(
     return Replan(before, found, dict(asked.speeds), _step_now_s(before, asked))
 
 
-def _searched(
-    asked: Problem, sizes: Sequence[tuple[int, ...]], time_limit_s: float, progress: Progress | None
-) -> tuple[Plan | None, HalopipeError | None]:
+def _searched(asked: Problem, sizes: Sequence[tuple[int, ...]]) -> tuple[Plan | None, HalopipeError | None]:
     """The best plan with micro-batches of the first of these sizes that any plan fits with."""
     failed: HalopipeError | None = None
     for those in dict.fromkeys(sizes):
-        problem = replace(asked, micro_batch_sizes=those, time_limit_s=time_limit_s)
+        problem = replace(asked, micro_batch_sizes=those, time_limit_s=TIME_LIMIT_S)
         try:
-            return solve.solve(problem, progress=progress), None
+            return solve.solve(problem), None
         except (InfeasibleError, MissingMeasurementError) as error:
             failed = failed or error
     return None, failed

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.ir.box import Box
-from planner.ir.schedule import FORWARD_PASS, RECEIVE, SEND, Action, Op, StageGraph, dependencies
+from planner.ir.schedule import FORWARD_PASS, RECEIVE, SEND, Action, Op, StageGraph
 
 BUCKET_BYTES = 8 * 2**20
 """Most bytes of gradients that are copied together; a larger gradient is summed where it is.
@@ -236,22 +236,6 @@ class Program:
             message.forward_bytes if action.op is Op.RECV_FORWARD else message.backward_bytes
             for action in received
             for message in self.messages_of(rank, action)
-        )
-
-    def requirements(self, rank: int, action: Action) -> tuple[tuple[tuple[int, Action], ...], ...]:
-        """:func:`dependencies` with ranks: each element is a set of alternatives, any or all of which may exist."""
-        if action.op in RECEIVE:
-            forward = action.op is Op.RECV_FORWARD
-            senders = [m.src if forward else m.dst for m in self.messages_of(rank, action)]
-            return tuple(
-                ((sender, alternative),)
-                for sender in senders
-                for alternatives in dependencies(action, self.stages)
-                for alternative in alternatives
-            )
-        return tuple(
-            tuple((rank, alternative) for alternative in sorted(alternatives, key=str))
-            for alternatives in dependencies(action, self.stages)
         )
 
 

@@ -64,8 +64,8 @@ OVER_SITES = frozenset({"sparse_conv", "sparse_pool", "segment", "segment_expand
 """Kinds that read maps or segments, which the host prepares."""
 
 
-def prepared_inputs(graph: Graph, readers: frozenset[str] | None = None) -> tuple[str, ...]:
-    """The graph inputs, read by the layers ``readers`` (all if None), that a host prepares ahead of a micro-batch.
+def prepared_inputs(graph: Graph) -> tuple[str, ...]:
+    """The graph inputs that a host prepares ahead of a micro-batch.
 
     They are functions of the coordinates alone: integers that lie along sites (kernel maps), or that a layer over sites
     reads (where samples start).  Targets are none of them.
@@ -79,8 +79,7 @@ def prepared_inputs(graph: Graph, readers: frozenset[str] | None = None) -> tupl
         reading = read_by.get(name, [])
         is_map = spec.has_sites and any(layer.kind != "loss" for layer in reading)
         is_read = any(layer.kind in OVER_SITES for layer in reading)
-        mine = readers is None or any(layer.name in readers for layer in reading)
-        if not spec.is_float and mine and (is_map or is_read):
+        if not spec.is_float and (is_map or is_read):
             found.append(name)
     return tuple(found)
 

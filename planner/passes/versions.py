@@ -146,34 +146,6 @@ def in_flight(rows: Rows, num_stages: int) -> tuple[int, ...]:
     return tuple(most)
 
 
-def first_over(rows: Rows, limits: Sequence[int]) -> Iterator[tuple[int, int, Action, int]]:
-    """Forwards that begin more micro-batches than ``limits`` says, by stage: (stage, row, forward, how many then)."""
-    for number, row in enumerate(rows):
-        for forward, count in _counts(tuple(row)):
-            if count > limits[forward.stage]:
-                yield forward.stage, number, forward, count
-
-
-def peaks(rows: Rows, kept: Sequence[float]) -> tuple[float, ...]:
-    """The most that each row keeps at once, all its stages together.
-
-    Args:
-        kept: by stage, what one micro-batch takes between its forward and its backward, in any unit.
-    """
-    found = []
-    for row in map(tuple, rows):
-        trained = {action.stage for action in row if action.op in _GIVES_BACK}
-        held = most = 0.0
-        for action in row:
-            if action.op is Op.FORWARD and action.stage in trained:
-                held += kept[action.stage]
-                most = max(most, held)
-            elif action.op in _GIVES_BACK:
-                held -= kept[action.stage]
-        found.append(most)
-    return tuple(found)
-
-
 def _counts(row: tuple[Action, ...]) -> Iterator[tuple[Action, int]]:
     """Each forward that a backward follows, and how many micro-batches its stage then has in flight."""
     held = dict.fromkeys((action.stage for action in row if action.op in _GIVES_BACK), 0)

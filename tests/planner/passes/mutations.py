@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from planner.ir.program import Program
 from planner.ir.schedule import COMPUTE, MESSAGE, RECEIVE, SEND, Action, Op
+from tests.planner.passes.requirements import requirements
 
 Row = tuple[Action, ...]
 Mutation = Callable[[Row, int, random.Random, Program], Row | None]
@@ -273,7 +274,7 @@ def needs(program: Program, rank: int, action: Action, other: Action) -> bool:
     """Whether ``action`` needs ``other`` on its own rank."""
     if action.op in RECEIVE:
         return False
-    return any((rank, other) in alternatives for alternatives in program.requirements(rank, action))
+    return any((rank, other) in alternatives for alternatives in requirements(program, rank, action))
 
 
 def _concerns(program: Program, action: Action) -> str:
