@@ -53,7 +53,6 @@ class StepResult:
         loss: of the whole global batch; None on ranks that do not make it.
         step_s: from the common start to this rank's end; of clouds with the time of finding their sites before.
         spans: when each action ran, in order.
-        thread_s: this thread's processor time in each of them.
         gradient_norm: of all gradients before they were clipped; None where they are not, or not yet.
         learning_rates: that this step used, of this rank's optimisers' groups.
         peak_bytes: the most in use in each action, then behind the last; empty where memory is not counted.
@@ -64,7 +63,6 @@ class StepResult:
     loss: float | None
     step_s: float
     spans: tuple[Span, ...]
-    thread_s: tuple[float, ...]
     gradient_norm: float | None = None
     learning_rates: tuple[float, ...] = ()
     peak_bytes: tuple[int, ...] = ()
@@ -287,7 +285,7 @@ class Engine(HeldState):
         self._activity.num_done, self._activity.loss, self._activity.step_s = self.num_steps, loss, step_s
         self._activity.steps.note(self.num_steps, ran.spans, step_s)
         seconds, peaks = ahead_s + step_s, ran.peak_bytes
-        return StepResult(loss, seconds, ran.spans, ran.thread_s, self._norm, rates, peaks, left_out, before_bytes)
+        return StepResult(loss, seconds, ran.spans, self._norm, rates, peaks, left_out, before_bytes)
 
     def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Evaluation:
         """Forward passes in evaluation mode (running statistics, nothing dropped); nothing is changed by them."""
