@@ -11,10 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.ir.graph import Graph, Layer, producer
+from planner.ir.program import BUCKET_BYTES
 from planner.layers.data_movement import copied_at
-
-BUCKET_BYTES = 8 << 20
-"""Most gradients that are copied together to be summed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
