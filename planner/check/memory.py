@@ -6,17 +6,26 @@ memory rises in an action is worked out in ``stage_memory``, what one layer save
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from planner.check.stage_memory import Holding, Received, Rises, buckets_in, exchanged_sums, readers_of, still_there
+from planner.check.stage_memory import (
+    Holding,
+    Received,
+    Rises,
+    buckets_in,
+    buckets_of,
+    exchanged_sums,
+    readers_of,
+    still_there,
+)
 from planner.ir.cluster import PAIR_SUM_BYTES, SHARED_MEMORY, STANDING_BYTES
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
 from planner.ir.profile import Profile
 from planner.ir.program import (
     ALONE_BYTES,
-    BUCKET_BYTES,
     SPARE_BYTES,
     Leg,
     Message,
@@ -162,11 +171,13 @@ class Account:
                 now.prepared += 0 if self._is_prepared else self._stage(action.stage, action.microbatch or 0).prepared
             elif action.op is Op.REDUCE_GRAD:
                 one, several = self._stage(action.stage, 0), len(self._program.ranks[action.stage]) > 1
-                summed = min(BUCKET_BYTES, one.parameter_bytes) if several and one.zero < 2 else 0
+                summed = self._scattered(action.stage, one) if several and one.zero == 1 else 0
                 if one.sums_behind:
                     buckets = buckets_in(one, self._profile.graph)
                     summed = buckets[0][1] if len(buckets) == 1 else 0
                 most = max(most, now.total() + summed)
+                if one.zero == 1 and now.gradients.get(action.stage):
+                    now.gradients[action.stage] -= one.elsewhere
             elif action.op is Op.UPDATE:
                 most = max(most, now.total() + self._update_bytes(action.stage))
                 if any(a.op is Op.UPDATE and a.stage == action.stage for a in self._row[position + 1 :]):
@@ -376,13 +387,31 @@ class Account:
             most = max(most, len({newest, *under_way.values()}))
         return most
 
+    def _scattered(self, number: int, stage: Holding) -> int:
+        """Beside all gradients, what is there while each rank is sent the sum of its piece of each bucket."""
+        graph, ranks = self._profile.graph, self._program.ranks[number]
+        is_near = all(
+            self._profile.cluster.link(a, b).transport == SHARED_MEMORY for a in ranks for b in ranks if a != b
+        )
+        pieces = (0 if is_near else len(ranks) - 1) + (1 if ranks.index(self._rank) >= 2 else 0)
+        above = most = 0  # what is there at the beginning of a bucket, less all gradients; then the most
+        for names in buckets_of(stage.layers, graph, stage.tied):
+            whole = sum(graph.parameters[name].num_bytes for name in names)
+            piece = math.ceil(whole / len(ranks))
+            most = max(most, above + pieces * piece, above + piece, above + (whole if len(names) > 1 else 0))
+            above += 0 if stage.on_chip else piece - whole
+        return most
+
     def _update_bytes(self, stage: int) -> int:
-        """Copies that the optimiser makes of the largest parameter on its way."""
-        optimizer, parameters = self._profile.optimizer, self._profile.graph.parameters
-        names = {name for layer in self._stage(stage, 0).layers for name in layer.parameters}
+        """Copies that the optimiser makes of the largest that it steps on its way: a parameter, or a piece of one."""
+        optimizer, graph, one = self._profile.optimizer, self._profile.graph, self._stage(stage, 0)
+        sizes = {name: graph.parameters[name].num_bytes for layer in one.layers for name in layer.parameters}
+        for names in buckets_of(one.layers, graph, one.tied) if one.zero else ():
+            piece = math.ceil(sum(sizes[name] for name in names) / len(self._program.ranks[stage]))
+            sizes |= {name: min(sizes[name], piece) for name in names}
         copies = 1 if optimizer.arguments.get("weight_decay", 0.0) else 0
         copies = 2 if optimizer.state_bytes_per_parameter_byte >= 2 else copies
-        return copies * max((parameters[name].num_bytes for name in names), default=0)
+        return copies * max(sizes.values(), default=0)
 
 
 def _bytes(message: Message, forward: bool) -> tuple[int, int]:

@@ -134,6 +134,7 @@ class ShardedParameters:
                 part.view.grad = flat[place].clone()  # a view would keep the whole bucket alive
             for parameter in shards.bucket:
                 parameter.grad = None
+            del flat  # else it is there until the next one is put together
 
     def follow(self) -> None:
         """Before the optimisers' step: where parameters were given other storage, the old one must stay as it is."""

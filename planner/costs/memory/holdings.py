@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from planner.costs.communication.links import shares_memory
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.memory.activations import Activation, activation_of, buckets_behind, kept_gradients
 from planner.costs.memory.messages import Carried, Received, acknowledged, buffer_bytes, joined
 from planner.costs.simulator.program import PREPARE_STEP, RECEIVE_STEP, REDUCE_STEP, SEND_STEP, CompiledProgram
-from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.action_costs import StageCosts, left_to_others
 from planner.costs.stages.gradient_overlap import Bucket
 from planner.costs.stages.placement import StagePlacement
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.plan import Size
-from planner.ir.program import ALONE_BYTES, BUCKET_BYTES, receive_window
+from planner.ir.program import ALONE_BYTES, receive_window
 from planner.ir.schedule import ADDS_GRADIENTS, Op
 
 _Part = tuple[int, int, Size]
@@ -40,6 +41,7 @@ class Holdings:
         joined: by message that others travel with, those; they are there from its arrival on.
         acknowledged: by message, those that its receiver then knows to have come.
         update, reduction: what an update, and a sum of gradients, need besides, by rank and stage.
+        left_to_others: of ``gradients``, what goes when they are summed, since other ranks update by it.
         prepared: what is made of a micro-batch in its step, by rank, stage and micro-batch.
     """
 
@@ -54,6 +56,7 @@ class Holdings:
     update: dict[tuple[int, int], int]
     reduction: dict[tuple[int, int], int]
     prepared: dict[tuple[int, int, int], int]
+    left_to_others: dict[tuple[int, int], int]
     joined: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -74,7 +77,7 @@ def holdings(
     }
     found, unsaved = _activations(costs, compiled, transfer_bytes, carried, buckets)
     buffers, posted, sent, frames = _messages(costs, compiled, transfer_bytes, carried, unsaved)
-    gradients, update, reduction = _updates(costs, compiled, buckets)
+    gradients, update, reduction, gone = _updates(costs, compiled, buckets)
     return Holdings(
         tuple(found),
         gradients,
@@ -87,6 +90,7 @@ def holdings(
         update,
         reduction,
         {place: 0 if costs.is_prepared else size for place, size in prepared_bytes(costs, compiled).items()},
+        gone,
         joined(compiled, transfer_bytes),
     )
 
@@ -150,30 +154,46 @@ def _messages(
 
 def _updates(
     costs: StageCosts, compiled: CompiledProgram, buckets: Mapping[tuple[int, int], Sequence[Bucket]]
-) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int], dict[tuple[int, int], int]]:
-    """By rank and stage: gradients that are kept, what an update needs beside, and what a sum of gradients does."""
-    gradients, update, reduction = {}, {}, {}
+) -> tuple[dict[tuple[int, int], int], ...]:
+    """By rank and stage: gradients that are kept, what an update and a sum need beside, what goes with the sum."""
+    gradients, update, reduction, gone = {}, {}, {}, {}
     needs = _update_needs(costs)
     for number, stage in enumerate(costs.stages):
-        for rank in stage.ranks:
+        for member, rank in enumerate(stage.ranks):
             own = stage.parameter_bytes
             if stage.once is not None:
                 own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
             elif costs.trains:
                 own = kept_gradients(stage)
             gradients[rank, number] = own if compiled.trains[rank] and not costs.on_chip_bytes(rank) else 0
-            update[rank, number] = round(needs * _largest_parameter(costs, stage))
-            reduction[rank, number] = _put_together(stage, own, buckets[rank, number])
-    return gradients, update, reduction
+            update[rank, number] = round(needs * _largest_updated(costs, stage))
+            gone[rank, number] = left_to_others(stage) if stage.zero == 1 and gradients[rank, number] else 0
+            reduction[rank, number] = _put_together(costs, stage, member, buckets[rank, number])
+    return gradients, update, reduction, gone
 
 
-def _put_together(stage: StagePlacement, own: int, behind: Sequence[Bucket]) -> int:
-    """What a sum of gradients needs besides when nothing of it has begun in the backward, of ``own`` bytes in all."""
+def _put_together(costs: StageCosts, stage: StagePlacement, member: int, behind: Sequence[Bucket]) -> int:
+    """What a sum of gradients needs besides when nothing of it has begun in the backward."""
     if len(stage.ranks) < 2 or stage.zero > 1:
         return 0
     if stage.zero:
-        return min(BUCKET_BYTES, own)
+        return _scattered(costs, stage, member)
     return behind[0].copied_bytes if len(behind) == 1 else 0
+
+
+def _scattered(costs: StageCosts, stage: StagePlacement, member: int) -> int:
+    """The most beside all gradients while these are summed to the ranks that update by them, bucket after bucket.
+
+    They are put together, pieces come from the other ranks (in shared memory they are read where they lie), those of
+    several ranks before this one are added apart, and its slice is cut out; then the rest of the bucket goes.
+    """
+    several, most, gone = len(stage.ranks), 0, 0
+    others = 0 if shares_memory(costs.book.profile.cluster, stage.ranks) else several - 1
+    for bucket in costs.book.buckets(stage.runs, stage.tied):
+        piece = -(-bucket.num_bytes // several)
+        most = max(most, max(bucket.copied_bytes, max(1, others + (member > 1)) * piece) - gone)
+        gone += 0 if costs.on_chip_bytes(stage.ranks[member]) else bucket.num_bytes - piece
+    return most
 
 
 def prepared_bytes(costs: StageCosts, compiled: CompiledProgram) -> dict[tuple[int, int, int], int]:
@@ -188,10 +208,19 @@ def prepared_bytes(costs: StageCosts, compiled: CompiledProgram) -> dict[tuple[i
     }
 
 
-def _largest_parameter(costs: StageCosts, stage: StagePlacement) -> int:
+def _largest_updated(costs: StageCosts, stage: StagePlacement) -> int:
+    """Of a parameter, or of this rank's slice of it: no slice is larger than a rank's piece of its bucket."""
     graph = costs.book.profile.graph
-    names = (name for index in layers_of(stage.runs) for name in graph.layers[index].parameters)
-    return max((graph.parameters[name].num_bytes for name in names), default=0)
+    names = {name for index in layers_of(stage.runs) for name in graph.layers[index].parameters}
+    if not stage.zero:
+        return max((graph.parameters[name].num_bytes for name in names), default=0)
+    whole = (graph.parameters[name].num_bytes for name in names & stage.tied)
+    slices = (
+        min(size, -(-bucket.num_bytes // len(stage.ranks)))
+        for bucket in costs.book.buckets(stage.runs, stage.tied)
+        for _, size in bucket.by_layer
+    )
+    return max((*whole, *slices), default=0)
 
 
 def _update_needs(costs: StageCosts) -> float:
@@ -256,6 +285,7 @@ class _Walk:
         self._outgoing = 0
         self._frames = self._most_in_frames()
         self._with_gradients: set[int] = set()
+        self._summed: set[int] = set()  # of these stages, those that have been summed
         self._early: dict[int, int] = {}  # by stage, gradients that came with those of inputs
         self._computed_again = Counter[int]()
         self._last = {a.stage: p for p, a in enumerate(compiled.grid[rank]) if a.op is Op.UPDATE}
@@ -286,8 +316,10 @@ class _Walk:
                 self._kept += self._found.prepared[self._rank, action.stage, action.microbatch or 0]
             elif code == REDUCE_STEP:
                 yield self._held(position, self._found.reduction[self._rank, action.stage])
+                self._summed.add(action.stage)
             elif action.op is Op.UPDATE:
                 yield self._held(position, self._found.update[self._rank, action.stage])
+                self._summed.discard(action.stage)
                 if position != self._last[action.stage]:
                     self._with_gradients.discard(action.stage)
                     self._early.pop(action.stage, None)
@@ -374,7 +406,8 @@ class _Walk:
 
     def _gradients(self) -> int:
         early = sum(size for stage, size in self._early.items() if stage not in self._with_gradients)
-        return early + sum(self._found.gradients[self._rank, stage] for stage in self._with_gradients)
+        gone = sum(self._found.left_to_others[self._rank, stage] for stage in self._summed & self._with_gradients)
+        return early - gone + sum(self._found.gradients[self._rank, stage] for stage in self._with_gradients)
 
     def _activations(self) -> int:
         return self._kept + self._inputs.total() + self._seeds.total() + self._outgoing + self._frames

@@ -26,10 +26,12 @@
     a bucket of gradients, put together                                   in the last B (or W), when the last layer has
                                                                           run that adds to it, if sums run behind; else
                                                                           while they are summed
+    with ZeRO-1 a bucket of gradients put together, the pieces of         while each bucket is summed; then
+    it that come from other ranks, and the slice that is cut out          slices of gradients alone
     with ZeRO-2 slices of gradients alone; beside them the gradients      in the backward of the layers that make them
     of a bucket in the making, and what putting it together takes
     with ZeRO-3 slices of parameters alone; beside them whole buckets     in the forward and backward of their layers
-    what the update of the largest parameter needs                        while the optimiser runs
+    what the update of the largest parameter, or slice, needs             while the optimiser runs
 
 A backward in two halves keeps, from I to W, what the weight gradients that come later are computed from, and lets the
 rest go.  A stage that recomputes keeps received inputs alone, and has its activations back while B runs, or from I to

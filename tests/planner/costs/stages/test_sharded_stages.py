@@ -11,6 +11,7 @@ from planner.check import check
 from planner.check.recompute import reckon
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import CorruptFileError, UsageError
 from planner.ir.plan import Decision, Plan, Prediction
@@ -92,6 +93,36 @@ def test_in_a_backward_there_are_slices_and_one_bucket(
     """Gradients are put together to be sent, when parameters have gone; no levels of layers are known here."""
     state = 2 * TOTAL // RANKS
     assert predicted(zero).ranks[0].peak_bytes == parameters + gradients + gathered + state + OTHER
+
+
+PIECES = BUCKET_BYTES // 4
+"""Layers of three of these have a bucket each, which is not copied."""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "transport", "layer", "beside"),
+    [
+        (2, "gloo", 2 * PIECES, BUCKET_BYTES),  # two layers are put together
+        (2, "gloo", 3 * PIECES, 3 * PIECES // 2),  # the other's piece comes
+        (2, SHARED_MEMORY, 3 * PIECES, 3 * PIECES // 2),  # this rank's slice is cut out
+        (4, "gloo", 3 * PIECES, 4 * 3 * PIECES // 4),  # three come, and two of them are added apart
+        (4, SHARED_MEMORY, 3 * PIECES, 3 * PIECES // 4),
+    ],
+)
+def test_a_sum_to_who_updates_takes_a_bucket_or_its_pieces_beside_all_gradients(
+    ranks: int, transport: str, layer: int, beside: int
+) -> None:
+    """Less than the update of whole parameters would: it comes when most gradients have gone, and is of slices."""
+    found = chain_profile(4, ranks, parameter_bytes=layer, optimizer=Optimizer("Adam", {}, 2.0))
+    links = {name: replace(link, transport=transport) for name, link in found.cluster.links.items()}
+    profile = replace(found, cluster=replace(found.cluster, links=links))
+    decision = chain_decision(profile, (), (8,), [tuple(range(ranks))])
+    decision = replace(decision, stages=(replace(decision.stages[0], sharded=True, zero=1),))
+    peaks = [rank.peak_bytes for rank in forecast(PriceBook(profile), decision, 0.0, num_draws=0).prediction.ranks]
+    again = reckon(profile, decision, Boundaries.of_decision(profile.graph, decision).program(decision))
+    assert again.peak_bytes == tuple(peaks)
+    total, batch = 4 * layer, 8 * (SAVED + 8)
+    assert peaks[-1] == total + total + 2 * total // ranks + beside + batch
 
 
 def test_each_level_holds_less() -> None:
