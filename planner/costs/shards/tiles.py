@@ -5,7 +5,7 @@ To the prices of layers a tile is an option like a layout: a box of work for eve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -26,6 +26,12 @@ _COPIES = ("adaptive_pool", "upsample")
 
 _BLOCK, _INDEX = 16, 8
 """Channels of a block of oneDNN; bytes of a place that a max-pool notes."""
+
+_SMALL = 20480
+"""Elements of one sample up to which torch 2.13 does not call oneDNN (``use_mkldnn`` in its Convolution.cpp)."""
+
+_FEWEST_MULTIPLICATIONS = 2**19
+"""From which oneDNN is called by its name where torch would not (:mod:`cuda_ops.dense.conv_kernels`)."""
 
 
 def tile_shards(sized: SizedLayer, tiles: Sequence[LayerDivision]) -> Shards:
@@ -53,8 +59,8 @@ def transient_bytes(sized: SizedLayer, read: Sequence[Box], done: Box, there: Se
 
     Seen with torch's counting allocator: a convolution or pool copies what it reads where that is a part of a tensor.
     oneDNN makes its output in blocks of 16 channels, and puts the input of more than
-    16 into such blocks; of float64, which it has not, torch spreads out every window.  A transposed convolution makes
-    its output three times, a max-pool numbers its outputs.
+    16 into such blocks; of float64, which it has not, and of small inputs (:func:`spreads_windows`), torch spreads out
+    every window.  A transposed convolution makes its output three times, a max-pool numbers its outputs.
 
     Args:
         read: of each input; it may reach outside, where padding is.
@@ -80,16 +86,46 @@ def transient_bytes(sized: SizedLayer, read: Sequence[Box], done: Box, there: Se
         return copied if kind in _COPIES else 0
     if kind == "transposed_conv":
         return copied + 2 * output
-    kernel = prod(_integers(layer.attributes.get("kernel")))
-    channel = len(done) - len(_integers(layer.attributes.get("kernel"))) - 1
+    window = _integers(layer.attributes.get("kernel"))
+    kernel, channel = prod(window), len(done) - len(window) - 1
     channels, filters = sized.inputs[0].shape[channel], len(done[channel])
+    spread = kernel * channels * (output // filters) if kernel > 1 else 0
     if layer.outputs[0].dtype == "float64":
-        return copied + (kernel * channels * (output // filters) if kernel > 1 else 0)
+        return copied + spread
     if kernel == 1 and channels <= _BLOCK:
         return copied
     made = output // filters * _blocks(filters)
     taken = sizes[0] // channels * _blocks(channels) if channels > _BLOCK else 0
-    return copied + max(made, taken + made - output)
+    blocks = max(made, taken + made - output)
+    # Held rows may be convolved on their own, or all that is read, with zeros around it.
+    held = intersect(read[0], there[0])
+    rows = (tuple(map(len, box[-len(window) - 1 :])) for box in (held, read[0]) if box is not None)
+    samples = len(read[0][0]) if channel else 1
+    found = {spreads_windows((samples, *shape), filters, layer.attributes) for shape in rows}
+    return copied + max(spread if is_spread else blocks for is_spread in found)
+
+
+def spreads_windows(shape: Sequence[int], filters: int, attributes: Mapping[str, object]) -> bool:
+    """Whether the windows of a convolution in float32 are spread out, on a processor: oneDNN is not called.
+
+    Filters of one element apart, which torch itself multiplies where it has one thread.
+
+    Args:
+        shape: of what it is given: samples, channels, and space.
+        filters: that it makes.
+        attributes: of the layer.
+    """
+    kernel, stride, dilation = (_integers(attributes.get(name)) for name in ("kernel", "stride", "dilation"))
+    groups = attributes.get("groups", 1)
+    seen = (
+        (*shape[:2], 1, *shape[2:]) if len(kernel) == 1 else shape[:4]
+    )  # one dim is seen as two, of three the last not
+    is_wide = len(kernel) > 1 and min(kernel[-2:]) > 3
+    if groups != 1 or shape[0] > 1 or is_wide or prod(seen) > _SMALL:
+        return False
+    if len(kernel) < 3 and max(dilation, default=1) == 1:
+        return True  # what torch has for these is as fast
+    return prod(shape) * filters * prod(kernel) // prod(stride) < _FEWEST_MULTIPLICATIONS
 
 
 def _blocks(channels: int) -> int:
