@@ -68,7 +68,7 @@ def make_reference(job: Job, device: torch.device | None = None) -> None:
     if reason:
         write_reference(job.reference_path, Reference(skipped=reason))
         return
-    model = load_model(job.source, options.seed)
+    model = replace(load_model(job.source, options.seed), sizes=terms.plan.inputs.model.sizes)  # as the ranks are fed
     stream = batches(options.data, model, terms.plan.decision.global_batch, options.seed)
     wanted = max(NUM_COMPARED, options.accumulate) if options.check_numerics else options.accumulate
     items = [take(stream, step) for step in range(min(wanted, options.steps))]

@@ -117,11 +117,8 @@ def spreads_windows(shape: Sequence[int], filters: int, attributes: Mapping[str,
     """
     kernel, stride, dilation = (_integers(attributes.get(name)) for name in ("kernel", "stride", "dilation"))
     groups = attributes.get("groups", 1)
-    seen = (
-        (*shape[:2], 1, *shape[2:]) if len(kernel) == 1 else shape[:4]
-    )  # one dim is seen as two, of three the last not
     is_wide = len(kernel) > 1 and min(kernel[-2:]) > 3
-    if groups != 1 or shape[0] > 1 or is_wide or prod(seen) > _SMALL:
+    if groups != 1 or shape[0] > 1 or is_wide or prod(shape[:4]) > _SMALL:  # sic: of three dims the last does not count
         return False
     if len(kernel) < 3 and max(dilation, default=1) == 1:
         return True  # what torch has for these is as fast
