@@ -195,10 +195,10 @@ class Loop:
         if self.trained:
             return self.engine.step_on(batch)
         found = self.engine.evaluate_on(batch)
-        return StepResult(found.loss, found.step_s, found.spans, (), peak_bytes=found.peak_bytes)
+        return StepResult(found.loss, found.step_s, found.spans, peak_bytes=found.peak_bytes)
 
     def _note(self, number: int, batch: Batch, result: StepResult) -> None:
-        self._results.append(StepResult(result.loss, result.step_s, (), (), left_out=result.left_out))
+        self._results.append(StepResult(result.loss, result.step_s, (), left_out=result.left_out))
         if result.left_out:
             self._left_out.append(LeftOut(number + 1, result.left_out))
             self.activity.left_out = tuple(self._left_out[-SHOWN:])

@@ -28,9 +28,10 @@ from planner.layers._samples import (
     MAPPED,
     batch_wide_layers,
     check_samples_apart,
+    fixes_samples,
     over_sites,
     prepared_inputs,
-    require_whole_batches,
+    require_micro_batches,
     throughout_sites,
 )
 
@@ -39,13 +40,14 @@ __all__ = [
     "Kind",
     "batch_wide_layers",
     "check_samples_apart",
+    "fixes_samples",
     "has_halo",
     "is_convolution",
     "kind",
     "kinds",
     "over_sites",
     "prepared_inputs",
-    "require_whole_batches",
+    "require_micro_batches",
     "throughout_sites",
     "window",
 ]

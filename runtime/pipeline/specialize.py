@@ -83,7 +83,7 @@ class Binder:
     ) -> None:
         self._decision, self._boundaries, self._rank, self._graph_at = decision, boundaries, rank, graph_at
         self._weighing = weighing
-        self._graph, self._sizes = model.graph, dict(model.sizes)
+        self._graph, self._sizes, self._fixed = model.graph, dict(model.sizes), model.fixed
         self._is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
         self._is_sparse = model.prepared is not None
         self._planned, self._updates = program, updates_of(program)
@@ -333,8 +333,15 @@ class Binder:
         if not self._is_free and counts - {self._graph.samples}:
             raise UnsupportedModelError(
                 f"the model was captured for {self._graph.samples} samples only",
-                [f"stage {stage} would run it with {', '.join(map(str, sorted(counts)))}"],
-                remedies=[f"plan with micro-batches of {self._graph.samples} and one rank a stage"],
+                [
+                    f"stage {stage} would run it with {', '.join(map(str, sorted(counts)))}",
+                    *([f"the number of samples is fixed {self._fixed}"] if self._fixed else []),
+                ],
+                [
+                    f"plan with micro-batches of {self._graph.samples} and one rank a stage",
+                    "leave a smaller last batch out: drop_last=True",
+                    "sizes from x.shape, and no Python loop over samples",
+                ],
             )
 
 

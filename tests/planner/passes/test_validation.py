@@ -169,6 +169,7 @@ def test_weights_are_named_by_what_uses_them_alone() -> None:
     assert "uses no weights, but names a version" in refusal(replace(program, rows=rows))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("change", "text"),
     [

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from profiler.capture.graph import Captured, capture
-from profiler.source.model import LoadedModel, mean_of_squares
+from profiler.source.losses import mean_of_squares
+from profiler.source.model import LoadedModel
 from runtime.numerics.single_device import serial_step
 from runtime.stage.captured import captured_model
 from runtime.stage.random.streams import Draw
@@ -142,7 +143,6 @@ def test_a_module_that_draws_nothing_needs_no_answers() -> None:
             lambda x: functional.dropout(functional.dropout(x, 0.3), 0.3),
             "once more than its captured graph, which draws 1 t",
         ),
-        (torch.tanh, "drew 0 times, its captured graph draws 1 times"),
         (
             lambda x: x + torch.randn_like(x),
             "draw 1 is by randn_like in the module, by aten.dropout.default in its graph",
@@ -152,5 +152,13 @@ def test_a_module_that_draws_nothing_needs_no_answers() -> None:
 def test_a_module_that_draws_otherwise_than_its_graph_is_refused(asked: Any, said: str) -> None:
     model, captured = loaded(Calls(FUNCTIONS["in place"]))
     model.module.function = asked
+    with pytest.raises(UnlikeDrawsError, match=said), Answers(captured_model(captured), Draw(SEED)).given((4,)):
+        model.loss(*model.fed)
+
+
+def test_a_module_that_draws_less_often_than_its_graph_is_refused() -> None:
+    model, captured = loaded(Calls(FUNCTIONS["in place"]))
+    model.module.function = torch.tanh
+    said = "drew 0 times, its captured graph draws 1 times"
     with pytest.raises(UnlikeDrawsError, match=said), Answers(captured_model(captured), Draw(SEED)).given((4,)):
         model.loss(*model.fed)
