@@ -78,7 +78,7 @@ class IndexRange:
         raise UsageError(
             f"{name} holds {found}, and layer {self.layer} has {what}: {allowed}",
             [
-                f"{place} of the batch" + (", behind what is sliced off" if self.cut else ""),
+                f"{place}, of the {len(given)} that are given" + (", behind what is sliced off" if self.cut else ""),
                 f"{int(wrong.sum())} of {read.numel()} numbers are out of range, between {least} and {most}",
                 *([f"{self.ignored} is ignored"] if is_loss else []),
             ],

@@ -350,7 +350,7 @@ class Recogniser(nn.Module):
         return self.head(y).log_softmax(2)
 
 
-@network("CRNN with CTC: log probabilities time first, lengths as integers", mixes=True, refused="ctc_loss")
+@network("CRNN with CTC: log probabilities time first, lengths as integers", mixes=True)
 def crnn_ctc() -> Network:
     def loss(out: Tensor, y: Tensor) -> Tensor:
         lengths = torch.full((out.size(1),), out.size(0), dtype=torch.long)
