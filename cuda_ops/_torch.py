@@ -158,13 +158,13 @@ def conv_backend(
     return str(torch._C._select_conv_backend(x, weight, None, *options).name)
 
 
-def run_backward(edges: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:
+def run_backward(roots: Sequence[GradientEdge | Tensor], gradients: Sequence[Tensor]) -> None:
     """As ``torch.autograd.backward``, which first compares every gradient with its output: twice the engine's own time.
 
     What comes here was cut to the outputs' shapes and dtypes by the plan's own boxes.
     """
     engine = Variable._execution_engine
-    engine.run_backward(tuple(edges), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    engine.run_backward(tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def functional_collectives() -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:

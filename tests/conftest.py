@@ -2,7 +2,7 @@
 
 ``make test`` runs as many cases of every test function as :mod:`tests.sampling` allows and leaves out what is marked
 ``exhaustive``; ``make test-all`` (or ``pytest --all-cases``) runs everything.  Cases are taken evenly from first to
-last, the same ones every time.
+last, the same ones every time; of a function that is marked ``every_case`` all of them.
 """
 
 from __future__ import annotations
@@ -149,7 +149,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def few_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Of each function the first case, the last one, and some evenly between them, as many as can be paid."""
+    """Of each function the first case, the last one, and some evenly between them, as many as can be paid.
+
+    All of one that is marked ``every_case``.
+    """
     costs = sampling.written_costs()
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -157,5 +160,9 @@ def few_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     return [
         item
         for function, of_function in cases.items()
-        for item in sampling.few(of_function, sampling.affordable(costs.get(function, 0.0)))
+        for item in sampling.few(of_function, _number_of(of_function, costs.get(function, 0.0)))
     ]
+
+
+def _number_of(cases: Sequence[pytest.Item], seconds: float) -> int:
+    return len(cases) if cases[0].get_closest_marker("every_case") else sampling.affordable(seconds)

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests import sampling
+from tests.conftest import few_cases
 
 HOME = Path(__file__).parents[1]
 
@@ -38,3 +42,23 @@ def test_files_that_take_long_are_written_the_longest_first(tmp_path: Path, monk
 
 def test_files_that_take_long_are_there() -> None:
     assert [file for file in sampling.long_files() if not (HOME / file).exists()] == []
+
+
+@pytest.mark.parametrize(("is_marked", "count"), [(True, 30), (False, 8)])
+def test_of_a_function_whose_cases_are_checks_of_their_own_all_run(is_marked: bool, count: int) -> None:
+    marks = {"every_case"} if is_marked else set()
+    items: Any = [
+        SimpleNamespace(nodeid=f"a.py::refused[{case}]", get_closest_marker=marks.__contains__) for case in range(30)
+    ]
+    assert len(few_cases(items)) == count
+
+
+def test_what_a_table_of_checks_costs_is_little() -> None:
+    marked = re.compile(r"@pytest\.mark\.every_case\n(?:.+\n)*?def (\w+)\(")
+    functions = {
+        f"{path.relative_to(HOME).as_posix()}::{name}"
+        for path in (HOME / "tests").rglob("test_*.py")
+        for name in marked.findall(path.read_text("utf-8"))
+    }
+    assert functions
+    assert not functions & sampling.written_costs().keys(), "those cost more than make test has for them"

@@ -111,8 +111,8 @@ class LayerClock:
         """Stages that are built, and backwards that are run, inside the context are watched."""
         function, put = StageCut.function, DeferredGradients.put
 
-        def watched(cut: StageCut, rule: Rule, *, training: bool = True, late: bool = False) -> StageFunction:
-            return function(cut, self._rule(rule, cut.model.layer_of_node), training=training, late=late)
+        def watched(cut: StageCut, rule: Rule, **options: Any) -> StageFunction:
+            return function(cut, self._rule(rule, cut.model.layer_of_node), **options)
 
         def noted(later: DeferredGradients, compute: Callable[[], None]) -> None:
             put(later, self._within(self._open[-1], compute) if self._open else compute)

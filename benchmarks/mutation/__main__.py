@@ -1,6 +1,7 @@
 """Mutation check: the share of faults that the short suite notices, of those that the whole suite notices.
 
-    python -m benchmarks.mutation [--mutants 200] [--seed 0] [--json] [--quick]
+    python -m benchmarks.mutation [--mutants 200] [--seed 0] [--minutes 60] [--json] [--quick]
+    python -m benchmarks.mutation --of VERDICTS ... [--json]
     python -m benchmarks.mutation --record [TESTS ...]
 
 Mutants of ``planner/``, ``runtime/`` and ``cuda_ops/`` are drawn (:mod:`benchmarks.mutation.mutants`), as many from
@@ -9,8 +10,11 @@ each as it has lines.  Each is judged (:mod:`benchmarks.mutation.verdicts`) by t
 test-all`` does.  The score is the share of the former among all that were killed.  Mutants that no test kills are no
 part of it, since many of them say the same in other words; the file of verdicts lists them.
 
-``--verdicts FILE`` keeps the verdicts as they come; a run that was cut short goes on from there.  ``--record`` notes
-which tests enter which functions: tests that never run what is changed are then left out, and distant ones added.
+``--verdicts FILE`` keeps the verdicts as they come; a run that was cut short goes on from there, and with more
+``--files`` what lives is tried with further ones.  ``--minutes`` cuts it short by itself: mutants are judged in random
+order, so those that were reached are a fair part; ``--short`` leaves every case to a later run.  ``--of`` judges
+nothing and gives the rows of such files, each with the name of its file.  ``--record`` notes which tests enter which
+functions: tests that never run what is changed are then left out, and distant ones added.
 """
 
 from __future__ import annotations
@@ -18,9 +22,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import random
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +40,7 @@ from benchmarks.mutation.selection import (
     load_record,
     record_tests,
     save_record,
+    with_noted_seconds,
 )
 from benchmarks.mutation.verdicts import ALIVE, ALL, LIVES, SHORT, UNDECIDED, UNTESTED, Tree, Verdict, copy_of
 from benchmarks.report import Row, at_least, run
@@ -54,34 +61,54 @@ class Options:
     seed: int = 0
     files: int = MOST_FILES
     limit_s: float = 600.0
+    budget_s: float = float("inf")
+    short: bool = False
     before: tuple[str, ...] = ()
     verdicts: Path | None = None
     record: Path | None = None
 
 
 def measure(quick: bool, options: Options, home: Path = HOME, packages: Sequence[str] = PACKAGES) -> list[Row]:
-    """Judge the mutants that have no verdict yet."""
-    record = load_record(options.record or cache_file(home))
+    """Judge the mutants that have no verdict yet, as many as there is time for."""
+    stops_s = time.monotonic() + options.budget_s
+    record = with_noted_seconds(load_record(options.record or cache_file(home)), home)
     with copy_of(home) as root:
         files = files_of_tests(root)
         tree = Tree(root, options.before, 20.0 if quick else options.limit_s)
         mutants = draw(root, packages, NUM_QUICK if quick else options.mutants, options.seed)
+        random.Random(options.seed).shuffle(mutants)
         known = {} if quick else {verdict.mutant: verdict for verdict in _kept(options.verdicts)}
-        for every_case in (False, True):
+        for every_case in (False,) if options.short else (False, True):
             for number, mutant in enumerate(mutants, 1):
                 before = known.get(str(mutant))
-                if before.outcome == LIVES if every_case and before else not before:
-                    chosen = files_for(mutant, files, record)[: 1 if quick else options.files]
-                    known[str(mutant)] = verdict = tree.judge(mutant, chosen, every_case=every_case)
-                    sys.stderr.write(f"{number}/{len(mutants)} {verdict.mutant}: {verdict.outcome} {verdict.by}\n")
+                chosen = files_for(mutant, files, record)[: 1 if quick else options.files]
+                if not every_case:
+                    tried = before.files if before else ()
+                    chosen = [file for file in chosen if file not in tried]
+                if is_due(before, chosen, every_case) and time.monotonic() < stops_s:
+                    known[str(mutant)] = verdict = tree.judge(mutant, chosen, before, every_case=every_case)
+                    sys.stderr.write(
+                        f"{number}/{len(mutants)} {verdict.mutant}: {verdict.outcome} {verdict.by} "
+                        f"({verdict.seconds:.0f} s)\n"
+                    )
                     _keep(list(known.values()), None if quick else options.verdicts)
-        verdicts = [known[str(mutant)] for mutant in mutants]
-        return list(rows(_sound(verdicts, tree)))
+        verdicts = [*_sound([known[str(mutant)] for mutant in mutants if str(mutant) in known], tree)]
+        known.update((verdict.mutant, verdict) for verdict in verdicts)
+        _keep(list(known.values()), None if quick else options.verdicts)
+        return list(rows(verdicts))
+
+
+def is_due(before: Verdict | None, files: Sequence[str], every_case: bool) -> bool:
+    """Whether a mutant with this verdict is tried: with a few cases of ``files``, all new to it, or with every case."""
+    if before is None:
+        return not every_case
+    return before.outcome == LIVES and (every_case or bool(files))
 
 
 def _sound(verdicts: Sequence[Verdict], tree: Tree) -> Iterator[Verdict]:
     """The verdicts, undecided where the killer fails in the unchanged tree as well."""
-    killers = {verdict.by for verdict in verdicts if verdict.by.startswith("tests/")}
+    killed = [verdict for verdict in verdicts if verdict.outcome in (SHORT, ALL)]
+    killers = {verdict.by for verdict in killed if verdict.by.startswith("tests/")}
     unsound: set[str] = set()
     unlimited = dataclasses.replace(tree, limit_s=0)
     while killers - unsound:
@@ -95,7 +122,7 @@ def _sound(verdicts: Sequence[Verdict], tree: Tree) -> Iterator[Verdict]:
         yield dataclasses.replace(verdict, outcome=UNDECIDED) if verdict.by in unsound else verdict
 
 
-def rows(verdicts: Iterator[Verdict]) -> Iterator[Row]:
+def rows(verdicts: Iterable[Verdict]) -> Iterator[Row]:
     """The rows of some verdicts: the score, what was killed of each package, what was not."""
     found = list(verdicts)
     short, every = _count(found, SHORT), _count(found, SHORT, ALL)
@@ -107,10 +134,16 @@ def rows(verdicts: Iterator[Verdict]) -> Iterator[Row]:
     for package in sorted({verdict.package for verdict in found}):
         own = [verdict for verdict in found if verdict.package == package]
         yield Row(f"killed of {package}", _percent(_count(own, SHORT, ALL), len(own)), "%")
-    yield Row("alive, equal in meaning included", _count(found, ALIVE, UNTESTED), "mutants")
-    yield Row(
-        "undecided: out of time, or killed by a test that fails anyway", _count(found, UNDECIDED, LIVES), "mutants"
-    )
+    yield Row("alive with every case, equal in meaning included", _count(found, ALIVE, UNTESTED), "mutants")
+    yield Row("alive in the short suite, not tried with every case", _count(found, LIVES), "mutants")
+    yield Row("undecided, out of time or killed by a test that fails anyway", _count(found, UNDECIDED), "mutants")
+
+
+def rows_of(files: Sequence[Path]) -> Iterator[Row]:
+    """The rows of files of verdicts, ``seed_1.json`` as ``mutants tried: seed 1``."""
+    for path in files:
+        for row in rows(_kept(path)):
+            yield dataclasses.replace(row, name=f"{row.name}: {path.stem.replace('_', ' ')}")
 
 
 def _count(verdicts: Sequence[Verdict], *outcomes: str) -> int:
@@ -145,8 +178,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--mutants", type=int, default=NUM_MUTANTS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--files", type=int, default=MOST_FILES, help="files of tests for a mutant, at most")
+    parser.add_argument(
+        "--files", type=int, default=MOST_FILES, help="files of tests for a mutant, at most; may be raised"
+    )
     parser.add_argument("--limit", type=float, default=600.0, metavar="SECONDS", help="of one run of the tests")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no mutant is begun after so many")
+    parser.add_argument("--short", action="store_true", help="what lives in the short suite is left at that")
     parser.add_argument("--before", default="", metavar="COMMAND", help='put before each of them, such as "nice -n 10"')
     parser.add_argument(
         "--verdicts", type=Path, metavar="FILE", help="keeps the verdicts; those in it are not repeated"
@@ -154,15 +191,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--record-file", type=Path, metavar="FILE", help="instead of the one of this commit in the cache"
     )
+    parser.add_argument("--of", nargs="+", type=Path, metavar="VERDICTS", help="the rows of these files alone")
     parser.add_argument("--record", nargs="*", metavar="TESTS", help="note what tests enter, and end")
     own, rest = parser.parse_known_args(arguments)
     before = tuple(shlex.split(own.before))
-    options = Options(own.mutants, own.seed, own.files, own.limit, before, own.verdicts, own.record_file)
+    options = Options(
+        own.mutants,
+        own.seed,
+        own.files,
+        own.limit,
+        60 * own.minutes,
+        own.short,
+        before,
+        own.verdicts,
+        own.record_file,
+    )
     if own.record is not None:
         _record(own.record, options)
         return 0
     description = "Mutation check: what the short suite kills of the faults that the whole suite kills"
-    return run(description, lambda quick: measure(quick, options), rest)
+    return run(description, lambda quick: list(rows_of(own.of)) if own.of else measure(quick, options), rest)
 
 
 if __name__ == "__main__":

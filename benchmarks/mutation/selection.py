@@ -1,10 +1,11 @@
 """Which files of tests judge a mutant, the likeliest and quickest first.
 
 First those named after its module (``tests/planner/check/test_memory.py`` or ``tests/planner/test_check_memory.py`` for
-``planner/check/memory.py``), then those that import it, those of the mirrored folder or named after it, any that enter
-its function, and at last the other tests of its package, the nearest folders first.  What enters a function a record
-says: made once for a commit, kept outside the tree, since it takes longer than the suite itself.  A file that is
-recorded and does not enter the function is left out.
+``planner/check/memory.py``), then those that import it, or of a package above it the function or class that is changed,
+those of the mirrored folder or named after it, any that enter its function, and at last the other tests of its package,
+the nearest folders first; of equals those that have the name of the function or class in them.  What enters a function
+a record says: made once for a commit, kept outside the tree, since it takes longer than the suite itself.  A file that
+is recorded and does not enter the function is left out.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ def files_for(mutant: Mutant, files: dict[str, str], record: Record) -> list[str
     imported = re.compile(
         rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{last}\b" if package else re.escape(module)
     )
+    function = mutant.function.partition("::")[2].partition(".")[0]
+    word = function.strip("_")
+    mentions = re.compile(rf"\b_?{word}\b", re.IGNORECASE) if word else re.compile(r"(?!)")
+    above = "|".join(re.escape(".".join(source.parts[:depth])) for depth in range(1, len(source.parts)))
+    handed_on = re.compile(rf"from (?:{above}) import (?:\([^)]*|[^\n]*)\b{function}\b") if function else mentions
     of_folder = f"tests/{source.parent.parent.as_posix()}/test_{source.parent.name}"
     named = (f"{folder}test_{name}", f"{of_folder}_{name}")
     ranks: dict[str, tuple[int, int]] = {}
@@ -70,7 +76,7 @@ def files_for(mutant: Mutant, files: dict[str, str], record: Record) -> list[str
             ranks[file] = 0, 0
         elif file in record.functions and not record.enters(file, mutant):
             continue
-        elif imported.search(text):
+        elif imported.search(text) or handed_on.search(text):
             ranks[file] = 1, 0 if file.startswith("tests/" + mutant.path.partition("/")[0]) else 1
         elif file.rpartition("/")[0] + "/" == folder or file.startswith(of_folder):
             ranks[file] = 2, 0
@@ -78,7 +84,10 @@ def files_for(mutant: Mutant, files: dict[str, str], record: Record) -> list[str
             ranks[file] = 3, 0
         elif file.startswith("tests/" + mutant.path.partition("/")[0]):
             ranks[file] = 4, apart
-    return sorted(ranks, key=lambda file: (ranks[file], record.seconds.get(file, 0.0), file))
+    return sorted(
+        ranks,
+        key=lambda file: (ranks[file], not mentions.search(files[file]), record.seconds.get(file, 0.0), file),
+    )
 
 
 def files_of_tests(tree: Path) -> dict[str, str]:
@@ -98,6 +107,13 @@ def cache_file(home: Path) -> Path:
 def load_record(path: Path) -> Record:
     """A record, an empty one if there is none."""
     return Record(**json.loads(path.read_text("utf-8"))) if path.exists() else Record()
+
+
+def with_noted_seconds(record: Record, tree: Path) -> Record:
+    """The record, and of files that it does not know the seconds that ``make test`` has noted of long ones."""
+    path = tree / "tests" / "long_files.json"
+    noted = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return dataclasses.replace(record, seconds={**noted, **record.seconds})
 
 
 def save_record(record: Record, path: Path) -> None:

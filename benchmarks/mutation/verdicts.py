@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ class Verdict:
         outcome: by what it was killed, or ``alive``, ``undecided``, ``no test``; between the two, ``lives in ...``.
         by: the test that killed it.
         files: of tests that were run.
+        seconds: that they took.
     """
 
     mutant: str
@@ -45,6 +47,7 @@ class Verdict:
     outcome: str
     by: str
     files: tuple[str, ...]
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,15 @@ class Tree:
     before: tuple[str, ...] = ()
     limit_s: float = 600.0
 
-    def judge(self, mutant: Mutant, files: Sequence[str], *, every_case: bool = False) -> Verdict:
-        """Run a few cases of the tests, of those named first alone since most mutants end there; or every case."""
+    def judge(
+        self, mutant: Mutant, files: Sequence[str], before: Verdict | None = None, *, every_case: bool = False
+    ) -> Verdict:
+        """Run a few cases of the tests, of those named first alone since most mutants end there; or every case.
+
+        Args:
+            before: the verdict of other files, to which this is added.
+        """
+        start_s = time.monotonic()
         outcome, by = (ALIVE if every_case else LIVES) if files else UNTESTED, ""
         with self.changed(mutant):
             for some in (files,) if every_case else (files[:2], files[2:]):
@@ -69,7 +79,10 @@ class Tree:
                 if by:
                     outcome = UNDECIDED if by == OUT_OF_TIME else ALL if every_case else SHORT
                     break
-        return Verdict(str(mutant), mutant.path.partition("/")[0], outcome, by, tuple(files))
+        seconds, tried = round(time.monotonic() - start_s, 1), dict.fromkeys(files)
+        if before is not None:
+            seconds, tried = round(before.seconds + seconds, 1), dict.fromkeys((*before.files, *files))
+        return Verdict(str(mutant), mutant.path.partition("/")[0], outcome, by, tuple(tried), seconds)
 
     @contextlib.contextmanager
     def changed(self, mutant: Mutant) -> Iterator[None]:

@@ -50,22 +50,21 @@ class DeviceDescription:
     memory_bytes: int
 
 
-def prepare_process(core: int | Collection[int] | None, num_threads: int = 1) -> None:
+def prepare_process(core: int | Collection[int] | None) -> None:
     """Make this process one device; call it first, before large tensors and before torch starts threads.
 
     May be called again.  What the operating system lacks (``mallopt``, affinity) is left out.
 
     Args:
         core: the only core this process may use, or those that it may use; None leaves it free.
-        num_threads: of each torch operator.
     """
     keep_pages()
     if core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core} if isinstance(core, int) else set(core))
-    os.environ["OMP_NUM_THREADS"] = str(num_threads)  # for what a library reads at its first use
+    os.environ["OMP_NUM_THREADS"] = "1"  # for what a library reads at its first use
     import torch  # late: the settings above come first
 
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(1)
 
 
 def core_of(rank: int) -> int | None:

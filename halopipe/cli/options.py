@@ -27,6 +27,7 @@ from halopipe.run_spec.options import (
     option_of,
     spec,
 )
+from planner.ir.errors import HalopipeError
 
 
 def a_number(value: float) -> float:
@@ -40,7 +41,6 @@ def _from_job(context: typer.Context, path: Path) -> Path:
     """Of a job file the plan that it names; its options become the defaults of those of the command line."""
     from halopipe.run_spec import job_file
     from halopipe.terminal import console
-    from planner.ir.errors import HalopipeError
 
     if context.resilient_parsing or path.suffix not in job_file.SUFFIXES:
         return path
@@ -162,7 +162,8 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in parameters.items():
         if name in groups:
             hints = get_type_hints(parameter.annotation)
-            found += [_parameter(field, hints[each]) for each, field in groups[name].items()]
+            offers = completion.LISTS[parameter.annotation.__name__]
+            found += [_parameter(field, hints[each], offers.get(each)) for each, field in groups[name].items()]
         else:
             found.append(parameter.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD))
     called.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]  # which typer reads
@@ -180,8 +181,8 @@ _REPEATED = {tuple[int, ...]: list[int] | None, tuple[str, ...]: list[str] | Non
 _NUMBERS = (int, float, int | None, list[int] | None)
 
 
-def _parameter(field: dataclasses.Field[Any], kind: Any) -> inspect.Parameter:
-    """The field as typer takes it."""
+def _parameter(field: dataclasses.Field[Any], kind: Any, offered: Any) -> inspect.Parameter:
+    """The field as typer takes it; ``offered`` completes its value."""
     default, option, name = field.default, spec(field), flag(field)
     if kind is bool:
         name = f"{name}/--no-{name.removeprefix('--')}" if default else name
@@ -201,7 +202,7 @@ def _parameter(field: dataclasses.Field[Any], kind: Any) -> inspect.Parameter:
         max=option.most,
         callback=a_number if kind is float else None,
         rich_help_panel=option.panel or None,
-        autocompletion={**completion.RUN, **completion.PLAN}.get(field.name),
+        autocompletion=offered,
     )
     return inspect.Parameter(
         field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, shown]

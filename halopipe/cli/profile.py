@@ -1,4 +1,7 @@
-"""``halopipe profile``: measures a model on this machine, or on all hosts of a job of torchrun; ``--on``: models it."""
+"""``halopipe profile``: measures a model on this machine, or on all hosts of a job of torchrun; ``--on``: models it.
+
+Its options are those of :mod:`halopipe.planning.options`.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from halopipe.cli import completion
-from halopipe.cli.options import HostsOption, Json
+from halopipe.cli.options import HostsOption, Json, with_options
+from halopipe.planning.options import ProfileOptions
 from planner.ir.errors import UsageError
 
 if TYPE_CHECKING:
-    from planner.ir.profile import Profile
+    from halopipe.launch.job_environment import JobRank
+    from planner.ir.profile import ModelSource, Profile
 
-_MODEL, _MEASURED, _EFFORT, _ELSEWHERE = "The model", "What is measured", "How often", "Machines that are not here"
 _NOT_ELSEWHERE = ("device", "allow", "ranks", "quick", "processes", "transport", "resume", "hosts")
 
 
-def measured_systems() -> tuple[str, ...]:
-    """What --on knows by name."""
-    from planner.kernels import SYSTEMS
-
-    return tuple(SYSTEMS)
-
-
+@with_options
 def profile(
     context: typer.Context,
     model: Annotated[
@@ -36,149 +34,7 @@ def profile(
             autocompletion=completion.models,
         ),
     ],
-    input_shape: Annotated[
-        str,
-        typer.Option(
-            "--input", metavar="SHAPE", help="Shape of the example, samples first: 8,3,64,64.", rich_help_panel=_MODEL
-        ),
-    ] = "",
-    arg: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Keyword argument of the factory; repeatable.", rich_help_panel=_MODEL),
-    ] = None,
-    workers: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Workers to plan for, each a CPU core or a GPU; 0: two cores, or all GPUs.",
-            rich_help_panel=_MEASURED,
-        ),
-    ] = 0,
-    device: Annotated[
-        str,
-        typer.Option(
-            metavar="WHAT",
-            help="What to measure: cpu, cuda, or auto: GPUs if there are enough of them.",
-            autocompletion=completion.named(lambda: ("auto", "cpu", "cuda")),
-            rich_help_panel=_MEASURED,
-        ),
-    ] = "auto",
-    sizes: Annotated[
-        str,
-        typer.Option(
-            metavar="N,N,...",
-            help="Micro-batch sizes to measure; if not given, as many as reading between them needs.",
-            rich_help_panel=_MEASURED,
-        ),
-    ] = "",
-    optimizer: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME[:KEY=N,...]",
-            help="Of torch.optim, such as SGD:lr=0.1,momentum=0.9.",
-            autocompletion=completion.optimizers,
-            rich_help_panel=_MEASURED,
-        ),
-    ] = "SGD",
-    dtype: Annotated[
-        str,
-        typer.Option(
-            metavar="DTYPE",
-            help="Of parameters and activations; if not given, float32, or that of the module in a file.",
-            autocompletion=completion.dtypes,
-            rich_help_panel=_MODEL,
-        ),
-    ] = "",
-    autocast: Annotated[
-        str,
-        typer.Option(
-            metavar="DTYPE",
-            help="Mixed precision: bfloat16, with parameters in float32.",
-            autocompletion=completion.named(lambda: ("bfloat16",)),
-            rich_help_panel=_MODEL,
-        ),
-    ] = "",
-    allow: Annotated[
-        str,
-        typer.Option(
-            metavar="DIM,...",
-            help="Dims that plans may cut: sample, spatial, channel, time; parts are then measured too.",
-            autocompletion=completion.families,
-            rich_help_panel=_MEASURED,
-        ),
-    ] = "sample",
-    ranks: Annotated[
-        int, typer.Option(min=0, help="Ranks that parts are measured for; 0: the workers.", rich_help_panel=_MEASURED)
-    ] = 0,
-    elementwise: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="OP",
-            help="Operator that treats each element by itself, such as lib::op; repeatable.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    local_loss: Annotated[
-        str,
-        typer.Option(
-            metavar="N",
-            help="Train the model as N blocks ('stage': a block a worker), each by a loss of its own: changes the "
-            "optimisation; 0: as it is.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = "0",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer sizes and runs, one process: faster, less exact.")
-    ] = False,
-    processes: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Fresh processes that measure the same; 0: 3, or 1 with --quick.",
-            rich_help_panel=_EFFORT,
-        ),
-    ] = 0,
-    transport: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="What cores exchange by, as of run: 'shared' (the default) or 'gloo'.",
-            autocompletion=completion.named(lambda: ("shared", "gloo")),
-            rich_help_panel=_MEASURED,
-        ),
-    ] = "",
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Go on with what an interrupted profile of the same job measured.", rich_help_panel=_EFFORT
-        ),
-    ] = False,
-    on: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="h100-dgx, a100-dgx or a cluster file: no device runs, kernel models tell the times.",
-            autocompletion=completion.named(measured_systems),
-            rich_help_panel=_ELSEWHERE,
-        ),
-    ] = "",
-    tables: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="CSV",
-            help="Kernels that you measured, for --on; see halopipe fit. Repeatable.",
-            rich_help_panel=_ELSEWHERE,
-        ),
-    ] = None,
-    size: Annotated[
-        str,
-        typer.Option(
-            "--size",
-            metavar="DIM=N,...",
-            help="Sizes to plan for, of dims that the factory says vary (height=8192); measured on the example.",
-        ),
-    ] = "",
+    options: ProfileOptions,
     hosts: HostsOption = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("profile.json"),
     json: Json = False,
@@ -186,40 +42,76 @@ def profile(
     """Measure what every layer, device and link costs -> profile.json; in a job of torchrun, on all of its hosts."""
     from halopipe.launch.job_environment import hosts_refused, job_rank
     from halopipe.planning import measure
-    from halopipe.terminal import units
     from halopipe.terminal.output_files import claimed
 
     if hosts is not None:
         raise hosts_refused(hosts, f"profile {shlex.quote(model)} ...")
     with claimed([output], [model.rpartition(":")[0] or model]):
-        shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
-        arguments = units.parse_arguments(arg or [])
         job = job_rank()
-        num_blocks = _stages_elsewhere(local_loss, workers) if on else local_loss
-        blocks = measure.local_blocks(num_blocks, device, workers if job is None else job.num_ranks)
-        wanted = units.parse_integers(sizes, "--sizes", "1,2,4,8")
-        source = measure.source_of(model, shape, arguments, dtype, autocast, elementwise or (), local_losses=blocks)
-        if on or tables:
+        source = _source(model, options, job)
+        if options.on or options.tables:
             refused = [f"--{name}" for name in _NOT_ELSEWHERE if _is_given(context, name)]
-            modelled = measure.modelled(source, on, workers, optimizer, wanted, tables or (), refused=refused)
-            _write(modelled, output, json)
+            _write(_modelled(source, options, refused), output, json)
             return
-        asked = measure.Measuring(
-            device, optimizer, wanted, tuple(units.names_in(allow)), ranks, quick, processes, transport
-        )
-        if job is not None:
-            found = measure.measure_in_job(job, source, asked, resume=resume)
-            if found is None:  # rank 0 writes for all
-                return
-        else:
-            kept = measure.unfinished_file(output)
-            found = measure.measure(source, asked, num_workers=workers, unfinished=kept, resume=resume)
-        if size:
+        found = _measured(source, options, job, output)
+        if found is None:  # rank 0 writes for all
+            return
+        if options.size:
             from halopipe.planning import resized
 
-            found = resized.at_sizes(found, resized.parse_sizes(size))
+            found = resized.at_sizes(found, resized.parse_sizes(options.size))
         _write(found, output, json)
         measure.unfinished_file(output).unlink(missing_ok=True)
+
+
+def _source(model: str, options: ProfileOptions, job: JobRank | None) -> ModelSource:
+    """Where workers find the model."""
+    from halopipe.planning import measure
+    from halopipe.terminal import units
+
+    shape = units.parse_integers(options.input_shape, "--input", "8,3,64,64")
+    arguments = units.parse_arguments(options.arg)
+    workers = options.workers if job is None else job.num_ranks
+    num_blocks = _stages_elsewhere(options.local_loss, options.workers) if options.on else options.local_loss
+    blocks = measure.local_blocks(num_blocks, options.device, workers)
+    return measure.source_of(
+        model, shape, arguments, options.dtype, options.autocast, options.elementwise, local_losses=blocks
+    )
+
+
+def _modelled(source: ModelSource, options: ProfileOptions, refused: list[str]) -> Profile:
+    """The profile on machines that are not here."""
+    from halopipe.planning import measure
+
+    workers, sizes = options.workers, _sizes(options)
+    return measure.modelled(source, options.on, workers, options.optimizer, sizes, options.tables, refused=refused)
+
+
+def _measured(source: ModelSource, options: ProfileOptions, job: JobRank | None, output: Path) -> Profile | None:
+    """The profile on this machine, or on all hosts of the job; None on its ranks but the first."""
+    from halopipe.planning import measure
+    from halopipe.terminal import units
+
+    asked = measure.Measuring(
+        options.device,
+        options.optimizer,
+        _sizes(options),
+        tuple(units.names_in(options.allow)),
+        options.ranks,
+        options.quick,
+        options.processes,
+        options.transport,
+    )
+    if job is not None:
+        return measure.measure_in_job(job, source, asked, resume=options.resume)
+    kept = measure.unfinished_file(output)
+    return measure.measure(source, asked, num_workers=options.workers, unfinished=kept, resume=options.resume)
+
+
+def _sizes(options: ProfileOptions) -> tuple[int, ...]:
+    from halopipe.terminal import units
+
+    return units.parse_integers(options.sizes, "--sizes", "1,2,4,8")
 
 
 def _stages_elsewhere(local_loss: str, workers: int) -> str:

@@ -266,7 +266,3 @@ def _text(asked: object) -> str:
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
-
-
-def _tuple(value: Tensors) -> tuple[Tensor, ...]:
-    return value if isinstance(value, tuple) else (value,)

@@ -36,7 +36,7 @@ _POLL_S = 0.2
 
 
 def profile_hosts(
-    job: JobRank, measure: Callable[[bool], Profile], quick: bool = False, quiet: bool = False, transport: str = ""
+    job: JobRank, measure: Callable[[bool], Profile], quick: bool = False, transport: str = ""
 ) -> Profile | None:
     """One rank's part; on rank 0, the profile of all hosts, called ``n0``, ``n1``, ... as torchrun numbers them.
 
@@ -57,7 +57,7 @@ def profile_hosts(
         store.set(f"host/{job.rank}", f"n{job.host}")
         hosts = tuple(store.get(f"host/{rank}").decode() for rank in range(job.num_ranks))
         core, cluster = core_of(job.local_rank), _cluster(hosts, job)  # before this process takes one core
-        waiting = _Waiting(board, hosts, quiet or job.rank > 0)
+        waiting = _Waiting(board, hosts, job.rank > 0)
         profile = _model(job, hosts, store, waiting, measure) if job.local_rank == 0 else None
         activity.begin("waiting for the others")
         waiting.until(store, [_key(first) for first in _firsts(hosts)])

@@ -22,7 +22,6 @@ from planner.ir.plan import Plan
 
 if TYPE_CHECKING:
     from halopipe.launch.replanning import Replanner
-    from halopipe.launch.restart import Decide
 
 __all__ = ["RunOptions", "RunProgress", "RunResult", "run_plan"]
 
@@ -31,7 +30,6 @@ def run_plan(
     plan: Plan,
     options: RunOptions | None = None,
     progress: Progress | None = None,
-    decide: Decide | None = None,
     replanner: Replanner | None = None,
 ) -> RunResult | None:
     """Trains by the plan and returns what was measured; nothing is left behind, whatever happens.
@@ -40,8 +38,8 @@ def run_plan(
     of the job.  There only rank 0 gets a result, the others None.
 
     Args:
-        decide: asked after a loss of ranks for the plan to go on with; None: the same (:mod:`halopipe.launch.restart`).
-        replanner: decides that, and which plan ranks of torchrun take (:mod:`halopipe.launch.replanning`).
+        replanner: decides which plan a job goes on with after a loss of ranks, and which plan ranks of torchrun take
+            (:mod:`halopipe.launch.replanning`); None: the same (:mod:`halopipe.launch.restart`).
 
     Raises:
         RankCountError: the job has another number of ranks than the plan, or a host of it has.
@@ -68,11 +66,11 @@ def run_plan(
         return join(job, plan, options, progress, replanner)
     if replanner is not None:
         replanner.require_restarts()
-        progress, decide = replanner.watching(progress), replanner.decide
+        progress = replanner.watching(progress)
     if not on_gpus(seats_of(plan.decision, options.device)):
         warm_workers()
     from halopipe.launch.restart import supervised  # loads torch
     from runtime.checkpoint.lock import held
 
     with held(Path(options.checkpoint)) if options.checkpoint else nullcontext():
-        return supervised(plan, options, progress, decide)
+        return supervised(plan, options, progress, replanner.decide if replanner is not None else None)

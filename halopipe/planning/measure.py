@@ -234,7 +234,6 @@ def measure_in_job(
     asked: Measuring,
     *,
     resume: bool = False,
-    quiet: bool = False,
 ) -> Profile | None:
     """As :func:`measure`, on all hosts of a job of torchrun, whose ranks are the workers; None but on rank 0.
 
@@ -257,7 +256,7 @@ def measure_in_job(
         return measure(source, alone, num_workers=1, quiet=is_quiet)
 
     _require_transport(asked.transport, TRANSPORTS[1:] if MPI_JOB in os.environ else (SHARED, GLOO))
-    return profile_hosts(job, here, asked.quick, quiet, asked.transport)
+    return profile_hosts(job, here, asked.quick, asked.transport)
 
 
 def modelled(

@@ -1,6 +1,6 @@
-"""What may be asked of a plan: the one list of options, from which ``halopipe plan`` takes its own.
+"""What may be asked of a plan, and of a profile: the lists of options that ``halopipe plan`` and ``profile`` take.
 
-A new option is a field here, with the help that the command line shows, a key of
+A new option of ``plan`` is a field here, with the help that the command line shows, a key of
 :class:`halopipe.planning.problem.Asked`, under which Python calls know it, and is used where it acts.
 """
 
@@ -162,3 +162,67 @@ class PlanOptions:
             "calibration": not self.no_calibration,
             "confidence": self.confidence,
         }
+
+
+MODEL, MEASURED, EFFORT = "The model", "What is measured", "How often"
+ELSEWHERE = "Machines that are not here"
+"""Headings in the help of ``halopipe profile``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    """What is profiled, where, and how often.  The help of each field says what it is; see :func:`halopipe.profile`."""
+
+    input_shape: str = option("", "Shape of the example, samples first: 8,3,64,64.", "SHAPE", MODEL, flag="--input")
+    arg: tuple[str, ...] = option((), "Keyword argument of the factory; repeatable.", "KEY=VALUE", MODEL)
+    workers: int = option(
+        0, "Workers to plan for, each a CPU core or a GPU; 0: two cores, or all GPUs.", panel=MEASURED, least=0
+    )
+    device: str = option(
+        "auto", "What to measure: cpu, cuda, or auto: GPUs if there are enough of them.", "WHAT", MEASURED
+    )
+    sizes: str = option(
+        "", "Micro-batch sizes to measure; if not given, as many as reading between them needs.", "N,N,...", MEASURED
+    )
+    optimizer: str = option("SGD", "Of torch.optim, such as SGD:lr=0.1,momentum=0.9.", "NAME[:KEY=N,...]", MEASURED)
+    dtype: str = option(
+        "",
+        "Of parameters and activations; if not given, float32, or that of the module in a file.",
+        "DTYPE",
+        MODEL,
+    )
+    autocast: str = option("", "Mixed precision: bfloat16, with parameters in float32.", "DTYPE", MODEL)
+    allow: str = option(
+        "sample",
+        "Dims that plans may cut: sample, spatial, channel, time; parts are then measured too.",
+        "DIM,...",
+        MEASURED,
+    )
+    ranks: int = option(0, "Ranks that parts are measured for; 0: the workers.", panel=MEASURED, least=0)
+    elementwise: tuple[str, ...] = option(
+        (), "Operator that treats each element by itself, such as lib::op; repeatable.", "OP", MODEL
+    )
+    local_loss: str = option(
+        "0",
+        "Train the model as N blocks ('stage': a block a worker), each by a loss of its own: changes the "
+        "optimisation; 0: as it is.",
+        "N",
+        MODEL,
+    )
+    quick: bool = option(False, "Fewer sizes and runs, one process: faster, less exact.")
+    processes: int = option(0, "Fresh processes that measure the same; 0: 3, or 1 with --quick.", "N", EFFORT, least=0)
+    transport: str = option(
+        "", "What cores exchange by, as of run: 'shared' (the default) or 'gloo'.", "NAME", MEASURED
+    )
+    resume: bool = option(False, "Go on with what an interrupted profile of the same job measured.", panel=EFFORT)
+    on: str = option(
+        "", "h100-dgx, a100-dgx or a cluster file: no device runs, kernel models tell the times.", "NAME", ELSEWHERE
+    )
+    tables: tuple[str, ...] = option(
+        (), "Kernels that you measured, for --on; see halopipe fit. Repeatable.", "CSV", ELSEWHERE
+    )
+    size: str = option(
+        "",
+        "Sizes to plan for, of dims that the factory says vary (height=8192); measured on the example.",
+        "DIM=N,...",
+    )

@@ -12,7 +12,7 @@ from typing import TypedDict
 from halopipe.terminal import units
 from halopipe.terminal.units import require_known
 from planner.ir.cluster import Cluster
-from planner.ir.constraints import DEVICE, KIND, TOGETHER, YES, format_rule
+from planner.ir.constraints import DEVICE, KIND, TOGETHER, YES, check_names, format_rule, matching, parse_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, RankCountError, UsageError
 from planner.ir.graph import SAMPLE, SHARED_STATE, Attribute
 from planner.ir.plan import Decision, Plan
@@ -121,53 +121,19 @@ def make_problem(
         UsageError, UnknownNameError, RankCountError: what is asked for does not exist or cannot be meant.
         MissingMeasurementError: the profile does not say what messages between two of its hosts cost.
     """
-    batch = global_batch or profile.graph.samples
-    if not 1 <= batch <= MOST_BATCH:
-        raise UsageError(f"--global-batch is {batch}", [f"a step has 1 to {MOST_BATCH} samples"], ["--global-batch 32"])
-    if isnan(time_limit_s) or not isfinite(gap):
-        raise UsageError(
-            f"--gap is {gap}, --time-limit is {time_limit_s}", ["numbers are needed"], ["--gap 0.02 --time-limit 60"]
-        )
-    require_known("schedule", schedules, schedule_names())
-    require_known("objective", [objective], OBJECTIVES)
-    if rate_per_s and objective == THROUGHPUT and any(_trains(name) for name in schedules):
-        raise UsageError(
-            "a rate is that of a stream of forward passes, and a schedule that trains may be used",
-            [f"--schedule {', '.join(schedules)}"],
-            ["--schedule forward", "--objective latency"],
-        )
-    require_known("family of dims", allow, FAMILIES)
-    require_known("way to recompute", [recompute], RECOMPUTE)
-    require_known("way to shard", [shard], SHARD)
-    if zero not in ZERO or (zero > 1 and shard == NEVER):
-        raise UsageError(
-            f"--zero is {zero}, --shard {shard}",
-            ["what ranks divide: 1 the optimiser's state, 2 gradients too, 3 parameters too", "--shard never: nothing"],
-            [f"--shard always --zero {zero if zero in ZERO else 2}", "--shard auto"],
-        )
-    if recompute == SELECTIVE:
-        _require_cores(profile, allow, token_slices)
-    out = dict.fromkeys(devices_named(without, profile.cluster), 0.0)
-    left = profile.standing(out)
-    _require_ranks(left, num_ranks)
-    _require_memory(left, memory_bytes)
-    if num_ranks != 1:
-        _require_links(left.cluster)
-    too_large = [size for size in micro_batch if size > batch]
-    if too_large:
-        raise UsageError(
-            f"micro-batch {too_large[0]} is larger than the global batch {batch}",
-            [],
-            [f"--micro-batch {batch}", f"--global-batch {too_large[0]}"],
-        )
-    if token_slices and objective != THROUGHPUT:
-        raise UsageError(f"--token-slices with --objective {objective}", ["slices are for training steps"])
-    if any(length < 1 for length in token_slices):
-        raise UsageError(f"--token-slices {'+'.join(map(str, token_slices))}", ["a slice has tokens: 1 or more"])
+    for what, names, known in (
+        ("schedule", schedules, schedule_names()),
+        ("objective", [objective], OBJECTIVES),
+        ("family of dims", allow, FAMILIES),
+        ("way to recompute", [recompute], RECOMPUTE),
+        ("way to shard", [shard], SHARD),
+    ):
+        require_known(what, names, known)
+    gone = dict.fromkeys(devices_named(without, profile.cluster), 0.0)
     allowed = {*(allow or (SAMPLE_DIMS,)), TIME_DIMS} if token_slices else set(allow)
-    problem = Problem(
-        profile=_calibrated(profile) if calibration else profile.bare,
-        global_batch=batch,
+    asked = Problem(
+        profile=profile.standing(gone),
+        global_batch=global_batch or profile.graph.samples,
         schedules=tuple(schedules) or (("forward",) if rate_per_s and objective == THROUGHPUT else ()),
         micro_batch_sizes=tuple(micro_batch),
         max_stages=max_stages,
@@ -181,13 +147,20 @@ def make_problem(
         recompute=recompute,
         shard=shard,
         halo_depth=halo_depth,
-        fix=tuple(dict.fromkeys((*rules_of(fix, profile), *_of_shared_state(profile)))),
-        forbid=rules_of(forbid, profile),
         confidence=confidence,
         token_slices=tuple(token_slices),
         zero=zero,
     )
-    return standing(problem, out) if out else problem
+    _require_numbers(asked)
+    _require_fitting(asked)
+    _require_devices(asked)
+    problem = replace(
+        asked,
+        profile=_calibrated(profile) if calibration else profile.bare,
+        fix=tuple(dict.fromkeys((*rules_of(fix, profile), *_of_shared_state(profile)))),
+        forbid=rules_of(forbid, profile),
+    )
+    return standing(problem, gone) if gone else problem
 
 
 def problem_on(profile: Profile, cluster: str | Path | Cluster | None, memory: str | int, asked: Asked) -> Problem:
@@ -205,19 +178,89 @@ def problem_on(profile: Profile, cluster: str | Path | Cluster | None, memory: s
     return make_problem(profile, memory_bytes=memory_bytes, **asked)
 
 
-def _require_cores(profile: Profile, allow: Sequence[str], token_slices: Sequence[int]) -> None:
-    """Raises :class:`UsageError` where attention's core cannot be what is computed again."""
-    if TIME_DIMS in allow or token_slices:
+def _require_numbers(asked: Problem) -> None:
+    """Raises :class:`UsageError` where a number cannot be meant."""
+    batch, gap, zero, slices = asked.global_batch, asked.gap, asked.zero, asked.token_slices
+    if not 1 <= batch <= MOST_BATCH:
+        raise UsageError(f"--global-batch is {batch}", [f"a step has 1 to {MOST_BATCH} samples"], ["--global-batch 32"])
+    if isnan(asked.time_limit_s) or not isfinite(gap):
+        raise UsageError(
+            f"--gap is {gap}, --time-limit is {asked.time_limit_s}",
+            ["numbers are needed"],
+            ["--gap 0.02 --time-limit 60"],
+        )
+    if zero not in ZERO or (zero > 1 and asked.shard == NEVER):
+        raise UsageError(
+            f"--zero is {zero}, --shard {asked.shard}",
+            ["what ranks divide: 1 the optimiser's state, 2 gradients too, 3 parameters too", "--shard never: nothing"],
+            [f"--shard always --zero {zero if zero in ZERO else 2}", "--shard auto"],
+        )
+    too_large = [size for size in asked.micro_batch_sizes if size > batch]
+    if too_large:
+        raise UsageError(
+            f"micro-batch {too_large[0]} is larger than the global batch {batch}",
+            [],
+            [f"--micro-batch {batch}", f"--global-batch {too_large[0]}"],
+        )
+    if any(length < 1 for length in slices):
+        raise UsageError(f"--token-slices {'+'.join(map(str, slices))}", ["a slice has tokens: 1 or more"])
+
+
+def _require_fitting(asked: Problem) -> None:
+    """Raises :class:`UsageError` where one thing that is asked for rules out another, or the network does."""
+    if asked.rate_per_s and asked.objective == THROUGHPUT and any(_trains(name) for name in asked.schedules):
+        raise UsageError(
+            "a rate is that of a stream of forward passes, and a schedule that trains may be used",
+            [f"--schedule {', '.join(asked.schedules)}"],
+            ["--schedule forward", "--objective latency"],
+        )
+    if asked.token_slices and asked.objective != THROUGHPUT:
+        raise UsageError(f"--token-slices with --objective {asked.objective}", ["slices are for training steps"])
+    if asked.recompute != SELECTIVE:
+        return
+    if TIME_DIMS in asked.allow:
         raise UsageError(
             "--recompute selective beside token slices",
             ["what later slices read of attention has to stay"],
             ["--recompute always", "leave out --allow time and --token-slices"],
         )
-    if not attention_cores(profile.graph):
+    graph = asked.profile.graph
+    if not attention_cores(graph):
         raise UsageError(
             "--recompute selective: no attention is found in this network",
-            [f"none of {len(profile.graph.layers)} layers is one, or a softmax between two products of activations"],
+            [f"none of {len(graph.layers)} layers is one, or a softmax between two products of activations"],
             ["--recompute auto", "--recompute always"],
+        )
+
+
+def _require_devices(asked: Problem) -> None:
+    """Raises where the devices that are left are too few or too small, or links between them are not known."""
+    cluster, num_ranks, memory_bytes = asked.profile.cluster, asked.num_ranks, asked.memory_bytes
+    num_devices = len(cluster.devices)
+    if num_ranks > num_devices:
+        raise RankCountError(
+            f"{num_ranks} ranks are asked for, the profile has {num_devices}",
+            [", ".join(device.name for device in cluster.devices)],
+            [f"--ranks {num_devices}", f"halopipe profile ... --workers {num_ranks}", "--cluster cluster.yaml"],
+        )
+    most = max((device.memory_bytes for device in cluster.devices), default=0)
+    if memory_bytes > most:
+        raise UsageError(
+            "--memory is more than the devices have",
+            [f"asked: {memory_bytes} bytes, there: {most} bytes"],
+            ["leave --memory out", f"--memory {most}"],
+        )
+    missing = cluster.unlinked() if num_ranks != 1 else None
+    if missing is not None:
+        tier, src, dst = missing
+        ends = " and ".join(cluster.devices[rank].name for rank in (src, dst))
+        raise MissingMeasurementError(
+            f"the profile does not say what messages between {ends} cost",
+            [f"they use the tier {tier}; links: {', '.join(cluster.links) or 'none'}"],
+            [
+                "measure them: torchrun --nnodes 2 ... -m halopipe profile ...",
+                "or say it in a cluster file: --cluster FILE",
+            ],
         )
 
 
@@ -312,8 +355,6 @@ def rules_of(texts: Sequence[str | Rule], profile: Profile) -> tuple[Rule, ...]:
     Raises:
         UsageError, UnknownNameError: a text is no rule, or is about nothing.
     """
-    from planner.ir.constraints import check_names, matching, parse_rule
-
     names = [layer.name for layer in profile.graph.layers]
     rules = tuple(text if isinstance(text, Rule) else parse_rule(text) for text in texts)
     for rule in rules:
@@ -359,38 +400,3 @@ def default_schedules() -> tuple[str, ...]:
     from planner import schedules
 
     return tuple(schedules.default_names())
-
-
-def _require_links(cluster: Cluster) -> None:
-    missing = cluster.unlinked()
-    if missing is not None:
-        tier, src, dst = missing
-        ends = " and ".join(cluster.devices[rank].name for rank in (src, dst))
-        raise MissingMeasurementError(
-            f"the profile does not say what messages between {ends} cost",
-            [f"they use the tier {tier}; links: {', '.join(cluster.links) or 'none'}"],
-            [
-                "measure them: torchrun --nnodes 2 ... -m halopipe profile ...",
-                "or say it in a cluster file: --cluster FILE",
-            ],
-        )
-
-
-def _require_ranks(profile: Profile, num_ranks: int) -> None:
-    num_devices = len(profile.cluster.devices)
-    if num_ranks > num_devices:
-        raise RankCountError(
-            f"{num_ranks} ranks are asked for, the profile has {num_devices}",
-            [", ".join(device.name for device in profile.cluster.devices)],
-            [f"--ranks {num_devices}", f"halopipe profile ... --workers {num_ranks}", "--cluster cluster.yaml"],
-        )
-
-
-def _require_memory(profile: Profile, memory_bytes: int) -> None:
-    most = max((device.memory_bytes for device in profile.cluster.devices), default=0)
-    if memory_bytes > most:
-        raise UsageError(
-            "--memory is more than the devices have",
-            [f"asked: {memory_bytes} bytes, there: {most} bytes"],
-            ["leave --memory out", f"--memory {most}"],
-        )

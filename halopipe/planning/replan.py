@@ -24,15 +24,15 @@ from halopipe.planning import problem as problems
 from halopipe.planning import solve
 from halopipe.planning.compare import differences
 from halopipe.terminal import units
+from planner.costs.cost_model import PriceBook
 from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision, Plan
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, Problem
 from planner.ir.profile import Profile
-from planner.solvers.candidates.candidate import Recomputes
+from planner.solvers.candidates.candidate import Candidate, Recomputes, group_shares
 
 if TYPE_CHECKING:
-    from planner.solvers import Progress
     from planner.solvers.candidates.candidate import Candidate
 
 TIME_LIMIT_S = 20.0
@@ -99,8 +99,6 @@ def replan(
     *,
     in_force: Plan | None = None,
     free: bool = False,
-    time_limit_s: float = TIME_LIMIT_S,
-    progress: Progress | None = None,
 ) -> Replan:
     """The best plan for the machines as they stand.
 
@@ -118,7 +116,7 @@ def replan(
     before = plan if in_force is None else in_force
     asked = problems.standing(problems.problem_of(plan, profile), speeds)
     sizes = [(), asked.micro_batch_sizes] if free else [(max(plan.decision.micro_batches),)]
-    found, error = _searched(asked, sizes, time_limit_s, progress)
+    found, error = _searched(asked, sizes)
     if found is not None and not free and found.decision.micro_batches != plan.decision.micro_batches:
         found = None
     recut = _recut(replace(asked, micro_batch_sizes=sizes[0]), before.decision)
@@ -130,15 +128,13 @@ def replan(
     return Replan(before, found, dict(asked.speeds), _step_now_s(before, asked))
 
 
-def _searched(
-    asked: Problem, sizes: Sequence[tuple[int, ...]], time_limit_s: float, progress: Progress | None
-) -> tuple[Plan | None, HalopipeError | None]:
+def _searched(asked: Problem, sizes: Sequence[tuple[int, ...]]) -> tuple[Plan | None, HalopipeError | None]:
     """The best plan with micro-batches of the first of these sizes that any plan fits with."""
     failed: HalopipeError | None = None
     for those in dict.fromkeys(sizes):
-        problem = replace(asked, micro_batch_sizes=those, time_limit_s=time_limit_s)
+        problem = replace(asked, micro_batch_sizes=those, time_limit_s=TIME_LIMIT_S)
         try:
-            return solve.solve(problem, progress=progress), None
+            return solve.solve(problem), None
         except (InfeasibleError, MissingMeasurementError) as error:
             failed = failed or error
     return None, failed
@@ -193,7 +189,6 @@ def _recut(problem: Problem, decision: Decision) -> Plan | None:
     Ranks that are gone leave their share to the others of their stage; the layers of a stage that is gone as a whole
     go to the stage before it, those of the first ones to the next.
     """
-    from planner.costs.cost_model import PriceBook
     from planner.solvers.candidates.evaluate import Evaluator
     from planner.solvers.candidates.explain import heuristic_plan
 
@@ -214,7 +209,6 @@ def _recut(problem: Problem, decision: Decision) -> Plan | None:
 
 
 def _candidate(problem: Problem, book: Any, decision: Decision) -> Candidate | None:
-    from planner.solvers.candidates.candidate import Candidate, group_shares
     from planner.solvers.candidates.feasibility import usable
 
     if any(set(placed.cuts) - {SAMPLE} or placed.ways > 1 or placed.margin for placed in decision.layers.values()):

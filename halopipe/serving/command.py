@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halopipe.planning import solve
+from halopipe.planning import plan_files
 from halopipe.serving import feeds
 from halopipe.serving.feeds import Draining
+from halopipe.serving.options import ServeOptions
 from halopipe.serving.serving import Serving, open_serving
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
@@ -23,67 +23,38 @@ from planner.ir.plan import Plan
 _LEARNS = "each stage learns from each request by a loss of its own: this changes the optimisation"
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where requests come from: one of ``folder``, ``stdin`` and ``http``.
-
-    Attributes:
-        output: for answers of files.
-        reader: makes a request of a path.
-        follow: whether the folder is looked at again and again.
-        stdin: the format; empty: another source.
-        http: ``[HOST:]PORT``.
-        most_bytes: of a body, or of a line.
-    """
-
-    folder: Path | None
-    output: Path | None
-    reader: str
-    follow: bool
-    stdin: str
-    http: str
-    most_bytes: int
-
-    def require_fitting(self) -> None:
-        """Raises :class:`UsageError` unless one source is named, with what belongs to it alone."""
-        named = {"--from": self.folder, "--stdin": self.stdin, "--http": self.http}
-        feeds.require_one(named)
-        of_folder = {"--to": self.output, "--reader": self.reader, "--follow": self.follow}
-        for option, value in of_folder.items():
-            if value and self.folder is None:
-                raise UsageError(f"{option} goes with --from", [], ["--from FOLDER", f"leave {option} out"])
-        if self.folder is not None and self.output is None:
-            raise UsageError("--from needs a folder for the answers", [], [f"--from {self.folder} --to FOLDER"])
-        if self.folder is not None and self.output is not None and self.folder.resolve() == self.output.resolve():
-            raise UsageError("answers would replace requests", [f"both are in {self.folder}"], ["--to another folder"])
-        if self.stdin and self.stdin not in feeds.FORMATS:
-            known = ", ".join(feeds.FORMATS)
-            raise UsageError(f"standard input brings no {self.stdin!r}", [f"known: {known}"], [f"--stdin {feeds.JSON}"])
-
-
-def serve(path: Path, source: Source, setting: Mapping[str, Any], save: Path | None, *, json: bool) -> None:
+def serve(path: Path, options: ServeOptions, *, json: bool) -> None:
     """Answers until the source ends, or SIGTERM drains it.
 
     Args:
-        setting: of :func:`halopipe.serving.serving.open_serving`.
-        save: where a checkpoint is written of what was learnt; None: nowhere.
         json: whether what was asked is told as JSON; on stderr, where answers go to stdout.
 
     Raises:
         HalopipeError: what a rank has failed by.
     """
-    source.require_fitting()
-    planned = solve.load_plan(path)
-    if setting["learn"]:
+    require_fitting(options)
+    most_bytes = units.parse_size(options.max_request)
+    planned = plan_files.load_plan(path)
+    if options.learn:
         console.remark(_LEARNS)
     door = None
-    if source.http:
+    if options.http:
         http = _http()
-        door = http.opened(source.http)
-    with claimed([], [path], [source.output, save]):
-        serving = open_serving(planned, **setting)
+        door = http.opened(options.http)
+    with claimed([], [path], [options.to, options.save]):
+        serving = open_serving(
+            planned,
+            checkpoint="" if options.checkpoint is None else options.checkpoint.absolute(),
+            step=options.step,
+            mode=options.mode,
+            room=options.room,
+            learn=options.learn,
+            optimizer=options.optimizer or None,
+            check=not options.no_check_first_answer,
+            options={"device": options.device, "deadline_s": options.deadline},
+        )
         with serving, _drained_by_signal() as draining:
-            _say_how(serving, planned, setting["mode"])
+            _say_how(serving, planned, options.mode)
             if door is not None:
                 host, port = door.getsockname()[:2]
                 console.remark(f"listening at http://{host}:{port}/infer")
@@ -91,25 +62,46 @@ def serve(path: Path, source: Source, setting: Mapping[str, Any], save: Path | N
                     console.remark(
                         "anybody who reaches this address may ask: there are no passwords, and no encryption"
                     )
-                http.listen(serving, door, source.most_bytes, draining)
+                http.listen(serving, door, most_bytes, draining)
             else:
-                requests = feeds.patiently(_requests(serving, source, draining), serving, draining)
+                requests = feeds.patiently(_requests(serving, options, most_bytes, draining), serving, draining)
                 feeds.pump(serving, requests, draining)
             serving.finish()
-            if save is not None:
-                serving.run.save(save)
-                console.wrote(save)
-    _report(serving, planned, as_json=json, to_stderr=bool(source.stdin))
+            if options.save is not None:
+                serving.run.save(options.save)
+                console.wrote(options.save)
+    _report(serving, planned, as_json=json, to_stderr=bool(options.stdin))
 
 
-def _requests(serving: Serving, source: Source, draining: Draining) -> Iterator[tuple[Any, Any, feeds.Put]]:
-    if source.folder is not None and source.output is not None:
-        return feeds.of_folder(serving, source.folder, source.output, source.reader, draining, follow=source.follow)
+def require_fitting(options: ServeOptions) -> None:
+    """Raises :class:`UsageError` unless one source is named, and what is asked goes together."""
+    for option, value in {"--optimizer": options.optimizer, "--save": options.save}.items():
+        if value and not options.learn:
+            raise UsageError(f"{option} goes with --learn", ["nothing is learnt without it"], [f"leave {option} out"])
+    feeds.require_one({"--from": options.source, "--stdin": options.stdin, "--http": options.http})
+    folder, answers = options.source, options.to
+    for option, value in {"--to": answers, "--reader": options.reader, "--follow": options.follow}.items():
+        if value and folder is None:
+            raise UsageError(f"{option} goes with --from", [], ["--from FOLDER", f"leave {option} out"])
+    if folder is not None and answers is None:
+        raise UsageError("--from needs a folder for the answers", [], [f"--from {folder} --to FOLDER"])
+    if folder is not None and answers is not None and folder.resolve() == answers.resolve():
+        raise UsageError("answers would replace requests", [f"both are in {folder}"], ["--to another folder"])
+    if options.stdin and options.stdin not in feeds.FORMATS:
+        known = ", ".join(feeds.FORMATS)
+        raise UsageError(f"standard input brings no {options.stdin!r}", [f"known: {known}"], [f"--stdin {feeds.JSON}"])
+
+
+def _requests(
+    serving: Serving, options: ServeOptions, most_bytes: int, draining: Draining
+) -> Iterator[tuple[Any, Any, feeds.Put]]:
+    if options.source is not None and options.to is not None:
+        return feeds.of_folder(serving, options.source, options.to, options.reader, draining, follow=options.follow)
     # A reader of its own: a thread that still waits on sys.stdin when the interpreter ends would end it with an abort.
     given = open(os.dup(sys.stdin.fileno()), "rb")  # noqa: SIM115  # read until the process ends
-    if source.stdin == feeds.NPY:
+    if options.stdin == feeds.NPY:
         return feeds.of_arrays(serving, given, sys.stdout.buffer)
-    return feeds.of_lines(serving, given, sys.stdout.buffer, source.most_bytes)
+    return feeds.of_lines(serving, given, sys.stdout.buffer, most_bytes)
 
 
 def _http() -> Any:

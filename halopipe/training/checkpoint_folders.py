@@ -129,13 +129,10 @@ def write_state_dict(checkpoint: Checkpoint, path: Path) -> None:
         raise MissingFileError(f"cannot write {path}", str(error).splitlines()[:1]) from error
 
 
-def read_state_dict(path: Path, plan: Plan, folder: Path, seed: int = 0) -> Path:
+def read_state_dict(path: Path, plan: Plan, folder: Path) -> Path:
     """Makes a checkpoint of a plain state dict, ``folder/step-0``, for runs of ``plan`` to begin from.
 
     Runs go on from it, with optimisers and schedules of their own: it has weights alone, in the plan's dtype.
-
-    Args:
-        seed: of what such a run draws.
 
     Raises:
         MissingFileError, CorruptFileError: the file cannot be read, or holds no state dict.
@@ -145,10 +142,10 @@ def read_state_dict(path: Path, plan: Plan, folder: Path, seed: int = 0) -> Path
         steps = ", ".join(map(str, complete_steps(folder)))
         raise UsageError(f"{folder} has checkpoints already", [f"steps {steps}"], ["another folder"])
     state = _state_dict(path)
-    model = load_model(plan.inputs.model, seed)
+    model = load_model(plan.inputs.model)
     load_weights(model, state)
     tensors = {MODEL + name: value for name, value in state_of(model.owners).items() if isinstance(value, Tensor)}
-    numbers: dict[str, Number] = {STEP: 0, SEED: seed, WEIGHTS_ALONE: True}
+    numbers: dict[str, Number] = {STEP: 0, SEED: 0, WEIGHTS_ALONE: True}
     everything = RankState(tensors, {}, numbers, frozenset(tensors) | frozenset(numbers))
     save(folder, 0, everything, 0, 1, lambda: None, {"model": plan.inputs.model_fingerprint})
     return complete_path(folder, 0)

@@ -136,6 +136,7 @@ class Link:
     Attributes:
         latency_s: datasheet or fit; used where ``points`` is empty.
         bandwidth_bytes_per_s: of a long stream of messages: what is beyond ``points`` takes so long by the byte.
+            Within a host no more than the two largest of ``points`` show, as caches hold the messages of a stream.
         points: measured on an idle link, from the call that sends to the arrival; interpolated in log-log.
         duplex: whether both directions run at full speed at once (receives posted first).
         burst_bytes: what passes at once after a silence, before ``bandwidth_bytes_per_s`` counts (a token bucket's).

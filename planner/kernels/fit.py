@@ -13,7 +13,6 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -210,12 +209,12 @@ def stored_fits() -> tuple[Fit, ...]:
     return tuple(from_json(json.loads(STORED.read_text("utf-8")), shipped()))
 
 
-def write_stored(path: Path = STORED) -> None:
+def write_stored() -> None:
     """Fits the tables that ship, of devices that the catalogue knows, and writes what :func:`stored_fits` reads."""
     rows = known_rows(shipped())
     fits = fit_rows(rows)
     nodes = as_json([*fits, *general(fits, rows)])
-    path.write_text("[\n" + ",\n".join(json.dumps(node) for node in nodes) + "\n]\n", "utf-8")
+    STORED.write_text("[\n" + ",\n".join(json.dumps(node) for node in nodes) + "\n]\n", "utf-8")
 
 
 def known_rows(rows: Iterable[Row]) -> list[Row]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from planner.layers._kinds import Kind, has_halo, is_convolution, kind, kinds
 from planner.layers._rules import window
 from planner.layers._samples import (
+    MAPPED,
     batch_wide_layers,
     check_samples_apart,
     fixes_samples,
@@ -35,6 +36,7 @@ from planner.layers._samples import (
 )
 
 __all__ = [
+    "MAPPED",
     "Kind",
     "batch_wide_layers",
     "check_samples_apart",

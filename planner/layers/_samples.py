@@ -76,12 +76,15 @@ def require_micro_batches(decision: Decision, graph: Graph) -> None:
         )
 
 
-OVER_SITES = frozenset({"sparse_conv", "sparse_pool", "segment", "segment_expand"})
+MAPPED = frozenset({"sparse_conv", "sparse_pool"})
+"""Kinds whose work are pairs of a kernel map."""
+
+OVER_SITES = MAPPED | {"segment", "segment_expand"}
 """Kinds that read maps or segments, which the host prepares."""
 
 
-def prepared_inputs(graph: Graph, readers: frozenset[str] | None = None) -> tuple[str, ...]:
-    """The graph inputs, read by the layers ``readers`` (all if None), that a host prepares ahead of a micro-batch.
+def prepared_inputs(graph: Graph) -> tuple[str, ...]:
+    """The graph inputs that a host prepares ahead of a micro-batch.
 
     They are functions of the coordinates alone: integers that lie along sites (kernel maps), or that a layer over sites
     reads (where samples start).  Targets are none of them.
@@ -95,8 +98,7 @@ def prepared_inputs(graph: Graph, readers: frozenset[str] | None = None) -> tupl
         reading = read_by.get(name, [])
         is_map = spec.has_sites and any(layer.kind != "loss" for layer in reading)
         is_read = any(layer.kind in OVER_SITES for layer in reading)
-        mine = readers is None or any(layer.name in readers for layer in reading)
-        if not spec.is_float and mine and (is_map or is_read):
+        if not spec.is_float and (is_map or is_read):
             found.append(name)
     return tuple(found)
 

@@ -2,13 +2,13 @@
 
 ``lower`` makes a schedule into a program with every message, reduction and update explicit; ``validate`` proves that a
 program is complete, in order, on the right weights and free of deadlock.  What a list keeps in memory is read off it by
-``in_flight``, ``peaks`` and ``versions_kept``; how old its weights are, by ``staleness``.
+``in_flight`` and ``versions_kept``; how old its weights are, by ``staleness``.
 """
 
 from __future__ import annotations
 
 from planner.passes.lowering import lower
 from planner.passes.validation import validate
-from planner.passes.versions import in_flight, peaks, staleness, versions_kept
+from planner.passes.versions import in_flight, staleness, versions_kept
 
-__all__ = ["in_flight", "lower", "peaks", "staleness", "validate", "versions_kept"]
+__all__ = ["in_flight", "lower", "staleness", "validate", "versions_kept"]

@@ -23,24 +23,17 @@ from planner.ir.program import Program
 from planner.ir.schedule import COMPUTE, MESSAGE, Action, Op, format_grid
 from planner.passes.ending import stuck
 from planner.passes.lowering import Numbering, Peers
-from planner.passes.versions import faults, first_over, is_versioned, updates_of
+from planner.passes.versions import faults, is_versioned, updates_of
 
 _WIDTH = 6  # actions shown on each side of the culprit
 _BLOCKS = {True: "blocks", False: "does not block"}
 
 
-def validate(
-    program: Program,
-    *,
-    staleness: Sequence[int] = (),
-    most_in_flight: Sequence[int] = (),
-    held_sends: bool = False,
-) -> None:
+def validate(program: Program, *, staleness: Sequence[int] = (), held_sends: bool = False) -> None:
     """Raises :class:`IllegalProgramError`, with the culprit marked in the grid, unless ``program`` is legal.
 
     Args:
         staleness: by stage, the most updates that the weights of a micro-batch may lack; empty: any.
-        most_in_flight: by stage, the most micro-batches between forward and backward; empty: any.
         held_sends: prove that it ends even if every send, not only one that blocks, holds its rank until its receive
             has been posted.
     """
@@ -52,8 +45,6 @@ def validate(
     if is_versioned(program):
         for fault in faults(program, staleness):
             raise _illegal(program, f"rank {fault.rank}: {fault.why}", (fault.rank, fault.action))
-    if most_in_flight:
-        _check_in_flight(program, most_in_flight)
     _check_ends(numbering, held_sends or program.blocking)
 
 
@@ -209,12 +200,6 @@ def _check_order(numbering: Numbering) -> None:
             elif action.stage not in updated:
                 text = f"rank {rank} runs {action} after the update of stage {action.stage}"
                 raise _illegal(program, text, (rank, action))
-
-
-def _check_in_flight(program: Program, limits: Sequence[int]) -> None:
-    for stage, rank, forward, count in first_over(program.rows, limits):
-        text = f"{count} micro-batches of stage {stage} are in flight once rank {rank} runs {forward}"
-        raise _illegal(program, f"{text}, its limit is {limits[stage]}", (rank, forward))
 
 
 def _check_ends(numbering: Numbering, held_sends: bool) -> None:

@@ -63,11 +63,6 @@ def require_executable(ways: Ways) -> None:
         raise UsageError(f"no plan says: {ways}", wrong, ["the same way without it", "halopipe export, for others"])
 
 
-def num_blocks(graph: Graph) -> int:
-    """How many blocks the network has; 0 if no layers are numbered."""
-    return len(_blocks(graph)[1])
-
-
 def _blocks(graph: Graph) -> tuple[str, list[int]]:
     """The prefix of the blocks, and their numbers, ascending: of the prefix with the most."""
     found: dict[str, set[int]] = {}

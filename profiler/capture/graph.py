@@ -25,6 +25,7 @@ from planner.ir.graph import (
     TensorSpec,
     value_name,
 )
+from planner.layers import MAPPED
 from profiler.capture.functional import is_write, written_buffer
 from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
 from profiler.capture.layers import Group, groups, is_output_of, output_names, specify, specify_input, tensor_arguments
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 
 _NUM_DATA_INPUTS = {OPAQUE: 0, ELEMENTWISE: 0, "attention": 3}
 """Leading arguments that the kind's access relation takes for activations, where it is not one."""
-_MAPPED = frozenset({"sparse_conv", "sparse_pool"})
-"""Kinds whose work are pairs of a kernel map."""
 _MOST_SHOWN = 8
 
 
@@ -411,7 +410,7 @@ def _with_pairs(graph: Graph, model: LoadedModel) -> Graph:
     tensors = model.tensors
 
     def pairs(layer: Layer) -> Layer:
-        if layer.kind not in _MAPPED:
+        if layer.kind not in MAPPED:
             return layer
         return replace(layer, attributes={**layer.attributes, "pairs": int((tensors[layer.inputs[1]] >= 0).sum())})
 

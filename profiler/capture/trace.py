@@ -56,7 +56,6 @@ from profiler.source.model import GraphExample, LoadedModel
 from profiler.source.structure import named_tensors
 
 _log = logging.getLogger(__name__)
-_aten = torch.ops.aten
 _PREFIX = "module."
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError)  # what torch.export raises for a fixed sample dim
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

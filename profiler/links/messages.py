@@ -237,8 +237,17 @@ def measure_pair(
     wire.forget()
     if not wire.leads:
         return None
+    if one_host:  # beyond the table as between its largest, which no cache holds; the stream's messages it does
+        rates = (min(rates[0], rate_of_largest(times)),) * 2
     ways = [_one_way(table, rate) for table, rate in zip(tables, rates, strict=True)]
     return PairCosts(ways[0], ways[1], both_s < _DUPLEX_LIMIT * times[at][0])
+
+
+def rate_of_largest(times: dict[int, tuple[float, float]]) -> float:
+    """Bytes a second that the largest size of a table takes more time by than the next; infinite: it takes no more."""
+    sizes = sorted(times)[-2:]
+    more_s = times[sizes[-1]][0] - times[sizes[0]][0]
+    return (sizes[-1] - sizes[0]) / more_s if more_s > 0 else math.inf
 
 
 def burst_bytes(points: Points, bytes_per_s: float) -> int:

@@ -61,7 +61,7 @@ class SavedModule:
     dtype: str
 
 
-def save_module(result: Any, folder: str | Path = FOLDER, input_shape: tuple[int, ...] = ()) -> SavedModule:
+def save_module(result: Any, input_shape: tuple[int, ...] = ()) -> SavedModule:
     """Writes what a factory would have returned, the module as it is now; it is left as it was.
 
     Args:
@@ -72,7 +72,7 @@ def save_module(result: Any, folder: str | Path = FOLDER, input_shape: tuple[int
         UsageError: the module has parameters of several dtypes, or cannot be written.
         FactoryError: it is no model, or does not run on its example.
         UnsupportedModelError: it has hooks on gradients, which would be lost.
-        MissingFileError: ``folder`` cannot be written to.
+        MissingFileError: ``.halopipe`` cannot be written to.
     """
     model = model_of("hp.profile", result, input_shape)
     dtype = _dtype(model.module)
@@ -86,7 +86,7 @@ def save_module(result: Any, folder: str | Path = FOLDER, input_shape: tuple[int
     held |= {"default_dtype": torch.get_default_dtype()}
     network = model.module if model.clouds is None else model.module.user_module
     name = type(network).__name__
-    temporary = Path(folder) / f".{name}-{uuid4().hex}.tmp"
+    temporary = Path(FOLDER) / f".{name}-{uuid4().hex}.tmp"
     try:
         temporary.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w+b") as stream, _by_value(model):
@@ -95,7 +95,7 @@ def save_module(result: Any, folder: str | Path = FOLDER, input_shape: tuple[int
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         path = temporary.replace(temporary.with_name(f"{name}-{digest[:_NUM_DIGITS]}.pt"))
     except OSError as error:
-        raise MissingFileError(f"cannot write to {folder}", [error.strerror or str(error)]) from None
+        raise MissingFileError(f"cannot write to {FOLDER}", [error.strerror or str(error)]) from None
     except Exception as error:
         raise UsageError(
             f"this {name} cannot be written to a file, from which other processes would load it",

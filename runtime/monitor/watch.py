@@ -94,11 +94,11 @@ class Workers(Protocol):
         ...
 
 
-def host_store(address: str = LOOPBACK) -> tuple[TCPStore, int]:
-    """A store on a free port of one address of this host, and its port; by itself torch listens on every interface."""
-    listener = socket.create_server((address, 0), family=_family(address))
+def host_store() -> tuple[TCPStore, int]:
+    """A store on a free port of this host, for it alone, and its port; by itself torch listens on every interface."""
+    listener = socket.create_server((LOOPBACK, 0), family=_family(LOOPBACK))
     port = listener.getsockname()[1]
-    store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     return store, port
 
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -343,20 +343,16 @@ class GradientBuckets:
         self._pending: list[Pending] = []
         self._hooks: list[RemovableHandle] = []
 
-    def arm(self, awaited: Collection[nn.Parameter] | None = None) -> None:
+    def arm(self) -> None:
         """Call before the last gradients of the step are made; each is then summed as soon as it is complete.
 
         A gradient is complete when autograd has accumulated it, or when it is noted (:meth:`note`).
-
-        Args:
-            awaited: parameters whose gradient is still to come; all if None.  The others' are complete.
         """
         if len(self.buckets) == 1:  # it is complete when backward ends: nothing to gain
             return
-        self._awaited = set(self._bucket_of) if awaited is None else {p for p in awaited if p in self._bucket_of}
-        self._num_missing = [sum(p in self._awaited for p in bucket) for bucket in self.buckets]
+        self._awaited = set(self._bucket_of)
+        self._num_missing = list(map(len, self.buckets))
         self._hooks = [self._hooked(parameter) for parameter in self._awaited]
-        self._start_complete()
 
     def note(self, parameter: torch.Tensor) -> None:
         """The gradient of ``parameter`` is complete; without effect before :meth:`arm` and for what is not summed here.

@@ -119,6 +119,9 @@ class InputSpecs:
                 raise UsageError(f"{name} has shape {tuple(tensor.shape)}, the model takes {spec.shape}")
             for dim, (extent, wanted) in enumerate(zip(tensor.shape, spec.shape, strict=True)):
                 if spec.dims[dim] == SAMPLE:
+                    each = max(1, wanted // self.captured)
+                    if extent % each:
+                        raise UsageError(f"{name} has {extent} rows, a sample has {each} of them")
                     found.setdefault(extent * self.captured // wanted, name)
                 elif extent != wanted and (name, dim) not in self.free:
                     expected = self.shape(name, spec.shape, self._of(found))
@@ -151,6 +154,15 @@ class InputSpecs:
         each = spec.shape[dim] // self.captured
         return tensor.narrow(dim, start * each, count * each)
 
+    def split(self, tensor: Tensor, name: str, rows: Sequence[int]) -> tuple[Tensor, ...]:
+        """The input ``name`` in parts of so many samples; each part whole if it has no samples."""
+        spec = self.specs[name]
+        if not spec.has_samples:
+            return (tensor,) * len(rows)
+        dim = spec.dims.index(SAMPLE)
+        each = spec.shape[dim] // self.captured
+        return tensor.split([count * each for count in rows], dim)
+
     def shape(self, name: str, shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
         """``shape`` with ``rows`` samples."""
         spec = self.specs[name]
@@ -175,14 +187,18 @@ class WholeBatch:
         self._inputs = inputs
         self._tensors = dict(zip(inputs.specs, tensors, strict=False))
         self.rows = filled(inputs.rows(tensors), planned)
-        self._first = [sum(self.rows[:m]) for m in range(len(planned))]
+        self._parts: dict[str, tuple[Tensor, ...]] = {}
 
     def shapes(self, microbatch: int) -> Shapes:
         rows = self.rows[microbatch]
         return {n: self._inputs.shape(n, tuple(tensor.shape), rows) for n, tensor in self._tensors.items()}
 
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
-        return self._inputs.narrow(self._tensors[name], name, self._first[microbatch] + start, count)
+        parts = self._parts.get(name)
+        if parts is None:  # all at once, as one is dear
+            parts = self._parts[name] = self._inputs.split(self._tensors[name], name, self.rows)
+        part = parts[microbatch]
+        return part if count == self.rows[microbatch] else self._inputs.narrow(part, name, start, count)
 
 
 class MicroBatches:

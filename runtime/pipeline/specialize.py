@@ -17,7 +17,7 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.plan import Decision, Size, samples_in, sizes_of
 from planner.ir.program import Message, Program, Route
-from planner.ir.schedule import PER_STEP, Action, Edge, Op
+from planner.ir.schedule import ADDS_GRADIENTS, PER_STEP, Action, Edge, Op
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
 from planner.passes.versions import updates_of
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _MOST_KEPT = 64
 """Combinations of sizes whose bindings are kept."""
 
-_ADDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
 
 GraphAt = Callable[[Shapes], Graph]
 """The graph in the shapes of one micro-batch."""
@@ -355,7 +354,7 @@ def last_gradients(row: Sequence[Action], ranks: Sequence[tuple[int, ...]]) -> f
     found: set[Action] = set()
     latest: dict[int, Action] = {}
     for action in row:
-        if action.op in _ADDS:
+        if action.op in ADDS_GRADIENTS:
             latest[action.stage] = action
         elif action.op in (Op.REDUCE_GRAD, Op.UPDATE) and action.stage in latest:
             found.add(latest.pop(action.stage))

@@ -16,7 +16,7 @@ from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from tests.halopipe.plans import plan_of
 from tests.halopipe.ranks import run_job
-from tests.halopipe.training.test_session import together
+from tests.halopipe.training.sessions import together
 from tests.runtime.sparse import graph_networks
 from tests.test_readme import HOME, blocks, file_of
 

@@ -21,7 +21,7 @@ from runtime.monitor.failure import read_error, write_error
 from tests.halopipe import cloudy
 from tests.halopipe.cloudy import Clouds
 from tests.halopipe.ranks import run_job
-from tests.halopipe.training.test_session import together
+from tests.halopipe.training.sessions import together
 
 torch.set_num_threads(1)
 

@@ -19,6 +19,7 @@ from planner.ir.program import Program
 from planner.ir.schedule import COMPUTE, MESSAGE, RECEIVE, SEND, Action, Op, StageGraph
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
+from tests.planner.passes.requirements import requirements
 from tests.planner.random_programs import random_graph
 
 GROUP_SIZES = (1, 1, 1, 2, 2, 3)
@@ -147,7 +148,7 @@ class _History:
             return frozenset()
         if action.op is Op.UPDATE and action.microbatch == self.ends[-1]:
             return frozenset(each for each in known if each.stage == action.stage and each != action)
-        groups = self.draft.requirements(rank, action)
+        groups = requirements(self.draft, rank, action)
         return frozenset(each for group in groups for _, each in group if each in known) | {
             *self._updates_before(action)
         }

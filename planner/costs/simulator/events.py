@@ -25,11 +25,11 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from planner.costs.memory.holdings import holdings, walk
-from planner.costs.memory.messages import Carried, carried_by
+from planner.costs.memory.messages import Carried
 from planner.costs.memory.peak import resident
 from planner.costs.simulator.contention import execute_shared
 from planner.costs.simulator.next_step import with_next_step
-from planner.costs.simulator.prices import Prices, prices_of, transfer_bytes
+from planner.costs.simulator.prices import Prices
 from planner.costs.simulator.program import (
     COMPUTE_STEP,
     PREPARE_STEP,
@@ -37,27 +37,13 @@ from planner.costs.simulator.program import (
     RECEIVE_STEP,
     SEND_STEP,
     CompiledProgram,
-    compile_program,
 )
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.timeline import TICK_DIGITS, Trace, require_done
-from planner.ir.program import Program
 from planner.ir.timeline import MemorySample, Span, Timeline
 
 _NOT_YET = -1.0
 _NOBODY = -1
-
-
-def simulate(program: Program, costs: StageCosts) -> Timeline:
-    """The predicted timeline of ``program``, memory included.
-
-    Raises:
-        IllegalProgramError: it can never end, or breaks the rule of what precedes what.
-    """
-    compiled = compile_program(program, costs.micro_batches)
-    sizes = transfer_bytes(program, compiled)
-    trace = run(compiled, prices_of(compiled, costs, sizes))
-    return timeline(compiled, trace, costs, sizes, carried_by(program, compiled))
 
 
 def run(compiled: CompiledProgram, prices: Prices) -> Trace:

@@ -114,16 +114,6 @@ def windows(schedule: str, num_stages: int, num_microbatches: int) -> tuple[Wind
     return known if len(known) == len(found) else None
 
 
-def range_of(schedule: str, fewest: int, most: int, num_microbatches: int) -> tuple[Window, Window] | None:
-    """The least and the greatest window of a stage with ``fewest`` to ``most`` stages downstream, itself included."""
-    chains = [windows(schedule, depth, num_microbatches) for depth in range(fewest, max(fewest, most) + 1)]
-    firsts = [chain[0] for chain in chains if chain is not None]
-    if len(firsts) < len(chains):
-        return None
-    early, late = [window.early for window in firsts], [window.late for window in firsts]
-    return Window(min(early), min(late)), Window(max(early), max(late))
-
-
 def _window(row: tuple[Action, ...], num_microbatches: int) -> Window | None:
     forwards = [(index, action.microbatch) for index, action in enumerate(row) if action.op is Op.FORWARD]
     backwards = [(index, action.microbatch) for index, action in enumerate(row) if action.op is Op.BACKWARD]

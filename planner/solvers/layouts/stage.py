@@ -84,11 +84,7 @@ class StageLayouts:
 
 
 def best_layouts(
-    prices: LayoutPrices,
-    question: Question,
-    time_limit_s: float = 60.0,
-    gap: float = 0.0,
-    options: Sequence[Options] | None = None,
+    prices: LayoutPrices, question: Question, time_limit_s: float = 60.0, options: Sequence[Options] | None = None
 ) -> StageLayouts:
     """The options of least ``StageCost.step_s`` within the memory.
 
@@ -99,7 +95,7 @@ def best_layouts(
         MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
     """
     options = options or options_of(prices, question)
-    answer = minimise(labelled_graph(prices, question, options), time_limit_s, gap)
+    answer = minimise(labelled_graph(prices, question, options), time_limit_s)
     if answer.assignment is None:
         return StageLayouts({}, None, answer)
     picked = zip(question.layers, options, answer.assignment, strict=True)

@@ -58,24 +58,18 @@ class Collectives:
         order: keeps a compiler from dropping what it sees here.
     """
 
-    def __init__(
-        self, rank: int, groups: Mapping[tuple[int, ...], dist.ProcessGroup], device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, rank: int, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
         self.rank, self.ranks = rank, next(iter(groups))
         self._names = {ranks: group.group_name for ranks, group in groups.items()}
-        self._device = torch.device(device)
         self.order = Order()
 
-    def all_to_all(
-        self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor], ranks: tuple[int, ...] | None = None
-    ) -> Pending:
-        """Start to send tensors to ranks and to fill those that come from ranks; all of ``ranks`` take part.
+    def all_to_all(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> Pending:
+        """Start to send tensors to ranks and to fill those that come from ranks; all of the stage take part.
 
         Args:
-            ranks: a declared group; None: the stage.
-            sent, received: all of one dtype; others of ``ranks`` are sent nothing.
+            sent, received: all of one dtype; others of the stage are sent nothing.
         """
-        return self._start(self.ranks if ranks is None else ranks, sent, received, "exchange")
+        return self._start(self.ranks, sent, received, "exchange")
 
     def start_exchange(
         self,
@@ -135,7 +129,7 @@ class Collectives:
 
     def _nothing(self, received: Mapping[int, Tensor]) -> Tensor:
         like = next(iter(received.values()), None)
-        return torch.empty(0, device=self._device) if like is None else like.new_empty(0)
+        return torch.empty(0) if like is None else like.new_empty(0)
 
     def _name(self, ranks: tuple[int, ...]) -> str:
         check_member(self.rank, ranks, self._names)
@@ -194,10 +188,7 @@ class CollectiveExchange(Exchange):
 
 
 def open_collectives(
-    stages: Mapping[int, Sequence[int]],
-    groups: Iterable[tuple[int, ...]] = (),
-    timeout_s: float = 600.0,
-    device: torch.device | str = "cpu",
+    stages: Mapping[int, Sequence[int]], groups: Iterable[tuple[int, ...]] = (), timeout_s: float = 600.0
 ) -> dict[int, Collectives]:
     """Those of the stages that this rank runs, by stage; all processes of the job make them together, members or not.
 
@@ -216,7 +207,7 @@ def open_collectives(
             for members in dict.fromkeys((everybody, *within))
         }
         if rank in everybody:
-            found[stage] = Collectives(rank, {ranks: group for ranks, group in made.items() if rank in ranks}, device)
+            found[stage] = Collectives(rank, {ranks: group for ranks, group in made.items() if rank in ranks})
     return found
 
 

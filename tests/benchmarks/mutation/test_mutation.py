@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -189,6 +192,21 @@ def test_the_tests_of_a_mutant_are_the_nearest_ones_and_those_that_enter_its_fun
     ]
 
 
+def test_of_equal_files_those_that_name_the_function_come_first_whichever_package_hands_it_on() -> None:
+    mutant = mutants_of("planner/check/memory.py", "class Account:\n    def most(self):\n        return 1\n")[0]
+    texts = {
+        "tests/planner/check/test_a.py": "from planner.check import other",
+        "tests/planner/check/test_b.py": "from planner.check import other\n# beside Account",
+        "tests/halopipe/test_c.py": "from planner.check import (\n    Account,\n    other,\n)",
+        "tests/halopipe/test_d.py": "from planner.check import other",
+    }
+    assert files_for(mutant, texts, Record()) == [
+        "tests/halopipe/test_c.py",
+        "tests/planner/check/test_b.py",
+        "tests/planner/check/test_a.py",
+    ]
+
+
 def test_the_tree_of_this_project_has_tests_for_what_is_drawn() -> None:
     files = files_of_tests(HOME)
     assert all(files_for(mutant, files, Record()) for mutant in mutants_of("planner/ir/box.py", "x = 1"))
@@ -196,10 +214,10 @@ def test_the_tree_of_this_project_has_tests_for_what_is_drawn() -> None:
 
 def test_the_score_counts_what_every_case_kills_and_no_more() -> None:
     outcomes = [SHORT] * 9 + [ALL, ALIVE, UNTESTED, UNDECIDED]
-    rows = {row.name: row for row in mutation.rows(iter([Verdict("", "planner", each, "", ()) for each in outcomes]))}
+    rows = {row.name: row for row in mutation.rows([Verdict("", "planner", each, "", ()) for each in outcomes])}
     score = rows["killed by the short suite, of those that every case kills"]
     assert (score.value, score.holds) == (90.0, False)
-    assert rows["alive, equal in meaning included"].value == 2
+    assert rows["alive with every case, equal in meaning included"].value == 2
 
 
 def test_a_run_goes_on_from_its_verdicts(
@@ -211,3 +229,38 @@ def test_a_run_goes_on_from_its_verdicts(
     assert capsys.readouterr().err.count("planner/sums.py") == 3  # one with every case
     assert mutation.measure(False, options, tree, ("planner",)) == rows
     assert not capsys.readouterr().err
+
+
+def test_what_lives_is_tried_with_further_files_and_its_verdict_tells_of_all(
+    tree: Path,
+) -> None:
+    tests = tree / "tests" / "planner"
+    (tests / "test_sums.py").rename(tests / "test_totals.py")
+    (tests / "test_sums.py").write_text("def test_nothing():\n    pass\n")  # named after the module, hence the first
+    options = mutation.Options(4, files=1, short=True, verdicts=tree / "verdicts.json", record=tree / "none.json")
+    mutation.measure(False, options, tree, ("planner",))
+    assert {entry["outcome"] for entry in json.loads((tree / "verdicts.json").read_text())} == {LIVES}
+    rows = mutation.measure(False, dataclasses.replace(options, files=2), tree, ("planner",))
+    verdicts = json.loads((tree / "verdicts.json").read_text())
+    assert {tuple(entry["files"]) for entry in verdicts} == {
+        ("tests/planner/test_sums.py", "tests/planner/test_totals.py")
+    }
+    assert sum(entry["outcome"] == SHORT for entry in verdicts) == rows[1].value > 0
+
+
+def test_a_run_without_time_left_says_how_many_it_tried(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 59.0, 61.0])
+    monkeypatch.setattr(mutation, "time", SimpleNamespace(monotonic=lambda: next(seconds, 61.0)))
+    options = mutation.Options(3, budget_s=60.0, verdicts=tree / "verdicts.json", record=tree / "none.json")
+    assert mutation.measure(False, options, tree, ("planner",))[0].value == 1
+
+
+def test_files_of_verdicts_give_a_column_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / f"seed_{seed}.json" for seed in range(2)]
+    for file, outcome in zip(files, (SHORT, LIVES), strict=True):
+        file.write_text(json.dumps([dataclasses.asdict(Verdict("a", "planner", outcome, "", ()))]))
+    assert mutation.main(["--of", *map(str, files), "--json"]) == 0
+    rows = {row["name"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    assert rows["killed by the short suite: seed 0"] == rows["mutants tried: seed 1"] == 1
+    assert rows["killed by the short suite: seed 1"] == 0
+    assert rows["alive in the short suite, not tried with every case: seed 1"] == 1

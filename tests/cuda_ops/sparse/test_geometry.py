@@ -123,3 +123,12 @@ def test_a_number_of_samples_that_does_not_hold_the_clouds_is_refused(num_sample
 def test_coordinates_that_occur_twice_are_refused() -> None:
     with pytest.raises(SparseInputError):
         geometry_of(torch.cat([COORDINATES, COORDINATES[:1]]))
+
+
+def test_a_crop_keeps_what_lies_within_its_bounds_and_what_is_flattened_must(geometry: BuiltGeometry) -> None:
+    bounds = (None, (0, 4), (0, 3))
+    everything = geometry.coordinates(())
+    inside = (everything[:, 2] >= 0) & (everything[:, 2] < 4) & (everything[:, 3] < 3)
+    assert torch.equal(geometry.coordinates((Step("cropped", bounds=bounds),)), everything[inside])
+    with pytest.raises(SparseInputError, match="1 sites outside the column"):
+        geometry.keys((Step("flattened", bounds=(None, (0, 4), None)),))

@@ -70,3 +70,16 @@ def test_whole_numbers_in_range_pass_and_so_do_none() -> None:
     for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
         keys.check_coordinates(torch.ones(3, 4, dtype=dtype), "here")
     keys.check_coordinates(torch.empty(0, 4, dtype=torch.int32), "here")
+
+
+@pytest.mark.parametrize("column", range(4))
+def test_the_limits_pass_and_the_next_number_is_refused(column: int) -> None:
+    lowest, highest = (0, keys.MAX_BATCHES - 1) if column == 0 else (keys.LOWEST, keys.HIGHEST)
+    for value in (lowest - 1, lowest, highest, highest + 1):
+        coordinates = torch.zeros(2, 4, dtype=torch.int32)
+        coordinates[1, column] = value
+        if lowest <= value <= highest:
+            keys.check_coordinates(coordinates, "here")
+        else:
+            with pytest.raises(SparseInputError, match="out of range"):
+                keys.check_coordinates(coordinates, "here")

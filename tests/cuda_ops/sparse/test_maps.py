@@ -89,6 +89,7 @@ def test_duplicates_are_refused_with_their_number_and_the_first() -> None:
         operators.sorted_sites(coordinates)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("site", "message"),
     [

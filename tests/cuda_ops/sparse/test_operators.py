@@ -83,6 +83,7 @@ def test_tensors_in_another_order_of_memory_are_taken() -> None:
     assert torch.equal(OPS.sparse_conv(*turned), OPS.sparse_conv(*arguments))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("name", "position", "change", "message"),
     [

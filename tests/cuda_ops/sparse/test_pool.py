@@ -84,6 +84,8 @@ def test_nan_spreads_and_is_named() -> None:
     largest, rows = operators.sparse_max_pool(x, neighbours, operators.reversed_map(neighbours, 3))
     assert largest.isnan().all()
     assert rows.tolist() == [[1]]
+    x[2] = torch.nan  # of several the first
+    assert operators.sparse_max_pool(x, neighbours, operators.reversed_map(neighbours, 3))[1].tolist() == [[1]]
 
 
 def test_outputs_without_neighbours_are_zero_and_name_none() -> None:

@@ -130,6 +130,7 @@ def changed(index: int, value: Tensor) -> list[Tensor]:
     return batch
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("batch", "says"),
     [

@@ -51,6 +51,20 @@ def test_rows_get_their_segment_and_those_of_none_zero() -> None:
     assert torch.equal(operators.segment_expand(y, STARTS, LENGTHS, ROWS), expected)
 
 
+def test_a_cell_has_the_sum_of_its_rows_and_a_row_of_no_segment_no_gradient() -> None:
+    x, cells = random(ROWS, 3, grad=True), torch.arange(ROWS) * 2 % 3
+    expected = torch.zeros(5, 3, 4, dtype=torch.float64)
+    dy, gradient = random(5, 3, 4, seed=1), torch.zeros(ROWS, 3, dtype=torch.float64)
+    for segment, run in enumerate(_runs()):
+        for row in range(run.start, run.stop):
+            expected[segment, :, cells[row]] += x[row].detach()
+            gradient[row] = dy[segment, :, cells[row]]
+    grid = operators.segment_grid(x, cells, STARTS, LENGTHS, 4)
+    torch.testing.assert_close(grid, expected, rtol=1e-13, atol=1e-13)
+    grid.backward(dy)
+    torch.testing.assert_close(x.grad, gradient, rtol=1e-13, atol=1e-13)
+
+
 def test_expanding_is_the_adjoint_of_summing() -> None:
     x, y = random(ROWS, 3), random(5, 3, seed=1)
     one = (operators.segment_sum(x, STARTS, LENGTHS) * y).sum()

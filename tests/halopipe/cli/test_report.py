@@ -3,11 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import halopipe as hp
-from halopipe.cli.app import app
 from planner.ir.codec import dump
+from tests.halopipe.commands import call
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 
 PROFILE = chain_profile(4, latency_s=1e-4)
@@ -23,10 +22,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     dump(PLAN, "plan.json")
     dump(PLAN, "alone/plan.json")
     return tmp_path
-
-
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
 
 
 def test_a_report_is_one_file_and_the_same_from_python(folder: Path) -> None:

@@ -21,7 +21,7 @@ from runtime.pipeline.microbatches import Batch, InputSpecs
 from runtime.sparse.preparing import Preparing
 from tests.halopipe import cloudy
 from tests.halopipe.cloudy import Clouds
-from tests.halopipe.training.test_session import together
+from tests.halopipe.training.sessions import together
 
 
 class Numbers:

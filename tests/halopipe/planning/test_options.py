@@ -1,4 +1,4 @@
-"""Options of ``halopipe plan``: one list, for the command line and for calls."""
+"""Options of ``halopipe plan``: one list, for the command line and for calls; and those lists of other verbs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 import typer.main
 
 from halopipe.cli.app import app
-from halopipe.planning.options import PlanOptions
+from halopipe.planning.options import PlanOptions, ProfileOptions
 from halopipe.planning.problem import Asked, make_problem
 from halopipe.planning.solve import DEFAULT_SOLVER
 from halopipe.run_spec.options import asked_in, flag, spec
+from halopipe.serving.options import ServeOptions
 from planner.ir.errors import UsageError
 from planner.ir.problem import SAMPLE_DIMS
 from tests.planner.factories import chain_profile
@@ -20,13 +21,16 @@ from tests.planner.factories import chain_profile
 PROFILE = chain_profile(3)
 
 
-def command() -> Any:
-    return typer.main.get_command(app).commands["plan"]  # type: ignore[attr-defined]
+def command(verb: str) -> Any:
+    return typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
 
 
-def test_every_option_is_one_of_the_command_line_with_its_help_default_and_limits() -> None:
-    known = {option.name: option for option in command().params}
-    for name, field in asked_in(PlanOptions).items():
+@pytest.mark.parametrize(
+    ("verb", "group"), [("plan", PlanOptions), ("profile", ProfileOptions), ("serve", ServeOptions)]
+)
+def test_every_option_is_one_of_the_command_line_with_its_help_default_and_limits(verb: str, group: type) -> None:
+    known = {option.name: option for option in command(verb).params}
+    for name, field in asked_in(group).items():
         shown, option = known[name], spec(field)
         assert (shown.help, flag(field) in shown.opts) == (option.help, True)
         assert shown.default == (None if field.default == () else field.default)

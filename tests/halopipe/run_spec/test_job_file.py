@@ -7,9 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from typer.testing import CliRunner, Result
 
-from halopipe.cli.app import app
 from halopipe.launch import run
 from halopipe.run_spec import job_file
 from halopipe.run_spec.options import ASKED, RunOptions
@@ -17,6 +15,7 @@ from planner.ir.codec import dump
 from planner.ir.errors import CorruptFileError
 from planner.ir.plan import Plan
 from planner.ir.timeline import Span, Timeline
+from tests.halopipe.commands import call
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 
 HEAD = "halopipe: job\nversion: 1\nplan: plan.json\n"
@@ -38,10 +37,6 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
 
     monkeypatch.setattr(run, "run_plan", run_plan)
     return found
-
-
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
 
 
 def test_flags_override_a_job_file_whose_paths_are_its_own(asked: list[RunOptions], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from halopipe.serving import feeds
-from halopipe.serving.command import Source
+from halopipe.serving.command import require_fitting
+from halopipe.serving.options import ServeOptions
 from planner.ir.errors import (
     CorruptFileError,
     FormatError,
@@ -213,14 +215,14 @@ def test_what_a_rank_failed_by_ends_the_pump() -> None:
     [
         ({}, "one place that requests come from"),
         ({"stdin": "json", "http": "8000"}, "named: --stdin, --http"),
-        ({"folder": Path("a")}, "needs a folder for the answers"),
-        ({"folder": Path("a"), "output": Path("a")}, "answers would replace requests"),
+        ({"source": Path("a")}, "needs a folder for the answers"),
+        ({"source": Path("a"), "to": Path("a")}, "answers would replace requests"),
         ({"stdin": "xml"}, "brings no 'xml'"),
         ({"stdin": "json", "follow": True}, "--follow goes with --from"),
+        ({"stdin": "json", "optimizer": "SGD"}, "--optimizer goes with --learn"),
     ],
 )
-def test_one_source_is_named_with_what_belongs_to_it(fields: dict[str, object], text: str) -> None:
-    nothing = {"folder": None, "output": None, "reader": "", "follow": False, "stdin": "", "http": "", "most_bytes": 1}
+def test_one_source_is_named_with_what_belongs_to_it(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError) as told:
-        Source(**{**nothing, **fields}).require_fitting()  # type: ignore[arg-type]
+        require_fitting(ServeOptions(**fields))
     assert text in str(told.value)

@@ -3,9 +3,12 @@ from __future__ import annotations
 import sys
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from halopipe.terminal import console
 from halopipe.terminal.console import Reporter
+from planner.ir.errors import InfeasibleError
 
 
 class Clock:
@@ -92,3 +95,31 @@ def test_a_narrow_screen_has_no_bar_and_cuts_nothing(
     shown = "".join(capsys.readouterr().err.split())
     assert "…" not in shown
     assert "searching50%" in shown
+
+
+def failing(error: BaseException) -> typer.Typer:
+    single = typer.Typer(pretty_exceptions_enable=False)
+
+    def verb() -> None:
+        raise error
+
+    single.command()(console.reported(verb))
+    return single
+
+
+def test_ctrl_c_ends_with_130() -> None:
+    result = CliRunner().invoke(failing(KeyboardInterrupt()), [])
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+
+
+def test_an_error_of_ours_is_rendered_without_a_traceback() -> None:
+    result = CliRunner().invoke(failing(InfeasibleError("no plan fits", ["n0/cpu0"], ["--micro-batch 1"])), [])
+    assert result.exit_code == 4
+    assert result.stderr == "error[H401] no plan fits\n  n0/cpu0\n  try: --micro-batch 1\n"
+
+
+def test_a_bug_asks_to_be_reported_with_its_traceback() -> None:
+    result = CliRunner().invoke(failing(ZeroDivisionError("oops")), [])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error[H100] ZeroDivisionError: oops\n  this is a bug in halopipe; please report")
+    assert "Traceback" in result.stderr

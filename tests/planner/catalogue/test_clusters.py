@@ -231,6 +231,7 @@ def test_devices_are_in_islands_and_hosts_in_racks() -> None:
     assert by_name.tiers_used() == ("nvlink", "within-rack")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [

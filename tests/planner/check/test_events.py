@@ -38,6 +38,27 @@ def test_equal_stages_whose_messages_meet_are_ordered_alike(duplex: bool) -> Non
     assert reckon(profile, decision, program).step_s == pytest.approx(predicted.step_s, rel=1e-9)
 
 
+@pytest.mark.parametrize("seed", [5, 62, 81])
+def test_rounding_does_not_decide_who_is_first_on_a_wire_of_both_directions(seed: int) -> None:
+    """Of random chains of whole milliseconds those in which it would: two ranks would send at equal times."""
+    draw = random.Random(seed)
+    count = draw.choice((3, 4))
+    profile = chain_profile(
+        count,
+        count,
+        forward_s=[draw.choice((1e-3, 2e-3, 3e-3)) for _ in range(count)],
+        hosts=[f"n{rank % 2}" for rank in range(count)],
+        activation_bytes=[draw.choice((1000, 2000, 3000)) for _ in range(count)],
+        bandwidth_bytes_per_s=1e6,
+        duplex=False,
+    )
+    cuts, micro_batches = tuple(range(1, count)), (1,) * draw.randint(3, 6)
+    decision = chain_decision(profile, cuts, micro_batches, schedule=draw.choice(("1f1b", "gpipe")))
+    program = Boundaries.of_decision(profile.graph, decision).program(decision)
+    predicted, _ = predict(profile, decision)
+    assert reckon(profile, decision, program).step_s == pytest.approx(predicted.step_s, rel=1e-9)
+
+
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
 def test_the_checker_joins_messages_as_the_simulator_does(schedule: str) -> None:
     num_joined = 0

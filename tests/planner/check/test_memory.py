@@ -73,6 +73,16 @@ def test_the_peaks_are_reckoned_the_same(schedule: str, seed: int) -> None:
     assert check(replace(plan, prediction=replace(plan.prediction, ranks=low)), profile) != ()
 
 
+def test_announced_receives_of_unlike_sizes_are_counted_in_their_order() -> None:
+    """Small activations and large gradients by turns, four of them announced: each makes room for one."""
+    sizes = [1000] * 9
+    sizes[2], sizes[5] = 2 * 2**20, 6 * 2**20
+    profile = chain_profile(9, 3, activation_bytes=sizes, saved_bytes=1000)
+    candidate = Candidate.chain((0, 3, 6, 10), ((0,), (1,), (2,)), ((1,),) * 3, (1,) * 8, "1f1b")
+    plan = plan_of_candidate(Evaluator(Problem(profile, 8, memory_margin=0.0), PriceBook(profile)), candidate)
+    assert check(plan, profile) == ()
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_shared_and_laid_out_stages_are_reckoned_the_same(seed: int) -> None:
     draw = random.Random(seed)

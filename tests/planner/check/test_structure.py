@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from planner.check import check
-from planner.check.structure import layer_faults
+from planner.check.structure import layer_faults, part_faults
 from planner.ir.codec import load
-from planner.ir.plan import Placement, Plan
+from planner.ir.plan import Decision, Placement, Plan, Stage
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers import solver
 from tests.planner.networks import Network, priced
+from tests.planner.sparse_networks import segmenter
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "plan_cut_along_space.json"
 
@@ -92,6 +93,7 @@ ALONE: dict[str, tuple[str, Placement]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("words", ALONE)
 def test_ways_and_margins_that_cannot_be_are_found_out(words: str) -> None:
     name, placement = ALONE[words]
@@ -116,6 +118,7 @@ def test_good_ways_and_margins_are_reckoned_with() -> None:
     assert faults
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("words", SPOILS)
 def test_a_spoilt_layout_is_found_out(words: str) -> None:
     faults = check(recut(**SPOILS[words]), profile())
@@ -151,3 +154,15 @@ def test_a_whole_plan_is_what_it_was() -> None:
     assert plan().prediction.step_s == pytest.approx(golden.prediction.step_s, rel=1e-9)
     assert [rank.peak_bytes for rank in plan().prediction.ranks] == [r.peak_bytes for r in golden.prediction.ranks]
     assert check(golden, profile()) == ()
+
+
+@pytest.mark.parametrize(("points", "words"), [((0, 500, 1000), ""), ((0, 0, 1000), "stage 1 leaves a rank none of")])
+def test_parts_of_sites_are_looked_at_behind_a_stage_of_whole_samples(points: tuple[int, ...], words: str) -> None:
+    graph = segmenter()
+    names = [layer.name for layer in graph.layers]
+    layers = {
+        name: Placement(1, {"sample": points}) if number > 2 else Placement(0) for number, name in enumerate(names)
+    }
+    decision = Decision("gpipe", (4,), (Stage((0,), ("n0/cpu0",)), Stage((1, 2), ("n0/cpu1", "n0/cpu2"))), layers, ())
+    faults = list(part_faults(decision, graph))
+    assert any(words in fault for fault in faults) == bool(words), faults

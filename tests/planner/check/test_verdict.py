@@ -123,6 +123,7 @@ SPOILS: dict[str, Callable[[], Plan]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("words", SPOILS)
 def test_a_spoilt_plan_is_found_out(words: str) -> None:
     faults = check(SPOILS[words](), profile())

@@ -88,6 +88,7 @@ def moved(number: int, **groups: str) -> tuple[DeviceSpec, ...]:
     return tuple(replace(each, groups=groups) if number == k else each for k, each in enumerate(DEVICES))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("cluster", "fault"),
     [

@@ -134,6 +134,7 @@ def test_keys_given_twice_are_refused_with_their_paths() -> None:
     assert refusal(text).details == ("decision.layers.l0.stage: key given twice", "prediction.step_s: key given twice")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("text", "said"),
     [

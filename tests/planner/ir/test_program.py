@@ -11,6 +11,7 @@ from planner.layers.boundary import Boundaries
 from planner.passes import lower, validate
 from planner.schedules import schedule
 from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.passes.requirements import requirements
 
 
 @pytest.fixture(name="program")
@@ -21,8 +22,8 @@ def _program() -> Program:
     return Boundaries.of_decision(profile.graph, decision).program(decision)
 
 
-def requirements(program: Program, rank: int, text: str) -> list[list[str]]:
-    found = program.requirements(rank, Action.parse(text))
+def required(program: Program, rank: int, text: str) -> list[list[str]]:
+    found = requirements(program, rank, Action.parse(text))
     return [sorted(f"{where}:{action}" for where, action in alternatives) for alternatives in found]
 
 
@@ -53,17 +54,17 @@ def test_a_hand_over_in_memory_is_not_a_message() -> None:
     program = boundaries.program(decision)
     assert [(m.src, m.dst) for m in program.messages[0, 1, 0]] == [(0, 0)]
     assert moved(program, 0, "0SEND_F0>1") == []
-    assert requirements(program, 0, "1F0") == [["0:0F0", "0:1RECV_F0<0"]]
+    assert required(program, 0, "1F0") == [["0:0F0", "0:1RECV_F0<0"]]
 
 
 def test_a_receive_needs_every_sender(program: Program) -> None:
-    assert requirements(program, 3, "2RECV_F0<1") == [["1:1SEND_F0>2"], ["2:1SEND_F0>2"]]
-    assert requirements(program, 0, "0RECV_B0<1") == [["1:1SEND_B0>0"], ["2:1SEND_B0>0"]]
+    assert required(program, 3, "2RECV_F0<1") == [["1:1SEND_F0>2"], ["2:1SEND_F0>2"]]
+    assert required(program, 0, "0RECV_B0<1") == [["1:1SEND_B0>0"], ["2:1SEND_B0>0"]]
 
 
 def test_compute_needs_its_own_rank(program: Program) -> None:
-    assert requirements(program, 2, "1F0") == [["2:0F0", "2:1RECV_F0<0"]]
-    assert requirements(program, 2, "1REDUCE_GRAD") == [["2:1B0", "2:1W0"]]
+    assert required(program, 2, "1F0") == [["2:0F0", "2:1RECV_F0<0"]]
+    assert required(program, 2, "1REDUCE_GRAD") == [["2:1B0", "2:1W0"]]
 
 
 def test_small_messages_are_received_far_ahead_and_large_ones_not() -> None:

@@ -67,6 +67,7 @@ def test_actions_are_written_as_in_torch_pipelining(text: str, action: Action) -
     assert Action.parse(text) == action
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "text",
     [

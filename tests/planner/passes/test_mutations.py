@@ -12,10 +12,10 @@ import pytest
 
 from planner.ir.errors import IllegalProgramError
 from planner.ir.program import Program
-from planner.passes import in_flight, validate
+from planner.passes import validate
 from planner.passes.ending import stuck
 from planner.passes.lowering import Numbering
-from planner.schedules import names, traits
+from planner.schedules import names
 from tests.planner.passes.mutations import LEGAL, MUTATIONS, WHOLE_MUTATIONS, Mutation, WholeMutation
 from tests.planner.random_programs import random_program
 
@@ -96,17 +96,6 @@ def test_every_way_is_tried() -> None:
 
     assert [called(each) for each in MUTATIONS if not is_tried(each, broken_rows)] == []
     assert [called(each) for each in (*WHOLE_MUTATIONS, *LEGAL) if not is_tried(each, changed)] == []
-
-
-@pytest.mark.parametrize("name", [name for name in names() if traits(name).trains])
-def test_one_micro_batch_less_in_flight_than_there_are_is_refused(name: str) -> None:
-    for seed in SEEDS:
-        program = program_of(name, seed)
-        most = in_flight(program.rows, program.stages.num_stages)
-        validate(program, most_in_flight=most)
-        for stage in range(len(most)):
-            with pytest.raises(IllegalProgramError, match=f"micro-batches of stage {stage} are in flight once rank"):
-                validate(program, most_in_flight=[count - (s == stage) for s, count in enumerate(most)])
 
 
 @each_schedule

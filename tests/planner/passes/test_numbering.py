@@ -8,6 +8,7 @@ from planner.ir.program import Program
 from planner.ir.schedule import MESSAGE, PER_STEP, RECEIVE, Action, Op
 from planner.passes.lowering import Numbering
 from planner.schedules import names
+from tests.planner.passes.requirements import requirements
 from tests.planner.random_programs import random_program
 
 
@@ -35,7 +36,7 @@ def test_needs_and_peers_are_those_of_the_program(program: Program) -> None:
                 assert [src + dst - rank for src, dst in ends] == list(numbering.peers(rank, number))
             if action.op not in RECEIVE:
                 needs = {frozenset(map(numbering.action, group)) for group in numbering.needs(number)}
-                expected = program.requirements(rank, action)
+                expected = requirements(program, rank, action)
                 assert needs == {frozenset(needed for _, needed in group) for group in expected}
 
 
@@ -57,7 +58,7 @@ def test_the_first_need_that_is_not_met_is_found(program: Program) -> None:
         users = [
             later
             for later in row[index + 1 :]
-            if later.op not in PER_STEP and any(action in {a for _, a in g} for g in program.requirements(rank, later))
+            if later.op not in PER_STEP and any(action in {a for _, a in g} for g in requirements(program, rank, later))
         ]
         if not users:
             continue

@@ -6,9 +6,9 @@ import pytest
 
 from planner.costs.simulator.program import compile_program
 from planner.ir.schedule import Action
-from planner.passes import in_flight, peaks
-from planner.passes.versions import first_over
+from planner.passes import in_flight
 from planner.schedules import names
+from tests.planner.passes.occupancy import peaks
 from tests.planner.random_programs import random_program
 
 
@@ -31,12 +31,6 @@ def test_forwards_alone_keep_nothing() -> None:
     rows = rows_of("0F0 0F1 0F2")
     assert in_flight(rows, 1) == (0,)
     assert peaks(rows, (5.0,)) == (0.0,)
-
-
-def test_forwards_over_a_limit_are_found_in_order() -> None:
-    rows = rows_of("0F0 0F1 0F2 0B0 0B1 0B2")
-    found = [(stage, row, str(forward), count) for stage, row, forward, count in first_over(rows, (1,))]
-    assert found == [(0, 0, "0F1", 2), (0, 0, "0F2", 3)]
 
 
 @pytest.mark.parametrize("name", names())

@@ -169,14 +169,7 @@ def test_weights_are_named_by_what_uses_them_alone() -> None:
     assert "uses no weights, but names a version" in refusal(replace(program, rows=rows))
 
 
-def test_a_limit_on_micro_batches_in_flight_is_proved() -> None:
-    program = program_of("0F0 0F1 0B0 0F2 0B1 0B2 0UPDATE", edges=(), ranks=((0,),), microbatches=3)
-    validate(program, most_in_flight=(2,))
-    text = refusal(program, most_in_flight=(1,))
-    assert "2 micro-batches of stage 0 are in flight once rank 0 runs 0F1, its limit is 1" in text
-    assert "0F0 >>0F1<< 0B0" in text
-
-
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("change", "text"),
     [

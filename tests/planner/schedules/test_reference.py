@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from planner.ir.schedule import Pipeline, Schedule, StageTimes
-from planner.passes import peaks
 from planner.schedules import schedule, traits
+from tests.planner.passes.occupancy import peaks
 from tests.planner.schedules.simulated import Simulated, chain, lowered, uniform
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference" / "schedules.csv"

@@ -10,9 +10,10 @@ import pytest
 
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.schedule import Action, Op, Pipeline, StageGraph, StageTimes, Traits
-from planner.passes import in_flight, peaks, staleness, validate, versions_kept
+from planner.passes import in_flight, staleness, validate, versions_kept
 from planner.schedules import default_names, names, positions, schedule, traits
 from planner.schedules import staleness as claimed_staleness
+from tests.planner.passes.occupancy import peaks
 from tests.planner.random_programs import random_pipeline, random_positions
 from tests.planner.schedules.simulated import Simulated, chain, dag, lowered, uniform
 

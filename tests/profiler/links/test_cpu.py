@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch.distributed as dist
 
+from planner.costs.communication.links import Network
 from planner.ir.cluster import (
     ACROSS_HOSTS,
     GLOO,
@@ -22,6 +23,8 @@ from planner.ir.cluster import (
     PIECES,
     SHARED_MEMORY,
     WITHIN_HOST,
+    Cluster,
+    DeviceSpec,
     Link,
 )
 from planner.ir.errors import TransportError
@@ -168,6 +171,23 @@ def test_within_a_host_directions_that_seem_to_differ_were_disturbed(monkeypatch
     found = [messages.measure_pair(cast(PeerLink, Alone()), messages.QUICK, one_host=each) for each in (True, False)]
     rates = [(costs.there.bytes_per_s, costs.back.bytes_per_s) for costs in found if costs is not None]
     assert rates == [pytest.approx((1e9, 1e9)), pytest.approx((5e8, 1e9))]
+
+
+def test_beyond_the_table_a_message_within_a_host_goes_on_as_between_its_largest_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def way_s(size: int) -> float:  # caches hold messages up to 4 MiB
+        return size * 1e-10 + max(0, size - (4 << 20)) * 4e-10
+
+    monkeypatch.setattr(messages, "there_and_back_s", lambda _, there, back, pause_s=0.0: (2 * way_s(there), 1e-6))
+    monkeypatch.setattr(messages, "both_ways_s", lambda _, num_bytes: num_bytes * 1e-9)
+    monkeypatch.setattr(messages, "_stream_s", lambda _, num_bytes, *__: num_bytes * 1e-10)
+    costs = messages.measure_pair(cast(PeerLink, Alone()), messages.QUICK, one_host=True)
+    assert costs is not None
+    link = link_of(host_pairs._record(costs, costs.there, CoreCosts((), ()), SHARED_MEMORY))
+    devices = tuple(DeviceSpec(f"a/cpu{rank}", "cpu", "a", 2**30) for rank in range(2))
+    network = Network(Cluster(devices, {WITHIN_HOST: link}))
+    assert network.transfer_s(0, 1, 64 << 20) == pytest.approx(way_s(64 << 20), rel=0.01)
 
 
 def test_a_table_is_looked_at_again_where_it_bends() -> None:

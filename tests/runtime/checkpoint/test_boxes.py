@@ -113,6 +113,7 @@ def test_a_box_that_the_tensor_has_not_is_refused(tmp_path: Path, part: Box) -> 
         Checkpoint.open(tmp_path).read_box(KEY, part)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

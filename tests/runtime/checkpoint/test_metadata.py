@@ -91,6 +91,7 @@ def test_a_place_is_two_whole_numbers(place: tuple[Any, Any]) -> None:
         locations_of(metadata_with(_StorageInfo(DATA_FILE, *place)))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "content",
     [

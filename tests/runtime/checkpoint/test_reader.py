@@ -150,6 +150,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
         Checkpoint.open(tmp_path)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

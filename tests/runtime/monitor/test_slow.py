@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -146,6 +146,14 @@ def test_ranks_whose_messages_are_of_different_steps_say_nothing_of_links() -> N
         late = message(step, 0.01)
         late[1] = message(step + 1, 0.01)[1]
         assert watching.note(late) == []
+
+
+def test_messages_of_one_step_count_once_however_often_they_are_told() -> None:
+    watching = watch()
+    for step in range(1, 10):
+        watching.note(message(step, 0.001))
+    again = [{rank: replace(each, last=last) for rank, each in message(10, 0.010).items()} for last in range(10, 16)]
+    assert not [one for each in again for one in watching.note(each)]
 
 
 def test_a_wait_counts_from_when_the_message_was_sent() -> None:

@@ -103,15 +103,6 @@ def test_a_bucket_waits_for_all_earlier_ones() -> None:
     assert sums.sizes == [30, 20, 10]
 
 
-def test_gradients_that_are_not_awaited_are_complete() -> None:
-    found, sums = parameters(10, 20, 30), Sums()
-    buckets = GradientBuckets(found, sums.start, bucket_bytes=1)
-    buckets.arm([found[1]])
-    assert sums.sizes == [30]
-    buckets.note(found[1])
-    assert sums.sizes == [30, 20, 10]
-
-
 def test_a_rank_that_makes_no_gradients_starts_the_same_sums() -> None:
     module, _ = network()
     sums = Sums()

@@ -8,7 +8,8 @@ import torch
 from planner.ir.box import Interval
 from planner.ir.errors import UsageError
 from runtime.checkpoint.state import RankState
-from runtime.optim.whole_state import Given, pieces_of, whole_of
+from runtime.optim.whole_state import Given, pieces_of, united, whole_of
+from tests.runtime.ranks import on_ranks
 
 WHOLE = torch.arange(12.0).view(3, 4)
 BOXED = torch.arange(8).view(4, 2)
@@ -48,3 +49,21 @@ def test_parts_of_ranks_are_one_whole_and_are_read_in_other_parts() -> None:
 def test_another_mapping_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="not the state of an optimiser"):
         Given(state)
+
+
+def test_what_any_rank_has_all_get_to_the_bit_and_of_what_several_have_the_first() -> None:
+    own: list[dict[str, torch.Tensor]] = [
+        {"a": torch.tensor([0.1, torch.nan]), "both": torch.ones(2, 3), "none": torch.empty(0, 4)},
+        {},
+        {
+            "both": torch.zeros(2, 3),
+            "b": torch.arange(6).view(2, 3).t(),
+            "c": torch.tensor(True),
+            "d": torch.tensor(2.5),
+        },
+    ]
+    expected = {**own[2], **own[0]}
+    for found in on_ranks(3, lambda end: united(own[end.rank], end, 20.0)):
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, equal_nan=True)

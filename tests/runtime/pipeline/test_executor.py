@@ -14,6 +14,7 @@ from planner.ir.profile import ModelSource
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.monitor.activity import Activity
+from runtime.monitor.waits import START
 from runtime.pipeline.executor import clock_of
 from runtime.transport import InProcessTransport, Key
 from tests.captures import capture
@@ -103,6 +104,19 @@ def test_a_heartbeat_can_see_what_is_done() -> None:
     assert activity.what == "between steps"
     assert (activity.step, activity.num_done) == (1, 2)
     assert activity.deadline_s == 20.0
+
+
+def test_a_heartbeat_sees_that_a_rank_waits_for_the_others_before_a_step() -> None:
+    model, activity, seen = mined()[0], Activity(), list[str]()
+
+    class Waiting(InProcessTransport):
+        def barrier(self, deadline_s: float, word: int = 0) -> int:
+            seen.append(activity.what)
+            return super().barrier(deadline_s, word)
+
+    decision = decide(capture(model).graph, [], (2, 2))
+    run_ranks(model, decision, [GOOD, GOOD], activity=activity, transport=Waiting)
+    assert seen == [START, START]
 
 
 class FakeStream:

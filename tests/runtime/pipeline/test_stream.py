@@ -20,7 +20,9 @@ from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.numerics.finite import OnNan
 from runtime.pipeline.messages import Piece, assemble
-from runtime.pipeline.stream import DEPTH, Answered
+from runtime.pipeline.stream import DEPTH, LEAD, Answered
+from runtime.transport import InProcessTransport, Key
+from runtime.transport.frame import tag
 from tests.captures import capture
 from tests.runtime import test_local_losses
 from tests.runtime.engines import Network, on_engines
@@ -186,6 +188,33 @@ def test_norms_are_frozen_or_run_as_the_module_is_in_its_mode(training: bool, sc
         torch.testing.assert_close(tensor, own_state[name], **TOLERANCE)
 
 
+class Summing(nn.Module):
+    """Puts out its state itself, which the next batch writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+        self.total: Tensor
+        self.register_buffer("total", torch.zeros(1, WIDTH))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.total.add_(x.sum(0, keepdim=True))
+        return {"scores": self.head(x), "state": self.total}
+
+
+def summing(*, input_shape: tuple[int, ...] = (4, WIDTH)) -> Example:
+    torch.manual_seed(0)
+    return Summing(), (normal(input_shape, 0), normal((input_shape[0], CLASSES), 1)), loss_of
+
+
+def test_an_answer_that_is_a_state_stays_as_it_was_given() -> None:
+    own = network("summing")
+    decision = decide(own[1].graph, ["head.2"], (3,), schedule="forward")
+    batches = batches_of(own, [3] * 4)
+    found, _, _ = streamed(own, decision, batches)
+    assert_same(found, on_one_device(own, batches, 3, training=True)[0])
+
+
 def test_a_batch_that_probes_leaves_no_trace() -> None:
     own = network("recurrent")
     decision = decide(own[1].graph, ["inward", "head.0"], (2,), schedule="forward")
@@ -214,6 +243,31 @@ def test_a_stage_works_on_a_batch_while_the_next_is_behind() -> None:
         return number
 
     assert on_engines(own, decision, work, answers=True) == [0, 0]
+
+
+def test_a_rank_waits_for_its_readers_before_a_transport_takes_messages_of_two_batches_for_the_same() -> None:
+    own = network()
+    decision = decide(own[1].graph, [0.6], (4,), schedule="forward")
+    (batch,) = batches_of(own, [4])
+    waits = [0, 0]
+
+    class Waiting(InProcessTransport):
+        def flush(self, deadline_s: float) -> None:
+            waits[self.rank] += 1
+            super().flush(deadline_s)
+
+    def work(engine: Engine) -> list[int]:
+        stream, rank, seen = engine.stream(), 1 - ("0.weight" in engine.state_dict()), []
+        for _ in range(6):
+            stream.offer(stream.batch(batch))
+            stream.run()
+            seen.append(waits[rank])
+        stream.settle()
+        return seen
+
+    waited = [number // LEAD for number in range(1, 7)]
+    assert on_engines(own, decision, work, transport=Waiting, answers=True) == [waited, waited]
+    assert len({tag(Key(step, "F", 0, 1, 0)) for step in range(DEPTH + LEAD)}) == DEPTH + LEAD
 
 
 @pytest.mark.parametrize("ranks", [((0,), (1,)), ((0, 1), (2,)), ((0,), (1,), (2,), (3,))])

@@ -47,6 +47,7 @@ def test_what_a_site_gets_of_itself_alone_may_be_run(
     require(kind, read, made, **attributes)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("kind", "read", "made", "attributes"),
     [

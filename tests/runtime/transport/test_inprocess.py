@@ -64,6 +64,27 @@ def test_sends_before_receives_stall_under_rendezvous_and_pass_without():
     assert all("forever" in text for text in errors_of(Hub(2, rendezvous=True), [program] * 2))
 
 
+def test_a_message_wakes_the_rank_that_waits_for_it():
+    """All receives are announced before the first message, so that nothing that follows it wakes anybody."""
+    announced = threading.Barrier(2)
+
+    def program(transport):
+        peer = 1 - transport.rank
+        sent = [Key(0, "F", transport.rank, peer, number) for number in range(20)]
+        expected = [Key(0, "F", peer, transport.rank, number) for number in range(20)]
+        for each in expected:
+            transport.post_receive(each, peer, SPECS)
+        announced.wait()
+        for mine, theirs in zip(sent, expected, strict=True):
+            if transport.rank == 1:
+                transport.receive(theirs, peer, 3600.0)
+            transport.send(mine, peer, [torch.ones(2)])
+            if transport.rank == 0:
+                transport.receive(theirs, peer, 3600.0)
+
+    assert errors_of(Hub(2), [program] * 2) == ["", ""]
+
+
 def test_a_full_channel_holds_the_sender_until_the_receiver_announces_a_message():
     hub = Hub(2, capacity=2)
     sender, receiver = InProcessTransport(hub, 0), InProcessTransport(hub, 1)

@@ -52,6 +52,56 @@ def test_a_block_comes_back_when_the_last_tensor_of_its_message_is_gone(run):
     assert views == [39.0, 39.0]
 
 
+def test_a_block_that_comes_again_takes_a_message_of_another_shape_or_dtype(run):
+    tensors = [
+        torch.ones(10, 20),
+        torch.full((20, 10), 2.0),
+        torch.full((200,), 3, dtype=torch.int32),
+        torch.zeros(200),
+    ]
+
+    def program(transport):
+        offsets = set()
+        for number, tensor in enumerate(tensors * 2):
+            if transport.rank == 0:
+                transport.send(key(number), 1, [tensor])
+                transport.flush(DEADLINE_S)
+                offsets.add(transport.segments.used_bytes)
+            else:
+                transport.post_receive(key(number), 0, [(tuple(tensor.shape), tensor.dtype)])
+                (came,) = transport.receive(key(number), 0, DEADLINE_S)
+                assert torch.equal(came, tensor)
+                del came
+            transport.barrier(DEADLINE_S)
+        return len(offsets)
+
+    assert run(2, program)[0] == 1  # all in one place
+
+
+def test_what_ranks_do_together_gives_its_blocks_back(run):
+    """However often they meet, the segment is about as large as after the first few times."""
+
+    def program(transport):
+        ranks, used = (0, 1, 2), []
+        others = [rank for rank in ranks if rank != transport.rank]
+        for _ in range(40):
+            transport.all_reduce(torch.ones(1000), ranks, DEADLINE_S)
+            transport.start_sum(torch.ones(IN_PARTS_BYTES // 4), ranks, DEADLINE_S).wait()
+            flat = torch.ones(3000)
+            transport.reduce_scatter(flat, (1000,) * 3, ranks, DEADLINE_S)
+            transport.all_gather(flat, (1000,) * 3, ranks, DEADLINE_S)
+            sent, received = ({rank: torch.ones(1000) for rank in others} for _ in range(2))
+            transport.start_exchange(sent, received, DEADLINE_S).wait()
+            received = {rank: torch.ones(50, 40)[:, :20] for rank in others}  # which is not in one piece
+            transport.start_exchange(sent, received, DEADLINE_S).wait()
+            transport.barrier(DEADLINE_S)
+            used.append(transport.segments.used_bytes)
+        return used
+
+    for used in run(3, program, [(0, 1, 2)]):
+        assert used[-1] < 2 * used[4]
+
+
 def test_received_tensors_can_be_written_and_outlive_transport_and_sender(run):
     def program(transport):
         if transport.rank == 0:
@@ -137,6 +187,49 @@ def test_large_sums_of_three_ranks_are_added_in_the_order_of_ranks(run, dtype):
         assert torch.equal(flat, expected)
 
 
+def test_a_large_sum_of_what_is_not_in_one_piece_lands_where_it_lies(run):
+    def program(transport):
+        whole = torch.full((400, 200), float(transport.rank + 1))
+        transport.all_reduce(whole.t(), (0, 1, 2), DEADLINE_S)
+        return whole
+
+    assert IN_PARTS_BYTES < 400 * 200 * 4
+    for whole in run(3, program, [(0, 1, 2)]):
+        assert torch.equal(whole, torch.full((400, 200), 6.0))
+
+
+@pytest.mark.parametrize("other", [torch.ones(1000, dtype=torch.int32), torch.ones(999)], ids=["dtype", "size"])
+@pytest.mark.parametrize("way", ["sum", "exchange"])
+def test_what_is_of_another_dtype_or_size_is_not_taken_for_what_was_expected(run, way, other):
+    def program(transport):
+        peer, mine = 1 - transport.rank, torch.ones(1000) if transport.rank == 0 else other.clone()
+        ways = {
+            "sum": lambda: transport.all_reduce(mine, (0, 1), DEADLINE_S),
+            "exchange": lambda: transport.start_exchange({peer: mine}, {peer: mine}, DEADLINE_S).wait(),
+        }
+        with pytest.raises(TransportError, match="or they are of another dtype") as caught:
+            ways[way]()
+        transport.barrier(DEADLINE_S)
+        return f"expects ({len(mine)},) {mine.dtype} from rank {peer}" in str(caught.value)
+
+    assert run(2, program, [(0, 1)]) == [True, True]
+
+
+def test_what_is_there_is_taken_without_looking_twice(run):
+    def program(transport):
+        if transport.rank == 0:
+            transport.send(key(0), 1, [torch.ones(1000)])
+            transport.barrier(DEADLINE_S)
+            return transport.flush(DEADLINE_S)
+        transport.post_receive(key(0), 0, SPEC)
+        transport.barrier(DEADLINE_S)
+        met_s = transport.segments.looked_s
+        transport.receive(key(0), 0, DEADLINE_S)
+        return transport.segments.looked_s == met_s
+
+    assert run(2, program)[1]
+
+
 def test_segments_have_no_name_and_leave_none(run):
     def names() -> set[str]:  # but those of MPI, of a test beside this one
         folder = Path("/dev/shm")
@@ -201,7 +294,20 @@ def test_a_rank_whose_core_something_else_uses_sleeps_at_once_and_the_others_as_
     assert run_in_processes(2, program, (), tmp_path / "store", opened) == expected
 
 
-def test_after_its_deadline_a_rank_is_lost_for_its_peers_and_for_itself(run):
+def test_what_is_sent_to_a_rank_that_has_left_is_refused_at_once(run):
+    def program(transport):
+        if transport.rank == 1:
+            return None
+        while not transport.segments.has_left(1):
+            time.sleep(0.001)
+        with pytest.raises(TransportError, match="rank 0 lost rank 1"):
+            transport.send(key(0), 1, [torch.ones(1000)])
+        return transport.num_buffers()
+
+    assert run(2, program)[0] == (0, 0)
+
+
+def test_after_its_deadline_a_rank_is_lost_for_its_peers_and_for_itself(run, over):
     def program(transport):
         if transport.rank == 0:
             transport.post_receive(key(0), 1, SPEC)
@@ -209,10 +315,11 @@ def test_after_its_deadline_a_rank_is_lost_for_its_peers_and_for_itself(run):
                 transport.receive(key(0), 1, 0.05)
             with pytest.raises(TransportError, match="rank 0 lost rank 1"):
                 transport.send(key(1), 1, [torch.ones(1)])
-            return True
+            return over.wait(DEADLINE_S)  # its peer learns of it while it is still there
         transport.post_receive(key(2), 0, SPEC)
         with pytest.raises(TransportError, match="rank 1 lost rank 0"):
             transport.receive(key(2), 0, DEADLINE_S)
+        over.set()
         return True
 
     assert run(2, program) == [True, True]

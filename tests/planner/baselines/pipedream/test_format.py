@@ -75,6 +75,7 @@ def test_several_sinks_sources_and_fan_outs_are_read() -> None:
     assert graph.edges == ((0, 2), (1, 2), (2, 3), (2, 4))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [

@@ -111,6 +111,7 @@ def test_what_is_wrong_is_named_with_its_place() -> None:
     assert "some.json: no nodes" in fault([], [])
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [

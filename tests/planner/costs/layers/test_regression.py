@@ -10,7 +10,7 @@ import pytest
 
 from planner.costs.layers.cost_table import CostTables
 from planner.costs.layers.interpolation import QUANTITIES
-from planner.costs.layers.regression import Families, Features, fitted
+from planner.costs.layers.regression import Families, Features, family_names, fitted
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, MEASURED
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.profile import Measurement, Profile
@@ -130,6 +130,31 @@ def test_a_range_is_wide_where_shapes_are_not_alike_and_narrow_where_they_are() 
     assert ranges[0][1] - ranges[0][0] < 0.3 < ranges[1][1] - ranges[1][0]
 
 
+def test_a_range_is_how_far_off_a_model_is_of_each_shape_that_it_has_not_seen() -> None:
+    """A plain loop says the same: each shape in turn is held back, and the others' model asked for it."""
+    exact = modelled(priced(*mesh_like(height=64)), RATES)
+    convs = [layer for layer in exact.graph.layers if layer.kind == "conv"]
+    profile = without(exact, convs[-1].name)
+    draw = random.Random(2)
+    noisy = tuple(replace(m, forward_s=m.forward_s * draw.uniform(0.5, 2)) for m in profile.measurements[KIND])
+    profile = replace(profile, measurements={KIND: noisy})
+    features, index = Features(profile.graph), {layer.name: n for n, layer in enumerate(profile.graph.layers)}
+    others = {layer.name for layer in convs[1:-1]}  # the first reads the network's input: a family of its own
+    found = [(features.whole(m.samples)[index[m.layer]], m) for m in noisy if m.layer in others]
+    shapes = {tuple(point) for point, _ in found}
+    ratios = []
+    for shape in sorted(shapes):
+        seen = [(point, m) for point, m in found if tuple(point) != shape]
+        points = np.array([point for point, _ in seen])
+        passes = [fitted(points, np.array([getattr(m, q) for _, m in seen])) for q in ("forward_s", "backward_s")]
+        for m in (m for point, m in found if tuple(point) == shape):
+            ratios.append((m.forward_s + m.backward_s) / sum(float(np.array(shape) @ each) for each in passes))
+    low, high = np.quantile(ratios, (0.1, 0.9))
+    families, last = Families(profile, KIND, features), index[convs[-1].name]
+    _, models = families.values(last, np.array([features.whole(4)[last]]))
+    assert families.bounds(last, int(models[0])) == pytest.approx((min(1.0, low), max(1.0, high)), rel=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_plain_loops_say_the_same_of_every_layer_and_quantity(seed: int) -> None:
     draw = random.Random(seed)
@@ -153,6 +178,13 @@ def test_plain_loops_say_the_same_of_every_layer_and_quantity(seed: int) -> None
                 else:
                     with pytest.raises(LookupError):
                         plainly.whole(layer.name, samples, what)
+
+
+def test_first_of_their_kind_are_layers_that_read_the_networks_inputs_alone() -> None:
+    graph = priced(*mesh_like(height=64)).graph
+    first, second = graph.layers[:2]
+    both = replace(second, inputs=(*second.inputs, *graph.inputs))
+    assert [family_names(graph, layer, "")[0][2] for layer in (first, second, both)] == [True, False, False]
 
 
 def test_nothing_is_computed_before_it_is_asked_for() -> None:

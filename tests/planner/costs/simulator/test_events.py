@@ -7,9 +7,11 @@ import pytest
 from planner.check.recompute import reckon
 from planner.costs.communication.links import Network, transfer_s
 from planner.costs.cost_model import PriceBook
+from planner.costs.memory.messages import carried_by
 from planner.costs.predict import predict
-from planner.costs.simulator.events import simulate
-from planner.costs.simulator.prices import transfer_bytes, transfer_prices
+from planner.costs.simulator import events
+from planner.costs.simulator.events import timeline
+from planner.costs.simulator.prices import prices_of, transfer_bytes, transfer_prices
 from planner.costs.simulator.program import compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import placements
@@ -37,7 +39,11 @@ def program_of(profile: Profile, decision: Decision) -> Program:
 def run(profile: Profile, decision: Decision, program: Program | None = None) -> Timeline:
     book = PriceBook(profile)
     costs = StageCosts(book, placements(book, decision), decision.micro_batches)
-    return simulate(program or program_of(profile, decision), costs)
+    program = program or program_of(profile, decision)
+    compiled = compile_program(program, costs.micro_batches)
+    sizes = transfer_bytes(program, compiled)
+    trace = events.run(compiled, prices_of(compiled, costs, sizes))
+    return timeline(compiled, trace, costs, sizes, carried_by(program, compiled))
 
 
 def pipeline(num_stages: int, num_microbatches: int, schedule: str, **costs: object) -> tuple[Profile, Decision]:

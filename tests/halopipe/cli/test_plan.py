@@ -1,0 +1,155 @@
+"""``halopipe plan``, and what the other verbs say of its plans."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from halopipe.planning import solve
+from halopipe.terminal import console
+from planner.ir.codec import dump, load
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+from tests.halopipe.commands import call
+from tests.planner.factories import chain_profile
+
+CLUSTER = """
+halopipe: cluster
+version: 1
+hosts: [{name: n, count: 2, devices: [{device: T4, count: 2}]}]
+links: {within-host: PCIe-3, across-hosts: Ethernet-10G}
+"""
+
+
+def test_a_plan_is_made_explained_checked_and_compared(folder: Path) -> None:
+    made = call("plan", "profile.json", "--global-batch", "8")
+    assert made.exit_code == 0, made.stderr
+    assert "a step" in made.stdout
+    assert made.stderr.startswith("wrote plan.json")
+    explained = call("explain", "plan.json", "--profile", "profile.json")
+    assert explained.exit_code == 0, explained.stderr
+    assert "Step (predicted)" in explained.stdout
+    assert explained.stdout == call("explain", "plan.json", "profile.json").stdout
+    checked = call("check", "plan.json", "--profile", "profile.json")
+    assert (checked.exit_code, checked.stdout) == (0, "plan.json is good\n")
+    compared = call("compare", "plan.json", "by_hand.json", "--baselines", "--profile", "profile.json")
+    assert compared.exit_code == 0, compared.stderr
+    assert {"plan.json", "by_hand.json", "one-device", "data-parallel", "even-split"} <= set(compared.stdout.split())
+
+
+def test_a_tie_is_called_one_by_plan_explain_compare_and_why_not(folder: Path) -> None:
+    dump(chain_profile(18, speeds=(1.0, 0.1), parameter_bytes=2**22), "profile.json")
+    made = call("plan", "profile.json", "--global-batch", "16")
+    assert (made.exit_code, made.stdout.splitlines()[0].split(",")[0]) == (0, "1 stage on 1 device")
+    said = "a tie     2 stages on 2 ranks, 1f1b-so, 4 micro-batches, is the fastest at the mean, 816 ms"
+    assert said in made.stdout
+    assert "this one uses 1 rank rather than 2, and gives up 5.9 % at the mean" in made.stdout
+    explained = call("explain", "plan.json").stdout
+    assert said in explained
+    assert "the fastest at the mean is at the bound" in explained
+    assert call("check", "plan.json", "--profile", "profile.json").stdout == "plan.json is good\n"
+    fastest = call("plan", "profile.json", "--global-batch", "16", "--confidence", "0", "-o", "fastest.json")
+    assert "2 stages on 2 devices" in fastest.stdout
+    assert "a tie" not in fastest.stdout
+    compared = call("compare", "plan.json", "fastest.json")
+    assert "+5.9 %, a tie" in compared.stdout
+    assert "a tie: fastest.json is the fastest at the mean, and not surely faster than plan.json (7" in compared.stdout
+    assert "of these plan.json is taken: the fastest at the mean of those on the fewest ranks" in compared.stdout
+    assert "plan.json uses 1 rank rather than 2, and gives up 5.9 % at the mean: 2 stages on 2 ranks" in compared.stdout
+    told = json.loads(call("compare", "plan.json", "fastest.json", "--json").stdout)
+    assert (list(told["ties"]), told["taken"]) == (["plan.json"], "plan.json")
+    assert "faster, a tie" in call("explain", "plan.json", "--why-not", "stages=2").stdout
+    refused = call("plan", "profile.json", "--confidence", "1")
+    assert refused.exit_code == 2
+    assert "a confidence of 1" in str(refused.stderr) + str(refused.exception)
+
+
+def test_the_same_profile_gives_the_same_bytes(folder: Path) -> None:
+    texts = [call("plan", "profile.json", "--json").stdout for _ in range(2)]
+    assert texts[0] == texts[1] == (folder / "plan.json").read_text("utf-8")
+
+
+def test_what_is_asked_of_a_plan_is_heeded(folder: Path) -> None:
+    result = call(
+        "plan", "profile.json", "--schedule", "gpipe", "--micro-batch", "4", "--memory", "512MB", "-o", "x.json"
+    )
+    assert result.exit_code == 0, result.stderr
+    plan = load("x.json", Plan)
+    assert (plan.decision.schedule, plan.decision.micro_batches) == ("gpipe", (4, 4))
+    assert {rank.memory_limit_bytes for rank in plan.prediction.ranks} <= {512_000_000, 511_999_999}
+    one = call("plan", "profile.json", "--solver", "one-device", "-o", "one.json")
+    assert one.exit_code == 0, one.stderr
+    assert len(load("one.json", Plan).decision.stages) == 1
+
+
+def test_machines_one_does_not_have_are_planned_for(folder: Path) -> None:
+    (folder / "cluster.yaml").write_text(CLUSTER)
+    machines = ["--cluster", "cluster.yaml"]
+    made = call("plan", "profile.json", *machines, "--solver", "even-split", "-o", "t4.json")
+    assert made.exit_code == 0, made.stderr
+    assert "costs: datasheet" in made.stdout
+    assert load("t4.json", Plan).decision.stages[0].devices == ("n0/gpu0",)
+    for verb in ("explain", "check"):
+        found = call(verb, "t4.json", *machines)
+        assert found.exit_code == 0, found.stderr
+    assert call("explain", "t4.json", "--profile", "profile.json").exit_code == 3
+    forgotten = call("check", "t4.json", "--profile", "profile.json")
+    assert (forgotten.exit_code, "with --cluster FILE" in forgotten.stderr) == (6, True)
+    written = call("cluster", "cluster.yaml", "--profile", "profile.json", "-o", "scaled.json")
+    assert written.exit_code == 0, written.stderr
+    assert "across-hosts" in written.stdout
+    assert call("check", "t4.json", "--profile", "scaled.json").exit_code == 0
+
+
+def test_a_published_profile_is_imported(folder: Path) -> None:
+    nodes = [
+        f"node{n} -- Layer{n}(x) -- forward_compute_time=10.0, backward_compute_time=20.0, "
+        "activation_size=4096.0, parameter_size=1024.0"
+        for n in (1, 2)
+    ]
+    (folder / "graph.txt").write_text("\n".join([*nodes, "\tnode1 -- node2"]) + "\n")
+    made = call("import", "graph.txt", "--samples", "8", "--device", "V100-16GB", "-o", "imported.json")
+    assert made.exit_code == 0, made.stderr
+    (device,) = load("imported.json", Profile).cluster.devices
+    assert (device.kind, device.memory_bytes) == ("V100-16GB", 2**34)
+    (folder / "cluster.yaml").write_text(CLUSTER.replace("T4", "V100-16GB"))
+    planned = call("plan", "imported.json", "--cluster", "cluster.yaml", "--solver", "even-split")
+    assert planned.exit_code == 0, planned.stderr
+
+
+def test_a_front_is_a_plan_file_a_point(folder: Path) -> None:
+    result = call("plan", "profile.json", "--pareto", "3", "-o", "front.json")
+    assert result.exit_code == 0, result.stderr
+    written = [line.split()[1] for line in result.stderr.splitlines() if line.startswith("wrote ")]
+    assert written[0] == "front.json"
+    steps = [load(path, Plan).prediction.step_s for path in written]
+    assert steps == sorted(steps)
+    assert result.stdout.startswith("Step against memory of the fullest rank")
+
+
+def test_ctrl_c_in_a_search_writes_the_best_so_far(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = load("by_hand.json", Plan)
+    stopped = replace(best, search=replace(best.search, status="stopped"))
+    monkeypatch.setattr(solve, "solve", lambda *_: stopped)
+    result = call("plan", "profile.json", "-o", "stopped.json")
+    assert result.exit_code == console.INTERRUPTED
+    assert load("stopped.json", Plan) == stopped
+
+
+def test_the_profile_beside_a_plan_is_found_if_the_plan_was_made_from_it(folder: Path) -> None:
+    assert "Step (predicted)" in call("explain", "by_hand.json").stdout
+    dump(chain_profile(6), "profile.json")
+    assert "Step (predicted)" not in call("explain", "by_hand.json").stdout
+    (folder / "profile.json").write_text("{")
+    assert call("explain", "by_hand.json").exit_code == 0
+
+
+def test_what_a_hint_says_can_be_pasted_also_with_spaces_in_paths(folder: Path) -> None:
+    made = call("plan", "profile.json", "--solver", "one-device", "-o", "my plan.json")
+    assert made.exit_code == 0, made.stderr
+    assert made.stderr.endswith(
+        "next: halopipe explain 'my plan.json' --profile profile.json, or halopipe run 'my plan.json'\n"
+    )

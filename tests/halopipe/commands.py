@@ -1,0 +1,26 @@
+"""Verbs as a person types them, in this process or a fresh one, and the profile that they are tried on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from typer.testing import CliRunner, Result
+
+from halopipe.cli.app import app
+from tests.planner.factories import chain_profile
+
+HOME = Path(__file__).resolve().parents[2]
+PROFILE = chain_profile(6, latency_s=1e-4, parameter_bytes=2**20, activation_bytes=2**14)
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(HOME)}
+    command = [sys.executable, "-m", "halopipe", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
