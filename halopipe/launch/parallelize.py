@@ -81,6 +81,8 @@ class Parallel:
     the script does to its module, which the ranks do not see, is refused (:mod:`halopipe.launch.script_module`).
     """
 
+    _values: ScriptValues | None = None
+
     def __init__(
         self,
         module: nn.Module | None,
