@@ -387,10 +387,8 @@ def _require_no_schedule(model: LoadedModel, tensors: Mapping[str, Tensor], expe
     Such as the weight of a term that grows over thousands of steps: two calls, one after the other, are alike but for
     rounding.  So what a call has changed is changed by as much as many calls would.
     """
-    if not isinstance(expected, Tensor):
-        return
-    loss = getattr(model.loss_fn, "function", model.loss_fn)
-    owners = [part for module in model.owners.values() for part in module.modules()]
+    loss: Any = getattr(model.loss_fn, "function", model.loss_fn)
+    owners: list[Any] = [part for module in model.owners.values() for part in module.modules()]
     owners += [loss] if hasattr(loss, "__dict__") and not isinstance(loss, nn.Module) else []
     kept = [(owner, key, value) for owner in owners for key, value in vars(owner).items() if _is_counted(value)]
 
