@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from halopipe.run_spec.options import flag, option
+from planner.ir.errors import UsageError
+from planner.ir.problem import SPATIAL_DIMS
 
 if TYPE_CHECKING:
     from halopipe.planning.problem import Asked
@@ -106,7 +108,7 @@ class PlanOptions:
         "More devices are used only where that is faster with this probability; 0: the fastest plan at the mean.",
         panel=SEARCH,
         least=0.0,
-        most=1.0,
+        most=0.999,
     )
     time_limit: float = option(60.0, "Seconds to search at most.", least=0.0)
     no_calibration: bool = option(False, "Costs as profiled, without what runs of plans corrected.", panel=SEARCH)
@@ -136,10 +138,20 @@ class PlanOptions:
         """The same in the words of Python calls, texts taken apart.
 
         Raises:
-            UsageError: a text is none that can be taken apart.
+            UsageError: a text is none that can be taken apart, or an option is of no use without another one.
         """
         from halopipe.terminal import units
 
+        for given, has_use, needed in (
+            ("--quick", not self.quick or self.measure_missing, "--measure-missing"),
+            (
+                "--halo-depth",
+                not self.halo_depth or SPATIAL_DIMS in units.names_in(self.allow),
+                "--allow sample,spatial",
+            ),
+        ):
+            if not has_use:
+                raise UsageError(f"{given} is of no use without {needed}", [], [f"add {needed}", f"leave out {given}"])
         return {
             "global_batch": self.global_batch,
             "micro_batch": self.micro_batch,
