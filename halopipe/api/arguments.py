@@ -136,7 +136,7 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _fits(value: object, hint: Any) -> bool:
+def _fits(value: Any, hint: Any) -> bool:
     members = _members(hint)
     if len(members) > 1:
         return any(_fits(value, each) for each in members)
@@ -159,10 +159,10 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def _plain(value: Any, hint: Any) -> Any:
-    if isinstance(value, numbers.Integral) and not isinstance(value, int):
-        return int(value)
-    if isinstance(value, numbers.Real) and not isinstance(value, (int, float)):
-        return float(value)
+    if isinstance(value, (int, float)):
+        return value
+    if isinstance(value, numbers.Real):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     of = next((get_args(each)[0] for each in _members(hint) if get_origin(each) is Sequence), None)
     return value if of is None or not _is_several(value) else tuple(_plain(each, of) for each in value)
 

@@ -6,6 +6,7 @@ Each verb lives in ``halopipe/cli/``, is loaded when it is asked for, and import
 
 from __future__ import annotations
 
+import functools
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -117,10 +118,11 @@ class _Verbs(TyperGroup):
 
     def main(self, *args: Any, standalone_mode: bool = True, **settings: Any) -> Any:
         """As the parser's own, with its errors as ours."""
+        parse: Any = functools.partial(super().main, standalone_mode=False)
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **settings)
+            return parse(*args, **settings)
         try:
-            code = super().main(*args, standalone_mode=False, **settings)
+            code = parse(*args, **settings)
         except (KeyboardInterrupt, typer.Abort):
             sys.exit(INTERRUPTED)
         except Exception as error:  # noqa: BLE001  # as in reported: nothing is left to explain it
