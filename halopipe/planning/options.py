@@ -53,7 +53,10 @@ class PlanOptions:
         (), "Samples a micro-batch that may be used; repeatable.", panel=SPACE, least=1
     )
     schedule: tuple[str, ...] = option(
-        (), "Schedule that may be used; repeatable; those that can run if not given.", "NAME", SPACE
+        (),
+        "Schedule that may be used, such as 1f1b, gpipe or zb-h1; repeatable; those that can run if not given.",
+        "NAME",
+        SPACE,
     )
     objective: str = option(
         "throughput", "throughput (the step; a stream's rate with --schedule forward), memory or latency.", "NAME"
@@ -93,7 +96,12 @@ class PlanOptions:
     halo_depth: int = option(0, "Most rows that may be computed twice to save halos; 0: none.", "ROWS", SPACE, least=0)
     fix: tuple[str, ...] = option((), "Side constraint, such as 'enc.*=spatial:2'; repeatable.", "RULE", SPACE)
     forbid: tuple[str, ...] = option((), "What must not be, such as 'fc=device:n0/*'; repeatable.", "RULE", SPACE)
-    solver: str = option("best-first", "How to search.", "NAME", SEARCH)
+    solver: str = option(
+        "best-first",
+        "How to search: best-first, or a strategy: one-device, data-parallel, even-split, pipedream, dapple, ...",
+        "NAME",
+        SEARCH,
+    )
     ranks: int = option(0, "Devices that may be used; 0: all.", panel=SPACE, least=0)
     without: str = option(
         "", "Plan on what is left without these devices, such as 'n0/cpu1' or 'n1/*'.", "DEVICE,...", SPACE
