@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from planner.ir.box import Box, Interval, whole
@@ -165,7 +166,7 @@ class InputSpecs:
             return (tensor,) * len(rows)
         dim = spec.dims.index(SAMPLE)
         each = spec.shape[dim] // self.captured
-        return tensor.split([count * each for count in rows], dim)
+        return torch.split(tensor, [count * each for count in rows], dim)
 
     def shape(self, name: str, shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
         """``shape`` with ``rows`` samples."""
