@@ -98,6 +98,26 @@ def test_receives_are_announced_ahead_a_window_at_a_time() -> None:
     assert engines[0]._transport.calls == ["post B0", "post B1", *sends, *takes]
 
 
+def test_a_step_ends_when_all_that_was_sent_has_been_taken() -> None:
+    calls: dict[int, list[str]] = {0: [], 1: []}
+
+    class Flushed(Recorded):
+        def flush(self, deadline_s: float) -> None:
+            calls[self.rank] += [*self.calls, "flush"]
+            self.calls.clear()
+            super().flush(deadline_s)
+
+    model = load_model(ModelSource("tests.halopipe.bombs:mined", {}, (4, 3)))
+    decision = decide(capture(model).graph, ["1.linear"], (2, 2), schedule="gpipe")
+    engines, _ = run_ranks(model, decision, [GOOD, GOOD], transport=Flushed)
+    assert [engine._transport.calls for engine in engines] == [[], []]
+    for of_rank in calls.values():
+        half = len(of_rank) // 2
+        assert of_rank[:half] == of_rank[half:]
+        assert of_rank.count("flush") == 2
+        assert any(call.startswith("send") for call in of_rank)
+
+
 def test_a_heartbeat_can_see_what_is_done() -> None:
     model, activity = mined()[0], Activity()
     run_ranks(model, decide(capture(model).graph, [], (2, 2)), [GOOD, GOOD], activity=activity)
