@@ -13,12 +13,14 @@ from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.engine import Engine
 from runtime.monitor.activity import Activity
 from runtime.monitor.waits import START
-from runtime.pipeline.executor import clock_of
+from runtime.pipeline.executor import NOTHING, SAVE, STOP, StopBeforeStepError, clock_of
 from runtime.transport import InProcessTransport, Key
 from tests.captures import capture
 from tests.halopipe.bombs import POISON
+from tests.runtime.engines import on_engines
 from tests.runtime.plans import decide, run_ranks
 
 GOOD = (torch.ones(4, 3),), (torch.zeros(4, 3),)
@@ -137,6 +139,24 @@ def test_a_heartbeat_sees_that_a_rank_waits_for_the_others_before_a_step() -> No
     decision = decide(capture(model).graph, [], (2, 2))
     run_ranks(model, decision, [GOOD, GOOD], activity=activity, transport=Waiting)
     assert seen == [START, START]
+
+
+def test_what_one_rank_asks_for_all_agree_on_before_the_same_step() -> None:
+    model, decision = mined()
+    asked = [NOTHING, SAVE, NOTHING, STOP]
+
+    def work(engine: Engine) -> list[int]:
+        agreed = list[int]()
+        if "1.linear.weight" in engine.state_dict():  # one rank of three
+            engine.asking.mine = lambda: asked[len(agreed)]
+        for _ in asked[:-1]:
+            engine.step(*GOOD)
+            agreed.append(engine.asking.agreed)
+        with pytest.raises(StopBeforeStepError):
+            engine.step(*GOOD)
+        return agreed
+
+    assert on_engines((model, capture(model)), decision, work) == [asked[:-1]] * 3
 
 
 class FakeStream:
