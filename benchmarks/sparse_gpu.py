@@ -30,6 +30,7 @@ from benchmarks.report import Row, at_least, run
 from cuda_ops.sparse import reference
 from cuda_ops.sparse.gpu import load, tiling
 from cuda_ops.sparse.gpu.tiling import CONVOLUTION, WEIGHT, Arrangements, Configuration, chosen, stored, written
+from cuda_ops.sparse.keys import unpack
 
 VOXELS, SECOND_LAYER = 100_000, 0.4
 CUBE, ONE = (3, 3, 3), (1, 1, 1)
@@ -69,7 +70,6 @@ def beside_spconv(at: Cloud, x: torch.Tensor, forward_s: float, backward_s: floa
         import spconv.pytorch as spconv
     except ImportError:
         return
-    from cuda_ops.sparse.keys import unpack
 
     channels = x.shape[1]
     coordinates = unpack(at.keys)

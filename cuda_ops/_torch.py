@@ -26,13 +26,14 @@ leading underscore, and those of ``torch.distributed.distributed_c10d``.
   updates made elsewhere.
 - ``StorageWeakRef``: keeps a storage's number its own after its memory has gone; Python's own weak references are to
   wrappers of storages, which go earlier.
+- ``fixed_sizes``: where a size that may vary is taken for a number; torch tells it in a log alone.
 - ``check``: a condition that export takes as known of a size; ``torch._check`` is documented, and private by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -76,6 +77,7 @@ __all__ = [
     "default_store",
     "disable_current_modes",
     "disable_dynamo",
+    "fixed_sizes",
     "forget_iterator",
     "functional_collectives",
     "has_step_hooks",
@@ -156,13 +158,13 @@ def conv_backend(
     return str(torch._C._select_conv_backend(x, weight, None, *options).name)
 
 
-def run_backward(edges: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:
+def run_backward(roots: Sequence[GradientEdge | Tensor], gradients: Sequence[Tensor]) -> None:
     """As ``torch.autograd.backward``, which first compares every gradient with its output: twice the engine's own time.
 
     What comes here was cut to the outputs' shapes and dtypes by the plan's own boxes.
     """
     engine = Variable._execution_engine
-    engine.run_backward(tuple(edges), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    engine.run_backward(tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def functional_collectives() -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:
@@ -179,6 +181,25 @@ def sympy_interpreter() -> tuple[Callable[..., Any], Any]:
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
     return sympy_interp, PythonReferenceAnalysis
+
+
+@contextmanager
+def fixed_sizes(note: Callable[[], None]) -> Iterator[None]:
+    """Calls ``note`` whenever a symbol of a shape is replaced by a number, from where that happens."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # late: it loads sympy
+
+    replace = ShapeEnv._set_replacement
+
+    def noted(self: ShapeEnv, symbol: Any, target: Any, message: str) -> None:
+        if target.is_number:
+            note()
+        replace(self, symbol, target, message)
+
+    ShapeEnv._set_replacement = noted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ShapeEnv._set_replacement = replace  # type: ignore[method-assign]
 
 
 def library_path() -> str:

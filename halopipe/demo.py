@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from halopipe.planning import measure, search_progress, solve
+from halopipe.planning import measure, plan_files, search_progress, solve
 from halopipe.planning import problem as problems
 from halopipe.planning.compare import Comparison, tie_text
 from halopipe.reports import explain, figures, run
@@ -160,8 +160,10 @@ def _run(folder: Path, plan: Plan, profile: Profile) -> float | None:
     file = result.timeline_file(predicted)
     dump(file, folder / "timeline.json")
     dump(replace(plan, measured=result.measured(plan.prediction)), folder / "plan.json")
-    write_text(folder / "trace.json", chrome_trace((file.predicted, file.measured), solve.device_names(plan)))
-    figures.save(figures.gantt(file.predicted, file.measured, devices=solve.device_names(plan)), folder / "step.svg")
+    write_text(folder / "trace.json", chrome_trace((file.predicted, file.measured), plan_files.device_names(plan)))
+    figures.save(
+        figures.gantt(file.predicted, file.measured, devices=plan_files.device_names(plan)), folder / "step.svg"
+    )
     emit(run.report(plan, result, predicted))
     return result.measured(plan.prediction).step_s
 

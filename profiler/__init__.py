@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from profiler.capture.graph import Captured
     from profiler.measure.progress import ProfileProgress
     from profiler.session import profile
-    from profiler.source.model import LoadedModel, mean_of_squares
+    from profiler.source.losses import mean_of_squares
+    from profiler.source.model import LoadedModel
     from profiler.source.source import load_model
 
 __all__ = ["Captured", "LoadedModel", "ProfileProgress", "load_model", "mean_of_squares", "profile"]
@@ -24,7 +25,7 @@ _HOMES = {
     "LoadedModel": "source.model",
     "ProfileProgress": "measure.progress",
     "load_model": "source.source",
-    "mean_of_squares": "source.model",
+    "mean_of_squares": "source.losses",
     "profile": "session",
 }
 

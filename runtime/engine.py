@@ -33,6 +33,7 @@ from runtime.pipeline.specialize import Binder, Binding
 from runtime.stage.builder import Builder, MakeOptimizer, check_layers, ties_in
 from runtime.stage.captured import CapturedModel, answers_of
 from runtime.stage.held import HeldState
+from runtime.stage.index_ranges import index_ranges
 from runtime.stage.shapes import graph_at, varying_dims, without_data
 from runtime.transport import Transport
 
@@ -52,7 +53,6 @@ class StepResult:
         loss: of the whole global batch; None on ranks that do not make it.
         step_s: from the common start to this rank's end; of clouds with the time of finding their sites before.
         spans: when each action ran, in order.
-        thread_s: this thread's processor time in each of them.
         gradient_norm: of all gradients before they were clipped; None where they are not, or not yet.
         learning_rates: that this step used, of this rank's optimisers' groups.
         peak_bytes: the most in use in each action, then behind the last; empty where memory is not counted.
@@ -63,7 +63,6 @@ class StepResult:
     loss: float | None
     step_s: float
     spans: tuple[Span, ...]
-    thread_s: tuple[float, ...]
     gradient_norm: float | None = None
     learning_rates: tuple[float, ...] = ()
     peak_bytes: tuple[int, ...] = ()
@@ -196,13 +195,13 @@ class Engine(HeldState):
         self._norm: float | None = None
         self._loss_stage = decision.layers[producer(model.graph.loss)].stage
         self._judged = model.judged
-        self._inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
+        self._inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model), index_ranges(model))
         # Shapes that are not the capture's are found on a copy without parameters.
         reshape = partial(graph_at, without_data(model)) if model.sizes and model.prepared is None else None
         weighing = Weighing(model, decision, transport.rank, updates_of(program))
         binder = Binder(decision, model, boundaries, program, transport.rank, reshape, weighing)
         binder.require_possible(self._residents)
-        self._around = StepEnvironment(
+        self._environment = StepEnvironment(
             transport,
             Context(program, transport.rank, decision.device_of(transport.rank), others),
             deadline_s,
@@ -214,7 +213,7 @@ class Engine(HeldState):
             self._asking,
         )
         preparing = preparing_of(decision, model, spare_core, gives_way)
-        self._runner = Runner(binder, self._residents, self._around, weighing, preparing, self._guard.heard)
+        self._runner = Runner(binder, self._residents, self._environment, weighing, preparing, self._guard.heard)
         self._streaming: Setting | None = None
         if answers:
             from runtime.pipeline.stream import setting_of  # late, see `stream`
@@ -225,7 +224,7 @@ class Engine(HeldState):
     @property
     def meter(self) -> MemoryMeter | None:
         """Counts the memory of the stages' device; None: nobody does."""
-        return self._around.meter
+        return self._environment.meter
 
     @property
     def asking(self) -> Asking:
@@ -286,7 +285,7 @@ class Engine(HeldState):
         self._activity.num_done, self._activity.loss, self._activity.step_s = self.num_steps, loss, step_s
         self._activity.steps.note(self.num_steps, ran.spans, step_s)
         seconds, peaks = ahead_s + step_s, ran.peak_bytes
-        return StepResult(loss, seconds, ran.spans, ran.thread_s, self._norm, rates, peaks, left_out, before_bytes)
+        return StepResult(loss, seconds, ran.spans, self._norm, rates, peaks, left_out, before_bytes)
 
     def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Evaluation:
         """Forward passes in evaluation mode (running statistics, nothing dropped); nothing is changed by them."""
@@ -329,9 +328,9 @@ class Engine(HeldState):
         from runtime.pipeline.stream import Stream, require_local  # late: most ranks serve no stream
 
         if learns:
-            require_local(self._around.context.program, self._finishing, self._versioned)
+            require_local(self._environment.context.program, self._finishing, self._versioned)
         setting, runner = replace(self._streaming, learns=learns, training=training), self._runner
-        return Stream(setting, self._around, runner.stream_binding, self._begin_in_stream, runner.next_turn)
+        return Stream(setting, self._environment, runner.stream_binding, self._begin_in_stream, runner.next_turn)
 
     @property
     def preparing(self) -> BatchPreparation[AnyBatch] | None:
@@ -378,7 +377,7 @@ class Engine(HeldState):
         try:
             yield
         except (DeadlineError, TransportError) as error:
-            raise self._around.context.of(error, self.num_steps, doing) from error
+            raise self._environment.context.of(error, self.num_steps, doing) from error
 
     def settle(self) -> None:
         """Waits for the others' word on the last step; all ranks call this before anything but the next step follows.

@@ -8,7 +8,8 @@ hits all, after a barrier that is not counted. Gradients of the first step are c
 *Overhead*: a network so small that its own operators hardly count; a step divided by its actions (forwards, backwards,
 sends and receives, counted alike), microseconds per action of the busier rank.  ``bare`` is the same forwards and
 backwards called directly; what remains above it is overhead.  Main-thread CPU alone flatters a runtime whose messages
-are moved by gloo's thread, hence two more clocks.
+are moved by gloo's thread, hence two more clocks.  A rank that waits looks for its message before it sleeps, which is
+processor time like any other: a row of its own says how much.
 
 *Real work*: linear layers of several milliseconds an action.  The ideal is the simulator's step for the very program
 that was executed, each action at the median of its own measured time and messages for free; what a step takes beyond it
@@ -68,12 +69,14 @@ class Raced:
         seconds: of a step, by side and clock.
         action_s: of an action of ours, by side, stage and operation.
         step_s: of our step from the common start to this rank's end, by side.
+        looked_s: processor time of our step, through shared memory, in which this rank looked for what was not there.
         program: that was executed.
     """
 
     seconds: Mapping[str, Mapping[str, float]]
     action_s: Mapping[str, Mapping[tuple[int, Op], float]]
     step_s: Mapping[str, float]
+    looked_s: float
     program: Program
 
 
@@ -118,7 +121,9 @@ def overhead_rows(case: Case, found: Sequence[Raced]) -> list[Row]:
                 GOAL_WALL if clock == "wall" else 1.0,
             ),
         ]
-    return rows
+    busier = max(found, key=lambda each: each.seconds[OURS]["main-thread CPU"])
+    looked_us = busier.looked_s / actions * 1e6
+    return [*rows, Row(f"{case.schedule}, main-thread CPU: {OURS}, of it looking for messages", looked_us, "us")]
 
 
 def work_rows(case: Case, found: Sequence[Raced]) -> list[Row]:
@@ -161,17 +166,21 @@ def race(case: Case, transport: Transport, steps: int) -> Raced:
     seconds: dict[str, dict[str, list[float]]] = {side: {clock: [] for clock in CLOCKS} for side in sides}
     action_s: dict[str, defaultdict[tuple[int, Op], list[float]]] = {name: defaultdict(list) for name in ours}
     step_s: dict[str, list[float]] = {name: [] for name in ours}
+    looked_s: list[float] = []
     gc.collect()
     gc.disable()  # a collection would hit one side or the other
     for number in range(_WARM_UP + steps):
         for name in list(sides)[:: 1 if number % 2 else -1]:  # who comes after the collection meets cold caches
             side = sides[name]
             transport.barrier(60.0)  # what one rank waits for the other must not count for who comes next
+            looked_before_s = _looked_s(transport)
             before = {clock: read() for clock, read in CLOCKS.items()}
             side.step()
             if number >= _WARM_UP:
                 for clock, read in CLOCKS.items():
                     seconds[name][clock].append(read() - before[clock])
+                if name == OURS:
+                    looked_s.append(_looked_s(transport) - looked_before_s)
         if number >= _WARM_UP:
             for name, each in ours.items():
                 step_s[name].append(each.step_s)
@@ -183,8 +192,13 @@ def race(case: Case, transport: Transport, steps: int) -> Raced:
         {side: {clock: statistics.median(values) for clock, values in by.items()} for side, by in seconds.items()},
         {name: {key: statistics.median(values) for key, values in by.items()} for name, by in action_s.items()},
         {name: statistics.median(values) for name, values in step_s.items()},
+        statistics.median(looked_s),
         ours[OURS].program,
     )
+
+
+def _looked_s(transport: Transport) -> float:
+    return transport.segments.looked_s if isinstance(transport, SharedMemoryTransport) else 0.0
 
 
 def durations(spans: Iterable[Span]) -> Iterable[tuple[tuple[int, Op], float]]:

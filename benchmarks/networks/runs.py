@@ -25,7 +25,7 @@ from torch import distributed as dist
 
 from cuda_ops.device.host import core_of, prepare_process
 from halopipe import api
-from halopipe.launch.spawn import combine
+from halopipe.launch.combine import combine
 from halopipe.run_spec.job import Job, RankResult, job_folder
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult

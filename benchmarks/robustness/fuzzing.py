@@ -30,8 +30,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from halopipe.planning import plan_files, solve
 from halopipe.planning import problem as problems
-from halopipe.planning import solve
 from halopipe.planning.compare import Comparison
 from halopipe.reports import explain, layer
 from halopipe.run_spec.options import RunOptions
@@ -183,7 +183,7 @@ def _plan_of(origin: tuple[str, str]) -> Json:
 
 def _plan_journey(path: Path, origin: tuple[str, str]) -> None:
     profile = _profile_at(origin[1])
-    plan = solve.load_plan(path)
+    plan = plan_files.load_plan(path)
     explain.explain(plan)
     explain.data(plan)
     Comparison({"a": plan, "b": plan}).render()
@@ -194,7 +194,7 @@ def _plan_journey(path: Path, origin: tuple[str, str]) -> None:
         require_consistent(plan, RunOptions())
         _before_ranks(plan, profile)
         _, timeline = solve.predict_again(plan, profile)
-        chrome_trace([timeline], solve.device_names(plan))
+        chrome_trace([timeline], plan_files.device_names(plan))
         explain.explain(plan, profile)
         layer.describe_layer(plan, profile, graph.layers[0].name)
     except HalopipeError as error:
@@ -206,7 +206,7 @@ def _plan_journey(path: Path, origin: tuple[str, str]) -> None:
 
 
 def _profile_journey(path: Path) -> None:
-    profile = solve.load_profile(path)
+    profile = plan_files.load_profile(path)
     problem = problems.make_problem(
         profile, micro_batch=(max(1, profile.graph.samples // 2),), schedules=("1f1b",), time_limit_s=SEARCH_S
     )

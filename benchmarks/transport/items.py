@@ -262,18 +262,14 @@ def around(place: Place, what: str, num_bytes: int, calls: int, count: int) -> A
     for number in range(WARM_UP + count):
         for with_it in (number % 2 == 0, number % 2 == 1):
             place.start.meet()
-            clocks = [time.thread_time()] * 4
-            started_s = time.perf_counter()
-            pending = None
-            if with_it:
-                clocks[0] = time.thread_time()
-                pending = start()
-                clocks[1] = time.thread_time()
+            started_s, clocks = time.perf_counter(), [time.thread_time()]  # which are read either way
+            pending = start() if with_it else None
+            clocks.append(time.thread_time())
             compute("convolution", calls)
+            clocks.append(time.thread_time())
             if pending is not None:
-                clocks[2] = time.thread_time()
                 pending.wait()
-                clocks[3] = time.thread_time()
+            clocks.append(time.thread_time())
             stretch = started_s, time.perf_counter()
             if number >= WARM_UP:
                 (found.with_it if with_it else found.without).append(stretch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halopipe.planning import solve
+from halopipe.planning import plan_files
 from planner.ir import codec
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
@@ -53,12 +53,12 @@ def save(thing: Profile | Plan | TimelineFile, path: str | Path) -> None:
 
 def profile_in(given: ProfileOrPath) -> Profile:
     """The profile, read where its file is named."""
-    return given if isinstance(given, Profile) else solve.load_profile(given)
+    return given if isinstance(given, Profile) else plan_files.load_profile(given)
 
 
 def plan_in(given: PlanOrPath) -> Plan:
     """The plan, read where its file is named; its profile is then looked for beside the file."""
-    return given if isinstance(given, Plan) else remember(solve.load_plan(given), Path(given))
+    return given if isinstance(given, Plan) else remember(plan_files.load_plan(given), Path(given))
 
 
 def remember(plan: Plan, profile: Profile | Path) -> Plan:
@@ -75,10 +75,12 @@ def profile_of(plan: PlanOrPath, given: ProfileOrPath | None) -> Profile | None:
     """The one given, else the one remembered, if there is one; under the corrections that the plan was made under."""
     plan = plan_in(plan)
     if given is not None:
-        return solve.require_profile(profile_in(given), plan, given if isinstance(given, (str, Path)) else "PROFILE")
+        return plan_files.require_profile(
+            profile_in(given), plan, given if isinstance(given, (str, Path)) else "PROFILE"
+        )
     known = _made_from.get(plan.inputs.profile_fingerprint)
     if isinstance(known, Path):
-        return solve.profile_of(plan, known, None)
+        return plan_files.profile_of(plan, known, None)
     return None if known is None else plan.inputs.as_seen(known)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from halopipe.api.files import PlanOrPath, ProfileOrPath, needed, plan_in, profile_in, profile_of, remembered
 from halopipe.planning.compare import Comparison
 from planner.ir.files import write_text
+from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
@@ -99,7 +100,6 @@ def receptive_field(
         UnknownNameError: no layer makes that.
         UsageError: the box does not lie in the output, or neighbours depend on the data.
     """
-    from planner.ir.graph import Graph
     from planner.layers import receptive_field as fields
 
     return fields.receptive_field(of if isinstance(of, Graph) else profile_in(of).graph, layer, box)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from halopipe.api import plans
 from halopipe.api.files import PlanOrPath, ProfileOrPath, plan_in, profile_in, profile_of
-from halopipe.terminal import units
+from halopipe.terminal import console, units
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
@@ -157,8 +157,6 @@ def _on_all(profile: Profile, best: Plan, num_ranks: int) -> Plan:
             found.append(plans.plan(profile, global_batch=best.decision.global_batch, fix=[rule]))
     least = min(found, key=lambda each: each.prediction.step_s, default=best)
     if least is not best:
-        from halopipe.terminal import console
-
         few, all_of_them = (units.seconds(each.prediction.step_s) for each in (best, least))
         console.remark(
             f"a step takes {few} on {units.count(best.decision.num_ranks, 'device')}, {all_of_them} on the {num_ranks} "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption
+from planner.ir.errors import PlanCheckError
 
 if TYPE_CHECKING:
     from planner.ir.profile import Profile
@@ -16,17 +17,16 @@ _UNDO = "or undo what was edited by hand, where that is named above"
 def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption = None, json: Json = False) -> None:
     """Check a plan without devices: its program, request and figures; with its profile all that it states."""
     import planner.check
-    from halopipe.planning import solve
+    from halopipe.planning import plan_files
     from halopipe.terminal import console
     from planner.ir.codec import fingerprint
-    from planner.ir.errors import PlanCheckError
 
-    found = solve.load_plan(plan)
+    found = plan_files.load_plan(plan)
     source: Profile | None
     if profile is not None:  # of whatever profile: the checker says itself if it is another one
-        source = solve.load_profile(profile, cluster=cluster)
+        source = plan_files.load_profile(profile, cluster=cluster)
     else:
-        source = solve.profile_of(found, plan, None, cluster)
+        source = plan_files.profile_of(found, plan, None, cluster)
     faults = planner.check.check(found, source)
     unchecked = planner.check.not_checked(source is not None)
     if json:

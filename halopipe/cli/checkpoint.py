@@ -9,6 +9,7 @@ import typer
 
 from halopipe.cli import completion
 from halopipe.cli.options import Json
+from planner.ir.errors import UsageError
 
 LIST, VERIFY, EXPORT, IMPORT = VERBS = ("list", "verify", "export", "import")
 
@@ -44,8 +45,6 @@ def checkpoint(
     list: the checkpoints there, with size, age and plan. verify: every byte of all of them, or of --step. export --to
     FILE: its weights. import --from FILE --plan PLAN: a checkpoint of plain weights, for run --resume to begin from.
     """
-    from planner.ir.errors import UsageError
-
     if folder is None:
         verb, folder = ("" if to is None else EXPORT), Path(what)
         if what in VERBS and not folder.exists():
@@ -66,8 +65,6 @@ def checkpoint(
 
 def _require_fitting(verb: str, given: dict[str, object]) -> None:
     """Raises :class:`UsageError` for an option that the verb does not have, or lacks."""
-    from planner.ir.errors import UsageError
-
     may = {"": ["--step"], LIST: ["--json"], VERIFY: ["--step", "--json"], EXPORT: ["--step"], IMPORT: []}[verb]
     must = {EXPORT: ["--to"], IMPORT: ["--from", "--plan"]}.get(verb, [])
     name = f"checkpoint {verb}".strip()
@@ -106,7 +103,7 @@ def _look(folder: Path, step: int | None, *, json: bool, every_byte: bool) -> No
 
 
 def _import(folder: Path, source: Path, plan: Path) -> None:
-    from halopipe.planning.solve import load_plan
+    from halopipe.planning.plan_files import load_plan
     from halopipe.terminal import console
     from halopipe.training.checkpoint_folders import read_state_dict
     from runtime.checkpoint.lock import held

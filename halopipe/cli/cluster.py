@@ -9,6 +9,7 @@ import typer
 
 from halopipe.cli import completion
 from halopipe.cli.options import Json
+from planner.ir.errors import UsageError
 
 
 def cluster(
@@ -34,15 +35,14 @@ def cluster(
     json: Json = False,
 ) -> None:
     """Show the devices and links of this host or of a cluster file; check the file."""
-    from halopipe.planning import clusters, solve
+    from halopipe.planning import clusters, plan_files
     from halopipe.terminal import console
     from halopipe.terminal.output_files import claimed
     from planner.catalogue import read_machines
     from planner.ir.codec import dump, plain
-    from planner.ir.errors import UsageError
 
     with claimed([output], [file, profile]):
-        measured = solve.load_profile(profile) if profile is not None else None
+        measured = plan_files.load_profile(profile) if profile is not None else None
         if file is None:
             found = measured.cluster if measured is not None else clusters.detected()
         else:

@@ -9,6 +9,7 @@ import typer
 
 from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, ProfileOption
+from planner.ir.errors import UsageError
 
 
 def compare(
@@ -26,19 +27,18 @@ def compare(
     json: Json = False,
 ) -> None:
     """Put plans beside one another: a table, and what they decide differently."""
-    from halopipe.planning import problem, search_progress, solve
+    from halopipe.planning import plan_files, problem, search_progress
     from halopipe.planning.compare import Comparison
     from halopipe.terminal import console
-    from planner.ir.errors import UsageError
 
     names = [str(path) for path in plans]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise UsageError(f"{repeated[0]} is given twice", [], ["name each plan once"])
-    found = {name: solve.load_plan(name) for name in names}
+    found = {name: plan_files.load_plan(name) for name in names}
     infeasible: dict[str, str] = {}
     first = found[names[0]]
-    source = solve.profile_of(first, names[0], profile, cluster)
+    source = plan_files.profile_of(first, names[0], profile, cluster)
     if baselines:
         if source is None:
             raise UsageError(

@@ -13,6 +13,19 @@ from typing import Any
 
 import typer
 
+from halopipe.run_spec.options import (
+    DATA_FROM,
+    LONE_PASSES,
+    ON_NAN,
+    REPLAN,
+    RESUME,
+    SERVING_MODES,
+    STDIN_FORMATS,
+    TRANSPORTS,
+)
+from planner.ir.constraints import FAMILIES
+from planner.ir.problem import OBJECTIVES, RECOMPUTE
+
 Completion = Callable[[str], list[str]]
 
 _HEAD = re.compile(r'\s*{\s*"halopipe"\s*:\s*"(\w+)"')
@@ -100,24 +113,6 @@ def _schedules() -> Iterable[str]:
     return names()
 
 
-def _objectives() -> Iterable[str]:
-    from planner.ir.problem import OBJECTIVES
-
-    return OBJECTIVES
-
-
-def _choices() -> Iterable[str]:
-    from planner.ir.problem import RECOMPUTE
-
-    return RECOMPUTE
-
-
-def _families() -> Iterable[str]:
-    from planner.ir.constraints import FAMILIES
-
-    return FAMILIES
-
-
 def _optimizers() -> Iterable[str]:
     from halopipe.training.optimizer_spec import OPTIMIZERS
 
@@ -136,54 +131,6 @@ def _catalogue() -> Iterable[str]:
     return catalogue.devices()
 
 
-def _transports() -> Iterable[str]:
-    from halopipe.run_spec.options import TRANSPORTS
-
-    return TRANSPORTS[1:]
-
-
-def _replans() -> Iterable[str]:
-    from halopipe.run_spec.options import REPLAN
-
-    return REPLAN
-
-
-def _resumes() -> Iterable[str]:
-    from halopipe.run_spec.options import RESUME
-
-    return RESUME
-
-
-def _lone_passes() -> Iterable[str]:
-    from halopipe.run_spec.options import LONE_PASSES
-
-    return LONE_PASSES
-
-
-def _on_nan() -> Iterable[str]:
-    from halopipe.run_spec.options import ON_NAN
-
-    return ON_NAN
-
-
-def _serving_modes() -> Iterable[str]:
-    from halopipe.run_spec.options import SERVING_MODES
-
-    return SERVING_MODES
-
-
-def _stdin_formats() -> Iterable[str]:
-    from halopipe.run_spec.options import STDIN_FORMATS
-
-    return STDIN_FORMATS
-
-
-def _readers() -> Iterable[str]:
-    from halopipe.run_spec.options import DATA_FROM
-
-    return DATA_FROM
-
-
 def _systems() -> Iterable[str]:
     from planner.kernels import SYSTEMS
 
@@ -197,8 +144,8 @@ def _formats() -> Iterable[str]:
     return (*FORMATS, NAME)
 
 
-solvers, schedules, objectives = named(_solvers), named(_schedules), named(_objectives)
-choices, families = named(_choices), several(_families)
+solvers, schedules, objectives = named(_solvers), named(_schedules), named(lambda: OBJECTIVES)
+choices, families = named(lambda: RECOMPUTE), several(lambda: FAMILIES)
 optimizers, devices, formats = named(_optimizers), named(_catalogue), named(_formats)
 dtypes = named(lambda: DTYPES)
 plans, profiles, timelines = files("plan"), files("profile"), files("timeline")
@@ -213,15 +160,15 @@ RUN: dict[str, Any] = {
     "compiler": named(lambda: COMPILERS),
     "device": named(lambda: ("cpu",)),
     "checkpoint_every": named(lambda: ("auto", "10min", "100")),
-    "transport": named(_transports),
-    "lone_passes": named(_lone_passes),
-    "on_nan": named(_on_nan),
+    "transport": named(lambda: TRANSPORTS[1:]),
+    "lone_passes": named(lambda: LONE_PASSES),
+    "on_nan": named(lambda: ON_NAN),
     "data": models,
     "eval_data": models,
-    "data_from": named(_readers),
+    "data_from": named(lambda: DATA_FROM),
     "profile": profiles,
-    "resume": named(_resumes),
-    "replan": named(_replans),
+    "resume": named(lambda: RESUME),
+    "replan": named(lambda: REPLAN),
 }
 """By field of :mod:`halopipe.run_spec.options`; for others the shell offers files."""
 
@@ -247,8 +194,8 @@ PROFILE: dict[str, Any] = {
 """By field of :class:`halopipe.planning.options.ProfileOptions`."""
 
 SERVE: dict[str, Any] = {
-    "stdin": named(_stdin_formats),
-    "mode": named(_serving_modes),
+    "stdin": named(lambda: STDIN_FORMATS),
+    "mode": named(lambda: SERVING_MODES),
     "optimizer": optimizers,
 }
 """By field of :class:`halopipe.serving.options.ServeOptions`."""

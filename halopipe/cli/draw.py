@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from halopipe.cli.options import ClusterOption, ProfileOption
+from planner.ir.errors import UsageError
 
 _FIGURES = ("step", "memory", "graph")
 
@@ -27,7 +28,6 @@ def draw(
     from halopipe.reports import report as reporting
     from halopipe.terminal import console, units
     from halopipe.terminal.output_files import claimed
-    from planner.ir.errors import UsageError
 
     wanted = what or output.stem
     if not what and wanted not in _FIGURES:

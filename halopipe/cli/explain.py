@@ -9,6 +9,7 @@ import typer
 
 from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption, a_number
+from planner.ir.errors import UsageError
 
 
 def explain(
@@ -65,11 +66,10 @@ def explain(
     json: Json = False,
 ) -> None:
     """Say why this plan: the step as a picture, stages, memory, what binds, what else there was."""
-    from halopipe.planning import search_progress, solve
+    from halopipe.planning import plan_files, search_progress
     from halopipe.reports import explain as explaining
     from halopipe.reports import layer as describing
     from halopipe.terminal import console
-    from planner.ir.errors import UsageError
 
     if profile is not None and profile_option is not None:
         raise UsageError("two profiles are given", [str(profile), f"--profile {profile_option}"], ["keep one"])
@@ -79,14 +79,14 @@ def explain(
     if receptive_field:
         from planner.layers import receptive_field as fields
 
-        graph = solve.graph_in(plan, profile or profile_option, cluster)
+        graph = plan_files.graph_in(plan, profile or profile_option, cluster)
         field = fields.receptive_field(graph, receptive_field, describing.parse_box(box) if box else None)
         console.emit_json(describing.field_data(field)) if json else console.emit(describing.describe_field(field))
         return
     if box:
         raise UsageError("--box is of an output", [], ["add --receptive-field LAYER"])
-    found = solve.load_plan(plan)
-    source = solve.profile_of(found, plan, profile or profile_option, cluster)
+    found = plan_files.load_plan(plan)
+    source = plan_files.profile_of(found, plan, profile or profile_option, cluster)
     if (what_if or prices) and source is None:
         raise UsageError(
             f"{asked[0]} searches again, which needs the profile",

@@ -9,6 +9,8 @@ import typer
 
 from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, PlanPath, ProfileOption
+from planner.ir.errors import UsageError
+from planner.ir.timeline import TimelineFile
 
 if TYPE_CHECKING:
     from planner.ir.plan import Plan
@@ -64,7 +66,7 @@ def export(
     megatron, torchtitan, deepspeed: of a file that 'halopipe ways -o' wrote, in
     place of a plan: command-line options or settings, and what they cannot say.
     """
-    from halopipe.planning import solve
+    from halopipe.planning import plan_files
     from halopipe.terminal import units
     from halopipe.terminal.output_files import claimed
 
@@ -77,8 +79,8 @@ def export(
         if to not in (_TRACE, _TORCH):
             _write_options(plan, to, file)
             return
-        found = solve.load_plan(plan)
-        source = solve.profile_of(found, plan, profile, cluster) if to == _TORCH or timeline is None else None
+        found = plan_files.load_plan(plan)
+        source = plan_files.profile_of(found, plan, profile, cluster) if to == _TORCH or timeline is None else None
         if to == _TORCH:
             _write_torch(found, source, file)
         else:
@@ -86,13 +88,11 @@ def export(
 
 
 def _write_trace(plan: Plan, profile: Profile | None, timeline: Path | None, output: Path) -> None:
-    from halopipe.planning import solve
+    from halopipe.planning import plan_files, solve
     from halopipe.terminal import console
     from planner.export.chrome_trace import chrome_trace
     from planner.ir.codec import load
-    from planner.ir.errors import UsageError
     from planner.ir.files import write_text
-    from planner.ir.timeline import TimelineFile
 
     if timeline is not None:
         file = load(timeline, TimelineFile)
@@ -105,7 +105,7 @@ def _write_trace(plan: Plan, profile: Profile | None, timeline: Path | None, out
             ["a plan file holds the order of actions, not their times"],
             ["--timeline timeline.json (of a run)", "--profile profile.json (predicted)"],
         )
-    write_text(output, chrome_trace(timelines, solve.device_names(plan)))
+    write_text(output, chrome_trace(timelines, plan_files.device_names(plan)))
     console.wrote(output, "open it at https://ui.perfetto.dev")
 
 
@@ -125,7 +125,6 @@ def _write_options(ways: Path, to: str, output: Path) -> None:
 def _write_torch(plan: Plan, profile: Profile | None, output: Path) -> None:
     from halopipe.terminal import console
     from planner.export.torch_pipelining import torch_pipelining
-    from planner.ir.errors import UsageError
     from planner.ir.files import write_text
 
     if profile is None:

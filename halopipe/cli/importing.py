@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from halopipe.cli import completion
+from planner.ir.cluster import Cluster, DeviceSpec
+from planner.ir.errors import FormatError, UsageError
+from planner.ir.validation import faults
 
 _FORMATS = ("pipedream", "sailor")
 
@@ -52,10 +55,7 @@ def import_(
     from planner.baselines import sailor
     from planner.baselines.common.as_profile import as_profile
     from planner.baselines.pipedream import format as pipedream
-    from planner.ir.cluster import Cluster, DeviceSpec
     from planner.ir.codec import dump
-    from planner.ir.errors import FormatError, UsageError
-    from planner.ir.validation import faults
 
     with claimed([output], [file]):
         require_known("format to import", [format_], _FORMATS)

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from halopipe.cli import completion
+from halopipe.reports import notebook as notebooks
+from planner.ir.errors import UsageError, WorkerError
 
 
 def notebook(
@@ -29,20 +31,18 @@ def notebook(
     output: Annotated[Path, typer.Option("-o", "--output", help="Notebook to write.")] = Path("strategies.ipynb"),
 ) -> None:
     """Write a notebook that plans from a profile, compares strategies, and asks what if; and run it."""
-    from halopipe.planning import solve
-    from halopipe.reports import notebook as notebooks
+    from halopipe.planning import plan_files
     from halopipe.terminal import console
     from halopipe.terminal.output_files import claimed
-    from planner.ir.errors import UsageError, WorkerError
     from planner.ir.files import write_text
 
     if output.suffix != ".ipynb":
         raise UsageError(f"notebooks are called .ipynb, not {output.name!r}", [], [f"-o {output.stem}.ipynb"])
     ran = plans or []
     with claimed([output], [profile, *ran]):
-        solve.load_profile(profile)
+        plan_files.load_profile(profile)
         for plan in ran:
-            solve.load_profile(profile, solve.load_plan(plan))  # which says that it is of another profile
+            plan_files.load_profile(profile, plan_files.load_plan(plan))  # which says that it is of another profile
         written = notebooks.strategies(profile, ran, output.parent)
         try:
             if run:

@@ -27,6 +27,7 @@ from halopipe.run_spec.options import (
     option_of,
     spec,
 )
+from planner.ir.errors import HalopipeError
 
 
 def a_number(value: float) -> float:
@@ -40,7 +41,6 @@ def _from_job(context: typer.Context, path: Path) -> Path:
     """Of a job file the plan that it names; its options become the defaults of those of the command line."""
     from halopipe.run_spec import job_file
     from halopipe.terminal import console
-    from planner.ir.errors import HalopipeError
 
     if context.resilient_parsing or path.suffix not in job_file.SUFFIXES:
         return path

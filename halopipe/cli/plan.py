@@ -35,14 +35,14 @@ def plan(
     json: Json = False,
 ) -> None:
     """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""
-    from halopipe.planning import measure_missing, solve
+    from halopipe.planning import measure_missing, plan_files
     from halopipe.terminal.output_files import claimed
 
     files = _Files(profile, cluster, output, json)
     with claimed([output], [profile, cluster], replaced=[profile] if options.measure_missing else []):
         if options.measure_missing:
             measure_missing.require_possible(cluster, options.pareto)
-        loaded = solve.load_profile(profile, cluster=cluster)
+        loaded = plan_files.load_profile(profile, cluster=cluster)
         if options.ways:
             _by_ways(loaded, options, files)
         elif options.pareto is not None:
@@ -124,10 +124,10 @@ class _Files:
 
     def dump(self, found: Plan, path: Path) -> Plan:
         """Writes a plan, which remembers where its profile is, unless it is for other machines."""
-        from halopipe.planning import solve
+        from halopipe.planning import plan_files
         from planner.ir.codec import dump
 
-        found = found if self.cluster is not None else solve.remembering(found, self.profile, path)
+        found = found if self.cluster is not None else plan_files.remembering(found, self.profile, path)
         dump(found, path)
         return found
 

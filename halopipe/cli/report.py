@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from halopipe.cli.options import ClusterOption, ProfileOption
+from planner.ir.errors import UsageError
 
 
 def report(
@@ -31,7 +32,6 @@ def report(
     from halopipe.reports import report as reporting
     from halopipe.terminal import console
     from halopipe.terminal.output_files import claimed
-    from planner.ir.errors import UsageError
     from planner.ir.files import write_text
 
     with claimed([output], [*files, profile, cluster]):

@@ -6,6 +6,7 @@ Its options are those of :mod:`halopipe.run_spec.options`, from the command line
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ import typer
 
 from halopipe.cli.options import HostsOption, JobPath, Json, given_options, with_options
 from halopipe.run_spec.options import RunFiles, RunOptions
+from planner.ir.errors import UsageError
 
 
 @with_options
@@ -34,16 +36,13 @@ def run(
 
     A plan of forward passes alone (--schedule forward) is evaluated: its steps are timed, nothing is trained.
     """
-    from dataclasses import replace
-
     from halopipe.launch.job_environment import hosts_refused
-    from halopipe.planning import calibration, solve
+    from halopipe.planning import calibration, plan_files, solve
     from halopipe.reports import run as training
     from halopipe.terminal import console
     from halopipe.terminal.output_files import claimed, made
     from halopipe.training.metrics import folder_of
     from planner.ir.codec import dump
-    from planner.ir.errors import UsageError
     from planner.ir.files import write_text
 
     if write_job is not None:
@@ -65,11 +64,11 @@ def run(
     metrics = Path(options.metrics) if options.metrics and events is None else None
     replaced = [plan] if files.update else []
     with claimed([output, trace, made(metrics)], [plan, profile], [events, traces], replaced):
-        planned = solve.load_plan(plan)
+        planned = plan_files.load_plan(plan)
         if hosts is not None:
             raise hosts_refused(hosts, f"run {shlex.quote(str(plan))}", planned.decision)
         predicted = training.predicted_timeline(planned)
-        source = solve.profile_of(planned, plan, profile)
+        source = plan_files.profile_of(planned, plan, profile)
         if source is not None:
             predicted = solve.predict_again(planned, source)[1]
         again = None
@@ -96,7 +95,7 @@ def run(
             from planner.export.chrome_trace import chrome_trace
 
             timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]
-            write_text(trace, chrome_trace(timelines, solve.device_names(planned)))
+            write_text(trace, chrome_trace(timelines, plan_files.device_names(planned)))
         if files.update and is_other:
             console.remark(f"{plan} stays as it is: the job ended under another plan")
         elif files.update:
@@ -119,16 +118,15 @@ def run(
 
 
 def _write_job(path: Path, plan: Path, context: typer.Context) -> None:
-    from halopipe.planning import solve
+    from halopipe.planning import plan_files
     from halopipe.run_spec import job_file
     from halopipe.terminal import console
     from halopipe.terminal.output_files import claimed
-    from planner.ir.errors import UsageError
 
     if path.suffix not in job_file.SUFFIXES:
         raise UsageError(f"--write-job {path} is no name of a job file", [], [f"--write-job {path.stem}.yaml"])
     with claimed([path], [plan]):
-        solve.load_plan(plan)
+        plan_files.load_plan(plan)
         job_file.write(path, plan, given_options(context))
         console.wrote(path, console.command("run", path))
 

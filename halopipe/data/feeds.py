@@ -29,6 +29,7 @@ from runtime.pipeline.messages import dtype_of
 from runtime.pipeline.microbatches import Batch, InputSpecs, Shapes
 from runtime.pipeline.sample_weights import inputs_counted
 from runtime.stage.captured import CapturedModel
+from runtime.stage.index_ranges import index_ranges
 from runtime.stage.shapes import varying_dims
 from runtime.transport import Key, Transport
 
@@ -249,7 +250,7 @@ def agreement_of(consumer: Consumer, step: int, **options: Any) -> Agreement:
 
 def consumer_of(decision: Decision, model: CapturedModel, transport: Transport, deadline_s: float) -> Consumer:
     """The consumer of this rank of ``transport``."""
-    inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
+    inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model), index_ranges(model))
     preparation = None if model.prepared is None else model.prepared.preparation
     counted = inputs_counted(model, decision)
     outputs = {name: value for name, value in model.outputs.items() if value}

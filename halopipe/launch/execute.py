@@ -36,7 +36,7 @@ from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.passes.versions import updates_within
 from profiler import LoadedModel, load_model
-from profiler.source.model import Loss, own_loss
+from profiler.source.losses import Loss, own_loss
 from profiler.source.parts import model_of
 from runtime.numerics.finite import OnNan
 from runtime.optim.optimizer import Followed, MakeOptimizer

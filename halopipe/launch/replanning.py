@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from cuda_ops import device_description
 from cuda_ops.device.gpus import num_gpus
 from halopipe.launch.job_environment import JobRank, ranks_by_host
-from halopipe.planning import solve
+from halopipe.planning import plan_files
 from halopipe.planning.replan import Replan, Speeds, is_worth, replan
 from halopipe.run_spec.options import FREE, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress
@@ -187,7 +187,7 @@ class Replanner:
             same = ours.micro_batches == theirs.micro_batches
         if not alike or not same:
             return None
-        if not solve.is_of(self.profile, plan):
+        if not plan_files.is_of(self.profile, plan):
             return None
         return Replan(self.plan, plan, dict(speeds), self.plan.prediction.step_s)
 

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from halopipe.launch.spawn import nothing_left, spawn
+from halopipe.launch.combine import nothing_left
+from halopipe.launch.spawn import spawn
 from halopipe.run_spec.job import Done, Journal, cleared, job_folder, journal_path
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult, Saves, Score

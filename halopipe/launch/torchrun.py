@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, cast
 
 from cuda_ops._torch import PrefixStore
 from cuda_ops.device.host import die_with_parent
+from halopipe.launch.combine import combine, nothing_left
 from halopipe.launch.job_environment import GLOO, JobRank, address_of, choose_gloo_interface, is_loopback
 from halopipe.launch.replanning import Replanner, seated
 from halopipe.launch.restart import Journals
-from halopipe.launch.spawn import combine, nothing_left, one_device
+from halopipe.launch.spawn import one_device
 from halopipe.run_spec.job import JOB, Job, Journal, RankResult, job_folder
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult

@@ -61,18 +61,18 @@ def teach(plan: Plan, plan_path: Path, given: Path | None, options: RunOptions, 
 
     Several runs take their turns, each on what the one before left.  A profile that cannot be written is a word.
     """
-    from halopipe.planning import solve
+    from halopipe.planning import plan_files
 
     if reason := refused(plan, options, result):
         return Lesson(f"the profile learns nothing from this run: {reason}")
-    known = None if given is not None else solve.found_profile(plan, plan_path)
-    path = given or (known[0] if known is not None else plan_path.parent / solve.PROFILE)
+    known = None if given is not None else plan_files.found_profile(plan, plan_path)
+    path = given or (known[0] if known is not None else plan_path.parent / plan_files.PROFILE)
     if not path.is_file():
         return Lesson(f"no profile to learn from this run: {path} is none; name it with --profile")
     try:
         with in_turn(path, _PATIENCE_S):
             profile = load(path, Profile)
-            if not solve.is_of(profile, plan):
+            if not plan_files.is_of(profile, plan):
                 why = f"the plan was not made from {path}"
                 return Lesson(f"no profile to learn from this run: {why}; name it with --profile")
             found = calibrated(profile, plan, result)

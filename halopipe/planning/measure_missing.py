@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from halopipe.planning import solve as planning
 from halopipe.terminal import units
+from halopipe.terminal.console import Reporter
 from planner.costs.cost_model import PriceBook
 from planner.costs.stages.coverage import Unmeasured, unmeasured
 from planner.ir.codec import dump
@@ -109,7 +110,6 @@ def measure_here(quick: bool = False, quiet: bool = False) -> Measure:
     """Measures in processes of this machine, with progress on stderr unless ``quiet``."""
 
     def measure(profile: Profile, kind: str, wanted: Unmeasured) -> FoundMissing:
-        from halopipe.terminal.console import Reporter
         from profiler.shards.missing import FoundMissing, measure_calls, measure_missing
 
         with Reporter("measuring what is missing", quiet=quiet) as reporter:

@@ -24,12 +24,13 @@ from halopipe.planning import problem as problems
 from halopipe.planning import solve
 from halopipe.planning.compare import differences
 from halopipe.terminal import units
+from planner.costs.cost_model import PriceBook
 from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision, Plan
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, Problem
 from planner.ir.profile import Profile
-from planner.solvers.candidates.candidate import Recomputes
+from planner.solvers.candidates.candidate import Candidate, Recomputes, group_shares
 
 if TYPE_CHECKING:
     from planner.solvers.candidates.candidate import Candidate
@@ -188,7 +189,6 @@ def _recut(problem: Problem, decision: Decision) -> Plan | None:
     Ranks that are gone leave their share to the others of their stage; the layers of a stage that is gone as a whole
     go to the stage before it, those of the first ones to the next.
     """
-    from planner.costs.cost_model import PriceBook
     from planner.solvers.candidates.evaluate import Evaluator
     from planner.solvers.candidates.explain import heuristic_plan
 
@@ -209,7 +209,6 @@ def _recut(problem: Problem, decision: Decision) -> Plan | None:
 
 
 def _candidate(problem: Problem, book: Any, decision: Decision) -> Candidate | None:
-    from planner.solvers.candidates.candidate import Candidate, group_shares
     from planner.solvers.candidates.feasibility import usable
 
     if any(set(placed.cuts) - {SAMPLE} or placed.ways > 1 or placed.margin for placed in decision.layers.values()):

@@ -7,9 +7,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from halopipe.terminal import tables, units
+from planner.costs.cost_model import PriceBook
+from planner.costs.shards.option import Option
 from planner.ir.errors import CorruptFileError, UsageError
 from planner.ir.files import read_text, write_text
 from planner.ir.plan import Plan
@@ -32,6 +34,9 @@ from planner.transformers import (
 from planner.transformers.layers import EXCHANGE
 from planner.transformers.search import TIE
 from planner.transformers.step import BUBBLE, GRADIENTS, SENDS
+
+if TYPE_CHECKING:
+    from planner.solvers.candidates.candidate import Candidate
 
 _MOST_BYTES = 16 * 2**20
 _FULL = 0.9
@@ -191,38 +196,21 @@ def plan_by(
         InfeasibleError: it does not fit.
     """
     from halopipe.planning.problem import make_problem
-    from planner.costs.cost_model import PriceBook
-    from planner.costs.shards.option import Option
-    from planner.solvers.candidates.candidate import Candidate, Recomputes
     from planner.solvers.candidates.evaluate import Evaluator
     from planner.solvers.candidates.explain import heuristic_plan, infeasible
-    from planner.transformers.placement import groups_of, placements, schedule_of
+    from planner.transformers.placement import schedule_of
 
-    path = Path(given)
     if "=" in given or not given.endswith(".json"):
         ways, batch = ways_of(given), global_batch or profile.graph.samples
     else:
-        _, ways, of_file = read(path)
+        _, ways, of_file = read(Path(given))
         batch = global_batch or of_file
-    available = len(profile.cluster.devices)
-    if ways.devices > available:
-        raise UsageError(
-            f"{ways} takes {ways.devices} devices",
-            [f"the profile's cluster has {available}"],
-            ["profile --workers, or --cluster", "a way on fewer devices"],
-        )
-    size, count = ways.micro_batch * ways.data, ways.micro_batches(batch)
-    if micro_batch and list(micro_batch) != [size]:
-        raise UsageError(
-            f"--micro-batch is {', '.join(map(str, micro_batch))}, and {ways} has {size}",
-            [f"{ways.data} replicas x micro_batch {ways.micro_batch}"],
-            [f"--micro-batch {size}", "micro_batch=... among the parts of the way"],
-        )
-    placed = placements(profile.graph, ways)
+    _require_room(profile, ways, micro_batch)
+    candidate = _candidate(profile, ways, ways.micro_batches(batch))
     problem = make_problem(
         profile,
         global_batch=batch,
-        micro_batch=[size],
+        micro_batch=[ways.micro_batch * ways.data],
         schedules=[schedule_of(ways)],
         num_ranks=ways.devices,
         memory_bytes=memory_bytes,
@@ -231,13 +219,43 @@ def plan_by(
         shard="always" if ways.zero else "never",
         zero=max(1, ways.zero),
     )
-    groups = groups_of(ways)
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    found = evaluator.evaluate(candidate)
+    if not found.fits:
+        raise infeasible(problem, found)
+    return heuristic_plan(evaluator, found, "ways", f"as asked for: {ways}")
+
+
+def _require_room(profile: Profile, ways: Ways, micro_batch: Sequence[int]) -> None:
+    """Raises :class:`UsageError` where the cluster has too few devices, or micro-batches of another size are wanted."""
+    available = len(profile.cluster.devices)
+    if ways.devices > available:
+        raise UsageError(
+            f"{ways} takes {ways.devices} devices",
+            [f"the profile's cluster has {available}"],
+            ["profile --workers, or --cluster", "a way on fewer devices"],
+        )
+    size = ways.micro_batch * ways.data
+    if micro_batch and list(micro_batch) != [size]:
+        raise UsageError(
+            f"--micro-batch is {', '.join(map(str, micro_batch))}, and {ways} has {size}",
+            [f"{ways.data} replicas x micro_batch {ways.micro_batch}"],
+            [f"--micro-batch {size}", "micro_batch=... among the parts of the way"],
+        )
+
+
+def _candidate(profile: Profile, ways: Ways, count: int) -> Candidate:
+    """What the way makes of the network, in ``count`` micro-batches."""
+    from planner.solvers.candidates.candidate import Candidate, Recomputes
+    from planner.transformers.placement import groups_of, placements, schedule_of
+
+    size, placed, groups = ways.micro_batch * ways.data, placements(profile.graph, ways), groups_of(ways)
     recomputes = {
         Recompute.NONE: Recomputes.NOTHING,
         Recompute.SELECTIVE: Recomputes.CORES,
         Recompute.FULL: Recomputes.ALL,
     }
-    candidate = Candidate(
+    return Candidate(
         tuple(placed[layer.name].stage for layer in profile.graph.layers),
         groups,
         tuple((ways.micro_batch,) * ways.data if ways.tensor == 1 else (size,) for _ in groups),
@@ -246,11 +264,6 @@ def plan_by(
         recompute=(recomputes[ways.recompute],) * len(groups),
         options=tuple(Option.placed(placed[layer.name]) for layer in profile.graph.layers) if ways.tensor > 1 else (),
     )
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = evaluator.evaluate(candidate)
-    if not found.fits:
-        raise infeasible(problem, found)
-    return heuristic_plan(evaluator, found, "ways", f"as asked for: {ways}")
 
 
 def ways_of(text: str) -> Ways:

@@ -10,6 +10,7 @@ from halopipe.planning import edits, problem, solve
 from halopipe.planning.compare import differences
 from halopipe.terminal import units
 from planner.ir.cluster import DATASHEET
+from planner.ir.codec import plain
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
@@ -81,8 +82,6 @@ class Answer:
 
     def data(self) -> dict[str, Any]:
         """The answer as plain data for JSON."""
-        from planner.ir.codec import plain
-
         other = self.other
         return {
             "question": self.question,

@@ -203,6 +203,12 @@ def plans_chart(points: Sequence[Point], bound_s: float) -> Any:
                 line_color=colour,
                 name=f"plans {role}",
             )
+    _name_plans(chart, points, xs, ys, (left + right) / 2)
+    return chart
+
+
+def _name_plans(chart: Any, points: Sequence[Point], xs: Any, ys: Any, middle: float) -> None:
+    """Names beside the plans that are no points of a front alone, unless they are too many."""
     taken: set[tuple[float, int]] = set()
     named = []
     for number, point in sorted(enumerate(points), key=lambda pair: pair[1].role == "alternative"):  # a rival's first
@@ -210,28 +216,28 @@ def plans_chart(points: Sequence[Point], bound_s: float) -> Any:
         if point.role != "front" and place not in taken:
             taken.add(place)
             named.append(number)
-    if len(named) <= _MOST_NAMED:
-        late = xs[named] > (left + right) / 2  # their names end where others begin
-        texts: dict[str, Any] = {
-            "x": xs[named],
-            "y": ys[named],
-            "text": [points[number].name for number in named],
-            "align": ["right" if each else "left" for each in late],
-            "aside": np.where(late, -9, 9),
-        }
-        chart.text(
-            "x",
-            "y",
-            "text",
-            source=ColumnDataSource(texts),
-            text_align="align",
-            x_offset="aside",
-            y_offset=-5,
-            text_font_size="11px",
-            name="names",
-            level="overlay",
-        )
-    return chart
+    if len(named) > _MOST_NAMED:
+        return
+    late = xs[named] > middle  # their names end where others begin
+    texts: dict[str, Any] = {
+        "x": xs[named],
+        "y": ys[named],
+        "text": [points[number].name for number in named],
+        "align": ["right" if each else "left" for each in late],
+        "aside": np.where(late, -9, 9),
+    }
+    chart.text(
+        "x",
+        "y",
+        "text",
+        source=ColumnDataSource(texts),
+        text_align="align",
+        x_offset="aside",
+        y_offset=-5,
+        text_font_size="11px",
+        name="names",
+        level="overlay",
+    )
 
 
 def front_of(points: Sequence[Point]) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from halopipe.planning import calibration, solve
+from halopipe.planning import calibration, plan_files, solve
 from halopipe.planning.compare import tie_text
 from halopipe.planning.problem import standing_text
 from halopipe.reports.predicted_vs_measured import apart_text
@@ -40,7 +40,7 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
     prediction, timeline = solve.predict_again(plan, profile) if profile is not None else (plan.prediction, None)
     blocks = [headline(plan, prediction), stale(plan.prediction, prediction)]
     if timeline is not None:
-        picture = tables.gantt(timeline, solve.device_names(plan), width - 2)
+        picture = tables.gantt(timeline, plan_files.device_names(plan), width - 2)
         blocks.append("Step (predicted)\n" + _indented(picture))
     blocks += [
         "\n".join(
@@ -165,7 +165,7 @@ def _weights_line(plan: Plan, prediction: Prediction) -> str:
     two = [one for one in prediction.ranks if one.on_chip_limit_bytes and plan.decision.program[one.rank]]
     if not two:
         return ""
-    names = solve.device_names(plan)
+    names = plan_files.device_names(plan)
     near = [
         f"{names[one.rank]} ({units.size(one.on_chip_bytes)} of {units.size(one.on_chip_limit_bytes)})"
         for one in two
@@ -321,7 +321,7 @@ def recomputed_lines(plan: Plan, profile: Profile) -> list[str]:
 
 
 def _ranks(plan: Plan, prediction: Prediction) -> str:
-    devices = solve.device_names(plan)
+    devices = plan_files.device_names(plan)
     step_s = prediction.step_s or 1.0  # of nothing each part is nothing
     header = ["rank", "device", "compute", "communication", "bubble", "idle", "memory"]
     cells = [

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from halopipe.terminal import tables, units
+from planner.costs.cost_model import PriceBook
+from planner.costs.shards.option import Option
 from planner.export.rows import layout_text, tiles_text
 from planner.ir.box import Box
 from planner.ir.constraints import FAMILIES
@@ -18,6 +20,7 @@ from planner.ir.problem import DIVIDED, Problem
 from planner.ir.profile import Profile
 from planner.ir.schedule import Op
 from planner.layers.receptive_field import ReceptiveField
+from planner.passes import in_flight
 from planner.solvers.layouts.stage import LEAST, NONE, WHOLE, Question, Rival, rivals
 
 
@@ -154,8 +157,6 @@ def splits_of(plan: Plan, profile: Profile, name: str) -> tuple[Split, ...]:
         MissingMeasurementError: the profile does not say what the layer costs as planned.
     """
     from halopipe.planning.problem import problem_of
-    from planner.costs.cost_model import PriceBook
-    from planner.costs.shards.option import Option
     from planner.costs.stages.placement import LayoutBook
 
     decision = plan.decision
@@ -244,8 +245,6 @@ def _share(seconds: float, step_s: float) -> str:
 
 def _question(problem: Problem, decision: Decision, stage: int, layers: tuple[int, ...]) -> Question:
     """What is asked of a stage of a plan."""
-    from planner.passes import in_flight
-
     rows = decision.rows()
     ops = {action.op for row in rows for action in row if action.stage == stage}
     backward = WHOLE if Op.BACKWARD in ops else LEAST if Op.BACKWARD_INPUT in ops else NONE

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halopipe.planning import solve
+from halopipe.planning import plan_files, solve
 from halopipe.planning.compare import Comparison, tie_text
 from halopipe.reports import explain, figures, graph_layout
 from halopipe.reports.figures import OPERATIONS, WORDS, stage_colour
@@ -97,9 +97,9 @@ def read(
     first, plan = next(iter(plans.items()))
     if profiles:
         given = found[profiles[0]] if cluster is None else on_cluster(found[profiles[0]], cluster)
-        remembered = solve.require_profile(given, plan, profiles[0])
+        remembered = plan_files.require_profile(given, plan, profiles[0])
     elif remembered is None:
-        remembered = solve.profile_of(plan, first, None, cluster)
+        remembered = plan_files.profile_of(plan, first, None, cluster)
     if runs:
         require_timeline_of(plan, found[runs[0]], runs[0])
     base = Counter(Path(name).name for name in plans)
@@ -224,7 +224,7 @@ def figure_of(sources: Sources, what: str) -> Figure:
         return figures.graph(plan, graph_layout.layer_edges(plan, profile))
     prediction, fresh = solve.predict_again(plan, profile) if profile is not None else (plan.prediction, None)
     timelines = _timelines(fresh, sources.timelines)
-    devices = solve.device_names(plan)
+    devices = plan_files.device_names(plan)
     if what == "memory":
         limits = [rank.memory_limit_bytes for rank in prediction.ranks]
         known = [timeline for timeline in timelines if timeline.memory]
@@ -314,7 +314,7 @@ def _beside(
 
 def _ranks(plan: Plan, prediction: Prediction) -> Iterator[dict[str, Any]]:
     """A line a rank: where its time goes, and its memory."""
-    devices, step_s = solve.device_names(plan), prediction.step_s or 1.0
+    devices, step_s = plan_files.device_names(plan), prediction.step_s or 1.0
     for rank in prediction.ranks:
         seconds = (rank.compute_s, rank.communication_s, rank.bubble_s, rank.idle_s)
         parts = [(name, 100 * s / step_s) for name, s in zip(_PARTS, seconds, strict=True)]
@@ -442,7 +442,7 @@ def _data(sources: Sources, points: Sequence[Point], rows: Iterable[Any]) -> dic
             {"name": f"stage {row.stage}", "devices": ", ".join(row.devices), "colour": stage_colour(row.stage)}
             for row in rows
         ],
-        "devices": solve.device_names(plan),
+        "devices": plan_files.device_names(plan),
         "limits": [units.size(rank.memory_limit_bytes) for rank in plan.prediction.ranks],
         "sent": {
             f"{h.src}>{h.dst}": [units.size(h.forward_bytes), units.size(h.backward_bytes)]

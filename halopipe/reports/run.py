@@ -7,7 +7,7 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from halopipe.planning import calibration, solve
+from halopipe.planning import calibration, plan_files
 from halopipe.reports.explain import optimisation_line
 from halopipe.reports.predicted_vs_measured import apart_text, timeline_table
 from halopipe.terminal import console, tables, units
@@ -110,7 +110,7 @@ def report(
         lines.append(result.not_lone)
     for timeline in (predicted, file.measured):
         if timeline.spans:
-            lines += ["", f"{timeline.source}:", tables.gantt(timeline, solve.device_names(plan)), ""]
+            lines += ["", f"{timeline.source}:", tables.gantt(timeline, plan_files.device_names(plan)), ""]
     if result.losses:
         lines.append(_losses(result))
     lines += _numbers(result)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from planner.ir.plan import Measured, Prediction, RankMeasured
-from planner.ir.schedule import Action, Op
 from planner.ir.timeline import Drift, LeftOut, LonePasses, Restart, Slow, Timeline, TimelineFile
 
 if TYPE_CHECKING:
@@ -188,16 +187,3 @@ class RunResult:
         if not prediction.is_of(self.transport, self.kinds):
             return None
         return step_s / prediction.step_s - 1 if prediction.step_s else 0.0
-
-
-def stage_medians(timelines: list[Timeline], num_stages: int, ops: tuple[Op, ...]) -> tuple[float, ...]:
-    """By stage, the median duration of actions of the given ops; several ops (``I`` and ``W``) add up."""
-    durations: dict[tuple[int, Op], list[float]] = {}
-    for timeline in timelines:
-        for span in timeline.spans:
-            action = Action.parse(span.action)
-            durations.setdefault((action.stage, action.op), []).append(span.stop_s - span.start_s)
-    return tuple(
-        sum(statistics.median(durations[stage, op]) for op in ops if (stage, op) in durations)
-        for stage in range(num_stages)
-    )

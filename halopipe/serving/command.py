@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from halopipe.planning import solve
+from halopipe.planning import plan_files
 from halopipe.serving import feeds
 from halopipe.serving.feeds import Draining
 from halopipe.serving.options import ServeOptions
@@ -34,7 +34,7 @@ def serve(path: Path, options: ServeOptions, *, json: bool) -> None:
     """
     require_fitting(options)
     most_bytes = units.parse_size(options.max_request)
-    planned = solve.load_plan(path)
+    planned = plan_files.load_plan(path)
     if options.learn:
         console.remark(_LEARNS)
     door = None

@@ -32,6 +32,7 @@ from typing import Any, ParamSpec, Self
 import typer
 
 from halopipe.terminal import units
+from planner.ir.errors import HalopipeError
 
 _LINE_EVERY_S = 10.0
 _PACES = 64  # of the last updates
@@ -220,8 +221,6 @@ def reported(verb: Callable[P, None]) -> Callable[P, None]:
 
 def report(error: Exception) -> int:
     """Writes what went wrong to stderr; returns the exit code."""
-    from planner.ir.errors import HalopipeError
-
     if isinstance(error, HalopipeError):
         remark(error.render())
         return error.exit_code

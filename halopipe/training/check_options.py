@@ -27,6 +27,7 @@ from halopipe.terminal import units
 from halopipe.training.metrics import require_writer
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
+from planner.ir.profile import Optimizer
 from planner.passes.versions import updates_within
 
 
@@ -154,7 +155,6 @@ def _require_known_compiler(name: str) -> None:
 
 def _require_known_optimizer(options: RunOptions) -> None:
     from halopipe.training.optimizer_spec import makers_of
-    from planner.ir.profile import Optimizer
 
     if options.optimizer or options.scheduler:
         makers_of(options, Optimizer())

@@ -95,8 +95,14 @@ class Loop:
             self._end()
 
     def _run_all(self) -> RankResult:
-        options, first = self.options, self.engine.num_steps
-        compared: tuple[Compared, ...] = ()
+        first = self.engine.num_steps
+        compared = self._train(first)
+        self._finish()
+        return self._result(first, compared)
+
+    def _train(self, first: int) -> tuple[Compared, ...]:
+        """The steps from ``first`` on; what the first update differs in from one device's, where it was compared."""
+        options, compared = self.options, ()
         traces = None
         if options.profile_steps:
             from halopipe.training.torch_traces import TorchTraces  # late: most runs trace nothing
@@ -129,6 +135,11 @@ class Loop:
                 self._evaluate()
             if self.checkpoints is not None and self.checkpoints.is_due:
                 self._save(self.checkpoints)
+        return compared
+
+    def _finish(self) -> None:
+        """What follows the last step: the others' word on it, the last evaluation, checkpoint and stages alone."""
+        options = self.options
         self.engine.settle()
         self._confirm()
         if options.eval_data and not (self._scores and self._scores[-1].step == options.steps):
@@ -137,6 +148,8 @@ class Loop:
             self._save(self.checkpoints, is_last=True)
         if self.lone is not None:
             self.lone.after(self.engine, forgets=options.accumulate == 1)
+
+    def _result(self, first: int, compared: tuple[Compared, ...]) -> RankResult:
         return RankResult(
             self.consumer.transport.rank,
             self._losses,
@@ -181,10 +194,10 @@ class Loop:
         if self.trained:
             return self.engine.step_on(batch)
         found = self.engine.evaluate_on(batch)
-        return StepResult(found.loss, found.step_s, found.spans, (), peak_bytes=found.peak_bytes)
+        return StepResult(found.loss, found.step_s, found.spans, peak_bytes=found.peak_bytes)
 
     def _note(self, number: int, batch: Batch, result: StepResult) -> None:
-        self._results.append(StepResult(result.loss, result.step_s, (), (), left_out=result.left_out))
+        self._results.append(StepResult(result.loss, result.step_s, (), left_out=result.left_out))
         if result.left_out:
             self._left_out.append(LeftOut(number + 1, result.left_out))
             self.activity.left_out = tuple(self._left_out[-SHOWN:])

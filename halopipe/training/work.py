@@ -110,7 +110,7 @@ class _Work:
         seed = options.seed if saved is None else saved.seed(options.seed)
         position = Position() if saved is None else saved.position
         self._activity.begin("opening the data")
-        supply = self._supply(opened, prepared, seed)
+        supply = Supply(opened.consumer, options, prepared.model, seed)
         lone = self._lone(opened, prepared, 0 if saved is None else saved.step)
         del prepared
         gc.collect()  # what others train need not stay alive here; modules and graphs lie in cycles
@@ -129,9 +129,6 @@ class _Work:
         if word and self._place.rank == 0:
             _log.warning("%s", word)
             self._activity.tell(word)
-
-    def _supply(self, opened: Opened, prepared: Prepared, seed: int) -> Supply:
-        return Supply(opened.consumer, self._job.options, prepared.model, seed)
 
     def _lone(self, opened: Opened, prepared: Prepared, num_done: int) -> Timer | None:
         """What times the stages of this rank alone; None where nobody is to."""

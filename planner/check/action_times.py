@@ -13,7 +13,7 @@ from planner.costs.stages.input_pipeline import spare_cores
 from planner.ir.cluster import GRADIENT_SUMS
 from planner.ir.graph import Layer
 from planner.ir.plan import samples_in
-from planner.ir.schedule import RECEIVE, Action, Op
+from planner.ir.schedule import ADDS_GRADIENTS, RECEIVE, Action, Op
 
 _SECONDS = {
     Op.FORWARD: "forward_s",
@@ -224,7 +224,7 @@ def adding_to_gradients(row: Sequence[Action]) -> Iterator[int]:
     for index, action in enumerate(row):
         if action.op is Op.UPDATE:
             made.discard(action.stage)
-        elif action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
+        elif action.op in ADDS_GRADIENTS:
             if action.stage in made:
                 yield index
             made.add(action.stage)

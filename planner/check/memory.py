@@ -9,18 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from planner.check.stage_memory import BUCKET_BYTES, Holding, Received, Rises, buckets_in, readers_of, still_there
+from planner.check.stage_memory import Holding, Received, Rises, buckets_in, readers_of, still_there
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
 from planner.ir.profile import Profile
-from planner.ir.program import Leg, Message, Program, receive_window, sent_by, taken_by
-from planner.ir.schedule import RECEIVE, SEND, Action, Op
+from planner.ir.program import (
+    ALONE_BYTES,
+    BUCKET_BYTES,
+    SPARE_BYTES,
+    Leg,
+    Message,
+    Program,
+    receive_window,
+    sent_by,
+    taken_by,
+)
+from planner.ir.schedule import ADDS_GRADIENTS, RECEIVE, SEND, Action, Op
 from planner.layers import prepared_inputs
 
-_ENDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
 _COMPUTES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
-_SMALL, _SPARE = 1 << 18, 1 << 20
 _Like = tuple[int, int, int, int]
 """Of a message: its receiver, its bytes, those of them in a frame, which the next message like it uses again, and of
 clouds, of which no two are alike, the micro-batch."""
@@ -79,7 +87,7 @@ class Account:
             self._beside.setdefault((action.op, action.stage, action.microbatch), []).append(action)
         self._versions = {stage: self._most_versions(stage) for stage in {action.stage for action in self._row}}
         self._risen: dict[tuple[int, Received, bool, bool, tuple[float, ...]], Rises] = {}
-        self._trains = any(action.op in (*_ENDS, Op.BACKWARD_INPUT) for action in self._row)
+        self._trains = any(action.op in (*ADDS_GRADIENTS, Op.BACKWARD_INPUT) for action in self._row)
 
     def _stage(self, number: int, microbatch: int) -> Holding:
         return self._holding(self._rank, number, microbatch)
@@ -173,8 +181,9 @@ class Account:
         now.seeds.pop(key, None)
         made = action.stage in now.gradients or (action.op is Op.BACKWARD_INPUT and action.stage in now.early)
         first = not made or self._versions[action.stage] > 1
-        sums = action.op in _ENDS and not any(
-            later.op in _ENDS and later.stage == action.stage for later in self._row[self._row.index(action) + 1 :]
+        sums = action.op in ADDS_GRADIENTS and not any(
+            later.op in ADDS_GRADIENTS and later.stage == action.stage
+            for later in self._row[self._row.index(action) + 1 :]
         )
         rises = self._rises(stage, self._received(Op.RECV_BACKWARD, *key), first, sums, self._in_buffers(*key))
         before, received = now.total(), self._received(Op.RECV_FORWARD, *key)
@@ -352,7 +361,7 @@ class Account:
             newest += action.op is Op.UPDATE
             if action.op is Op.FORWARD:
                 under_way[action.microbatch] = action.version
-            elif action.op in _ENDS:
+            elif action.op in ADDS_GRADIENTS:
                 under_way.pop(action.microbatch, None)
             most = max(most, len({newest, *under_way.values()}))
         return most
@@ -369,14 +378,14 @@ class Account:
 def _bytes(message: Message, forward: bool) -> tuple[int, int]:
     """Of a message: all, and those of tensors that are copied into a frame."""
     sizes = [part.num_bytes for part in (message.parts if forward else message.gradient_parts)]
-    return sum(sizes), sum(size for size in sizes if size < _SMALL)
+    return sum(sizes), sum(size for size in sizes if size < ALONE_BYTES)
 
 
 def _copied(message: Message) -> int:
     """Of tensors that go forward on their own, those that do not lie in one piece where they are sent from."""
-    return sum(part.num_bytes for part in message.parts if part.num_bytes >= _SMALL and part.is_copied)
+    return sum(part.num_bytes for part in message.parts if part.num_bytes >= ALONE_BYTES and part.is_copied)
 
 
 def _buffer(size: int, small: int, is_block: bool) -> int:
     """Of a received message: behind its frame as much again, behind tensors on their own an eighth, of blocks none."""
-    return size if is_block else size + min((size - small) // 8, _SPARE) + min(small, _SPARE)
+    return size if is_block else size + min((size - small) // 8, SPARE_BYTES) + min(small, SPARE_BYTES)

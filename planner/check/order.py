@@ -16,7 +16,7 @@ from planner.check.structure import has_layouts, is_in_parts
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Decision, Size, samples_in
 from planner.ir.program import Message, Part, Program, Route
-from planner.ir.schedule import COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, StageGraph
+from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, StageGraph
 from planner.passes import lower, validate
 
 _AHEAD = (Op.SEND_FORWARD, Op.RECV_FORWARD)
@@ -216,7 +216,7 @@ def _kept(program: Program, most: bool) -> tuple[int, ...]:
         first[stage] = sum(action.op is Op.FORWARD for action in row[: ends[0] if ends else len(row)])
         held = 0
         for action in row:
-            held += (action.op is Op.FORWARD) - (action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT))
+            held += (action.op is Op.FORWARD) - (action.op in ADDS_GRADIENTS)
             highest[stage] = max(highest[stage], held)
     longer = program.stages.slices - 1  # by so much is a warm-up longer where there are token slices
     return tuple(max(1, count - longer) for count in (highest if most else first))

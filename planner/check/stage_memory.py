@@ -11,9 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.ir.graph import Graph, Layer, producer
-
-BUCKET_BYTES = 8 << 20
-"""Most gradients that are copied together to be summed."""
+from planner.ir.program import BUCKET_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

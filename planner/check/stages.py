@@ -137,59 +137,68 @@ class Stages:
         ]
 
     def _held(self, rank: int, stage: int, microbatch: int) -> Holding:
+        of = self._held_by_part if self.has_layouts[stage] else self._held_by_samples
+        return of(rank, stage, microbatch)
+
+    def _held_by_part(self, rank: int, stage: int, microbatch: int) -> Holding:
+        """Of a stage whose layers have layouts."""
         kind, layers = self.kind(rank), self._as_they_run(stage)
         indices = [self.prices.index[layer.name] for layer in layers]
         recompute, size = self.decision.stages[stage].recompute, self.sizes[microbatch]
         rows = samples_in(size)
-        if self.has_layouts[stage]:
-            laid_out, member = self.of_size(stage, size), self.program.ranks[stage].index(rank)
-            blocks = self.decision.stages[stage].blocks
-            if blocks:
-                kept, of_layers = [0.0] * len(layers), None
-            else:
-                kept, of_layers = laid_out.saved_bytes(member), None if recompute else laid_out.levels(member)
-            if of_layers is not None:  # whose weight gradients are made with those of inputs
-                of_layers = [[one[0], one[1], one[1], 0.0, 0.0, *one[5:]] for one in of_layers]
-            made = laid_out.made_bytes(member) if of_layers is not None else []
-            parts = [] if of_layers is None else laid_out.parts(member)
-            reads = [] if of_layers is None else laid_out.reads(member)
-            saved = [] if of_layers is None else laid_out.own_bytes(member)
-            stays = _NOTHING_KEPT
-            if self.spans[stage] and isinstance(laid_out, LaidOut):
-                order = [self.layers[stage].index(layer) for layer in layers]
-                kept, made = [kept[at] for at in order], [made[at] for at in order] if made else []
-                of_layers = None if of_layers is None else [of_layers[at] for at in order]
-                parts = [parts[at] for at in order] if parts else []
-                reads = [reads[at] for at in order] if reads else []
-                saved = [saved[at] for at in order] if saved else []
-                stays = self._kept(stage, layers, of_layers, [laid_out.part(layer, member) for layer in layers])
-            is_shared = shares_memory(self.book.profile.cluster, self.program.ranks[stage])
-            sizes = set[Size]() if is_shared else set(self.sizes)
-            return Holding(
-                layers=layers,
-                saved=[laid_out.always_bytes()] if recompute else kept if of_layers or stays.kept else [sum(kept)],
-                levels=of_layers,
-                own=saved,
-                defers=() if of_layers is None else [False] * len(layers),
-                gradients=self.prices.gradients(kind, [samples for samples, _ in parts]),
-                parts=parts,
-                reads=reads,
-                workspace=laid_out.unrecorded_bytes(member) if blocks else laid_out.workspace_bytes(member),
-                left=sum(kept),
-                again=sum(kept) - laid_out.always_bytes() if recompute else 0.0,
-                prepared=self.book.preparations.num_bytes(indices, rows, len(self.program.ranks[stage])),
-                samples=rows,
-                standing=sum(self.of_size(stage, each).standing_bytes(member) for each in sizes),
-                made=made,
-                parameter_bytes=round(laid_out.parameter_bytes(member)),
-                sums_behind=len(self.program.ranks[stage]) > 1,
-                summed={name: each for name, each in laid_out.summed(member).items() if len(self.users[name]) == 1},
-                recompute=False,
-                has_layouts=True,
-                spans=self._places(stage, layers),
-                kept=stays.kept,
-                same=stays.same,
-            )
+        laid_out, member = self.of_size(stage, size), self.program.ranks[stage].index(rank)
+        blocks = self.decision.stages[stage].blocks
+        if blocks:
+            kept, of_layers = [0.0] * len(layers), None
+        else:
+            kept, of_layers = laid_out.saved_bytes(member), None if recompute else laid_out.levels(member)
+        if of_layers is not None:  # whose weight gradients are made with those of inputs
+            of_layers = [[one[0], one[1], one[1], 0.0, 0.0, *one[5:]] for one in of_layers]
+        made = laid_out.made_bytes(member) if of_layers is not None else []
+        parts = [] if of_layers is None else laid_out.parts(member)
+        reads = [] if of_layers is None else laid_out.reads(member)
+        saved = [] if of_layers is None else laid_out.own_bytes(member)
+        stays = _NOTHING_KEPT
+        if self.spans[stage] and isinstance(laid_out, LaidOut):
+            order = [self.layers[stage].index(layer) for layer in layers]
+            kept = [kept[at] for at in order]
+            if of_layers is not None:
+                of_layers, made = [of_layers[at] for at in order], [made[at] for at in order]
+                parts, reads = [parts[at] for at in order], [reads[at] for at in order]
+                saved = [saved[at] for at in order]
+            stays = self._kept(stage, layers, of_layers, [laid_out.part(layer, member) for layer in layers])
+        is_shared = shares_memory(self.book.profile.cluster, self.program.ranks[stage])
+        sizes = set[Size]() if is_shared else set(self.sizes)
+        return Holding(
+            layers=layers,
+            saved=[laid_out.always_bytes()] if recompute else kept if of_layers or stays.kept else [sum(kept)],
+            levels=of_layers,
+            own=saved,
+            defers=() if of_layers is None else [False] * len(layers),
+            gradients=self.prices.gradients(kind, [samples for samples, _ in parts]),
+            parts=parts,
+            reads=reads,
+            workspace=laid_out.unrecorded_bytes(member) if blocks else laid_out.workspace_bytes(member),
+            left=sum(kept),
+            again=sum(kept) - laid_out.always_bytes() if recompute else 0.0,
+            prepared=self.book.preparations.num_bytes(indices, rows, len(self.program.ranks[stage])),
+            samples=rows,
+            standing=sum(self.of_size(stage, each).standing_bytes(member) for each in sizes),
+            made=made,
+            parameter_bytes=round(laid_out.parameter_bytes(member)),
+            sums_behind=len(self.program.ranks[stage]) > 1,
+            summed={name: each for name, each in laid_out.summed(member).items() if len(self.users[name]) == 1},
+            recompute=False,
+            has_layouts=True,
+            spans=self._places(stage, layers),
+            kept=stays.kept,
+            same=stays.same,
+        )
+
+    def _held_by_samples(self, rank: int, stage: int, microbatch: int) -> Holding:
+        """Of a stage whose ranks run whole layers, each on samples of its own."""
+        kind, layers = self.kind(rank), self._as_they_run(stage)
+        indices = [self.prices.index[layer.name] for layer in layers]
         samples, own = self.samples_on(rank, stage, microbatch), self.own_bytes(stage)
         costs, levels = self.prices.columns(kind, samples, False), self.book.levels.at(kind, samples)
         deferring = self.book.tables.deferring(kind)
@@ -214,7 +223,7 @@ class Stages:
             zero=self.zero(stage),
             slices=len(self.program.ranks[stage]),
             on_chip=self.on_chip_bytes(rank) > 0,
-            recompute=recompute,
+            recompute=self.decision.stages[stage].recompute,
             spans=self._places(stage, layers),
             kept=stays.kept,
             same=stays.same,

@@ -17,9 +17,10 @@ from planner.ir.schedule import Op, Traits
 from planner.layers import (
     batch_wide_layers,
     check_samples_apart,
+    fixes_samples,
     kind,
     over_sites,
-    require_whole_batches,
+    require_micro_batches,
     throughout_sites,
 )
 from planner.layers.recomputed import span_faults
@@ -291,10 +292,11 @@ def require_possible(decision: Decision, graph: Graph) -> None:
     """Refuses a decision that ``graph`` cannot be run by.
 
     Raises:
-        UnsupportedModelError: the loss needs the whole batch, and the decision cuts it into micro-batches.
+        UnsupportedModelError: the decision has other micro-batches than the graph holds for, or several where the loss
+            needs the whole batch.
         CorruptFileError: layers cannot be divided, run in blocks, or computed again, as the decision says.
     """
-    require_whole_batches(decision, graph)
+    require_micro_batches(decision, graph)
     if decision.token_slices:
         from planner.layers.token_slices import require_sliceable  # late, as above
 
@@ -317,6 +319,10 @@ def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, 
     mixing, wide = frozenset(check_samples_apart(graph)), batch_wide_layers(graph)
     if wide and len(decision.micro_batches) > 1:
         yield wide[0], f"layer {wide[0]} needs the whole batch, which is in {len(decision.micro_batches)} micro-batches"
+    others = sorted(set(decision.micro_batches) - {graph.samples})
+    if fixes_samples(graph) and others:
+        first = graph.layers[0].name
+        yield first, f"layer {first} runs with {graph.samples} samples only, and a micro-batch has {others[0]}"
     for stage in range(len(decision.stages)):
         own = [name for name in decision.layers_of(stage) if name in mixing]
         if own and _shares_samples(decision, stage):

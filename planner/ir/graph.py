@@ -22,6 +22,9 @@ NEEDS_WHOLE_BATCH = "needs_whole_batch"
 """Attribute of a layer through which the loss of a batch is no weighted sum of the losses of its parts: all samples of
 a step have to be there at once, in one micro-batch."""
 
+FIXES_SAMPLES = "fixes_samples"
+"""Attribute of the layers of a graph that holds for micro-batches of ``Graph.samples`` samples alone."""
+
 SHARED_STATE = "shared_state"
 """Attribute of layers that use a buffer which one of them writes: its name.  They must be in one stage."""
 

@@ -42,6 +42,17 @@ def in_buckets(
     return tuple(map(tuple, buckets))
 
 
+ALONE_BYTES = 256 * 1024
+"""From here a tensor is sent from where it lies instead of being copied into the frame (:mod:`runtime.transport.gloo`).
+
+Measured on two cores of one host, there and back, median, copied against alone: 4 KiB 0.16 against 0.18 ms, 64 KiB 0.18
+against 0.19 ms, 256 KiB 0.27 against 0.26 ms, 4 MiB 5.4 against 4.4 ms, 64 MiB 178 against 123 ms.
+"""
+
+SPARE_BYTES = 2**20
+"""At most so many bytes follow a receive buffer, of a tensor on its own an eighth of it; untouched unless a message is
+wrong."""
+
 POSTED_BYTES = 16 * 2**20
 LEAST_POSTED = 4
 

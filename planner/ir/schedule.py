@@ -58,6 +58,8 @@ RECEIVE = frozenset({Op.RECV_FORWARD, Op.RECV_BACKWARD})
 MESSAGE = SEND | RECEIVE
 FORWARD_PASS = frozenset({Op.FORWARD, Op.SEND_FORWARD, Op.RECV_FORWARD, Op.PREPARE})
 PER_STEP = frozenset({Op.REDUCE_GRAD, Op.UPDATE})
+ADDS_GRADIENTS = frozenset({Op.BACKWARD, Op.BACKWARD_WEIGHT})
+"""The end of a micro-batch on a stage: its activations may go, and the gradients of parameters have been added to."""
 
 _OPS = "|".join(sorted((op.value for op in Op), key=len, reverse=True))
 _ACTION = re.compile(rf"(\d+)({_OPS})(\d*)(?:[<>](\d+)(!|~~?)?)?(?:@(\d+))?")

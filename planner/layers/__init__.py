@@ -25,25 +25,29 @@ from __future__ import annotations
 from planner.layers._kinds import Kind, has_halo, is_convolution, kind, kinds
 from planner.layers._rules import window
 from planner.layers._samples import (
+    MAPPED,
     batch_wide_layers,
     check_samples_apart,
+    fixes_samples,
     over_sites,
     prepared_inputs,
-    require_whole_batches,
+    require_micro_batches,
     throughout_sites,
 )
 
 __all__ = [
+    "MAPPED",
     "Kind",
     "batch_wide_layers",
     "check_samples_apart",
+    "fixes_samples",
     "has_halo",
     "is_convolution",
     "kind",
     "kinds",
     "over_sites",
     "prepared_inputs",
-    "require_whole_batches",
+    "require_micro_batches",
     "throughout_sites",
     "window",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.ir.box import Interval, whole
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import (
+    FIXES_SAMPLES,
     INTERLEAVES_SAMPLES,
     MIXES_SAMPLES,
     NEEDS_WHOLE_BATCH,
@@ -46,8 +47,23 @@ def batch_wide_layers(graph: Graph) -> tuple[str, ...]:
     return tuple(layer.name for layer in graph.layers if NEEDS_WHOLE_BATCH in layer.attributes)
 
 
-def require_whole_batches(decision: Decision, graph: Graph) -> None:
-    """Raises :class:`UnsupportedModelError` where parts of a batch do not make up its loss."""
+def fixes_samples(graph: Graph) -> bool:
+    """Whether it holds for micro-batches of as many samples as it was captured with alone."""
+    return any(FIXES_SAMPLES in layer.attributes for layer in graph.layers)
+
+
+def require_micro_batches(decision: Decision, graph: Graph) -> None:
+    """Raises :class:`UnsupportedModelError` where a graph cannot be run by the micro-batches of a plan.
+
+    Either it holds for one number of samples alone, or parts of a batch do not make up its loss.
+    """
+    others = sorted(set(decision.micro_batches) - {graph.samples})
+    if fixes_samples(graph) and others:
+        raise UnsupportedModelError(
+            f"the model was captured for {graph.samples} samples only, and the plan has micro-batches of {others[0]}",
+            ["its code fixes the number of samples"],
+            [f"plan again with --micro-batch {graph.samples}", "sizes from x.shape, and no Python loop over samples"],
+        )
     wide, count = batch_wide_layers(graph), len(decision.micro_batches)
     if wide and count > 1:
         raise UnsupportedModelError(
@@ -60,7 +76,10 @@ def require_whole_batches(decision: Decision, graph: Graph) -> None:
         )
 
 
-OVER_SITES = frozenset({"sparse_conv", "sparse_pool", "segment", "segment_expand"})
+MAPPED = frozenset({"sparse_conv", "sparse_pool"})
+"""Kinds whose work are pairs of a kernel map."""
+
+OVER_SITES = MAPPED | {"segment", "segment_expand"}
 """Kinds that read maps or segments, which the host prepares."""
 
 

@@ -20,9 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.ir.program import Program
-from planner.ir.schedule import COMPUTE, Action, Op
-
-_GRADIENT = frozenset({Op.BACKWARD, Op.BACKWARD_WEIGHT})
+from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, Action, Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ def versions_kept(rows: Iterable[Sequence[Action]], num_stages: int) -> tuple[in
                 _leave(users[stage], running.get(key))
                 running[key] = action.version
                 users[stage][action.version] += 1
-            elif action.op in _GRADIENT:
+            elif action.op in ADDS_GRADIENTS:
                 _leave(users[stage], running.pop(key, None))
             needed = len(users[stage]) + (newest[stage] not in users[stage])
             most[stage] = max(most[stage], needed)
@@ -115,7 +113,7 @@ def faults(program: Program, staleness_limits: Sequence[int] = ()) -> Iterator[F
             stage, m = action.stage, action.microbatch or 0
             if action.op is Op.UPDATE:
                 num_updates[stage] += 1
-            if action.op in _GRADIENT and (uncounted := num_updates[stage]) < len(ends) and m > ends[uncounted]:
+            if action.op in ADDS_GRADIENTS and (uncounted := num_updates[stage]) < len(ends) and m > ends[uncounted]:
                 update = Action(stage, Op.UPDATE, ends[uncounted])
                 yield Fault(rank, action, f"{action} comes before {update}, which would count it")
             if action.op not in COMPUTE:
@@ -134,8 +132,6 @@ def faults(program: Program, staleness_limits: Sequence[int] = ()) -> Iterator[F
 
 Rows = Iterable[Iterable[Action]]
 
-_GIVES_BACK = frozenset({Op.BACKWARD, Op.BACKWARD_WEIGHT})
-
 
 def in_flight(rows: Rows, num_stages: int) -> tuple[int, ...]:
     """The most micro-batches in flight at once, by stage (on any rank)."""
@@ -148,10 +144,10 @@ def in_flight(rows: Rows, num_stages: int) -> tuple[int, ...]:
 
 def _counts(row: tuple[Action, ...]) -> Iterator[tuple[Action, int]]:
     """Each forward that a backward follows, and how many micro-batches its stage then has in flight."""
-    held = dict.fromkeys((action.stage for action in row if action.op in _GIVES_BACK), 0)
+    held = dict.fromkeys((action.stage for action in row if action.op in ADDS_GRADIENTS), 0)
     for action in row:
         if action.op is Op.FORWARD and action.stage in held:
             held[action.stage] += 1
             yield action, held[action.stage]
-        elif action.op in _GIVES_BACK:
+        elif action.op in ADDS_GRADIENTS:
             held[action.stage] -= 1

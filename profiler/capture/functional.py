@@ -82,6 +82,16 @@ class Views:
         found = [self.chain(node) for node in self._whole]
         return tuple(chain[0] for chain in sorted(found, key=len) if chain[-1] is root)
 
+    def read_later(self, chain: Collection[fx.Node], node: fx.Node) -> list[fx.Node]:
+        """Other views of what ``chain`` ends with that are read after ``node``, each behind what it is a view of.
+
+        Those that nobody reads any more are left: a loop that writes place by place has made two for each place.
+        """
+        found = [view for view in self.under(tuple(chain)[-1]) if view not in chain]
+        late = [view for view in found if any(node < user for user in view.users)]
+        wanted = {part for view in late for part in self.chain(view)}
+        return [view for view in found if view in wanted]
+
     def whole(self, graph: fx.Graph, part: fx.Node, written: fx.Node) -> fx.Node | None:
         """A new node: what ``part`` is a view of, where ``written`` is in its place; None for views of other kinds."""
         made = _undone(graph, self._maker[part], self._whole[part], written)
@@ -293,7 +303,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, views: Views) -> None:
     """``node`` is given its twin; what is read later of the tensor that it wrote to is made again behind it."""
     write, target = node_argument(node, 0), node.target
     chain = views.chain(write)
-    others = [view for view in views.under(chain[-1]) if view not in chain]
+    others = views.read_later(chain, node)
     reader = _late_reader((*chain[1:], *others), node)
     last = _make_functional(graph, node)
     written = {write: last}

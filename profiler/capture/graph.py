@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from cuda_ops.device.placing import move, on_device, tensors_of
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import (
+    FIXES_SAMPLES,
     MIXES_SAMPLES,
     NEEDS_WHOLE_BATCH,
     SAMPLE,
@@ -24,12 +25,13 @@ from planner.ir.graph import (
     TensorSpec,
     value_name,
 )
+from planner.layers import MAPPED
 from profiler.capture.functional import is_write, written_buffer
 from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
 from profiler.capture.layers import Group, groups, is_output_of, output_names, specify, specify_input, tensor_arguments
 from profiler.capture.operators import layer_names, name_read
 from profiler.capture.sample_independence import Dependence, dependence
-from profiler.capture.trace import Traced, attribute, trace
+from profiler.capture.trace import Traced, attribute, trace, traces
 from profiler.capture.user_module import untouched
 from profiler.capture.verify_capture import (
     correct_dtypes,
@@ -46,8 +48,6 @@ if TYPE_CHECKING:
 
 _NUM_DATA_INPUTS = {OPAQUE: 0, ELEMENTWISE: 0, "attention": 3}
 """Leading arguments that the kind's access relation takes for activations, where it is not one."""
-_MAPPED = frozenset({"sparse_conv", "sparse_pool"})
-"""Kinds whose work are pairs of a kernel map."""
 _MOST_SHOWN = 8
 
 
@@ -79,6 +79,7 @@ class Captured:
         evaluation: why the graph does not tell what the module does in evaluation mode; empty: it does.
         outputs: the value that each tensor of the module's output is, by the names that its user has for them
             (``logits``) and in their order; empty where the loss is not made of it, or a layer does not hand it out.
+        fixed: where the user's code fixes the number of samples, if that is known; empty: elsewhere, or nowhere.
     """
 
     graph: Graph
@@ -95,6 +96,7 @@ class Captured:
     evaluating: tuple[str, ...] = ()
     evaluation: str = ""
     outputs: Mapping[str, str] = field(default_factory=dict)
+    fixed: str = ""
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -108,6 +110,11 @@ class Captured:
             )
         if self.evaluation:
             found.append(f"plans can train this model, not evaluate it: {self.evaluation}")
+        if not self.polymorphic:
+            found.append(
+                f"micro-batches have {self.graph.samples} samples, no other number: the model's code fixes it"
+                + (f" {self.fixed}" if self.fixed else "")
+            )
         return tuple(found)
 
 
@@ -193,12 +200,7 @@ def _require_initialised(module: nn.Module) -> None:
 
 
 def _captured(model: LoadedModel, rules: Rules) -> Captured:
-    with untouched(*model.owners.values()):  # attributes may hold tensors of the trace, which have no values
-        traced = trace(model)
-    try:
-        idle = require_same_loss(traced, model)
-    except UnsupportedModelError as error:
-        raise traced.refusal or error from error
+    traced, idle = _verified(model)
     require_known_parameters(traced, model)
     traced = replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in idle})
     evaluation = evaluation_fault(traced, model)
@@ -207,13 +209,28 @@ def _captured(model: LoadedModel, rules: Rules) -> Captured:
     return _of_traced(model, traced, rules, dependence, evaluation)
 
 
+def _verified(model: LoadedModel) -> tuple[Traced, frozenset[str]]:
+    """The first trace that computes what the module does, and its parameters without gradient."""
+    found, failure = traces(model), None
+    while True:
+        with untouched(*model.owners.values()):  # attributes may hold tensors of the trace, which have no values
+            traced = next(found, None)
+        if traced is None:
+            raise failure or AssertionError("a model has a trace, or a refusal")
+        try:
+            return traced, require_same_loss(traced, model)
+        except UnsupportedModelError as error:
+            failure = traced.refusal or error
+            failure.__cause__ = failure.__cause__ or (error if failure is not error else None)
+
+
 def _of_traced(model: LoadedModel, traced: Traced, rules: Rules, judge: Judge, evaluation: str) -> Captured:
     found = groups(traced, rules)
     names = _names(traced, found)
     values = _value_names(traced, found, names)
     layers = dict(zip(names, judge(traced, found, model), strict=True))
     return Captured(
-        _with_pairs(_marked(_graph(traced, rules, found, names, values), layers, found, names), model),
+        _with_pairs(_marked(_graph(traced, rules, found, names, values), layers, found, names, traced), model),
         traced.module,
         {node.name: name for group, name in zip(found, names, strict=True) for node in group.nodes},
         {value: node.name for node, value in values.items() if isinstance(node.meta.get("val"), Tensor)},
@@ -227,6 +244,7 @@ def _of_traced(model: LoadedModel, traced: Traced, rules: Rules, judge: Judge, e
         _evaluating(model.module),
         evaluation,
         _outputs(traced, values),
+        traced.fixed,
     )
 
 
@@ -392,7 +410,7 @@ def _with_pairs(graph: Graph, model: LoadedModel) -> Graph:
     tensors = model.tensors
 
     def pairs(layer: Layer) -> Layer:
-        if layer.kind not in _MAPPED:
+        if layer.kind not in MAPPED:
             return layer
         return replace(layer, attributes={**layer.attributes, "pairs": int((tensors[layer.inputs[1]] >= 0).sum())})
 
@@ -450,7 +468,11 @@ def _keepers(found: tuple[Group, ...], names: tuple[str, ...]) -> frozenset[str]
 
 
 def _marked(
-    graph: Graph, dependences: Mapping[str, Dependence], found: tuple[Group, ...], names: tuple[str, ...]
+    graph: Graph,
+    dependences: Mapping[str, Dependence],
+    found: tuple[Group, ...],
+    names: tuple[str, ...],
+    traced: Traced,
 ) -> Graph:
     shared, keepers = _shared_state(found, names), _keepers(found, names)
 
@@ -461,6 +483,7 @@ def _marked(
             mark: True for mark in (mark, NEEDS_WHOLE_BATCH if on.needs_whole_batch else "") if mark
         }
         marks |= {SHARED_STATE: shared[layer.name]} if layer.name in shared else {}
+        marks |= {} if traced.is_polymorphic else {FIXES_SAMPLES: True}
         return replace(layer, attributes={**layer.attributes, **marks}) if marks else layer
 
     return replace(graph, layers=tuple(map(marked, graph.layers)))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from planner.ir.graph import SAMPLE, Attribute, TensorSpec, is_sites
-from profiler.capture.functional import INDEX, is_write
+from profiler.capture.functional import INDEX, is_write, written_buffer
 from profiler.capture.kinds import NO_RULES, RESHAPE, Rules, kind_of
 from profiler.capture.operators import nodes_in, operation, place
 from profiler.capture.trace import Traced
@@ -53,8 +53,8 @@ def groups(traced: Traced, rules: Rules = NO_RULES) -> tuple[Group, ...]:
     leader: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         leader[node] = leader[node.args[0]] if is_output_of(node) else node
-    _join_helpers(nodes, leader, fed, traced, rules)
     _join_updates(nodes, leader, fed, traced)
+    _join_helpers(nodes, leader, fed, traced, rules)
     members: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
         members.setdefault(_end(leader, node), []).append(node)
@@ -101,13 +101,16 @@ def _join_helpers(
     nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: Traced, rules: Rules
 ) -> None:
     joined: list[fx.Node] = []
-    for node in reversed(nodes):
+    for index, node in reversed([*enumerate(nodes)]):
         if (node in fed and INDEX not in node.meta) or is_write(node) or is_output_of(node):
             continue
         reads_parameter = any(argument.target in traced.parameters for argument in _attributes_behind(node))
         if reads_parameter and kind_of(node, rules)[0] != RESHAPE:
             continue
         readers = {_end(leader, user) for user in node.users if makes_tensors(user)}
+        if readers == {node}:  # updates that are in its layer
+            readers = {_end(leader, host) for host in (_neighbour(nodes, index),) if host is not None}
+        readers.discard(node)
         if len(readers) == 1 and all(makes_tensors(user) for user in node.users):
             leader[node] = readers.pop()
             joined.append(node)
@@ -124,11 +127,16 @@ def _has_samples(node: fx.Node, traced: Traced) -> bool:
 
 
 def _attributes_behind(node: fx.Node) -> Iterator[fx.Node]:
-    for argument in node.all_input_nodes:
-        if argument.op == "get_attr":
-            yield argument
-        else:
-            yield from _attributes_behind(argument)
+    seen, waiting = set[fx.Node](), [node]
+    while waiting:
+        for argument in waiting.pop().all_input_nodes:
+            if argument in seen:
+                continue
+            seen.add(argument)
+            if argument.op == "get_attr":
+                yield argument
+            else:
+                waiting.append(argument)
 
 
 def _join_updates(nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: Traced) -> None:
@@ -141,7 +149,8 @@ def _join_updates(nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set
             leader[node] = _end(leader, later[0])
             continue
         makers = [_end(leader, maker) for maker in node.all_input_nodes if maker in fed and maker in order]
-        host = max(makers, key=order.__getitem__) if makers else _neighbour(nodes, order[node])
+        beside = _user_before(nodes, order[node]) or _neighbour(nodes, order[node])
+        host = max(makers, key=order.__getitem__) if makers else beside
         if host is not None and _end(leader, host) is not node:
             leader[node] = _end(leader, host)
 
@@ -149,6 +158,17 @@ def _join_updates(nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set
 def _only_updates(node: fx.Node) -> bool:
     value: Any = node.meta.get("val")
     return is_write(node) or (not isinstance(value, Tensor) and not value)
+
+
+def _user_before(nodes: list[fx.Node], index: int) -> fx.Node | None:
+    """The last operator before an update that uses the same buffer, such as the norm whose statistics it averages."""
+    buffer = written_buffer(nodes[index])
+    using = (node for node in reversed(nodes[:index]) if any(buffer == each.target for each in _read(node)))
+    return next((node for node in using if not _only_updates(node)), None) if buffer else None
+
+
+def _read(node: fx.Node) -> Iterator[fx.Node]:
+    return (each for each in node.all_input_nodes if each.op == "get_attr")
 
 
 def _neighbour(nodes: list[fx.Node], index: int) -> fx.Node | None:

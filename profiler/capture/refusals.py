@@ -34,6 +34,11 @@ def chooses_by_data(error: Exception) -> bool:
     return "data-dependent" in str(error) or "unbacked" in str(error)
 
 
+def takes_sizes_for_numbers(error: Exception) -> bool:
+    """Whether code makes a number of a size, as ``len(x)`` and ``int(x.shape[0])`` do, which is run with a symbol."""
+    return "specialized it to be a constant" in str(error)
+
+
 _WHILE_CAPTURED = "if not torch.compiler.is_exporting():"
 _NOT_CAPTURED = {
     "BatchedTensorImpl": "batched operators instead of torch.func (vmap, grad), which is not captured",

@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from cuda_ops._torch import (
     HigherOrderOperator,
     buffers_of,
+    fixed_sizes,
     schema_of,
     tree_unflatten,
     wrap_with_set_grad_enabled,
@@ -34,6 +35,7 @@ from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_fin
 from cuda_ops.dense.derivatives import Derivatives, UnknownDerivativeError, differentiate
 from cuda_ops.dense.packed import packed_as_padded
 from cuda_ops.dense.recurrent import recurrence_by_shape
+from cuda_ops.dense.running_statistics import averages_in_operators
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import LOSS_PREFIX
 from profiler.capture.by_sample import BagsOfRows, pick_by_sample
@@ -46,9 +48,9 @@ from profiler.capture.functional import (
 )
 from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import name_read, node_argument, place
-from profiler.capture.refusals import chooses_by_data, refusal_of, refusal_of_sites
+from profiler.capture.refusals import chooses_by_data, refusal_of, refusal_of_sites, takes_sizes_for_numbers
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
-from profiler.capture.user_module import StateChanges, kept_functions, refuse_hooks
+from profiler.capture.user_module import StateChanges, kept_functions, refuse_hooks, users_line
 from profiler.source.model import GraphExample, LoadedModel
 from profiler.source.structure import named_tensors
 
@@ -72,6 +74,7 @@ class Traced:
         parameters: trained parameters by the user's names, each once; the tensors of the user's module.
         varying: the places of each further size that varies, by its placeholder.
         refusal: why the module's code was read instead of run (``torch.export`` with ``strict``); None: it was run.
+        fixed: of one that is not polymorphic, where the user's code fixes the number of samples, if that is known.
         outputs: the node of each tensor of the module's output, by name and in their order; empty where the loss does
             not depend on it.
     """
@@ -84,6 +87,7 @@ class Traced:
     varying: Mapping[str, Places] = field(default_factory=dict)
     refusal: UnsupportedModelError | None = None
     outputs: Mapping[str, str] = field(default_factory=dict)
+    fixed: str = ""
 
     @property
     def sizes(self) -> dict[str, tuple[str, int]]:
@@ -120,8 +124,10 @@ class _WithLoss(nn.Module):
         for part, own in buffers:
             _write_back(part, own)
         outputs: dict[str, Tensor] = {}
-        if self.has_outputs and not torch.compiler.is_dynamo_compiling():  # which would read how they are named
+        if self.has_outputs and not torch.compiler.is_dynamo_compiling():
             outputs = dict(named_tensors(output))
+        elif self.has_outputs and isinstance(output, Tensor):  # of others it would read how they are named
+            outputs = {"output": output}
         return self.loss(output, self.call.aims(tensors[self.num_inputs :])), outputs
 
 
@@ -135,9 +141,16 @@ def _write_back(part: nn.Module, own: Mapping[str, Tensor | None]) -> None:
 
 
 def trace(model: LoadedModel) -> Traced:
-    """The graph of ``model`` in the modes that its parts are in; an example of one sample is repeated to two.
+    """The first of :func:`traces`."""
+    return next(traces(model))
 
-    (1 is special to export.)
+
+def traces(model: LoadedModel) -> Iterator[Traced]:
+    """Graphs of ``model`` in the modes that its parts are in, the better ones first; one sample is repeated to two.
+
+    (1 is special to export.)  Where code that is run makes a Python number of the samples, ``len(x)`` or
+    ``int(x.shape[0])``, code that is read keeps a symbol: that graph comes before one of the example's samples alone,
+    which is for a caller who finds that the first does something else than the module.
 
     Raises:
         UnsupportedModelError: ``torch.export`` refuses the model; the text holds its reason.  Or a size that was said
@@ -156,22 +169,31 @@ def trace(model: LoadedModel) -> Traced:
         for name, tensor, dims in zip(names, tensors, varying, strict=True)
     )
     fixed = (varying,) if model.varying else None
+    lines: list[str] = []
     try:
-        return _clean(model, _export(model, wrapper, tensors, (by_samples,)), samples)
-    except (*_REFUSALS, FixedSamplesError):
-        pass  # the second try says what is wrong, if it is more than a fixed number of samples
+        with fixed_sizes(lambda: lines.append(users_line())):
+            found = _clean(model, _export(model, wrapper, tensors, (by_samples,)), samples)
+    except (*_REFUSALS, FixedSamplesError) as error:
+        line, reads_a_number = next(iter(lines), ""), takes_sizes_for_numbers(error)
+    else:
+        yield found
+        return
+    read = _by_bytecode(model, wrapper, tensors, ((by_samples,),)) if reads_a_number else None
+    if read is not None and read.is_polymorphic:
+        yield replace(read, refusal=UnsupportedModelError("the model fixes the number of samples", [line]))
     try:
-        return _clean(model, _export(model, wrapper, tensors, fixed), samples)
+        yield replace(_clean(model, _export(model, wrapper, tensors, fixed), samples), fixed=line)
+        return
     except UnsupportedModelError:
         raise
     except Exception as error:
         if model.clouds is not None and (fault := refusal_of_sites(error)) is not None:
             raise fault from error
         refusal = refusal_of(model, error)
-        found = None if chooses_by_data(error) else _by_bytecode(model, wrapper, tensors, (by_samples,), fixed)
-        if found is None:
+        read = None if chooses_by_data(error) else _by_bytecode(model, wrapper, tensors, ((by_samples,), fixed))
+        if read is None:
             raise refusal from error
-        return replace(found, refusal=refusal)
+        yield replace(read, refusal=refusal)
 
 
 def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -184,15 +206,20 @@ def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _by_bytecode(
-    model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], by_samples: Any, fixed: Any
+    model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], several: tuple[Any, ...]
 ) -> Traced | None:
     """What ``torch.export`` makes of the module's code without running it, which may read values: numpy, prints."""
-    for shapes in (by_samples, fixed):
+    for shapes in several:
+        torchs = logging.getLogger("torch._guards")
+        level = torchs.level
+        torchs.setLevel(logging.CRITICAL)  # it prints pages on what is tried here
         try:
             exported = _export(model, wrapper, tensors, shapes, strict=True)
             return _clean(model, exported, max(2, model.samples))
         except Exception as error:  # noqa: BLE001 - the first refusal is told, which knows the user's line
             _log.debug("torch.export, strict: %s", error)
+        finally:
+            torchs.setLevel(level)
     return None
 
 
@@ -232,7 +259,8 @@ def _export(
     model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any, *, strict: bool = False
 ) -> ExportedProgram:
     seen = FiniteValues(), Derivatives(), StateChanges(), BagsOfRows(), packed_as_padded()
-    with warnings.catch_warnings(), recurrence_by_shape(), kept_functions(), model.precision(), _entered(seen):
+    taken = recurrence_by_shape(), averages_in_operators(), kept_functions(), model.precision()
+    with warnings.catch_warnings(), _entered((*taken, *seen)):
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
         warnings.filterwarnings("ignore", message="The tensor attributes? ")
         return torch.export.export(wrapper, tensors, strict=strict, dynamic_shapes=shapes)

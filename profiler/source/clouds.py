@@ -18,7 +18,8 @@ from cuda_ops.sparse.nn.tensor import SparseTensor
 from cuda_ops.sparse.preparation import Preparation, padded
 from cuda_ops.sparse.recipe import PreparedNetwork, Recipe, record
 from planner.ir.errors import FactoryError
-from profiler.source.model import CloudExample, LoadedModel, Loss, mean_of_squares, own_loss
+from profiler.source.losses import Loss, mean_of_squares, own_loss
+from profiler.source.model import CloudExample, LoadedModel
 from profiler.source.structure import BatchStructure, Nest
 
 _PAIR = 2

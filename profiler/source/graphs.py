@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from cuda_ops.sampling.preparation import PreparedGraphNetwork, SampledPreparation
 from cuda_ops.sampling.sampler import SampledGraph
 from planner.ir.errors import FactoryError
-from profiler.source.model import GraphExample, LoadedModel, Loss
+from profiler.source.losses import Loss
+from profiler.source.model import GraphExample, LoadedModel
 from profiler.source.structure import BatchStructure, Nest
 
 _LEAST = 2  # one is special to the capture

@@ -7,21 +7,19 @@ What a factory says about sizes that vary from batch to batch, checked against i
 
 from __future__ import annotations
 
-import functools
 import keyword
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from cuda_ops.dense.recurrent import autocast
-from planner.ir.errors import FactoryError, UnsupportedModelError
+from planner.ir.errors import FactoryError
 from planner.ir.graph import LOSS_PREFIX, SAMPLE
-from profiler.source.structure import BatchStructure, leaves
+from profiler.source.structure import BatchStructure
 
 if TYPE_CHECKING:
     from cuda_ops.sampling.preparation import SampledPreparation
@@ -175,81 +173,6 @@ def _require_extent(
             [f"a size that varies must be at least {_LEAST} there"],
             ["a larger example, --input"],
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """The loss that is trained: the user's own, summed where there are several.
-
-    Attributes:
-        function: as it was given, of output and targets; or :func:`own_loss`.
-        unpacked: the user's targets are one tensor, which may also come as the tuple that a step is fed.
-    """
-
-    function: Callable[..., Any]
-    unpacked: bool = False
-
-    def __call__(self, output: Any, targets: Any = ()) -> Tensor:
-        return summed(self.function(output, targets[0] if self.unpacked and isinstance(targets, tuple) else targets))
-
-
-def summed(losses: Any) -> Tensor:
-    """A loss function's result as one number: of a dict its ``loss``, else the sum of what it or a tuple holds.
-
-    Raises:
-        UnsupportedModelError: it holds something else than losses.
-    """
-    if isinstance(losses, Tensor) or not isinstance(losses, (Mapping, tuple, list)):
-        return cast("Tensor", losses)  # what is no tensor is refused by the capture
-    if isinstance(losses, Mapping) and _is_number(losses.get("loss")):
-        return cast("Tensor", losses["loss"])
-    named = dict(losses) if isinstance(losses, Mapping) else dict(enumerate(losses))
-    odd = [name for name, value in named.items() if not _is_number(value)]
-    if odd or not named:
-        value = named[odd[0]] if odd else None
-        kind = f"tensor of {value.ndim} dims, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-        raise UnsupportedModelError(
-            "the loss is not a sum of numbers",
-            [f"{odd[0]!r} is a {kind}" if odd else f"an empty {type(losses).__name__}"],
-            ["return one loss, or a dict or tuple of losses, each a tensor without dims: loss.mean()"],
-        )
-    return cast("Tensor", functools.reduce(operator.add, named.values()))
-
-
-def own_loss(output: Any, targets: Any = ()) -> Tensor:
-    """The loss where none was given: what the module computes itself, else :func:`mean_of_squares` of its output.
-
-    That is ``output.loss`` or ``output["loss"]``; a number; a dict or tuple of numbers, summed; the one number of a
-    tuple such as ``(logits, loss)``.
-
-    Raises:
-        UnsupportedModelError: a tuple holds several numbers beside other tensors.
-    """
-    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(own, Tensor):
-        return own
-    if isinstance(own, (Mapping, tuple, list)):
-        return summed(own)
-    if _is_number(output):
-        return cast("Tensor", output)
-    if isinstance(output, (Mapping, tuple, list)) and output:
-        values = list(output.values() if isinstance(output, Mapping) else output)
-        numbers = [value for value in values if _is_number(value)]
-        if len(numbers) == len(values):
-            return summed(output)
-        if isinstance(output, (tuple, list)) and numbers:
-            if len(numbers) == 1:
-                return cast("Tensor", numbers[0])
-            raise UnsupportedModelError(
-                "the module gives several losses, and it is not known which is trained",
-                [f"its output is a tuple of {len(values)}, {len(numbers)} of them tensors without dims"],
-                ["loss_fn=lambda output, targets: output[0]", "return a dict with 'loss', or losses alone: their sum"],
-            )
-    return mean_of_squares(output)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.ndim and value.is_floating_point()
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,14 +384,3 @@ class GraphExample:
         """Inputs and targets by name."""
         names = ("seeds", "draws", *BatchStructure.plain(0, len(self.targets)).names)
         return dict(zip(names, (*self.inputs, *self.targets), strict=True))
-
-
-def mean_of_squares(output: Any, targets: Any = ()) -> Tensor:
-    """The loss of last resort: for each float tensor of ``output`` the mean of its squares, summed."""
-    floats = [leaf for leaf in leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    if not floats:
-        raise TypeError("the module's output holds no float tensor, so a loss function is needed")
-    total = floats[0].square().mean()
-    for tensor in floats[1:]:
-        total = total + tensor.square().mean()
-    return total

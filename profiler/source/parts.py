@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from planner.ir.errors import FactoryError
-from profiler.source.model import LoadedModel, Loss, own_loss, parse_varying
+from profiler.source.losses import Loss, own_loss
+from profiler.source.model import LoadedModel, parse_varying
 from profiler.source.structure import BatchStructure
 
 

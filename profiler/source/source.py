@@ -12,7 +12,7 @@ MODEL is ``pkg.mod:factory`` or ``path/file.py:factory``, or a file that holds w
 depth (:mod:`profiler.source.structure`).  A tuple is ``module(*inputs)``, a dict whose keys ``forward`` takes
 ``module(**inputs)``, everything else ``module(inputs)``.  ``loss_fn(output, targets)`` is a mean over samples, or a
 dict or tuple of such losses, which are summed; without one the module's own is trained
-(:func:`profiler.source.model.own_loss`).
+(:func:`profiler.source.losses.own_loss`).
 
 A sparse network takes one ``SparseTensor``.  Its example is that, with targets one a sample or one a point in the order
 in which points were given; or, as data sets have it, coordinates, features and counts with samples first, padded to the

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import repeat
 from typing import Protocol, cast
 
 import torch
@@ -138,12 +138,10 @@ class RowTrace:
 
     Attributes:
         spans: when each action ran, in order.
-        thread_s: this thread's processor time in each of them.
         peak_bytes: the most in use in each of them, then behind the last; empty where memory is not counted.
     """
 
     spans: tuple[Span, ...]
-    thread_s: tuple[float, ...]
     peak_bytes: tuple[int, ...] = ()
 
 
@@ -323,11 +321,11 @@ class Executor:
             StageFailedError: a stage raised; DeadlineError, TransportError: a message failed.  The text says where.
         """
         activity, context, clock = self._around.activity, self._around.context, clock_of(self._around.device)
-        meter, peak_bytes = self._around.meter, list[int]()
+        meter = self._around.meter
+        peak_bytes: list[int] = []
         if meter is not None:
             meter.take_peak()
         clock.mark()
-        cpu = [time.thread_time()]  # at the end of each action, where the next begins
         for task in self._tasks:
             activity.begin(task.text)
             try:
@@ -335,7 +333,6 @@ class Executor:
             except Exception as error:
                 raise context.of_action(error, self._step, task.action) from error
             clock.mark()
-            cpu.append(time.thread_time())
             if meter is not None:
                 peak_bytes.append(meter.take_peak())
         if self._finishes_at_end and self._around.finish is not None:
@@ -352,11 +349,8 @@ class Executor:
         self._batch = None
         if meter is not None:
             peak_bytes.append(meter.take_peak())
-        spans = (
-            Span(self._rank, task.text, start_s, stop_s)
-            for task, (start_s, stop_s) in zip(self._tasks, pairwise(ends_s), strict=True)
-        )
-        return RowTrace(tuple(spans), tuple(stop - start for start, stop in pairwise(cpu)), tuple(peak_bytes))
+        spans = map(Span, repeat(self._rank), [task.text for task in self._tasks], ends_s, ends_s[1:])
+        return RowTrace(tuple(spans), tuple(peak_bytes))
 
     def _forward(self, work: _Work) -> None:
         stage, microbatch, resident = work.stage, work.microbatch, work.resident

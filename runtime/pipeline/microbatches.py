@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
@@ -25,6 +25,9 @@ from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import UsageError
 from planner.ir.graph import SAMPLE, TensorSpec
 from runtime.pipeline.messages import slices
+
+if TYPE_CHECKING:
+    from runtime.stage.index_ranges import IndexRange
 
 Inputs = Mapping[str, Tensor]
 """Graph inputs by name."""
@@ -92,18 +95,20 @@ class InputSpecs:
     Attributes:
         specs: graph inputs by name, in order, at ``captured`` samples.
         free: (input, dim) pairs whose extents may differ from those of the capture, beside samples.
+        ranges: by input, what integers it may hold.
     """
 
     specs: Mapping[str, TensorSpec]
     captured: int
     free: frozenset[tuple[str, int]] = frozenset()
+    ranges: Mapping[str, tuple[IndexRange, ...]] = field(default_factory=dict)
 
     def rows(self, tensors: Sequence[Tensor]) -> int:
         """Samples that the tensors hold.
 
         Raises:
-            UsageError: there are too few or too many of them, they disagree on the number of samples, or a dim has
-                another extent than the model was captured with.
+            UsageError: there are too few or too many of them, they disagree on the number of samples, a dim has
+                another extent than the model was captured with, or one holds a class or row that there is not.
         """
         if len(tensors) != len(self.specs):
             names = ", ".join(self.specs)
@@ -114,6 +119,9 @@ class InputSpecs:
                 raise UsageError(f"{name} has shape {tuple(tensor.shape)}, the model takes {spec.shape}")
             for dim, (extent, wanted) in enumerate(zip(tensor.shape, spec.shape, strict=True)):
                 if spec.dims[dim] == SAMPLE:
+                    each = max(1, wanted // self.captured)
+                    if extent % each:
+                        raise UsageError(f"{name} has {extent} rows, a sample has {each} of them")
                     found.setdefault(extent * self.captured // wanted, name)
                 elif extent != wanted and (name, dim) not in self.free:
                     expected = self.shape(name, spec.shape, self._of(found))
@@ -125,7 +133,14 @@ class InputSpecs:
         if len(found) > 1:
             said = ", ".join(f"{name} has {rows}" for rows, name in found.items())
             raise UsageError("the tensors of a batch disagree on its samples", [said])
+        for tensor, name in zip(tensors, self.specs, strict=True):
+            self.require_in_range(name, tensor)
         return self._of(found)
+
+    def require_in_range(self, name: str, tensor: Tensor) -> None:
+        """Raises :class:`UsageError` where an input on the host holds a class or row that there is not."""
+        for each in self.ranges.get(name, ()) if tensor.device.type == "cpu" else ():
+            each.require(name, tensor)
 
     def _of(self, found: Mapping[int, str]) -> int:
         return next(iter(found), self.captured)
@@ -138,6 +153,15 @@ class InputSpecs:
         dim = spec.dims.index(SAMPLE)
         each = spec.shape[dim] // self.captured
         return tensor.narrow(dim, start * each, count * each)
+
+    def split(self, tensor: Tensor, name: str, rows: Sequence[int]) -> tuple[Tensor, ...]:
+        """The input ``name`` in parts of so many samples; each part whole if it has no samples."""
+        spec = self.specs[name]
+        if not spec.has_samples:
+            return (tensor,) * len(rows)
+        dim = spec.dims.index(SAMPLE)
+        each = spec.shape[dim] // self.captured
+        return tensor.split([count * each for count in rows], dim)
 
     def shape(self, name: str, shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
         """``shape`` with ``rows`` samples."""
@@ -163,14 +187,18 @@ class WholeBatch:
         self._inputs = inputs
         self._tensors = dict(zip(inputs.specs, tensors, strict=False))
         self.rows = filled(inputs.rows(tensors), planned)
-        self._first = [sum(self.rows[:m]) for m in range(len(planned))]
+        self._parts: dict[str, tuple[Tensor, ...]] = {}
 
     def shapes(self, microbatch: int) -> Shapes:
         rows = self.rows[microbatch]
         return {n: self._inputs.shape(n, tuple(tensor.shape), rows) for n, tensor in self._tensors.items()}
 
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
-        return self._inputs.narrow(self._tensors[name], name, self._first[microbatch] + start, count)
+        parts = self._parts.get(name)
+        if parts is None:  # all at once, as one is dear
+            parts = self._parts[name] = self._inputs.split(self._tensors[name], name, self.rows)
+        part = parts[microbatch]
+        return part if count == self.rows[microbatch] else self._inputs.narrow(part, name, start, count)
 
 
 class MicroBatches:

@@ -11,7 +11,6 @@ their receives brings them; the other sends and receives of the row find nothing
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,8 +27,8 @@ from runtime.transport import Key, Spec, Transport
 FORWARD, BACKWARD = "F", "B"
 """Kinds of messages: activations and gradients."""
 
-_Pieces = defaultdict[tuple[int, int], defaultdict[str, list[Piece]]]
-"""By stage and micro-batch, then by value."""
+_Pieces = dict[str, list[Piece]]
+"""By value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +37,12 @@ class Parcel:
 
     Attributes:
         routes: along which its pieces go, each with the message of it.
+        specs: shape and dtype of each tensor.
     """
 
     peer: int
     routes: tuple[tuple[Route, MessageSlice], ...]
-
-    @property
-    def specs(self) -> tuple[Spec, ...]:
-        """Shape and dtype of each tensor."""
-        return tuple(spec for _, wire in self.routes for spec in wire.specs)
+    specs: tuple[Spec, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +96,24 @@ class Post:
         self._moves_device = device.type != "cpu"
         self._receives = tuple(self._moved(action) for action in row if action.op in RECEIVE)
         self._turn = self._num_posted = 0
-        self._arrived: dict[str, _Pieces] = {kind: defaultdict(_by_value) for kind in (FORWARD, BACKWARD)}
+        self._arrived: dict[tuple[str, int, int], _Pieces] = {}  # by kind, stage and micro-batch
         self._outbox: dict[tuple[str, Route, int], tuple[Tensor, ...]] = {}
 
     def begin(self, turn: int) -> None:
         """Forget the last step and announce the first receives of this one."""
         self._turn, self._num_posted = turn, 0
-        for pieces in self._arrived.values():
-            pieces.clear()
+        self._arrived.clear()
         self._outbox.clear()
         self._announce(self._lookahead)
 
     @property
     def num_left(self) -> int:
         """Pieces that came and were not taken, and messages that wait to be sent."""
-        arrived = (pieces for found in self._arrived.values() for pieces in found.values())
-        return len(self._outbox) + sum(map(len, arrived))
+        return len(self._outbox) + sum(map(len, self._arrived.values()))
 
     def take(self, kind: str, stage: int, microbatch: int) -> Mapping[str, list[Piece]]:
         """The pieces that have come for ``stage``, by value; they are not kept."""
-        return self._arrived[kind].pop((stage, microbatch), {})
+        return self._arrived.pop((kind, stage, microbatch), {})
 
     def hand_out(self, kind: str, route: Route, tensors: Mapping[str, Tensor]) -> None:
         """Cuts what goes along ``route`` (a gradient goes from its destination to its source)."""
@@ -181,9 +175,9 @@ class Post:
         self._num_posted += count
 
     def _put(self, kind: str, stage: int, microbatch: int, wire: MessageSlice, tensors: tuple[Tensor, ...]) -> None:
-        where = self._arrived[kind][stage, microbatch]
+        where = self._arrived.setdefault((kind, stage, microbatch), {})
         for value, box, tensor in zip(wire.values, wire.boxes, tensors, strict=True):
-            where[value].append((box, tensor))
+            where.setdefault(value, []).append((box, tensor))
 
     def _moved(self, action: Action) -> Traffic:
         """What ``action`` moves, with what else travels in the same messages."""
@@ -201,7 +195,7 @@ class Post:
             for send in self._behind.get(leg, ()):
                 _, other, theirs = self._wires(send if sends else taken_by(send))
                 routes += [(other, each) for each in theirs if each.peer == wire.peer]
-            parcels.append(Parcel(wire.peer, tuple(routes)))
+            parcels.append(Parcel(wire.peer, tuple(routes), tuple(spec for _, each in routes for spec in each.specs)))
         return Traffic(kind, src, dst, route[2], tuple(parcels))
 
     def _wires(self, action: Action) -> tuple[str, Route, tuple[MessageSlice, ...]]:
@@ -217,7 +211,3 @@ class Post:
             case _:
                 kind, route, wires = BACKWARD, (stage, peer, microbatch), plumbing.backward_in
         return kind, route, wires[route]
-
-
-def _by_value() -> defaultdict[str, list[Piece]]:
-    return defaultdict(list)

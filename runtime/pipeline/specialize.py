@@ -17,7 +17,7 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.plan import Decision, Size, samples_in, sizes_of
 from planner.ir.program import Message, Program, Route
-from planner.ir.schedule import PER_STEP, Action, Edge, Op
+from planner.ir.schedule import ADDS_GRADIENTS, PER_STEP, Action, Edge, Op
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
 from planner.passes.versions import updates_of
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _MOST_KEPT = 64
 """Combinations of sizes whose bindings are kept."""
 
-_ADDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
 
 GraphAt = Callable[[Shapes], Graph]
 """The graph in the shapes of one micro-batch."""
@@ -84,7 +83,7 @@ class Binder:
     ) -> None:
         self._decision, self._boundaries, self._rank, self._graph_at = decision, boundaries, rank, graph_at
         self._weighing = weighing
-        self._graph, self._sizes = model.graph, dict(model.sizes)
+        self._graph, self._sizes, self._fixed = model.graph, dict(model.sizes), model.fixed
         self._is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
         self._is_sparse = model.prepared is not None
         self._planned, self._updates = program, updates_of(program)
@@ -334,8 +333,15 @@ class Binder:
         if not self._is_free and counts - {self._graph.samples}:
             raise UnsupportedModelError(
                 f"the model was captured for {self._graph.samples} samples only",
-                [f"stage {stage} would run it with {', '.join(map(str, sorted(counts)))}"],
-                remedies=[f"plan with micro-batches of {self._graph.samples} and one rank a stage"],
+                [
+                    f"stage {stage} would run it with {', '.join(map(str, sorted(counts)))}",
+                    *([f"the number of samples is fixed {self._fixed}"] if self._fixed else []),
+                ],
+                [
+                    f"plan with micro-batches of {self._graph.samples} and one rank a stage",
+                    "leave a smaller last batch out: drop_last=True",
+                    "sizes from x.shape, and no Python loop over samples",
+                ],
             )
 
 
@@ -348,7 +354,7 @@ def last_gradients(row: Sequence[Action], ranks: Sequence[tuple[int, ...]]) -> f
     found: set[Action] = set()
     latest: dict[int, Action] = {}
     for action in row:
-        if action.op in _ADDS:
+        if action.op in ADDS_GRADIENTS:
             latest[action.stage] = action
         elif action.op in (Op.REDUCE_GRAD, Op.UPDATE) and action.stage in latest:
             found.add(latest.pop(action.stage))

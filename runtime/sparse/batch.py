@@ -30,6 +30,7 @@ from cuda_ops.sparse.recipe import HALVES
 from planner.ir.errors import StageFailedError, UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph, TensorSpec, graph_of_sites, spec_of_sites
 from planner.ir.plan import Decision
+from planner.layers import MAPPED
 from planner.sites.arrangement import Arrangement, arrange, cut_places
 from planner.sites.keys import block_keys
 from planner.sites.partition import BlockWork, Level
@@ -184,7 +185,7 @@ class Prepared:
     @classmethod
     def of(cls, graph: Graph, preparation: Preparation | SampledPreparation, raw: dict[str, TensorSpec]) -> Prepared:
         """The graph's inputs are in the preparation's order."""
-        looked_at = {name for layer in graph.layers if layer.kind not in _MAPPED for name in layer.inputs}
+        looked_at = {name for layer in graph.layers if layer.kind not in MAPPED for name in layer.inputs}
         names = dict(zip(graph.inputs, preparation.names, strict=True))
         return cls(graph, preparation, names, raw, frozenset(looked_at.intersection(graph.inputs)))
 
@@ -197,9 +198,6 @@ class Prepared:
     def maps(self) -> frozenset[str]:
         """The graph inputs that are half of a kernel map."""
         return frozenset(name for name, own in self.names.items() if own.startswith(HALVES))
-
-
-_MAPPED = frozenset({"sparse_conv", "sparse_pool"})
 
 
 class PreparedBatch:

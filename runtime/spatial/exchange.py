@@ -477,7 +477,9 @@ def moved_back(gradient: Tensor, exchange: Exchange, box: Box) -> Tensor:
         for place, source in laid.kept:
             narrowed(found, source).copy_(narrowed(gradient, place))
     came = arriving.wait()
-    is_sent = len(came) == len(exchange.sends) and all(a[0] is b[1] for a, b in zip(came, exchange.sends, strict=True))
+    is_sent = express is not None or (
+        len(came) == len(exchange.sends) and all(a[0] is b[1] for a, b in zip(came, exchange.sends, strict=True))
+    )
     places = laid.sent if is_sent else [cuts_of(part, exchange.held) for part, _ in came]
     for place, (_, piece) in zip(places, came, strict=True):
         narrowed(found, place).add_(piece)

@@ -32,6 +32,7 @@ from runtime.pipeline.messages import slices
 from runtime.stage.captured import CapturedModel, attribute, main_nodes
 
 _STATISTICS = "batch_norm"
+_COPY = torch.ops.aten.clone.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class Use:
 
     Attributes:
         boxes: by position of the rank.
-        is_direct: whether the layer's main operator reads it, and no other of its operators does.
+        is_direct: whether the layer's main operator reads it, and no other of its operators does but such as can be
+            given a part of it as well.
     """
 
     layer: str
@@ -63,7 +65,7 @@ def uses_of(model: CapturedModel, division: Division) -> dict[str, tuple[Use, ..
             continue  # a graph that an operator calls
         uses = []
         for layer, nodes in by_layer.items():
-            is_direct = all(node is mains[layer] for node in nodes)
+            is_direct = _is_by_element([node for node in nodes if node is not mains[layer]], mains[layer])
             uses.append(Use(layer, _boxes(division.layers[layer], name, tensor, is_direct), is_direct))
         found[name] = tuple(uses)
     return found
@@ -74,6 +76,28 @@ def _readers(attribute: fx.Node, model: CapturedModel) -> Iterator[tuple[str, fx
         layer = model.layer_of_node.get(user.name)
         if layer is not None:
             yield layer, user
+
+
+def _is_by_element(readers: list[fx.Node], main: fx.Node) -> bool:
+    """Whether the operators beside the main one, and all that is made of them, treat each element by itself.
+
+    So does what makes an average over all batches of running statistics (:mod:`cuda_ops.dense.running_statistics`).
+    """
+    found, waiting = set[fx.Node](), list(readers)
+    while waiting:
+        node = waiting.pop()
+        if node is not main and node not in found:
+            found.add(node)
+            waiting += node.users
+    read = {each for node in found for each in node.all_input_nodes if not _is_of_one_number(each)}
+    made = {each for each in read if each.op != "get_attr"}
+    is_known = all(node.target is _COPY or torch.Tag.pointwise in getattr(node.target, "tags", ()) for node in found)
+    return is_known and made <= found and len({str(each.target) for each in read - made}) <= 1
+
+
+def _is_of_one_number(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and not value.ndim
 
 
 def _boxes(division: LayerDivision, name: str, tensor: Tensor, is_direct: bool) -> tuple[Box, ...]:

@@ -16,7 +16,7 @@ from planner.ir.errors import CorruptFileError, UnsupportedModelError
 from planner.ir.graph import Graph, producer
 from planner.ir.plan import Decision
 from planner.ir.schedule import StageGraph
-from planner.layers import require_whole_batches
+from planner.layers import require_micro_batches
 from planner.layers.boundary import Boundaries, loss_terms, without_gradient
 from planner.layers.division import Division, divides
 from planner.layers.recomputed import span_faults
@@ -148,7 +148,7 @@ class Builder:
             raise UnsupportedModelError(
                 "stages with token slices are not compiled", [], ["run without --compile", "plan without --allow time"]
             )
-        require_whole_batches(self._decision, self._model.graph)
+        require_micro_batches(self._decision, self._model.graph)
         rank, stages = self._transport.rank, self._decision.stages
         return {index: self._resident(index) for index, stage in enumerate(stages) if rank in stage.ranks}
 

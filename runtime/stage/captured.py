@@ -47,6 +47,7 @@ class CapturedModel:
         evaluation: why the graph does not tell what the model does in evaluation mode; empty: it does.
         outputs: the value that each tensor of the module's output is, by its user's name; empty where the graph makes
             none.
+        fixed: where the user's code fixes the number of samples, if that is known.
     """
 
     graph: Graph
@@ -59,6 +60,7 @@ class CapturedModel:
     evaluation: str = ""
     reductions: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
+    fixed: str = ""
 
     @property
     def fed(self) -> Mapping[str, TensorSpec]:
@@ -102,6 +104,8 @@ class Captured(Protocol):
     def evaluation(self) -> str: ...
     @property
     def outputs(self) -> Mapping[str, str]: ...
+    @property
+    def fixed(self) -> str: ...
 
 
 def attribute(module: fx.GraphModule, name: str) -> Any:
@@ -128,6 +132,7 @@ def captured_model(captured: Captured) -> CapturedModel:
         evaluation=captured.evaluation,
         reductions=captured.reductions,
         outputs=captured.outputs,
+        fixed=captured.fixed,
     )
 
 

@@ -118,18 +118,20 @@ def _sizes(model: CapturedModel, shapes: Mapping[str, tuple[int, ...]]) -> _Size
                         f"{word} differs within a micro-batch", [f"{first} says {size}, {place} is {extent}"]
                     )
             elif extent != captured:
-                raise _fixed(name, dim, word, extent, captured)
+                raise _fixed(name, dim, word, extent, captured, model.fixed)
     rows = found.pop(SAMPLE, (graph.samples, ""))[0]
     return _Sizes(rows, {word: size for word, (size, _) in found.items()})
 
 
-def _fixed(name: str, dim: int, word: str, extent: int, captured: int) -> UnsupportedModelError:
+def _fixed(name: str, dim: int, word: str, extent: int, captured: int, line: str) -> UnsupportedModelError:
+    details = []
     if word == SAMPLE:
+        details = [f"the number of samples is fixed {line}"] if line else []
         remedies = [f"micro-batches of {captured}, or a model whose code does not fix the number of samples"]
     else:
         remedies = [f"batches of {captured} there", "let the factory say that it varies, see profiler.source.source"]
     return UnsupportedModelError(
-        f"dim {dim} of {name} ({word}) is {extent}, the model was captured for {captured} only", [], remedies
+        f"dim {dim} of {name} ({word}) is {extent}, the model was captured for {captured} only", details, remedies
     )
 
 

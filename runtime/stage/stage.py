@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -100,17 +100,17 @@ class Divided(Told, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
+class _Recorded(NamedTuple):
     """What a forward with gradients leaves.
 
     Attributes:
         leaves: differentiable inputs received from other stages.
-        edges: where each output enters the autograd graph; the outputs themselves need not stay alive for it.
+        roots: where each output enters the autograd graph.  A number, such as the loss, is there itself, which takes
+            torch less time; others need not stay alive for it.
     """
 
     leaves: dict[str, Tensor]
-    edges: dict[str, GradientEdge]
+    roots: dict[str, GradientEdge | Tensor]
 
 
 @dataclass(slots=True)
@@ -173,6 +173,7 @@ class StageProgram:
     ) -> None:
         manner = manner or Manner()
         self._function, self._loss, self._manner = function, loss, manner
+        self._inputs = function.inputs
         self._received_at = tuple((place, name) for place, name in enumerate(function.inputs) if name in received)
         self._graded: Mapping[str, Tensor] = function.parameters if slices is None else slices
         given = terms if loss is None else {**terms, loss: 1.0}
@@ -193,7 +194,7 @@ class StageProgram:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the values that ``forward`` needs."""
-        return self._function.inputs
+        return self._inputs
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -266,11 +267,11 @@ class StageProgram:
             raise KeyError(f"micro-batch {microbatch} has had its backward for the input")
         recorded, held.recorded = held.recorded, None
         given = {**gradients, **held.seeds}
-        seeds = {name: given[name] for name in recorded.edges if name in given}
+        seeds = {name: given[name] for name in recorded.roots if name in given}
         if self._divided is not None:
             self._divided.begin(microbatch)
         if seeds:
-            run_backward([recorded.edges[name] for name in seeds], list(seeds.values()))
+            run_backward([recorded.roots[name] for name in seeds], list(seeds.values()))
         if self._divided is not None:
             self._divided.finish()
         return {
@@ -325,7 +326,8 @@ class StageProgram:
             self._divided.reset()
         self._held.clear()
         self.losses.clear()
-        self.weights.reset()
+        if self._is_versioned:
+            self.weights.reset()
 
     def _seed(self, loss: Tensor, weight: float) -> Tensor:
         found = self._seeds.get(weight)
@@ -334,7 +336,7 @@ class StageProgram:
         return found
 
     def _call(self, portion: MicrobatchSlice, values: Mapping[str, Tensor]) -> Call:
-        return Call(portion, tuple(values[name] for name in self._function.inputs), self._state)
+        return Call(portion, tuple([values[name] for name in self._inputs]), self._state)
 
     def _record(self, call: Call, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
         """Runs with gradients."""
@@ -347,8 +349,12 @@ class StageProgram:
             outputs = self._calls.run(Call(call.portion, tuple(values), call.state))
         finally:
             self._current.queue = None
-        edges = {name: get_gradient_edge(output) for name, output in outputs.items() if output.requires_grad}
-        return _Recorded(leaves, edges), outputs
+        roots = {
+            name: get_gradient_edge(output) if output.ndim else output
+            for name, output in outputs.items()
+            if output.requires_grad
+        }
+        return _Recorded(leaves, roots), outputs
 
     def _handed_out(self, microbatch: int, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         if self._loss is not None:

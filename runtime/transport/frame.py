@@ -181,9 +181,14 @@ def check(header: memoryview, key: Key, source: int, layout: Layout) -> tuple[in
     number, taken, _ = _STAMP.unpack_from(header, HEADER_BYTES - _STAMP.size)
     expected = header_of(key, layout, number, taken)
     if header != expected:
-        faults = _faults(key, _HEADER.unpack(expected), _HEADER.unpack(header))
-        raise TransportError(f"{key}: rank {source} sent another message than expected", faults)
+        raise another(header, expected, key, source)
     return number, taken
+
+
+def another(header: memoryview, expected: bytes, key: Key, source: int) -> TransportError:
+    """The error of a message from rank ``source`` that begins with ``header``; the text names what differs."""
+    faults = _faults(key, _HEADER.unpack(expected), _HEADER.unpack(header))
+    return TransportError(f"{key}: rank {source} sent another message than expected", faults)
 
 
 def tag(key: Key) -> int:

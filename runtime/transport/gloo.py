@@ -21,20 +21,11 @@ import torch.distributed as dist
 
 from cuda_ops._torch import Store, times_written
 from planner.ir.errors import TransportError
+from planner.ir.program import ALONE_BYTES, SPARE_BYTES
 from runtime.transport.base import Deadline, Key, Spec, default_group, gone, join
 from runtime.transport.collectives import PAIR_SUM_BYTES, Together
 from runtime.transport.frame import Frame, Layout, alone_buffer, layout_for, layout_of, tag, whole
 from runtime.transport.works import Barrier, Works
-
-ALONE_BYTES = 256 * 1024
-"""From here a tensor is sent from where it lies instead of being copied into the frame.
-
-Measured on two cores of one host, there and back, median, copied against alone: 4 KiB 0.16 against 0.18 ms, 64 KiB 0.18
-against 0.19 ms, 256 KiB 0.27 against 0.26 ms, 4 MiB 5.4 against 4.4 ms, 64 MiB 178 against 123 ms.
-"""
-
-SPARE_BYTES = 1 << 20
-"""At most so many bytes follow a receive buffer; untouched unless a message is wrong."""
 
 _SPARE_LAYOUTS = 64
 """Of so many layouts frames are kept for the next message."""

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from cuda_ops._torch import Store
 from planner.ir.errors import TransportError
-from planner.ir.program import Program
+from planner.ir.program import ALONE_BYTES, SPARE_BYTES, Program
 from planner.ir.schedule import SEND, Op
 from runtime.transport.base import Deadline, Key, Spec, default_group, join
 from runtime.transport.collectives import Together
@@ -33,7 +33,7 @@ from runtime.transport.frame import (
     views,
     whole,
 )
-from runtime.transport.gloo import ALONE_BYTES, SPARE_BYTES, Peer
+from runtime.transport.gloo import Peer
 from runtime.transport.works import Barrier, StreamWorks, Works
 
 

@@ -15,9 +15,10 @@ import functools
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -25,8 +26,8 @@ from torch.utils.dlpack import from_dlpack
 from cuda_ops.device.compiling import CannotCompileError, Sources, compiled
 from cuda_ops.memory.counter import charge_address
 from planner.ir.errors import OutOfMemoryError
-from runtime.transport.base import Spec
-from runtime.transport.frame import Frame, Layout
+from runtime.transport.base import Key, Spec, is_plain
+from runtime.transport.frame import HEADER_BYTES, Frame, Layout, header_of, layout_for, views
 
 HERE, LATE, GONE, OTHER, WRONG = range(5)
 """How a wait ends: it is here; the time is over; the peer has left; a watched channel had something else; it is here,
@@ -35,9 +36,13 @@ and of another size or dtype than expected."""
 WATCHED = 1 << 63
 """Channels with this bit are watched."""
 
+NOW_S = -1.0
+"""The limit of a wait that only looks."""
+
 _SHORT_BYTES = 64 << 10  # are copied before another thread would have Python's lock
 _MOST_KEPT = 8192  # views of blocks, and frames
 _TOKEN_BYTES = 16
+_LEFT = 1  # in place of where something lies
 
 _CONTEXT, _RANK, _NUMBER, _NANOSECONDS, _GUARD = (
     ctypes.c_void_p,
@@ -47,12 +52,32 @@ _CONTEXT, _RANK, _NUMBER, _NANOSECONDS, _GUARD = (
     ctypes.c_uint32,
 )
 _PLACE = ctypes.POINTER(ctypes.c_uint64)
+_MOST_DIMS = 16  # of a tensor that is described
+
+
+class _Shape(ctypes.Structure):
+    """What lies in a block, as DLPack describes it: from byte ``start`` on."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("start", "code", "bits", "dims")),
+        ("extents", ctypes.c_int64 * _MOST_DIMS),
+    )
+
+
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "open": (_CONTEXT, (_RANK, _RANK, _NUMBER, ctypes.c_char_p)),
     "file": (_RANK, (_CONTEXT,)),
     "attach": (_RANK, (_CONTEXT, _RANK, _RANK, _RANK, ctypes.c_char_p)),
     "block": (_NUMBER, (_CONTEXT, _NUMBER, _RANK, _GUARD)),
     "put": (_NUMBER, (_CONTEXT, _RANK, _NUMBER, ctypes.c_void_p, _NUMBER, _GUARD)),
+    "post": (_NUMBER, (_CONTEXT, _RANK, _NUMBER, ctypes.c_char_p, ctypes.c_void_p, _NUMBER)),
+    "receive": (
+        _RANK,
+        (
+            *(_CONTEXT, _RANK, _NUMBER, ctypes.c_char_p, ctypes.POINTER(_Shape), _NANOSECONDS, _NANOSECONDS),
+            *(_PLACE, _PLACE, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p),
+        ),
+    ),
     "put_rows": (_NUMBER, (_CONTEXT, _RANK, _NUMBER, ctypes.c_void_p, _NUMBER, _NUMBER, _NUMBER, _GUARD)),
     "fetch": (
         _RANK,
@@ -61,7 +86,6 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "announce": (None, (_CONTEXT, _RANK, _NUMBER, _NUMBER)),
     "poll": (_RANK, (_CONTEXT, _RANK, _NUMBER, _PLACE)),
     "wait": (_RANK, (_CONTEXT, _RANK, _NUMBER, _NANOSECONDS, _NANOSECONDS, _PLACE, _PLACE)),
-    "took": (None, (_CONTEXT, _RANK)),
     "taken": (_NUMBER, (_CONTEXT, _RANK)),
     "wait_taken": (_RANK, (_CONTEXT, _RANK, _NUMBER, _NANOSECONDS, _NANOSECONDS, _PLACE)),
     "has_left": (_RANK, (_CONTEXT, _RANK)),
@@ -71,7 +95,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "base": (ctypes.c_void_p, (_CONTEXT, _RANK)),
     "size": (_NUMBER, (_CONTEXT, _RANK)),
     "top": (_NUMBER, (_CONTEXT,)),
-    "view": (ctypes.c_void_p, (_CONTEXT, _RANK, _NUMBER, ctypes.c_void_p)),
+    "looked": (_NANOSECONDS, (_CONTEXT,)),
     "close": (None, (_CONTEXT,)),
     "free": (None, (_CONTEXT,)),
 }
@@ -134,6 +158,18 @@ class Address:
         return cls(**{**found, "cores": tuple(found["cores"])})
 
 
+class Place(NamedTuple):
+    """Bytes of this process that follow one another: what is sent, or where what comes goes.
+
+    Attributes:
+        guard: of size and dtype, equal at both ends.
+    """
+
+    address: int
+    num_bytes: int
+    guard: int
+
+
 class Segments:
     """The segment of ``rank``, and those of the peers that it has attached.
 
@@ -150,7 +186,7 @@ class Segments:
         self._context = self._calls.open(rank, world_size, _machine_bytes(), self._token)
         if not self._context:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self._offset, self._seen = ctypes.c_uint64(), ctypes.c_uint64()
+        self._offset, self._seen, self._view = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_void_p()
         self._memory: dict[int, torch.Tensor] = {rank: self._all_of(rank)}
         self._kept: dict[tuple[int, int, Spec], torch.Tensor] = {}
         self._frames: dict[tuple[int, Layout], Frame] = {}
@@ -183,15 +219,16 @@ class Segments:
             raise self._is_full(num_bytes)
         return offset
 
-    def put(self, tensor: torch.Tensor, rank: int, channel: int, guard: int) -> None:
-        """Announces a copy of ``tensor``, contiguous and on the processor, to one rank.
+    def put(self, place: Place, rank: int, channel: int) -> None:
+        """Announces a copy of what lies at ``place`` to one rank.
 
         Raises:
             OutOfMemoryError: there is no room.
         """
-        calls = self._calls if tensor.nbytes < _SHORT_BYTES else self._waits
-        if not calls.put(self._context, rank, channel, tensor.data_ptr(), tensor.nbytes, guard):
-            raise self._is_full(tensor.nbytes)
+        address, num_bytes, guard = place
+        calls = self._calls if num_bytes < _SHORT_BYTES else self._waits
+        if not calls.put(self._context, rank, channel, address, num_bytes, guard):
+            raise self._is_full(num_bytes)
 
     def put_cut(self, tensor: torch.Tensor, rank: int, channel: int, guard: int) -> bool:
         """As :meth:`put` of what is cut out of a tensor along one dim; nothing, and False, if it lies otherwise.
@@ -215,22 +252,20 @@ class Segments:
         if not calls.put_rows(self._context, rank, channel, address, *rows, guard):
             raise self._is_full(num_bytes)
 
-    def fetch(
-        self, tensor: torch.Tensor, rank: int, channel: int, guard: int, limit_s: float, spin_s: float, watches: bool
-    ) -> int:
-        """How the wait for a block ended that is copied into ``tensor``, which is contiguous and on the processor.
+    def fetch(self, place: Place, rank: int, channel: int, limit_s: float, spin_s: float, watches: bool) -> int:
+        """How the wait for a block ended that is copied to ``place``.
 
         Args:
-            limit_s: 0: only what is there already.
-            watches: as of :meth:`wait`.
+            limit_s, watches: as of :meth:`wait`.
         """
-        calls = self._waits if limit_s or tensor.nbytes >= _SHORT_BYTES else self._calls
+        address, num_bytes, guard = place
+        calls = self._waits if limit_s >= 0 or num_bytes >= _SHORT_BYTES else self._calls
         ended: int = calls.fetch(
             self._context,
             rank,
             channel,
-            tensor.data_ptr(),
-            tensor.nbytes,
+            address,
+            num_bytes,
             guard,
             int(limit_s * 1e9),
             int(spin_s * 1e9),
@@ -260,25 +295,71 @@ class Segments:
             found = self._kept[place] = self._memory[owner][offset : offset + num_bytes].view(dtype).view(shape)
         return found
 
-    def frame(self, layout: Layout) -> tuple[int, Frame]:
-        """A new block for a message, and the message in it."""
+    def send(self, rank: int, channel: int, key: Key, tensors: Sequence[torch.Tensor]) -> bool:
+        """Announces a message to one rank: a frame of copies of the tensors, on any device and of any strides.
+
+        Returns:
+            False if nothing was done, as the rank has left.
+
+        Raises:
+            OutOfMemoryError: there is no room.
+        """
+        layout, tensor = layout_for(tensors), tensors[0] if len(tensors) == 1 else None
+        if tensor is not None and layout.payload_bytes < _SHORT_BYTES and is_plain(tensor):
+            header = header_of(key, layout, 0, 0)
+            sent: int = self._calls.post(self._context, rank, channel, header, tensor.data_ptr(), layout.payload_bytes)
+            if not sent:
+                raise self._is_full(layout.total_bytes)
+            return sent != _LEFT
+        if self.has_left(rank):
+            return False
         offset = self.block(layout.total_bytes)
-        found = self._frames.get((offset, layout))
-        if found is None:
+        frame = self._frames.get((offset, layout))
+        if frame is None:
             if len(self._frames) >= _MOST_KEPT:
                 self._frames.clear()
             message = self._memory[self.rank][offset : offset + layout.total_bytes]
-            found = self._frames[offset, layout] = Frame(layout, message)
-        return offset, found
+            frame = self._frames[offset, layout] = Frame(layout, message)
+        frame.write(key, tensors)
+        self.announce(rank, channel, offset)
+        return True
 
-    def take(self, owner: int, offset: int) -> torch.Tensor:
-        """The bytes of a block; this rank is a reader of it until the last view of the tensor is gone.
+    def receive(
+        self, rank: int, channel: int, header: bytes, layout: Layout, limit_s: float, spin_s: float, watches: bool
+    ) -> int:
+        """How the wait for a message that begins with ``header`` ended; where it is here, :meth:`taken` gives it.
 
-        They count as memory of this rank's tensors, where somebody counts.
+        Args:
+            limit_s, watches: as of :meth:`wait`.
         """
-        view = self._calls.view(self._context, owner, offset, self._charge)
-        taken: torch.Tensor = from_dlpack(_new_capsule(view, b"dltensor", None))
-        return taken
+        calls = self._calls if limit_s < 0 else self._waits
+        ended: int = calls.receive(
+            self._context,
+            rank,
+            channel,
+            header,
+            _shape_of(layout),
+            int(limit_s * 1e9),
+            int(spin_s * 1e9),
+            self._offset,
+            self._seen if watches else None,
+            self._view,
+            self._charge,
+        )
+        return ended
+
+    def taken(self, layout: Layout) -> tuple[torch.Tensor, ...]:
+        """The tensors of the message that was received last, where its sender wrote them.
+
+        Its block goes back when the last of them, and of their views, is gone; until then it counts as memory of this
+        rank's tensors, where somebody counts.
+        """
+        came: torch.Tensor = from_dlpack(_new_capsule(self._view, b"dltensor", None))
+        return (came,) if _shape_of(layout).start else tuple(views(came, layout))
+
+    def header(self, owner: int, offset: int) -> memoryview:
+        """What a message begins with."""
+        return self._memory[owner][offset : offset + HEADER_BYTES].numpy().data
 
     def count_memory(self) -> None:
         """Messages count from now on, if an allocator counts by now."""
@@ -301,6 +382,8 @@ class Segments:
         """How the wait for the next announcement ended; where it is here, :attr:`came` is its block.
 
         Args:
+            limit_s: ``NOW_S``: only what is there already counts.
+            spin_s: so long it looks before it sleeps.
             watches: whether something on a watched channel ends the wait as well.
         """
         seen = self._seen if watches else None
@@ -308,11 +391,7 @@ class Segments:
         ended: int = self._waits.wait(self._context, rank, channel, limit_ns, spin_ns, self._offset, seen)
         return ended
 
-    def took(self, rank: int) -> None:
-        """Tells ``rank`` that one of its messages was taken."""
-        self._calls.took(self._context, rank)
-
-    def taken(self, rank: int) -> int:
+    def num_taken(self, rank: int) -> int:
         """How many messages ``rank`` has taken."""
         count: int = self._calls.taken(self._context, rank)
         return count
@@ -336,6 +415,12 @@ class Segments:
         self._calls.let_go(self._context, owner, offset)
 
     @property
+    def looked_s(self) -> float:
+        """Seconds in which waits of this rank looked for what was not there yet, before they slept."""
+        looked_ns: int = self._calls.looked(self._context)
+        return looked_ns / 1e9
+
+    @property
     def used_bytes(self) -> int:
         """The most that messages have taken at once, with what lay between them."""
         used: int = self._calls.top(self._context)
@@ -357,6 +442,22 @@ class Segments:
     def _all_of(self, rank: int) -> torch.Tensor:
         base, size = self._calls.base(self._context, rank), self._calls.size(self._context, rank)
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(base), dtype=torch.uint8)
+
+
+_CODES = {torch.bool: 6, torch.uint8: 1, torch.bfloat16: 4, torch.complex64: 5, torch.complex128: 5} | {
+    **dict.fromkeys((torch.int8, torch.int16, torch.int32, torch.int64), 0),
+    **dict.fromkeys((torch.float16, torch.float32, torch.float64), 2),
+}
+"""DLPack's kinds of numbers."""
+
+
+@functools.lru_cache(maxsize=_MOST_KEPT)
+def _shape_of(layout: Layout) -> _Shape:
+    """A message of one tensor is that tensor; one of several is bytes, of which views are made."""
+    (shape, dtype), *others = layout.specs or (((), torch.uint8),)
+    if others or not layout.specs or len(shape) > _MOST_DIMS or dtype not in _CODES:
+        return _Shape(0, _CODES[torch.uint8], 8, 1, (layout.total_bytes,))
+    return _Shape(HEADER_BYTES, _CODES[dtype], 8 * dtype.itemsize, len(shape), shape)
 
 
 Rows = tuple[int, int, int]

@@ -44,8 +44,8 @@ from runtime.transport.base import (
     without_gradients,
     words,
 )
-from runtime.transport.frame import Layout, layout_for, layout_of, tag, unpack
-from runtime.transport.segments import GONE, HERE, LATE, WATCHED, WRONG, Rows, Segments, rows_of
+from runtime.transport.frame import Layout, another, header_of, layout_of, tag
+from runtime.transport.segments import GONE, HERE, LATE, NOW_S, WATCHED, WRONG, Place, Rows, Segments, rows_of
 
 SPIN_S = 10e-3
 """So long a wait looks before it sleeps, where every rank has a core of its own."""
@@ -106,17 +106,20 @@ class SharedMemoryTransport:
         layout = self._announced[source].pop(key, None)
         if layout is None:
             raise TransportError(f"{key} from rank {source} was not announced")
-        offset = self.next_block(source, _MESSAGE | tag(key), ("receive", key), Deadline(deadline_s))
-        self.segments.took(source)
-        return unpack(self.segments.take(source, offset), key, source, layout)
+        self.require_usable(("receive", key), source)
+        segments, header = self.segments, header_of(key, layout, 0, 0)
+        look = partial(segments.receive, source, _MESSAGE | tag(key), header, layout)
+        ended = look(NOW_S, 0.0, False)
+        if ended == LATE:
+            ended = self._wait(look, source, ("receive", key), Deadline(deadline_s))
+        if ended == WRONG:
+            raise another(segments.header(source, segments.came), header, key, source)
+        return segments.taken(layout)
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
         channel, sent = _MESSAGE | tag(key), self._sent[destination]
-        if self._why_unusable or self.segments.has_left(destination):
+        if self._why_unusable or not self.segments.send(destination, channel, key, tensors):
             raise self._gone(("send", key), destination)
-        offset, frame = self.segments.frame(layout_for(tensors))
-        frame.write(key, tensors)
-        self.segments.announce(destination, channel, offset)
         self._num_sent[destination] += 1
         sent.append(key)
         if len(sent) > _MOST_SENT:
@@ -139,17 +142,16 @@ class SharedMemoryTransport:
     def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
         return self._sum("started sum", tensor, ranks, deadline_s)
 
-    @without_gradients
     def start_exchange(self, sent: ByRank, received: ByRank, deadline_s: float, key: int | None = None) -> Pending:
         for rank, tensor in sent.items():
             if tensor.numel():
                 self.put(tensor, (rank,), self.exchange_channel(True, rank, key), _EXCHANGING)
-        expected = [
-            (rank, self.exchange_channel(False, rank, key), tensor)
+        coming: list[_Coming] = [
+            (rank, self.exchange_channel(False, rank, key), tensor, _place(tensor) if is_plain(tensor) else None)
             for rank, tensor in received.items()
             if tensor.numel()
         ]
-        return _Exchange(self, expected, deadline_s)
+        return _Exchange(self, coming, deadline_s)
 
     def lanes(self, sent: ByRank, received: ByRank, deadline_s: float, key: int | None) -> Lanes | None:
         """What does :meth:`start_exchange` again and again; None where it cannot be worked out before.
@@ -167,7 +169,8 @@ class SharedMemoryTransport:
             for (rank, tensor), rows in zip(sent.items(), places.values(), strict=True)
             if rows is not None and tensor.numel()
         ]
-        return Lanes(self, sends, [(r, tensor) for r, tensor in received.items() if tensor.numel()], deadline_s, key)
+        receives = [(rank, tensor, _place(tensor)) for rank, tensor in received.items() if tensor.numel()]
+        return Lanes(self, sends, receives, deadline_s, key)
 
     @without_gradients
     def reduce_scatter(
@@ -213,10 +216,10 @@ class SharedMemoryTransport:
             self._forget_taken(rank)
         return sum(map(len, self._announced)), sum(map(len, self._sent))
 
-    def require_usable(self, what: Words) -> None:
-        """Raises as every wait where no peer can be reached any more."""
+    def require_usable(self, what: Words, rank: int | None = None) -> None:
+        """Raises as every wait, for ``rank``, where no peer can be reached any more."""
         if self._why_unusable:
-            raise self._gone(what, self.rank)
+            raise self._gone(what, self.rank if rank is None else rank)
 
     def others_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """``ranks`` but this one, in order."""
@@ -236,36 +239,35 @@ class SharedMemoryTransport:
             return
         if self._why_unusable:
             raise self._gone(what, ranks[0])
-        if len(ranks) == 1 and is_plain(tensor):
-            self.segments.put(tensor, ranks[0], channel, _guard(tensor))
-            return
-        if len(ranks) == 1 and has_values(tensor) and self.segments.put_cut(tensor, ranks[0], channel, _guard(tensor)):
-            return
+        if len(ranks) == 1 and has_values(tensor):
+            if tensor.is_contiguous():
+                self.segments.put(_place(tensor), ranks[0], channel)
+                return
+            if self.segments.put_cut(tensor, ranks[0], channel, _guard(tensor)):
+                return
         offset = self.segments.block(tensor.nbytes, len(ranks), _guard(tensor))
-        self.segments.tensor(self.rank, offset, tensor.shape, tensor.dtype).copy_(tensor)
+        self.segments.tensor(self.rank, offset, tensor.shape, tensor.dtype).copy_(tensor.detach())
         for rank in ranks:
             self.segments.announce(rank, channel, offset)
 
     def fetch(self, tensor: torch.Tensor, rank: int, channel: int, what: Words, deadline: Deadline) -> None:
         """Waits for a block of the size and dtype of ``tensor``, which becomes what lies there."""
-        if self.fetch_now(tensor, rank, channel, what):
-            return
         if not is_plain(tensor):
             _, offset, came = self._look_at(tensor, rank, channel, what, deadline)
-            tensor.copy_(came)
+            tensor.detach().copy_(came)
             self.segments.let_go(rank, offset)
             return
-        look = partial(self.segments.fetch, tensor, rank, channel, _guard(tensor))
-        if self._wait(look, rank, what, deadline) == WRONG:
+        place = _place(tensor)
+        if self.fetch_now(tensor, place, rank, channel, what):
+            return
+        if self._wait(partial(self.segments.fetch, place, rank, channel), rank, what, deadline) == WRONG:
             raise self._unlike(tensor, rank, self.segments.came, what)
 
-    def fetch_now(self, tensor: torch.Tensor, rank: int, channel: int, what: Words) -> bool:
-        """As :meth:`fetch`, if that takes no wait; ``tensor`` is contiguous then."""
-        if not is_plain(tensor):
-            return False
+    def fetch_now(self, tensor: torch.Tensor, place: Place, rank: int, channel: int, what: Words) -> bool:
+        """As :meth:`fetch`, if that takes no wait, of a tensor that lies at ``place``."""
         if self._why_unusable:
             raise self._gone(what, rank)
-        ended = self.segments.fetch(tensor, rank, channel, _guard(tensor), 0.0, 0.0, False)
+        ended = self.segments.fetch(place, rank, channel, NOW_S, 0.0, False)
         if ended == WRONG:
             raise self._unlike(tensor, rank, self.segments.came, what)
         return ended == HERE
@@ -354,7 +356,7 @@ class SharedMemoryTransport:
 
     def _forget_taken(self, rank: int) -> None:
         sent = self._sent[rank]
-        while len(sent) > self._num_sent[rank] - self.segments.taken(rank):
+        while len(sent) > self._num_sent[rank] - self.segments.num_taken(rank):
             sent.popleft()
 
     def _gone(self, what: Words, rank: int) -> TransportError:
@@ -362,21 +364,21 @@ class SharedMemoryTransport:
         return gone(words(what), self.rank, f"rank {rank}", why)
 
 
+_Coming = tuple[int, int, torch.Tensor, Place | None]
+
+
 class _Exchange:
-    """Tensors on their way: from which rank, on which channel, and where each belongs."""
+    """Tensors on their way: from which rank, on which channel, and where each belongs, if it has one place."""
 
-    __slots__ = ("_deadline_s", "_expected", "_transport")
+    __slots__ = ("_coming", "_deadline_s", "_transport")
 
-    def __init__(
-        self, transport: SharedMemoryTransport, expected: list[tuple[int, int, torch.Tensor]], deadline_s: float
-    ) -> None:
-        self._transport, self._expected, self._deadline_s = transport, expected, deadline_s
+    def __init__(self, transport: SharedMemoryTransport, coming: list[_Coming], deadline_s: float) -> None:
+        self._transport, self._coming, self._deadline_s = transport, coming, deadline_s
 
-    @without_gradients
     def wait(self) -> None:
         deadline, fetch_now = None, self._transport.fetch_now
-        for rank, channel, tensor in self._expected:
-            if deadline is None and fetch_now(tensor, rank, channel, _EXCHANGING):
+        for rank, channel, tensor, place in self._coming:
+            if deadline is None and place is not None and fetch_now(tensor, place, rank, channel, _EXCHANGING):
                 continue
             deadline = deadline or Deadline(self._deadline_s)
             self._transport.fetch(tensor, rank, channel, _EXCHANGING, deadline)
@@ -391,7 +393,7 @@ class Lanes:
         self,
         transport: SharedMemoryTransport,
         sends: list[tuple[int, int, Rows, int]],
-        receives: list[tuple[int, torch.Tensor]],
+        receives: list[tuple[int, torch.Tensor, Place]],
         deadline_s: float,
         key: int | None,
     ) -> None:
@@ -405,7 +407,10 @@ class Lanes:
         for rank, offset, rows, guard in self._sends:
             channel = transport.exchange_channel(True, rank, key)
             transport.segments.put_rows(address + offset, rows, rank, channel, guard)
-        coming = [(rank, transport.exchange_channel(False, rank, key), tensor) for rank, tensor in self._receives]
+        coming: list[_Coming] = [
+            (rank, transport.exchange_channel(False, rank, key), tensor, place)
+            for rank, tensor, place in self._receives
+        ]
         return _Exchange(transport, coming, self._deadline_s)
 
 
@@ -488,6 +493,10 @@ class SumInParts:
 @lru_cache(maxsize=4096)
 def _guard_of(num_elements: int, dtype: torch.dtype) -> int:
     return zlib.crc32(f"{num_elements} {dtype}".encode())
+
+
+def _place(tensor: torch.Tensor) -> Place:
+    return Place(tensor.data_ptr(), tensor.nbytes, _guard(tensor))
 
 
 def _guard(tensor: torch.Tensor) -> int:

@@ -92,6 +92,20 @@ def test_operators_have_types_schemas_and_names() -> None:
     assert _torch.overload_name(add) == "Tensor"
 
 
+def test_a_size_that_becomes_a_number_is_told_where_it_does() -> None:
+    told: list[str] = []
+
+    class Sized(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            told.append("before")
+            return x * int(x.shape[0])
+
+    with _torch.fixed_sizes(lambda: told.append("fixed")):
+        torch.export.export(Sized(), (torch.ones(4, 2),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    torch.export.export(Sized(), (torch.ones(4, 2),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    assert (told[0], set(told[1:-1]), told[-1]) == ("before", {"fixed"}, "before")
+
+
 def test_python_kernels_take_effect_once_the_dispatch_cache_is_cleared() -> None:
     operator, calls = ATEN.gru.input, []
     before = dict(operator.py_kernels)

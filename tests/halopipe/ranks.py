@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from halopipe.launch.spawn import combine
+from halopipe.launch.combine import combine
 from halopipe.run_spec.job import Job, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult

@@ -16,7 +16,7 @@ from planner.ir.graph import Graph, Layer
 from profiler import LoadedModel, mean_of_squares
 from profiler.capture.graph import capture
 from profiler.capture.kinds import NO_RULES, Rules
-from profiler.source.model import Loss
+from profiler.source.losses import Loss
 
 IMAGE = (2, 4, 6, 9)
 NAMES = ("sample", "channel", "height", "width")

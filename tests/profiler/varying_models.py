@@ -13,7 +13,7 @@ from torch.nn import functional
 from profiler import LoadedModel, mean_of_squares
 from profiler.models.gnmt import gnmt
 from profiler.models.gpt import gpt
-from profiler.source.model import Loss
+from profiler.source.losses import Loss
 
 Sizes = dict[str, int]
 

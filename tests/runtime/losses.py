@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from profiler.source.model import LoadedModel, Loss
+from profiler.source.losses import Loss
+from profiler.source.model import LoadedModel
 from tests.captures import capture
 from tests.runtime.engines import Network
 from tests.runtime.plans import Trained, sgd

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
-from profiler.source.model import LoadedModel, Loss
+from profiler.source.losses import Loss
+from profiler.source.model import LoadedModel
 from tests.captures import capture
 from tests.runtime.cases import trained_alone
 from tests.runtime.divided import divided

@@ -12,7 +12,8 @@ import torch
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
 from profiler.capture.graph import capture
-from profiler.source.model import LoadedModel, Loss
+from profiler.source.losses import Loss
+from profiler.source.model import LoadedModel
 from tests.runtime import user_code
 from tests.runtime.divided import divided
 from tests.runtime.engines import Network, evaluated, trained

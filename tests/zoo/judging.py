@@ -253,6 +253,7 @@ def alone(
             here, there = (_rows(tensors, first, count, rows) for tensors in (inputs, targets))
             with _draws(entry, captured, draw):
                 loss = loss_fn(model.call.output(module, tuple(here)), model.call.aims(tuple(there)))
+            loss = sum(loss) if isinstance(loss, tuple) else loss
             (loss * count / rows).backward()
             total += loss.item() * count / rows
             first += count

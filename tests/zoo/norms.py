@@ -19,7 +19,7 @@ def normed(norm: nn.Module) -> nn.Sequential:
     )  # fmt: skip
 
 
-@network("batch norm with momentum None: a cumulative average", mixes=True, refused="momentum|data-dependent")
+@network("batch norm with momentum None: a cumulative average", mixes=True)
 def momentum_none() -> Network:
     return normed(nn.BatchNorm2d(4, momentum=None)), images(), F.cross_entropy
 

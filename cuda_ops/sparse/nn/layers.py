@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from cuda_ops.dense.running_statistics import MOMENTUM, averaged, is_averaging
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import Triple
 from cuda_ops.sparse.nn import functional
@@ -262,21 +263,15 @@ class BatchNorm(nn.BatchNorm1d):
         require_channels(input.feats, self.num_features, "BatchNorm")
         training = self.training or self.running_mean is None
         tracked = not self.training or self.track_running_stats
-        momentum = 0.0 if self.momentum is None else self.momentum
+        mean, var = (self.running_mean, self.running_var) if tracked else (None, None)
+        affine = self.weight, self.bias
+        batches = self.num_batches_tracked
+        if is_averaging(self) and mean is not None and var is not None and batches is not None:
+            with averaged(batches, mean, var) as kept:
+                return functional.batch_norm(input, *kept, *affine, training, MOMENTUM, self.eps)
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                momentum = 1.0 / float(self.num_batches_tracked)
-        return functional.batch_norm(
-            input,
-            self.running_mean if tracked else None,
-            self.running_var if tracked else None,
-            self.weight,
-            self.bias,
-            training,
-            momentum,
-            self.eps,
-        )
+        return functional.batch_norm(input, mean, var, *affine, training, self.momentum or 0.0, self.eps)
 
 
 class GroupNorm(nn.Module):

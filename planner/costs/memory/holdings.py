@@ -7,27 +7,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.memory.activations import Activation, activation_of, buckets_behind, kept_gradients
-from planner.costs.memory.messages import ALONE_BYTES, Carried, Received, acknowledged, buffer_bytes, joined
+from planner.costs.memory.messages import Carried, Received, acknowledged, buffer_bytes, joined
 from planner.costs.simulator.program import PREPARE_STEP, RECEIVE_STEP, REDUCE_STEP, SEND_STEP, CompiledProgram
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.gradient_overlap import Bucket
 from planner.costs.stages.placement import StagePlacement
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.plan import Size
-from planner.ir.program import receive_window
-from planner.ir.schedule import Op
+from planner.ir.program import ALONE_BYTES, BUCKET_BYTES, receive_window
+from planner.ir.schedule import ADDS_GRADIENTS, Op
 
 _Part = tuple[int, int, Size]
 """(rank, stage, what micro-batches of one cost are)."""
-
-_ENDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
-BUCKET_BYTES = 8 * 2**20
-"""Most bytes of gradients that the runtime copies together to sum them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,58 +67,14 @@ def holdings(
         carried: how these are carried (:func:`carried_by`); empty: what is small itself in a frame, else as it lies.
     """
     carried = carried or [Carried(size if size < ALONE_BYTES else 0) for size in transfer_bytes]
-    small = [each.framed for each in carried]
-    alone, cluster = Counter[_Part](), costs.book.profile.cluster
-    forward: dict[_Part, dict[int, list[tuple[int, int, bool]]]] = {}
-    backward: dict[_Part, dict[int, list[tuple[int, int, bool]]]] = {}
-    for slot, transfer in enumerate(compiled.transfers):
-        src, dst, microbatch = transfer.route
-        size = costs.micro_batches[microbatch]
-        is_block = cluster.link(transfer.src, transfer.dst).transport == SHARED_MEMORY
-        reader, maker, came = (dst, src, forward) if transfer.forward else (src, dst, backward)
-        message = transfer_bytes[slot], small[slot], is_block
-        came.setdefault((transfer.dst, reader, size), {}).setdefault(maker, []).append(message)
-        if transfer.forward and not is_block:
-            alone[transfer.src, src, size] += transfer_bytes[slot] - sum(carried[slot])
     buckets = {
         (rank, number): buckets_behind(costs, stage, member)
         for number, stage in enumerate(costs.stages)
         for member, rank in enumerate(stage.ranks)
     }
-    found = []
-    unsaved: dict[_Part, float] = {}
-    for each in compiled.activations:
-        key = (each.rank, each.stage, costs.micro_batches[each.microbatch])
-        member = costs.stages[each.stage].ranks.index(each.rank)
-        seeds, received = Received.of(backward.get(key, {})), Received.of(forward.get(key, {}))
-        behind = buckets[each.rank, each.stage]
-        found.append(activation_of(costs, each.stage, member, each.microbatch, alone[key], seeds, received, behind))
-        unsaved[key] = found[-1].unsaved / alone[key] if alone[key] else 0.0
-    buffers, posted, sent = [], [], []
-    frames: list[tuple[int, ...]] = []
-    varies = bool(costs.book.preparations.inputs)  # no two messages have as many sites
-    for slot, channel in compiled.messages:
-        transfer, payload, framed = compiled.transfers[slot], transfer_bytes[slot], small[slot]
-        src, _, microbatch = transfer.route
-        share = unsaved.get((transfer.src, src, costs.micro_batches[microbatch]), 1.0) if transfer.forward else 1.0
-        is_block = cluster.link(*compiled.channels[channel]).transport == SHARED_MEMORY
-        buffers.append(buffer_bytes(payload, framed, is_block))
-        posted.append(0 if is_block else buffers[-1])
-        copied = carried[slot].copied if transfer.forward else 0
-        sent.append((0, 0) if is_block else (copied + round(share * (payload - framed - copied)), framed))
-        frames.append((channel, payload, framed, len(frames) if varies else 0))
-    gradients, update, reduction = {}, {}, {}
-    needs = _update_needs(costs)
-    for number, stage in enumerate(costs.stages):
-        for rank in stage.ranks:
-            own = stage.parameter_bytes
-            if stage.once is not None:
-                own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
-            elif costs.trains:
-                own = kept_gradients(stage)
-            gradients[rank, number] = own if compiled.trains[rank] and not costs.on_chip_bytes(rank) else 0
-            update[rank, number] = round(needs * _largest_parameter(costs, stage))
-            reduction[rank, number] = _put_together(stage, own, buckets[rank, number])
+    found, unsaved = _activations(costs, compiled, transfer_bytes, carried, buckets)
+    buffers, posted, sent, frames = _messages(costs, compiled, transfer_bytes, carried, unsaved)
+    gradients, update, reduction = _updates(costs, compiled, buckets)
     return Holdings(
         tuple(found),
         gradients,
@@ -137,6 +89,82 @@ def holdings(
         {place: 0 if costs.is_prepared else size for place, size in prepared_bytes(costs, compiled).items()},
         joined(compiled, transfer_bytes),
     )
+
+
+def _activations(
+    costs: StageCosts,
+    compiled: CompiledProgram,
+    transfer_bytes: Sequence[int],
+    carried: Sequence[Carried],
+    buckets: Mapping[tuple[int, int], Sequence[Bucket]],
+) -> tuple[list[Activation], dict[_Part, float]]:
+    """Each activation; and by rank, stage and size, the share of what is sent that nothing else keeps."""
+    alone, cluster = Counter[_Part](), costs.book.profile.cluster
+    forward: dict[_Part, dict[int, list[tuple[int, int, bool]]]] = {}
+    backward: dict[_Part, dict[int, list[tuple[int, int, bool]]]] = {}
+    for slot, transfer in enumerate(compiled.transfers):
+        src, dst, microbatch = transfer.route
+        size = costs.micro_batches[microbatch]
+        is_block = cluster.link(transfer.src, transfer.dst).transport == SHARED_MEMORY
+        reader, maker, came = (dst, src, forward) if transfer.forward else (src, dst, backward)
+        message = transfer_bytes[slot], carried[slot].framed, is_block
+        came.setdefault((transfer.dst, reader, size), {}).setdefault(maker, []).append(message)
+        if transfer.forward and not is_block:
+            alone[transfer.src, src, size] += transfer_bytes[slot] - sum(carried[slot])
+    found = []
+    unsaved: dict[_Part, float] = {}
+    for each in compiled.activations:
+        key = (each.rank, each.stage, costs.micro_batches[each.microbatch])
+        member = costs.stages[each.stage].ranks.index(each.rank)
+        seeds, received = Received.of(backward.get(key, {})), Received.of(forward.get(key, {}))
+        behind = buckets[each.rank, each.stage]
+        found.append(activation_of(costs, each.stage, member, each.microbatch, alone[key], seeds, received, behind))
+        unsaved[key] = found[-1].unsaved / alone[key] if alone[key] else 0.0
+    return found, unsaved
+
+
+def _messages(
+    costs: StageCosts,
+    compiled: CompiledProgram,
+    transfer_bytes: Sequence[int],
+    carried: Sequence[Carried],
+    unsaved: Mapping[_Part, float],
+) -> tuple[list[int], list[int], list[tuple[int, int]], list[tuple[int, ...]]]:
+    """By message: its buffer, what is posted for it, what its sender keeps, and the frame that it goes in."""
+    cluster = costs.book.profile.cluster
+    buffers, posted, sent = [], [], []
+    frames: list[tuple[int, ...]] = []
+    varies = bool(costs.book.preparations.inputs)  # no two messages have as many sites
+    for slot, channel in compiled.messages:
+        transfer, payload, framed = compiled.transfers[slot], transfer_bytes[slot], carried[slot].framed
+        src, _, microbatch = transfer.route
+        share = unsaved.get((transfer.src, src, costs.micro_batches[microbatch]), 1.0) if transfer.forward else 1.0
+        is_block = cluster.link(*compiled.channels[channel]).transport == SHARED_MEMORY
+        buffers.append(buffer_bytes(payload, framed, is_block))
+        posted.append(0 if is_block else buffers[-1])
+        copied = carried[slot].copied if transfer.forward else 0
+        sent.append((0, 0) if is_block else (copied + round(share * (payload - framed - copied)), framed))
+        frames.append((channel, payload, framed, len(frames) if varies else 0))
+    return buffers, posted, sent, frames
+
+
+def _updates(
+    costs: StageCosts, compiled: CompiledProgram, buckets: Mapping[tuple[int, int], Sequence[Bucket]]
+) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int], dict[tuple[int, int], int]]:
+    """By rank and stage: gradients that are kept, what an update needs beside, and what a sum of gradients does."""
+    gradients, update, reduction = {}, {}, {}
+    needs = _update_needs(costs)
+    for number, stage in enumerate(costs.stages):
+        for rank in stage.ranks:
+            own = stage.parameter_bytes
+            if stage.once is not None:
+                own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
+            elif costs.trains:
+                own = kept_gradients(stage)
+            gradients[rank, number] = own if compiled.trains[rank] and not costs.on_chip_bytes(rank) else 0
+            update[rank, number] = round(needs * _largest_parameter(costs, stage))
+            reduction[rank, number] = _put_together(stage, own, buckets[rank, number])
+    return gradients, update, reduction
 
 
 def _put_together(stage: StagePlacement, own: int, behind: Sequence[Bucket]) -> int:
@@ -231,7 +259,7 @@ class _Walk:
         self._early: dict[int, int] = {}  # by stage, gradients that came with those of inputs
         self._computed_again = Counter[int]()
         self._last = {a.stage: p for p, a in enumerate(compiled.grid[rank]) if a.op is Op.UPDATE}
-        self._summing = {a.stage: p for p, a in enumerate(compiled.grid[rank]) if a.op in _ENDS}
+        self._summing = {a.stage: p for p, a in enumerate(compiled.grid[rank]) if a.op in ADDS_GRADIENTS}
 
     def steps(self) -> Iterator[Held]:
         """All that change what is held."""

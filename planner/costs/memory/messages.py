@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from planner.costs.simulator.program import RECEIVE_STEP, SEND_STEP, CompiledProgram
-from planner.ir.program import Part, Program, num_joined
-
-ALONE_BYTES = 256 * 1024
-"""From here a tensor is sent and received on its own, from where it lies (:mod:`runtime.transport.gloo`)."""
-SPARE_BYTES = 2**20
-"""Room behind a receive buffer: at most so much, of a tensor on its own an eighth of it."""
+from planner.ir.program import ALONE_BYTES, SPARE_BYTES, Part, Program, num_joined
 
 
 @dataclass(slots=True)

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from planner.costs.stages.stage_sums import adds_gradients
 from planner.ir.errors import IllegalProgramError
 from planner.ir.plan import Size
 from planner.ir.program import Part, Program, Route, sent_by
-from planner.ir.schedule import COMPUTE, MESSAGE, SEND, Action, Op, format_grid
+from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, MESSAGE, SEND, Action, Op, format_grid
 from planner.passes.lowering import Numbering
 from planner.passes.versions import versions_kept
 
@@ -199,7 +198,7 @@ class _Numbers:
             others = self.numbering.peers(rank, number)
             found = tuple(self._message(rank, other, action) for other in others)
             return (SEND_STEP if op in SEND else RECEIVE_STEP), slot, found
-        adds = adds_gradients(op)
+        adds = op in ADDS_GRADIENTS
         accumulates = adds and (rank, stage) in self._with_gradients
         if adds:
             self._with_gradients.add((rank, stage))
@@ -220,7 +219,7 @@ class _Numbers:
     def holds(self, rank: int, row: Sequence[Action]) -> Iterator[Hold]:
         """What the compute actions of a row do to memory."""
         signs = {Op.FORWARD: (1,), Op.BACKWARD_INPUT: (0,)}
-        trained = {action.stage for action in row if action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT)}
+        trained = {action.stage for action in row if action.op in ADDS_GRADIENTS}
         for index, action in enumerate(row):
             if action.op in COMPUTE:
                 stage, microbatch = action.stage, action.microbatch or 0

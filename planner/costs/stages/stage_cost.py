@@ -21,9 +21,9 @@ from planner.costs.layers.confidence import weakest
 from planner.costs.shards.boxes import Boxes
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayerTable, LayoutPrices
-from planner.costs.stages.stage_sums import adds_gradients, exchange_s, of_op, with_recompute
+from planner.costs.stages.stage_sums import exchange_s, of_op, with_recompute
 from planner.ir.cluster import INTERPOLATED, Evidence
-from planner.ir.schedule import Op
+from planner.ir.schedule import ADDS_GRADIENTS, Op
 from planner.layers import is_convolution
 
 Array = NDArray[np.float64]
@@ -106,7 +106,7 @@ class StageCost:
         compute_s = of_op(
             op, self.paced_forward_s, self.paced_backward_s, self.paced_backward_input_s, self.paced_backward_weight_s
         )
-        added_s = self.paced_accumulate_s if accumulates and adds_gradients(op) else 0.0
+        added_s = self.paced_accumulate_s if accumulates and op in ADDS_GRADIENTS else 0.0
         return compute_s + added_s + self.exchange_s(op)
 
     def exchange_s(self, op: Op) -> float:

@@ -22,10 +22,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from planner.costs.layers.cost_table import Array, Run, SizeTable, running, span
-from planner.ir.schedule import Op
+from planner.ir.schedule import ADDS_GRADIENTS, Op
 
 _PLACE = {Op.FORWARD: 0, Op.BACKWARD: 1, Op.BACKWARD_INPUT: 2, Op.BACKWARD_WEIGHT: 3}
-_ADDS = frozenset({Op.BACKWARD, Op.BACKWARD_WEIGHT})
 
 Again = bool | tuple[int, ...]
 """Which layers' activations are computed again: those of all, of none, or of these by index in the graph."""
@@ -37,11 +36,6 @@ Figures = TypeVar("Figures", float, Array)
 def of_op(op: Op, forward: T, backward: T, backward_input: T, backward_weight: T) -> T:
     """That of F, B, I and W which ``op`` is."""
     return (forward, backward, backward_input, backward_weight)[_PLACE[op]]
-
-
-def adds_gradients(op: Op) -> bool:
-    """Whether an action leaves gradients of parameters, or adds them to those that are there."""
-    return op in _ADDS
 
 
 def exchange_s(op: Op, forward_s: float, backward_s: float) -> float:
@@ -77,7 +71,7 @@ class StageSums:
     def action_s(self, op: Op, runs: Iterable[Run], accumulates: bool) -> float:
         """An action of a stage with the layers of ``runs``, on gradients that are there already or not."""
         sums = of_op(op, self.forward_s, self.backward_s, self.backward_input_s, self.backward_weight_s)
-        return span(sums, runs) + (span(self.accumulate_s, runs) if accumulates and adds_gradients(op) else 0.0)
+        return span(sums, runs) + (span(self.accumulate_s, runs) if accumulates and op in ADDS_GRADIENTS else 0.0)
 
     def path_back_s(self, splits: bool, accumulates: bool = False) -> Array:
         """The least B, or I where backwards may be split: layer by layer the lesser, as a running sum."""

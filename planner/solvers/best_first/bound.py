@@ -49,7 +49,7 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class GroupChoice:
     """A group that may come first, with what is left for the others."""
 
     group: Group
@@ -90,22 +90,22 @@ class Suffixes:
     upper_s: float = float("inf")
     ends_s: float = float("inf")
     _capacity: _Capacity = field(init=False, repr=False)
-    _known: dict[Counts, tuple[tuple[Choice, ...], Array]] = field(init=False, default_factory=dict, repr=False)
+    _known: dict[Counts, tuple[tuple[GroupChoice, ...], Array]] = field(init=False, default_factory=dict, repr=False)
     _timely: dict[int, Flags] = field(init=False, default_factory=dict, repr=False)
     _continuations: dict[tuple[Counts, Counts], Continuation] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self._capacity = _Capacity.of(self.prices, self.devices)
 
-    def choices(self, state: Counts) -> tuple[Choice, ...]:
+    def choices(self, state: Counts) -> tuple[GroupChoice, ...]:
         """The groups that may come first, those with recompute apart."""
         return tuple(
-            Choice(group, option)
+            GroupChoice(group, option)
             for option in self.devices.options(state)
             for group in self.prices.versions(option.group)
         )
 
-    def of(self, state: Counts) -> tuple[tuple[Choice, ...], Array]:
+    def of(self, state: Counts) -> tuple[tuple[GroupChoice, ...], Array]:
         """The choices with the devices ``state``, and their labels by (sort of label, choice, first slot)."""
         found = self._known.get(state)
         if found is None:
@@ -126,7 +126,7 @@ class Suffixes:
         slots = self.prices.cuts.slots[0]
         return float(labels[2:, :, slots[slots >= 0]].max(axis=0).min(initial=np.inf))
 
-    def stages(self, choice: Choice, first: Numbers, last: Numbers) -> tuple[Stage, Labels]:
+    def stages(self, choice: GroupChoice, first: Numbers, last: Numbers) -> tuple[Stage, Labels]:
         """Stages of ``choice`` between the cuts ``first`` and ``last``, elementwise, with the best that may follow.
 
         Labels are infinite where the stage is not possible.
@@ -157,7 +157,9 @@ class Suffixes:
             )
         return stage, Labels(*(np.where(fits, label, np.inf) for label in (trip, end, total, free)))
 
-    def _followed(self, choice: Choice, stage: Stage, rounds: Array, behind: Continuation, column: Numbers) -> Array:
+    def _followed(
+        self, choice: GroupChoice, stage: Stage, rounds: Array, behind: Continuation, column: Numbers
+    ) -> Array:
         """The labels of stages with the best of one sort of stage behind: (sort of label, first, last)."""
         columns, prices = self.prices.cuts.columns, self.prices
         linked, returns = columns.linked[column], columns.has_gradient[column]
@@ -173,7 +175,7 @@ class Suffixes:
         possible = (column >= 0) & np.isfinite(behind.total[column])
         return np.where(possible, np.stack([trip, end, total, free]), np.inf)
 
-    def pairs(self, choice: Choice, firsts: Numbers) -> tuple[Numbers, Numbers]:
+    def pairs(self, choice: GroupChoice, firsts: Numbers) -> tuple[Numbers, Numbers]:
         """The stages that the choice may have in time: first cuts, each of ``firsts``, in order, and last cuts."""
         lasts = np.flatnonzero(self._capacity.fits_after(choice.option.left, self.upper_s))
         rows, columns = np.nonzero(self._in_time(choice.group)[np.ix_(firsts, lasts)])
@@ -191,7 +193,7 @@ class Suffixes:
             self._timely[key] = found
         return found
 
-    def _fill(self, labels: Array, choice: Choice, firsts: Numbers) -> None:
+    def _fill(self, labels: Array, choice: GroupChoice, firsts: Numbers) -> None:
         """Writes the choice's labels: (sort of label, slot)."""
         cuts = self.prices.cuts
         first, last = self.pairs(choice, firsts)
@@ -210,14 +212,14 @@ class Suffixes:
         starts = np.flatnonzero(np.concatenate(([True], slots[1:] != slots[:-1])))
         labels[:, slots[starts]] = np.minimum.reduceat(stacked, starts, axis=1)
 
-    def _continuation(self, choice: Choice) -> Continuation:
+    def _continuation(self, choice: GroupChoice) -> Continuation:
         key = (choice.option.left, choice.option.renamed)
         found = self._continuations.get(key)
         if found is None:
             found = self._continuations[key] = self._best_after(choice)
         return found
 
-    def _best_after(self, choice: Choice) -> Continuation:
+    def _best_after(self, choice: GroupChoice) -> Continuation:
         slots = self.prices.cuts.columns.slot
         others, labels = self.of(choice.option.left)
         best = np.full((len(SORTS), len(slots)), np.inf)
@@ -237,7 +239,7 @@ class Suffixes:
             np.minimum(best[3], free, out=best[3])
         return Continuation(*best)
 
-    def _renamed(self, choice: Choice) -> Group:
+    def _renamed(self, choice: GroupChoice) -> Group:
         """The group with its hosts called as in what is left."""
         versions = self.prices.versions(choice.option.renamed)
         return next(group for group in versions if group.version == choice.group.version)

@@ -19,11 +19,11 @@ from planner.ir.constraints import format_rule
 from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
 from planner.ir.problem import ALWAYS, AUTO, NEVER, SELECTIVE, THROUGHPUT, Problem
 from planner.schedules import traits
-from planner.solvers.best_first.bound import Choice
+from planner.solvers.best_first.bound import GroupChoice
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
-from planner.solvers.best_first.queue import Frontier, Prefix
-from planner.solvers.best_first.search import Queue
+from planner.solvers.best_first.prefixes import Frontier, Prefix
+from planner.solvers.best_first.search import BestFirstSearch
 from planner.solvers.best_first.warm_start import Start, spaces
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import infeasible, size_text
@@ -88,7 +88,7 @@ class Leanest:
         state = suffixes.devices.all_unused
         most = min(sum(state), suffixes.prices.freedom.max_stages or sum(state), suffixes.prices.cuts.last)
         count = min(range(1, most + 1), key=lambda count: self._suffix(state, count)[0][0])
-        choices: list[Choice] = []
+        choices: list[GroupChoice] = []
         cuts = [0]
         for downstream in range(count, 0, -1):
             fullness, number, last = self._suffix(state, downstream)
@@ -169,7 +169,7 @@ def _shown(found: Evaluation) -> str:
 def any_fit(problem: Problem, time_limit_s: float = _QUICKLY_S) -> Evaluation | None:
     """Some plan that fits, if one is found in that time."""
     evaluator = Evaluator(replace(problem, time_limit_s=time_limit_s), PriceBook(problem.profile))
-    return Queue(evaluator, None, any_fit=True).run(Start(evaluator).items).best
+    return BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items).best
 
 
 _PRECISION = 1e-3
@@ -208,5 +208,5 @@ def _fitting(problem: Problem, memory_bytes: int, time_limit_s: float) -> tuple[
     """A plan under the limit, the leanest that comes soon; and whether there is certainly none."""
     limited = replace(problem, memory_bytes=memory_bytes, time_limit_s=max(0.0, time_limit_s))
     evaluator = Evaluator(limited, PriceBook(problem.profile))
-    outcome = Queue(evaluator, None, any_fit=True).run(Start(evaluator).items)
+    outcome = BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items)
     return outcome.best, outcome.best is None and outcome.status == "proven"

@@ -22,7 +22,7 @@ from planner.ir.schedule import Edge, Op, Pipeline, StageGraph
 from planner.schedules import schedule as schedule_named
 from planner.schedules import traits
 from planner.solvers.best_first.graph_cuts import Handed, Numbers
-from planner.solvers.best_first.queue import Expansion, Frontier, Prefix
+from planner.solvers.best_first.prefixes import Expansion, Frontier, Prefix
 
 CAPS = (1, 2, 3, 4, 6)
 """Windows that a windowed schedule tries: so many times the stages downstream, as far as memory allows."""

@@ -14,7 +14,7 @@ from planner.solvers.best_first.bound import OutOfTimeError, Suffixes
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.incumbents import Replicas, replica_candidate
 from planner.solvers.best_first.leaf_bound import Leaf, Leaves
-from planner.solvers.best_first.queue import Expansion, Frontier, Prefix
+from planner.solvers.best_first.prefixes import Expansion, Frontier, Prefix
 from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.choose import ROUNDING, Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -91,8 +91,8 @@ Item = Space | Opening | Branch | Simulate | Replicas
 
 
 @dataclass(slots=True, eq=False)
-class Queue:
-    """The search's state.
+class BestFirstSearch:
+    """The search: what waits, by its bound, and the best plan so far.
 
     Attributes:
         any_fit: stop at the first plan that fits.

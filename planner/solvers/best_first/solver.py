@@ -29,7 +29,7 @@ The least values over all continuations, for each cut, devices left and first gr
 DP over suffixes                                                                                   ``bound``
 Where stage s + 1 need not read from s, only the step as a whole is bounded                  ``Labels.free``
 
-Prefixes of pipelines wait in a queue by the bound of their best continuation                      ``queue``
+Prefixes of pipelines wait in a queue by the bound of their best continuation                   ``prefixes``
 Complete ones are simulated many at once, never too slow, and exactly where members of groups are alike; those that may
 still be the best are simulated by the true simulator                                         ``leaf_bound``
 The search ends with a proof when no bound in the queue is below the best step.
@@ -63,7 +63,7 @@ from planner.solvers.best_first.block_search import with_blocks
 from planner.solvers.best_first.incumbents import published
 from planner.solvers.best_first.infeasible import least_memory, no_plan_fits
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
-from planner.solvers.best_first.search import Outcome, Queue
+from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.sustained_rate import highest_rate, is_stream
 from planner.solvers.best_first.warm_start import Start
 from planner.solvers.candidates.candidate import decision_of, plan_of
@@ -99,12 +99,12 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         limited = replace(limited, time_limit_s=limited.time_limit_s / 2)
     evaluator = Evaluator(limited, book)
     start = Start(evaluator)
-    queue = Queue(evaluator, progress, hints=functools.partial(published, evaluator))
-    outcome = queue.run(start.items)
+    search = BestFirstSearch(evaluator, progress, hints=functools.partial(published, evaluator))
+    outcome = search.run(start.items)
     if start.is_restricted and outcome.status in ("proven", "within gap"):  # others may know what is not searched
-        queue.take_hints()
-        outcome = queue.outcome(outcome.status)
-    first, left_s = outcome, ends_s - time.monotonic() - queue.answer_s(problem.time_limit_s)
+        search.take_hints()
+        outcome = search.outcome(outcome.status)
+    first, left_s = outcome, ends_s - time.monotonic() - search.answer_s(problem.time_limit_s)
     outcome = with_layouts(evaluator, outcome, max(0.0, left_s))
     outcome = with_blocks(evaluator, outcome, max(0.0, ends_s - time.monotonic()))
     evaluator.stops = ends_s
@@ -118,7 +118,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     step_s = tie.step_s if tie is not None else seen.prediction.step_s
     bound_s = min(outcome.bound_s, start.least_work_s, step_s)
     proven = bound_s >= step_s * (1 - ROUNDING)
-    search = Search(
+    proof = Search(
         method=METHOD,
         solver="best-first",
         status="within gap" if outcome.status == "proven" and not proven else outcome.status,
@@ -137,7 +137,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     )
     fastest = outcome.best if tie is not None else None
     others = alternatives(evaluator, taken, start.choices, outcome.by_num_stages, fastest)
-    plan = plan_of(problem, decision, seen.prediction, search, others)
+    plan = plan_of(problem, decision, seen.prediction, proof, others)
     return with_token_slices(evaluator, plan) if slices_time(problem) else plan
 
 

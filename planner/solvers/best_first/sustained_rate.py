@@ -20,7 +20,7 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.errors import InfeasibleError
 from planner.ir.problem import LATENCY, THROUGHPUT, Problem
 from planner.schedules import traits
-from planner.solvers.best_first.search import Queue
+from planner.solvers.best_first.search import BestFirstSearch
 from planner.solvers.best_first.warm_start import Start
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
@@ -98,7 +98,7 @@ def _sustaining(problem: Problem, rate_per_s: float, time_limit_s: float) -> tup
     """What a plan sustains that keeps the rate, the first that comes; and whether there is certainly none."""
     limited = replace(problem, rate_per_s=rate_per_s, time_limit_s=max(0.0, time_limit_s))
     evaluator = Evaluator(limited, PriceBook(problem.profile))
-    outcome = Queue(evaluator, None, any_fit=True).run(Start(evaluator).items)
+    outcome = BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items)
     best: Evaluation | None = outcome.best
     found = None if best is None else evaluator.sustained_per_s(best.candidate)
     return found, best is None and outcome.status == "proven"

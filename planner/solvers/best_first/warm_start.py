@@ -19,9 +19,9 @@ from planner.solvers.best_first.graph_cuts import Cuts, cuts_of, thinned
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies, virtual_pipelines
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.message_bound import Links
+from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Prices
-from planner.solvers.best_first.queue import Frontier
-from planner.solvers.best_first.search import Queue, Space
+from planner.solvers.best_first.search import BestFirstSearch, Space
 from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
 from planner.solvers.candidates.choose import Choice
@@ -101,7 +101,7 @@ class Start:
             return
         evaluator = Evaluator(replace(problem, num_ranks=half, time_limit_s=left_s), self.evaluator.book)
         with suppress(HalopipeError):  # rules about devices of the other half
-            found = Queue(evaluator, None).run(Start(evaluator).items)
+            found = BestFirstSearch(evaluator, None).run(Start(evaluator).items)
             self.evaluator.num_simulated += evaluator.num_simulated
             if found.best is not None:
                 yield found.best
@@ -141,7 +141,7 @@ class Start:
             left_s = self._started_s + _SHARE_OF_TIME * self.evaluator.problem.time_limit_s - time.monotonic()
             if left_s <= 0:
                 return
-            found = Queue(self.evaluator, None, time_limit_s=left_s, most_candidates=_FEW).run(
+            found = BestFirstSearch(self.evaluator, None, time_limit_s=left_s, most_candidates=_FEW).run(
                 functools.partial(_only, thin, devices)
             )
             if found.best is not None:

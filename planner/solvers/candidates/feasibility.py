@@ -32,7 +32,7 @@ from planner.ir.graph import Graph
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.plan import Decision, Stage
 from planner.ir.problem import ALWAYS, AUTO, LATENCY, NEVER, SAMPLE_DIMS, SELECTIVE, SPATIAL_DIMS, Problem
-from planner.layers import batch_wide_layers, check_samples_apart
+from planner.layers import batch_wide_layers, check_samples_apart, fixes_samples
 from planner.layers.recomputed import attention_cores
 from planner.solvers.candidates.candidate import Candidate, Recomputes, boundaries_of
 from planner.solvers.candidates.constraints import Constraints
@@ -115,7 +115,8 @@ def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
 
     Raises:
         UsageError: the global batch or a size is not positive.
-        InfeasibleError: the loss needs the whole batch at once, and it may not be one micro-batch.
+        InfeasibleError: the loss needs the whole batch at once, or the graph holds for one number of samples, and
+            micro-batches may not be so large.
     """
     batch = problem.global_batch
     if batch < 1:
@@ -125,6 +126,8 @@ def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
     covered = sum(book.tables.largest_measured(book.kind(rank)) for rank in problem.ranks)
     if batch_wide_layers(problem.profile.graph):
         return _whole_batch(problem, covered)
+    if fixes_samples(problem.profile.graph):
+        return _as_captured(problem)
     if problem.micro_batch_sizes:
         return tuple(sorted({min(size, batch) for size in problem.micro_batch_sizes}))
     measured = {m.samples for found in problem.profile.measurements.values() for m in found}
@@ -145,6 +148,24 @@ def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
             f"a global batch of {batch} samples, {why}",
         ],
         [f"--micro-batch {batch}" if asked else f"profile an example of {batch} samples", "a smaller --batch"],
+    )
+
+
+def _as_captured(problem: Problem) -> tuple[int, ...]:
+    """The number of samples of the profile's example as the only size."""
+    samples, batch, asked = problem.profile.graph.samples, problem.global_batch, problem.micro_batch_sizes
+    if batch % samples == 0 and (not asked or samples in asked):
+        return (samples,)
+    raise InfeasibleError(
+        f"the model was captured for {samples} samples only",
+        [
+            "its code fixes the number of samples",
+            f"a global batch of {batch} samples" + (f", micro-batches of {', '.join(map(str, asked))}" * bool(asked)),
+        ],
+        [
+            f"--global-batch {batch // samples * samples or samples} --micro-batch {samples}",
+            "sizes from x.shape, and no Python loop over samples",
+        ],
     )
 
 

@@ -216,13 +216,7 @@ def _along(
     part: Interval, outputs: Interval, kernel: int, stride: int, padding: int, dilation: int, is_main: bool
 ) -> _Along | None:
     first, last, start, stop = outputs.start, outputs.stop, 0, kernel
-    hits = []  # (tap, first output, last output) of the taps that touch the part
-    for tap in range(kernel):
-        shift = padding - dilation * tap
-        low = max(outputs.start, -((-part.start - shift) // stride))
-        high = min(outputs.stop - 1, (part.stop - 1 + shift) // stride)
-        if low <= high:
-            hits.append((tap, low, high))
+    hits = _hits(part, outputs, kernel, stride, padding, dilation)
     if not hits:
         return None
     if not is_main:
@@ -259,16 +253,24 @@ def _along(
     return found
 
 
+def _hits(
+    wide: Interval, narrow: Interval, kernel: int, stride: int, padding: int, dilation: int
+) -> list[tuple[int, int, int]]:
+    """(tap, first, last) of the taps that reach from ``narrow``, whose elements are a stride apart, into ``wide``."""
+    found = []
+    for tap in range(kernel):
+        shift = padding - dilation * tap
+        low = max(narrow.start, -((-wide.start - shift) // stride))
+        high = min(narrow.stop - 1, (wide.stop - 1 + shift) // stride)
+        if low <= high:
+            found.append((tap, low, high))
+    return found
+
+
 def _transposed_along(
     part: Interval, outputs: Interval, kernel: int, stride: int, padding: int, dilation: int, is_main: bool
 ) -> _Along | None:
-    hits = []  # (tap, first input, last input) of the taps that carry the part to the outputs
-    for tap in range(kernel):
-        shift = padding - dilation * tap
-        low = max(part.start, -((-outputs.start - shift) // stride))
-        high = min(part.stop - 1, (outputs.stop - 1 + shift) // stride)
-        if low <= high:
-            hits.append((tap, low, high))
+    hits = _hits(outputs, part, kernel, stride, padding, dilation)
     if not hits:
         return None
     start, stop = (0, kernel) if is_main else (hits[0][0], hits[-1][0] + 1)

@@ -116,6 +116,7 @@ struct Peer {
   std::unordered_map<std::uint64_t, std::deque<std::uint64_t>> arrived;  // by channel
   std::deque<Entry> backlog;                                             // announced when there is room in the ring
   int process = -1;                                                      // a file that is readable once it has ended
+  std::int64_t asked_ns = 0;                                             // when it was last asked whether it lives
   bool has_ended = false;
 };
 
@@ -125,6 +126,7 @@ struct Context {
   std::vector<Peer> peers;
   std::unordered_map<std::uint64_t, std::vector<std::uint64_t>> free;  // by room, the last used first
   std::uint64_t watched = 0;  // announcements on watched channels so far
+  std::int64_t looked_ns = 0;  // in which waits found nothing, and did not sleep
   std::atomic<std::int64_t> viewed{0};
 
   Segment& own() { return *peers[rank].segment; }
@@ -215,9 +217,13 @@ void look(Context& context) {
   }
 }
 
+// Its process is asked after at most every `kPeerCheckNs`: that takes a system call.
 bool has_left(Peer& peer) {
   if (peer.segment == nullptr || peer.has_ended) return true;
   if (peer.segment->control()->closed.load(std::memory_order_acquire) != 0) return true;
+  const std::int64_t now = now_ns();
+  if (now - peer.asked_ns < kPeerCheckNs) return false;
+  peer.asked_ns = now;
   pollfd asked{peer.process, POLLIN, 0};
   if (peer.process >= 0 && poll(&asked, 1, 0) > 0) peer.has_ended = true;
   return peer.has_ended;
@@ -232,8 +238,9 @@ bool take(Peer& peer, std::uint64_t channel, std::uint64_t* offset) {
   return true;
 }
 
-// Waits until `found()`, for at most `limit_ns`, of which the first `spin_ns` awake; or, if `seen` is not null, until
-// watched channels have had others than the `*seen` that the caller knows, which is then what there were.
+// Waits until `found()`, for at most `limit_ns`, of which the first `spin_ns` awake (negative: it only looks once); or,
+// if `seen` is not null, until watched channels have had others than the `*seen` that the caller knows, which is then
+// what there were.
 template <typename Found>
 int wait(Context& context, Peer& peer, std::int64_t limit_ns, std::int64_t spin_ns, std::uint64_t* seen, Found found) {
   int ended = kLate;
@@ -246,19 +253,23 @@ int wait(Context& context, Peer& peer, std::int64_t limit_ns, std::int64_t spin_
     return ended != kLate;
   };
   if (ready()) return ended;
+  if (limit_ns < 0) return kLate;
   const std::int64_t start = now_ns();
   std::int64_t now = start, yielded = start;
-  while (now - start < spin_ns && now - start < limit_ns) {
-    for (int turn = 0; turn < 32; ++turn) {
-      if (ready()) return ended;
+  bool is_found = false;
+  while (!is_found && now - start < spin_ns && now - start < limit_ns) {
+    for (int turn = 0; turn < 32 && !is_found; ++turn) {
       relax();
+      is_found = ready();
     }
     now = now_ns();
-    if (now - yielded > kYieldNs) {  // other threads of this process, such as its heartbeat, want to run as well
+    if (!is_found && now - yielded > kYieldNs) {  // other threads of this process, such as its heartbeat, want to run
       sched_yield();
       yielded = now = now_ns();
     }
   }
+  context.looked_ns += now - start;
+  if (is_found) return ended;
   Control* control = context.own().control();
   while (true) {
     const bool left = has_left(peer);  // asked first: what came before it left counts
@@ -279,7 +290,13 @@ int wait(Context& context, Peer& peer, std::int64_t limit_ns, std::int64_t spin_
   }
 }
 
-// As in dlpack.h (DLPack 0.8), of which this file needs bytes in one dimension only.
+// Tells `rank` that another of its messages was taken.
+void took(Context& context, int rank) {
+  context.own().taken(rank)->count.fetch_add(1, std::memory_order_release);
+  ring_bell(context.peers[rank].segment->control());
+}
+
+// As in dlpack.h (DLPack 0.8).
 struct Tensor {
   void* data;
   std::int32_t device_type, device_id;
@@ -291,20 +308,57 @@ struct Tensor {
   std::uint64_t byte_offset;
 };
 
+constexpr int kMostDims = 16;
+
+// What lies in a block: from its `start` on, elements of a type as DLPack has them, the last dim first in memory.
+struct Shape {
+  std::int64_t start, code, bits, dims;
+  std::int64_t extents[kMostDims];
+};
+
 struct View {
   Tensor tensor;
   void* manager;
   void (*deleter)(View*);
-  std::int64_t shape[1], strides[1];
+  std::int64_t shape[kMostDims], strides[kMostDims];
   std::shared_ptr<Segment> owner;
   std::uint64_t offset;
+  std::int64_t bytes;
   void (*charge)(std::int64_t);
 };
 
 void drop(View* view) {
-  if (view->charge != nullptr) view->charge(-view->shape[0]);
+  if (view->charge != nullptr) view->charge(-view->bytes);
   let_go(*view->owner, view->offset);
   delete view;
+}
+
+View* view_of(const std::shared_ptr<Segment>& segment, std::uint64_t offset, const Shape& shape,
+              void (*charge)(std::int64_t)) {
+  auto* view = new View{};
+  std::int64_t stride = 1;
+  for (std::int64_t dim = shape.dims - 1; dim >= 0; --dim) {
+    view->shape[dim] = shape.extents[dim];
+    view->strides[dim] = stride;
+    stride *= shape.extents[dim];
+  }
+  view->tensor = {segment->base + offset + shape.start,
+                  1,
+                  0,
+                  static_cast<std::int32_t>(shape.dims),
+                  static_cast<std::uint8_t>(shape.code),
+                  static_cast<std::uint8_t>(shape.bits),
+                  1,
+                  view->shape,
+                  view->strides,
+                  0};
+  view->deleter = &drop;
+  view->owner = segment;
+  view->offset = offset;
+  view->bytes = static_cast<std::int64_t>(segment->block(offset)->bytes);
+  view->charge = charge;
+  if (charge != nullptr) charge(view->bytes);
+  return view;
 }
 
 }  // namespace
@@ -429,6 +483,19 @@ HALOPIPE_CALL std::uint64_t halopipe_shared_put_rows(Context* context, std::int3
   return offset;
 }
 
+// As `halopipe_shared_put` of a message of one tensor: its header, which is a line, and what follows, in one block.
+// Nothing is done, and 1 returned, if the rank has left.
+HALOPIPE_CALL std::uint64_t halopipe_shared_post(Context* context, std::int32_t rank, std::uint64_t channel,
+                                                 const void* header, const void* from, std::uint64_t bytes) {
+  if (has_left(context->peers[rank])) return 1;
+  const std::uint64_t offset = halopipe_shared_block(context, kLine + bytes, 1, 0);
+  if (offset == 0) return 0;
+  std::memcpy(context->own().base + offset, header, kLine);
+  std::memcpy(context->own().base + offset + kLine, from, bytes);
+  halopipe_shared_announce(context, rank, channel, offset);
+  return offset;
+}
+
 // Waits for the next announcement of `rank` on `channel`: 0 it is here, 1 too late, 2 the rank has left, and 3, if
 // `seen` is not null, that watched channels have had others than the `*seen` that the caller knows.
 HALOPIPE_CALL std::int32_t halopipe_shared_wait(Context* context, std::int32_t rank, std::uint64_t channel,
@@ -453,18 +520,29 @@ HALOPIPE_CALL std::int32_t halopipe_shared_fetch(Context* context, std::int32_t 
   return kHere;
 }
 
+// As `halopipe_shared_wait`, for a message that begins with `header`, a line; `rank` is told that one more of its messages
+// was taken.  `*view` is a DLManagedTensor of what `shape` describes: who has it is a reader of the block until it is
+// deleted, which any thread may do.  4: it begins otherwise, and is left for the caller to look at, who finds it at
+// `*offset`.  `charge`, if there is one, is told the block's bytes, and their negative when the view is deleted.
+HALOPIPE_CALL std::int32_t halopipe_shared_receive(Context* context, std::int32_t rank, std::uint64_t channel,
+                                                   const void* header, const Shape* shape, std::int64_t limit_ns,
+                                                   std::int64_t spin_ns, std::uint64_t* offset, std::uint64_t* seen,
+                                                   View** view, void (*charge)(std::int64_t)) {
+  const int ended = halopipe_shared_wait(context, rank, channel, limit_ns, spin_ns, offset, seen);
+  if (ended != kHere) return ended;
+  took(*context, rank);
+  const std::shared_ptr<Segment>& segment = context->peers[rank].segment;
+  if (std::memcmp(segment->base + *offset, header, kLine) != 0) return kWrong;
+  *view = view_of(segment, *offset, *shape, charge);
+  return kHere;
+}
+
 // What `halopipe_shared_wait` finds without waiting: whether there is an announcement.
 HALOPIPE_CALL std::int32_t halopipe_shared_poll(Context* context, std::int32_t rank, std::uint64_t channel,
                                                 std::uint64_t* offset) {
   announce_backlog(*context);
   look(*context);
   return take(context->peers[rank], channel, offset) ? 1 : 0;
-}
-
-// Tells `rank` that another of its messages was taken.
-HALOPIPE_CALL void halopipe_shared_took(Context* context, std::int32_t rank) {
-  context->own().taken(rank)->count.fetch_add(1, std::memory_order_release);
-  ring_bell(context->peers[rank].segment->control());
 }
 
 HALOPIPE_CALL std::uint64_t halopipe_shared_taken(Context* context, std::int32_t rank) {
@@ -510,23 +588,8 @@ HALOPIPE_CALL std::uint64_t halopipe_shared_size(Context* context, std::int32_t 
 // How much of this rank's segment was ever used.
 HALOPIPE_CALL std::uint64_t halopipe_shared_top(Context* context) { return context->top; }
 
-// A DLManagedTensor of a block's bytes; who has it is one of the block's readers until it is deleted, which any thread
-// may do.  `charge`, if there is one, is told the bytes when it is made, and their negative when it is deleted.
-HALOPIPE_CALL void* halopipe_shared_view(Context* context, std::int32_t owner, std::uint64_t offset,
-                                         void (*charge)(std::int64_t)) {
-  const std::shared_ptr<Segment>& segment = context->peers[owner].segment;
-  const auto bytes = static_cast<std::int64_t>(segment->block(offset)->bytes);
-  auto* view = new View{};
-  view->tensor = {segment->base + offset, 1, 0, 1, 1, 8, 1, view->shape, view->strides, 0};
-  view->deleter = &drop;
-  view->shape[0] = bytes;
-  view->strides[0] = 1;
-  view->owner = segment;
-  view->offset = offset;
-  view->charge = charge;
-  if (charge != nullptr) charge(bytes);
-  return view;
-}
+// How long waits of this rank have looked without finding what they waited for, awake.
+HALOPIPE_CALL std::int64_t halopipe_shared_looked(Context* context) { return context->looked_ns; }
 
 // Peers that wait for this rank learn that nothing comes any more.
 HALOPIPE_CALL void halopipe_shared_close(Context* context) {

@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from halopipe.planning import calibration, problem, solve
+from halopipe.planning import calibration, plan_files, problem, solve
 from halopipe.reports import explain
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
@@ -77,7 +77,7 @@ def test_plans_stay_good_with_a_profile_that_has_learnt_since(folder: Path) -> N
     before = planned(TRUE.profile)
     dump(before, folder / "plan.json")
     teach(folder, before)
-    found = solve.profile_of(before, folder / "plan.json", None)
+    found = plan_files.profile_of(before, folder / "plan.json", None)
     assert found is not None
     assert found.calibration.corrections == ()
     assert solve.predict_again(before, load(folder / "profile.json", Profile))[0] == before.prediction
@@ -175,16 +175,16 @@ def test_a_run_over_another_transport_teaches_nothing(folder: Path) -> None:
 
 def test_a_plan_remembers_where_its_profile_was(folder: Path) -> None:
     (folder / "plans").mkdir()
-    plan = solve.remembering(planned(TRUE.profile), folder / "profile.json", folder / "plans" / "plan.json")
+    plan = plan_files.remembering(planned(TRUE.profile), folder / "profile.json", folder / "plans" / "plan.json")
     assert plan.inputs.profile_path == "../profile.json"
     lesson = calibration.teach(plan, folder / "plans" / "plan.json", None, RunOptions(), run(plan))
     assert lesson.path == folder / "profile.json"
-    assert solve.profile_of(plan, folder / "plans" / "plan.json", None) == TRUE.profile
+    assert plan_files.profile_of(plan, folder / "plans" / "plan.json", None) == TRUE.profile
     dump(TRUE.profile, folder / "plans" / "profile.json")
     dump(replace(TRUE.profile, action_overhead_s={}), folder / "profile.json")
     lesson = calibration.teach(plan, folder / "plans" / "plan.json", None, RunOptions(), run(plan))
     assert lesson.path == folder / "plans" / "profile.json", "the one remembered is another by now"
-    beside = solve.remembering(plan, folder / "plans" / "profile.json", folder / "plans" / "plan.json")
+    beside = plan_files.remembering(plan, folder / "plans" / "profile.json", folder / "plans" / "plan.json")
     assert beside == planned(TRUE.profile), "as before"
 
 

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from halopipe.planning import problem as problems
 from halopipe.planning import solve
-from planner.ir.codec import dump
 from planner.ir.constraints import broken
-from planner.ir.errors import InfeasibleError, StaleFileError, UnknownNameError
+from planner.ir.errors import InfeasibleError, UnknownNameError
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 
 PROFILE = chain_profile(4, memory_bytes=2**30)
@@ -42,19 +39,6 @@ def test_an_unknown_solver_is_answered_with_the_nearest() -> None:
     assert caught.value.remedies == ("one-device (did you mean that?)",)
 
 
-def test_a_profile_that_the_plan_was_not_made_from_is_refused(tmp_path: Path) -> None:
-    dump(PROFILE, tmp_path / "mine.json")
-    dump(chain_profile(4, forward_s=2e-3), tmp_path / "other.json")
-    assert solve.load_profile(tmp_path / "mine.json", PLAN) == PROFILE
-    with pytest.raises(StaleFileError, match="the plan was made for another profile"):
-        solve.load_profile(tmp_path / "other.json", PLAN)
-
-
-def test_devices_are_named_by_rank() -> None:
-    shifted = plan_of(PROFILE, chain_decision(PROFILE, ranks=((1,),)))
-    assert solve.device_names(shifted) == ["not used", "n0/cpu1"]
-
-
 def test_baselines_that_do_not_fit_say_why() -> None:
     solved = solve.solve_baselines(problems.make_problem(PROFILE))
     assert {"one-device", "data-parallel", "even-split"} <= set(solved.plans)
@@ -70,23 +54,3 @@ def test_some_baselines_can_be_asked_for_and_each_is_announced() -> None:
     assert shown == [(0, 2, "one-device"), (1, 2, "even-split")]
     with pytest.raises(UnknownNameError, match="no baseline 'best-first'"):
         solve.solve_baselines(problem, ["best-first"])
-
-
-CLUSTER = """
-halopipe: cluster
-version: 1
-hosts: [{name: n, devices: [{device: T4, count: 2}]}]
-links: {within-host: PCIe-3}
-"""
-
-
-def test_a_plan_for_other_machines_is_recognised_with_its_cluster_file(tmp_path: Path) -> None:
-    dump(PROFILE, tmp_path / "profile.json")
-    (tmp_path / "cluster.yaml").write_text(CLUSTER)
-    profile = solve.load_profile(tmp_path / "profile.json", cluster=tmp_path / "cluster.yaml")
-    plan = solve.solve(problems.make_problem(profile), "one-device")
-    found = solve.profile_of(plan, tmp_path / "plan.json", None, tmp_path / "cluster.yaml")
-    assert found == profile
-    assert solve.profile_of(plan, tmp_path / "plan.json", None) is None
-    with pytest.raises(StaleFileError):
-        solve.profile_of(plan, tmp_path / "plan.json", tmp_path / "profile.json")

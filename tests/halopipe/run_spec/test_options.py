@@ -13,9 +13,8 @@ from halopipe.cli.app import app
 from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.run_spec.job import Compared, Job, RankResult
 from halopipe.run_spec.options import FIELDS, RunOptions, ScriptOptions, flag_of, option_of
-from halopipe.run_spec.result import RunResult, Score, stage_medians
+from halopipe.run_spec.result import RunResult, Score
 from planner.ir.plan import Prediction, RankPrediction
-from planner.ir.schedule import Op
 from planner.ir.timeline import Span, Timeline
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 
@@ -48,13 +47,6 @@ def test_the_timeline_file_holds_all_steps() -> None:
     predicted = Timeline("predicted", 1.0, ())
     file = result(3.0, 1.0).timeline_file(predicted)
     assert (file.predicted, file.step_seconds, file.losses) == (predicted, (3.0, 1.0), (1.0, 1.0))
-
-
-def test_stage_medians_are_per_micro_batch_and_halves_add_up() -> None:
-    spans = [("0F0", 0, 1), ("0F1", 1, 4), ("0F2", 4, 6), ("1I0", 0, 2), ("1W0", 2, 3), ("0SEND_F0>1", 0, 9)]
-    timelines = [timeline(*spans)]
-    assert stage_medians(timelines, 2, (Op.FORWARD,)) == (2, 0)
-    assert stage_medians(timelines, 2, (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)) == (0, 3)
 
 
 def test_a_job_comes_through_its_file_whole(tmp_path: Path) -> None:

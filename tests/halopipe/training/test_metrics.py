@@ -16,7 +16,7 @@ from runtime.engine import StepResult
 
 
 def result(loss: float | None, rates: tuple[float, ...] = ()) -> StepResult:
-    return StepResult(loss, 0.5, (), (), None, rates)
+    return StepResult(loss, 0.5, (), None, rates)
 
 
 def lines(path: Path) -> list[dict[str, object]]:

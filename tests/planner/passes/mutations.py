@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.ir.program import Program
-from planner.ir.schedule import COMPUTE, MESSAGE, RECEIVE, SEND, Action, Op
+from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, MESSAGE, RECEIVE, SEND, Action, Op
 from tests.planner.passes.requirements import requirements
 
 Row = tuple[Action, ...]
@@ -18,7 +18,6 @@ Mutation = Callable[[Row, int, random.Random, Program], Row | None]
 WholeMutation = Callable[[Program, int, int], Program | None]
 """Of a program, a rank and an index in its row."""
 
-GRADIENT = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
 BACKWARD = (Op.BACKWARD, Op.BACKWARD_INPUT)
 
 
@@ -111,7 +110,7 @@ def update_too_early(row: Row, i: int, rng: random.Random, program: Program) -> 
     if row[i].op is not Op.UPDATE or row[i - 1].stage != row[i].stage:
         return None
     is_last = not any(a.op is Op.UPDATE and a.stage == row[i].stage for a in row[i + 1 :])
-    if not is_last and row[i - 1].op not in (*GRADIENT, Op.REDUCE_GRAD):
+    if not is_last and row[i - 1].op not in (*ADDS_GRADIENTS, Op.REDUCE_GRAD):
         return None
     return (*row[: i - 1], row[i], row[i - 1], *row[i + 1 :])
 
@@ -127,7 +126,7 @@ def update_before_the_hand_back(row: Row, i: int, rng: random.Random, program: P
 def reduction_too_early(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
     if row[i].op is not Op.REDUCE_GRAD:
         return None
-    j = max(j for j, a in enumerate(row[:i]) if a.op in GRADIENT and a.stage == row[i].stage)
+    j = max(j for j, a in enumerate(row[:i]) if a.op in ADDS_GRADIENTS and a.stage == row[i].stage)
     return (*row[:j], row[i], *row[j:i], *row[i + 1 :])
 
 

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.ir.schedule import Op
+from planner.ir.schedule import ADDS_GRADIENTS, Op
 from planner.passes.versions import Rows
-
-_GIVES_BACK = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
 
 
 def peaks(rows: Rows, kept: Sequence[float]) -> tuple[float, ...]:
@@ -16,13 +14,13 @@ def peaks(rows: Rows, kept: Sequence[float]) -> tuple[float, ...]:
     """
     found = []
     for row in map(tuple, rows):
-        trained = {action.stage for action in row if action.op in _GIVES_BACK}
+        trained = {action.stage for action in row if action.op in ADDS_GRADIENTS}
         held = most = 0.0
         for action in row:
             if action.op is Op.FORWARD and action.stage in trained:
                 held += kept[action.stage]
                 most = max(most, held)
-            elif action.op in _GIVES_BACK:
+            elif action.op in ADDS_GRADIENTS:
                 held -= kept[action.stage]
         found.append(most)
     return tuple(found)

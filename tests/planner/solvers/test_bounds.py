@@ -19,7 +19,7 @@ from planner.ir.profile import Profile
 from planner.solvers import solver
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.leaf_bound import Leaves
-from planner.solvers.best_first.queue import Expansion, Frontier, Prefix
+from planner.solvers.best_first.prefixes import Expansion, Frontier, Prefix
 from planner.solvers.best_first.warm_start import spaces
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.check.test_memory import with_levels

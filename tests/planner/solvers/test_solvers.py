@@ -11,7 +11,7 @@ from planner.check import check
 from planner.costs.shards.device_mesh import proportional
 from planner.ir.codec import dumps, load, loads
 from planner.ir.errors import InfeasibleError, UnknownNameError
-from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH
+from planner.ir.graph import FIXES_SAMPLES, MIXES_SAMPLES, NEEDS_WHOLE_BATCH
 from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
@@ -78,6 +78,36 @@ def test_the_checker_finds_micro_batches_of_a_loss_over_the_whole_batch() -> Non
     plan = solver("best-first")(problem)
     cut = replace(plan, decision=replace(plan.decision, micro_batches=(4, 4)))
     assert any("needs the whole batch, which is in 2 micro-batches" in fault for fault in check(cut, problem.profile))
+
+
+def fixed_problem(num_devices: int = 2, global_batch: int = 16, **options: object) -> Problem:
+    """Of a chain that was captured for as many samples as its example has."""
+    profile = chain_profile(4, num_devices, parameter_bytes=4, activation_bytes=4)
+    marks = {MIXES_SAMPLES: True, FIXES_SAMPLES: True}
+    layers = tuple(replace(layer, attributes={**layer.attributes, **marks}) for layer in profile.graph.layers)
+    return Problem(replace(profile, graph=replace(profile.graph, layers=layers)), global_batch, **options)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_graph_of_fixed_samples_is_planned_in_micro_batches_of_them(name: str) -> None:
+    problem = fixed_problem()
+    samples = problem.profile.graph.samples
+    try:
+        plan = solver(name)(problem)
+    except InfeasibleError as error:
+        assert "cut by samples" in str(error)  # noqa: PT017  # strategies that do nothing else
+        return
+    assert set(plan.decision.micro_batches) == {samples}
+    assert check(plan, problem.profile) == ()
+    cut = replace(plan, decision=replace(plan.decision, micro_batches=(samples + 1, *plan.decision.micro_batches[1:])))
+    assert any(f"a micro-batch has {samples + 1}" in fault for fault in check(cut, problem.profile))
+
+
+def test_a_batch_that_is_no_multiple_of_fixed_samples_is_refused() -> None:
+    samples = fixed_problem().profile.graph.samples
+    for problem in (fixed_problem(global_batch=2 * samples + 1), fixed_problem(micro_batch_sizes=(samples + 1,))):
+        with pytest.raises(InfeasibleError, match=rf"captured for {samples} samples only[\s\S]*--micro-batch {samples}"):
+            solver("best-first")(problem)
 
 
 def test_the_registry_knows_solvers_and_baselines() -> None:

@@ -17,7 +17,7 @@ from planner.ir.graph import TensorSpec
 from planner.layers import kind, kinds
 from profiler import Captured, LoadedModel
 from profiler.capture.graph import capture
-from profiler.source.model import Loss
+from profiler.source.losses import Loss
 from tests.profiler.test_models import TINY, as_tuple, tiny
 
 each_network = pytest.mark.parametrize("factory", TINY, ids=lambda factory: factory.__name__)

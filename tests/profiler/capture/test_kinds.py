@@ -11,7 +11,7 @@ from planner.ir.graph import Layer
 from planner.layers import check_samples_apart
 from profiler import LoadedModel, mean_of_squares
 from profiler.capture.graph import capture
-from profiler.source.model import Loss
+from profiler.source.losses import Loss
 
 IMAGE, SEQUENCE = (2, 4, 9, 9), (2, 5, 4)
 

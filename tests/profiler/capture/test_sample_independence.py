@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from profiler import LoadedModel, mean_of_squares
 from profiler.capture.graph import Captured, capture
-from profiler.source.model import Loss
+from profiler.source.losses import Loss
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from planner.ir.errors import UnsupportedModelError
-from planner.layers import check_samples_apart
+from planner.layers import check_samples_apart, fixes_samples
 from profiler import Captured, LoadedModel, mean_of_squares
+from profiler.capture import trace
 from profiler.capture.functional import rewrite_in_place
 from profiler.capture.graph import capture
 from profiler.source import parts
-from profiler.source.model import Loss
+from profiler.source.losses import Loss
 
 
 @pytest.fixture(autouse=True)
@@ -166,6 +168,65 @@ def test_a_model_that_fixes_its_number_of_samples_runs_with_that_number_alone() 
     assert graph.graph.values()["layer"].dims[0] == "sample"
     assert set(graph.mixing) == {"layer", "view", "loss.square", "loss"}
     assert all(layer.attributes["mixes_samples"] is True for layer in graph.graph.layers)
+
+
+def _by_rows(m: Any, x: Tensor) -> Tensor:
+    return torch.stack([m.layer(row) for row in x])
+
+
+def test_a_python_number_of_samples_stays_a_size() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        batch = len(x)
+        start = torch.zeros(int(x.shape[0]), 4)
+        return (m.layer(x.view(batch, -1)) + start) / math.sqrt(x.size(1))
+
+    graph = checked(model_of(forward, torch.randn(2, 3), layer=nn.Linear(3, 4)), 5)
+    assert graph.polymorphic
+    assert not graph.mixing
+    assert not graph.remarks
+    assert list(graph.outputs) == ["output"]
+
+
+@pytest.mark.parametrize("forward", [_by_rows, lambda m, x: m.layer(x) * 2 if x.shape[0] > 1 else m.layer(x)])
+def test_code_that_fixes_the_number_of_samples_is_named(forward: Callable[[Any, Tensor], Any]) -> None:
+    graph = capture(model_of(forward, torch.randn(4, 3), layer=nn.Linear(3, 4)))
+    assert graph.polymorphic is (forward is not _by_rows)  # a branch that all micro-batches take is none
+    if forward is _by_rows:
+        assert fixes_samples(graph.graph)
+        assert re.search(r"have 4 samples, no other number: .* at .*test_trace\.py:\d+ in _by_rows", graph.remarks[0])
+
+
+def test_a_graph_that_is_read_but_computes_something_else_gives_way_to_one_of_fixed_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wrong(*given: Any) -> trace.Traced | None:
+        traced = read(*given)
+        if traced is not None:
+            (node,) = (each for each in traced.module.graph.nodes if each.target is torch.ops.aten.linear.default)
+            node.args = node.args[:2]  # the bias is lost
+            traced.module.recompile()
+        return traced
+
+    read = trace._by_bytecode
+    monkeypatch.setattr(trace, "_by_bytecode", wrong)
+    graph = checked(model_of(lambda m, x: m.layer(x.view(len(x), -1)), torch.randn(2, 3), layer=nn.Linear(3, 4)), 2)
+    assert not graph.polymorphic
+    assert re.search(r"at .*test_trace\.py:\d+", graph.fixed)
+
+
+def test_a_mask_that_loops_fill_is_captured_in_linear_time() -> None:
+    """Of 120 writes each makes two views; with all of them made anew each time, the graph would double each time."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        mask = torch.zeros(x.shape[1], x.shape[1])
+        for i in range(x.shape[1]):
+            for j in range(i):
+                mask[i, j] = 1
+        return m.layer(x) @ mask
+
+    graph = checked(model_of(forward, torch.randn(2, 16, 16), layer=nn.Linear(16, 16)))
+    writes = [node for node in graph.graph_module.graph.nodes if "select_scatter" in str(node.target)]
+    assert len(writes) == 2 * 120
 
 
 def test_a_branch_on_values_is_refused_with_the_exporters_reason() -> None:

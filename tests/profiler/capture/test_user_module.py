@@ -14,7 +14,8 @@ from torch.nn import functional
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import MIXES_SAMPLES
 from profiler.capture.graph import Captured, capture
-from profiler.source.model import LoadedModel, Loss, mean_of_squares
+from profiler.source.losses import Loss, mean_of_squares
+from profiler.source.model import LoadedModel
 
 WIDTH = 4
 

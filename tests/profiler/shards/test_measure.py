@@ -21,7 +21,8 @@ from profiler.measure.timing import QUICK, segments
 from profiler.shards.arguments import part_box
 from profiler.shards.measure import measure_round, rounds, whole_values
 from profiler.shards.network import PartPass, part_network
-from profiler.source.model import LoadedModel, mean_of_squares
+from profiler.source.losses import mean_of_squares
+from profiler.source.model import LoadedModel
 from tests.profiler.capture.test_graph import captured, loaded
 from tests.profiler.test_models import TINY
 

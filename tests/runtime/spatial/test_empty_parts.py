@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from planner.ir.graph import Layer
 from profiler.capture.graph import capture
-from profiler.source.model import LoadedModel, Loss
+from profiler.source.losses import Loss
+from profiler.source.model import LoadedModel
 from tests.runtime.cases import trained_alone
 from tests.runtime.divided import Cuts, divided
 from tests.runtime.engines import Network, trained_on

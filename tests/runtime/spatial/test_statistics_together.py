@@ -32,7 +32,7 @@ class Segments(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm1 = nn.Conv2d(2, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.first, self.norm1 = nn.Conv2d(2, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6, momentum=None)
         self.down, self.norm2 = nn.Conv2d(6, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6, affine=False)
         self.frozen, self.gate = nn.BatchNorm2d(6), nn.Conv2d(6, 6, 1)
         self.head, self.norm3 = nn.Conv2d(6, CODES, 3, padding=1), nn.BatchNorm2d(CODES, track_running_stats=False)

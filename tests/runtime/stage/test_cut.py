@@ -4,14 +4,16 @@ import operator
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 import torch
 from torch import fx, nn
 
+from cuda_ops._torch import OpOverload, TorchDispatchMode
 from planner.ir.profile import ModelSource
 from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
-from runtime.stage.cut import cut_stage
+from runtime.stage.cut import FUNCTIONS, cut_stage
 
 
 class Net(nn.Module):
@@ -90,3 +92,73 @@ def test_sizes_that_vary_are_given_by_name() -> None:
     for rows, length in ((2, 5), (4, 1)):
         (y,) = stage.function(rows, length, torch.ones(rows, length, 3))
         assert y.shape == (rows * length, 3)
+
+
+@pytest.mark.parametrize(("rows", "num_operators"), [((4, 3), 1), ((1, 3), 4)])
+def test_tensors_of_one_shape_are_not_broadcast_together(rows: tuple[int, ...], num_operators: int) -> None:
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    x.meta["val"], y.meta["val"] = torch.empty(4, 3), torch.empty(rows)
+    both = graph.call_function(torch.ops.aten.broadcast_tensors.default, ([x, y],))
+    parts = [graph.call_function(operator.getitem, (both, place)) for place in (0, 1)]
+    loss = graph.call_function(torch.ops.aten.mse_loss.default, tuple(parts))
+    graph.output(loss)
+    module = fx.GraphModule(nn.Module(), graph)
+    layers = dict.fromkeys((both.name, parts[0].name, parts[1].name, loss.name), "loss")
+    stage = cut_stage(module, ["loss"], layers, {"x": "x", "y": "y", "loss": loss.name}, ("loss",))
+    assert sum(node.op == "call_function" for node in stage.traced.graph.nodes) == num_operators
+    x, y = torch.randn(4, 3), torch.randn(rows)
+    (found,) = stage.function(4, x, y)
+    assert torch.equal(found, nn.functional.mse_loss(x, y.expand(4, 3)))
+
+
+X, W, B = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3), torch.randn(4)
+ROWS = torch.randn(5, 4)
+ARGUMENTS = {
+    "add.Tensor": (ROWS, B),
+    "batch_norm": (X, B, B, torch.zeros(4), torch.ones(4), True, 0.1, 1e-5, True),
+    "cat": ([ROWS, ROWS], 1),
+    "conv2d": (X, W, B, [2, 1], [1, 1], [1, 1], 1),
+    "div.Tensor": (ROWS, B),
+    "dropout": (ROWS, 0.0, True),
+    "embedding": (ROWS, torch.tensor([1, 3]), 1, False, False),
+    "flatten.using_ints": (X, 1, 2),
+    "gelu": (ROWS,),
+    "layer_norm": (ROWS, [4], B, B, 1e-5, True),
+    "linear": (ROWS, W[0, :, :, 0].T.contiguous().repeat(2, 2)[:, :4], None),
+    "matmul": (ROWS, ROWS.T),
+    "max_pool2d": (X, [3, 3], [2, 2], [1, 1], [1, 1], True),
+    "mul.Tensor": (ROWS, B),
+    "permute": (X, [0, 2, 3, 1]),
+    "relu": (ROWS,),
+    "scaled_dot_product_attention": (X, X, X, None, 0.0, True),
+    "softmax.int": (ROWS, -1, torch.float64),
+    "sub.Tensor": (ROWS, B),
+    "transpose.int": (X, 1, -1),
+}
+
+
+class Dispatched(TorchDispatchMode):
+    """Notes the operators that arrive, and what they are given beside tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[object] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        plain = [tuple(each.shape) if isinstance(each, torch.Tensor) else repr(each) for each in args]
+        self.calls.append((function, plain, kwargs))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("target", FUNCTIONS, ids=str)
+def test_functions_that_stand_in_for_operators_call_just_these(target: OpOverload) -> None:
+    name = str(target).removeprefix("aten.").removesuffix(".default")
+    found = []
+    for call in (target, FUNCTIONS[target]):
+        with Dispatched() as dispatched:
+            result = call(*ARGUMENTS[name])
+        found.append((dispatched.calls, result))
+    (wanted_calls, wanted), (calls, result) = found
+    assert repr(calls) == repr(wanted_calls)
+    assert torch.equal(result, wanted)

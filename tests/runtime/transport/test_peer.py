@@ -7,10 +7,11 @@ import torch
 
 import runtime.transport.gloo as peer_module
 from planner.ir.errors import TransportError
+from planner.ir.program import ALONE_BYTES
 from runtime.transport import Key
 from runtime.transport.base import Deadline
 from runtime.transport.frame import Frame
-from runtime.transport.gloo import ALONE_BYTES, Peer
+from runtime.transport.gloo import Peer
 from runtime.transport.works import Works
 
 LARGE = torch.ones(ALONE_BYTES // 4)

@@ -215,6 +215,21 @@ def test_what_is_of_another_dtype_or_size_is_not_taken_for_what_was_expected(run
     assert run(2, program, [(0, 1)]) == [True, True]
 
 
+def test_what_is_there_is_taken_without_looking_twice(run):
+    def program(transport):
+        if transport.rank == 0:
+            transport.send(key(0), 1, [torch.ones(1000)])
+            transport.barrier(DEADLINE_S)
+            return transport.flush(DEADLINE_S)
+        transport.post_receive(key(0), 0, SPEC)
+        transport.barrier(DEADLINE_S)
+        met_s = transport.segments.looked_s
+        transport.receive(key(0), 0, DEADLINE_S)
+        return transport.segments.looked_s == met_s
+
+    assert run(2, program)[1]
+
+
 def test_segments_have_no_name_and_leave_none(run):
     def names() -> set[str]:  # but those of MPI, of a test beside this one
         folder = Path("/dev/shm")

@@ -7,8 +7,8 @@ import pytest
 from planner.check.recompute import reckon
 from planner.costs.communication.links import Network, transfer_s
 from planner.costs.cost_model import PriceBook
-from planner.costs.predict import predict
 from planner.costs.memory.messages import carried_by
+from planner.costs.predict import predict
 from planner.costs.simulator import events
 from planner.costs.simulator.events import timeline
 from planner.costs.simulator.prices import prices_of, transfer_bytes, transfer_prices

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from profiler.capture.graph import Captured, capture
-from profiler.source.model import LoadedModel, mean_of_squares
+from profiler.source.losses import mean_of_squares
+from profiler.source.model import LoadedModel
 from runtime.numerics.single_device import serial_step
 from runtime.stage.captured import captured_model
 from runtime.stage.random.streams import Draw

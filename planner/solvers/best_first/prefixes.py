@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.stage_bound import Stage
-from planner.solvers.best_first.bound import Choice, Labels, Suffixes
+from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes
 from planner.solvers.best_first.device_groups import Counts, member_orders
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import Handover
@@ -35,7 +35,7 @@ class Prefix:
         bound_s: what the stages so far take together.
     """
 
-    choices: tuple[Choice, ...]
+    choices: tuple[GroupChoice, ...]
     rows: tuple[tuple[Table, int], ...]
     cuts: tuple[int, ...]
     state: Counts
@@ -53,7 +53,7 @@ class Table:
         choice: number of the choice, by stage; last: where the stage ends.
     """
 
-    choices: tuple[Choice, ...]
+    choices: tuple[GroupChoice, ...]
     choice: Numbers
     last: Numbers
     stage: Stage
@@ -230,7 +230,7 @@ class Frontier:
     def _version(self, counts: Counts, version: tuple[Recomputes, bool]) -> Group:
         return next(g for g in self.suffixes.prices.versions(counts) if g.version == version)
 
-    def _renamed(self, choice: Choice) -> Group:
+    def _renamed(self, choice: GroupChoice) -> Group:
         return self._version(choice.option.renamed, choice.group.version)
 
     def _table(self, state: Counts, first: int) -> Table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from halopipe.training.time_breakdown import ranks_measured, stage_once_s
+from halopipe.launch.combine import ranks_measured, stage_medians, stage_once_s
 from planner.ir.plan import Decision
 from planner.ir.schedule import Op
 from planner.ir.timeline import Span, Timeline
@@ -66,3 +66,10 @@ def test_a_sum_counts_from_when_its_last_rank_is_there() -> None:
 
 def test_nothing_is_known_without_steps() -> None:
     assert ranks_measured([], pipeline()) == ()
+
+
+def test_stage_medians_are_per_micro_batch_and_halves_add_up() -> None:
+    spans = [("0F0", 0, 1), ("0F1", 1, 4), ("0F2", 4, 6), ("1I0", 0, 2), ("1W0", 2, 3), ("0SEND_F0>1", 0, 9)]
+    timelines = [step(*((0, *span) for span in spans), step_s=1.0)]
+    assert stage_medians(timelines, 2, (Op.FORWARD,)) == (2, 0)
+    assert stage_medians(timelines, 2, (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)) == (0, 3)

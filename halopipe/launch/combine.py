@@ -1,0 +1,168 @@
+"""The results of all ranks as one run: its timelines, and where its steps went, by rank and once a step by stage."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from halopipe.run_spec.job import RankResult
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import Progress, RunProgress, RunResult
+from halopipe.training.resuming import Start
+from planner.ir.codec import plain
+from planner.ir.plan import Decision, Plan, RankMeasured
+from planner.ir.schedule import RECEIVE, SEND, Action, Op
+from planner.ir.timeline import MemorySample, Span, Timeline
+from runtime.numerics.compare import Difference, NumericsReport, report
+
+
+def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress: Progress | None) -> RunResult:
+    """The run as a whole; NumericsError if it is not what one device computes."""
+    seconds = tuple(max(each) for each in zip(*(result.step_seconds for result in results), strict=True))
+    losses = next((result.losses for result in results if result.losses), ())
+    timelines = {step: _timeline(results, step, seconds[step]) for step in results[0].spans}
+    timed = [step for step in timelines if step >= options.warmup] or list(timelines)
+    median = sorted(timed, key=seconds.__getitem__)[len(timed) // 2]
+    num_stages = len(plan.decision.stages)
+    shown = [timelines[step] for step in timed]
+    result = RunResult(
+        losses,
+        seconds,
+        options.warmup,
+        timelines[median],
+        stage_medians(shown, num_stages, (Op.FORWARD,)),
+        stage_medians(shown, num_stages, (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)),
+        tuple(result.peak_bytes for result in results),
+        _numerics(options, plan, results),
+        results[0].first_step,
+        results[0].scores,
+        results[0].trained,
+        tuple(shown),
+        stage_once_s(shown, plan.decision, Op.UPDATE),
+        stage_once_s(shown, plan.decision, Op.REDUCE_GRAD),
+        ranks_measured(shown, plan.decision),
+        results[0].data,
+        results[0].transport,
+        tuple(each for result in results for each in result.lone),
+        next((result.not_lone for result in results if result.not_lone), ""),
+        left_out=results[0].left_out,
+        slow=results[0].slow,
+        saves=max((result.saves for result in results), key=lambda saves: saves.seconds),
+        kinds=tuple(result.kind for result in results),
+    )
+    if progress is not None:
+        told = (losses[-1] if losses else None, seconds[-1], result.slow, result.left_out)
+        progress(RunProgress(result.first_step + len(seconds), options.steps, *told))
+    return result
+
+
+def nothing_left(start: Start) -> RunResult:
+    """The result of a run all of whose steps were done before it."""
+    timeline = Timeline("measured", 0.0, ())
+    return RunResult((), (), start.options.warmup, timeline, (), (), (), first_step=start.step, end=start.end)
+
+
+def _timeline(results: list[RankResult], step: int, step_s: float) -> Timeline:
+    spans = tuple(span for result in results for span in result.spans[step])
+    memory = tuple(sample for result in results for sample in _samples(result, step))
+    return Timeline("measured", step_s, spans, memory)
+
+
+def _samples(result: RankResult, step: int) -> list[MemorySample]:
+    """The most in use from the start of each action on."""
+    if step not in result.memory:
+        return [MemorySample(result.rank, 0.0, result.peak_bytes)] if result.peak_bytes else []
+    spans = result.spans[step]
+    starts = [*(span.start_s for span in spans), spans[-1].stop_s if spans else 0.0]
+    pairs = zip(starts, result.memory[step], strict=True)
+    return [MemorySample(result.rank, start_s, num_bytes) for start_s, num_bytes in pairs]
+
+
+def _numerics(options: RunOptions, plan: Plan, results: list[RankResult]) -> NumericsReport | None:
+    if not options.check_numerics and not options.check_first_step:
+        return None
+    model = plan.inputs.model
+    dtype = options.dtype or model.autocast or model.dtype
+    skipped = results[0].skipped
+    if options.resume:
+        skipped = "the job goes on from a checkpoint"
+    elif options.steps < options.accumulate:
+        skipped = f"its {options.steps} steps make no update"
+    if skipped:
+        return NumericsReport(dtype, 0, 0, {}, skipped=skipped)
+    found = (Difference(**plain(each)) for result in results for each in result.compared)
+    return report(found, dtype, witness=results[0].witness, strict=options.check_numerics)
+
+
+def stage_medians(timelines: list[Timeline], num_stages: int, ops: tuple[Op, ...]) -> tuple[float, ...]:
+    """By stage, the median duration of actions of the given ops; several ops (``I`` and ``W``) add up."""
+    durations: dict[tuple[int, Op], list[float]] = {}
+    for timeline in timelines:
+        for span in timeline.spans:
+            action = Action.parse(span.action)
+            durations.setdefault((action.stage, action.op), []).append(span.stop_s - span.start_s)
+    return tuple(
+        sum(median(durations[stage, op]) for op in ops if (stage, op) in durations) for stage in range(num_stages)
+    )
+
+
+def ranks_measured(timelines: Sequence[Timeline], decision: Decision) -> tuple[RankMeasured, ...]:
+    """By rank, means over the steps; nothing if there are none."""
+    if not timelines:
+        return ()
+    found = []
+    for rank in range(decision.num_ranks):
+        parts = zip(*(_parts(timeline, rank, decision) for timeline in timelines), strict=True)
+        found.append(RankMeasured(rank, *(fmean(part) for part in parts)))
+    return tuple(found)
+
+
+def stage_once_s(timelines: Sequence[Timeline], decision: Decision, op: Op) -> tuple[float, ...]:
+    """By stage, the median over steps of ``UPDATE`` (its slowest rank's) or ``REDUCE_GRAD`` (from the last arrival)."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for timeline in timelines:
+        lengths: dict[int, list[float]] = defaultdict(list)
+        for span in timeline.spans:
+            action = Action.parse(span.action)
+            if action.op is op:
+                lengths[action.stage].append(span.stop_s - span.start_s)
+        for stage, each in lengths.items():
+            found[stage].append(min(each) if op is Op.REDUCE_GRAD else max(each))
+    return tuple(median(found[stage]) if stage in found else 0.0 for stage in range(len(decision.stages)))
+
+
+def _parts(timeline: Timeline, rank: int, decision: Decision) -> tuple[float, float, float, float]:
+    """Compute, communication, bubble and idle seconds of a rank in one step."""
+    spans = {(span.rank, span.action): span for span in timeline.spans}
+    compute_s = communication_s = last_s = 0.0
+    for span in timeline.spans:
+        if span.rank != rank:
+            continue
+        action, length_s = Action.parse(span.action), span.stop_s - span.start_s
+        last_s = max(last_s, span.stop_s)
+        if action.op in SEND:
+            communication_s += length_s
+        elif action.op in RECEIVE:
+            communication_s += span.stop_s - _sent_s(spans, decision, span, action)
+        elif action.op is Op.REDUCE_GRAD:
+            others = (spans.get((member, span.action), span) for member in decision.stages[action.stage].ranks)
+            last_in_s = max(other.start_s for other in others)
+            communication_s += max(0.0, span.stop_s - max(span.start_s, last_in_s))
+        else:
+            compute_s += length_s
+    idle_s = max(0.0, timeline.step_s - last_s)
+    bubble_s = max(0.0, timeline.step_s - idle_s - compute_s - communication_s)
+    return compute_s, communication_s, bubble_s, idle_s
+
+
+def _sent_s(spans: dict[tuple[int, str], Span], decision: Decision, received: Span, action: Action) -> float:
+    """From when on a receive waits for what was sent already; its end where nobody is known to have sent."""
+    if action.peer is None:
+        return received.stop_s
+    op = Op.SEND_FORWARD if action.op is Op.RECV_FORWARD else Op.SEND_BACKWARD
+    sent = Action(action.peer, op, action.microbatch, action.stage, blocking=action.blocking, streams=action.streams)
+    send = str(sent)
+    ranks = decision.stages[action.peer].ranks
+    starts = [spans[rank, send].start_s for rank in ranks if (rank, send) in spans]
+    return min(received.stop_s, max([received.start_s, *starts])) if starts else received.start_s

@@ -1,0 +1,129 @@
+"""Plans in files, and the profiles that they were made from: where these lie, and whether they still are the same."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from halopipe.terminal.console import command
+from planner.ir.codec import fingerprint, load, require_match
+from planner.ir.errors import CorruptFileError, InputFileError, UsageError
+from planner.ir.graph import Graph
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+
+PROFILE = "profile.json"
+
+
+def load_plan(path: str | Path) -> Plan:
+    """The plan in a file."""
+    return load(path, Plan)
+
+
+def graph_in(path: Path, given: Path | None, cluster: Path | None = None) -> Graph:
+    """The graph of a profile, or of a plan's profile; ``given`` and ``cluster`` as of :func:`profile_of`.
+
+    Raises:
+        UsageError: it is a plan whose profile is not known.
+    """
+    try:
+        return load(path, Profile).graph
+    except CorruptFileError:
+        plan = load_plan(path)
+    profile = profile_of(plan, path, given, cluster)
+    if profile is None:
+        remedy = f"halopipe explain {path} --profile PROFILE ..."
+        raise UsageError("the network is in the profile, and none is given", [f"{path} is a plan"], [remedy])
+    return profile.graph
+
+
+def profile_of(plan: Plan, path: str | Path, given: Path | None, cluster: Path | None = None) -> Profile | None:
+    """The profile that a plan was made from: the one given, else the one of :func:`found_profile`.
+
+    Args:
+        cluster: the cluster file that the plan was made for, if it was.
+
+    Raises:
+        StaleFileError: the plan was made from another profile than the one given.
+    """
+    if given is not None or cluster is not None:
+        return load_profile(given or _places(plan, path)[0], plan, cluster)
+    found = found_profile(plan, path)
+    return None if found is None else plan.inputs.as_seen(found[1])
+
+
+def found_profile(plan: Plan, path: str | Path) -> tuple[Path, Profile] | None:
+    """The profile that a plan was made from, where the plan remembers it or as ``profile.json`` beside its file.
+
+    Another profile that lies there does not count; nobody asked for it.
+    """
+    for place in _places(plan, path):
+        try:
+            profile = load(place, Profile) if place.is_file() else None
+        except InputFileError:
+            continue
+        if profile is not None and is_of(profile, plan):
+            return place, profile
+    return None
+
+
+def is_of(profile: Profile, plan: Plan) -> bool:
+    """Whether the plan was made from the profile."""
+    return fingerprint(plan.inputs.as_seen(profile).bare) == plan.inputs.profile_fingerprint
+
+
+def _places(plan: Plan, path: str | Path) -> list[Path]:
+    names = dict.fromkeys((plan.inputs.profile_path or PROFILE, PROFILE))
+    return [Path(os.path.normpath(Path(path).parent / name)) for name in names]
+
+
+def remembering(plan: Plan, profile: Path, path: Path) -> Plan:
+    """The plan, to be written to ``path``, with the way from there to its profile; a pipe or device has none."""
+    if path.exists() and not path.is_file():
+        return plan
+    way = Path(os.path.relpath(profile.absolute(), path.absolute().parent)).as_posix()
+    return replace(plan, inputs=replace(plan.inputs, profile_path="" if way == PROFILE else way))
+
+
+def load_profile(path: str | Path, plan: Plan | None = None, cluster: Path | None = None) -> Profile:
+    """The profile in a file; with a plan, the one that it was made from, under the corrections that it was made under.
+
+    Args:
+        cluster: a file of machines to have the profile on.
+
+    Raises:
+        StaleFileError: the plan was made from another profile.
+    """
+    profile = load(path, Profile)
+    if cluster is not None:
+        from halopipe.planning.clusters import on_cluster
+
+        profile = on_cluster(profile, cluster)
+    return profile if plan is None else require_profile(profile, plan, path)
+
+
+def require_profile(profile: Profile, plan: Plan, path: str | Path) -> Profile:
+    """The profile, if the plan was made from it, under the corrections that it was made under.
+
+    Args:
+        path: its file, for errors.
+
+    Raises:
+        StaleFileError: the plan was made from another one.
+    """
+    require_match(
+        "profile",
+        plan.inputs.profile_fingerprint,
+        fingerprint(plan.inputs.as_seen(profile).bare),
+        f"{command('plan', path)}, or name the profile (and --cluster) that the plan was made from",
+    )
+    return plan.inputs.as_seen(profile)
+
+
+def device_names(plan: Plan) -> list[str]:
+    """Names of the devices that the plan is meant for, by rank."""
+    names = {
+        rank: device for stage in plan.decision.stages for rank, device in zip(stage.ranks, stage.devices, strict=True)
+    }
+    return [names.get(rank, "not used") for rank in range(plan.decision.num_ranks)]

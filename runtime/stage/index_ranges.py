@@ -1,0 +1,159 @@
+"""Which integers the inputs of a step may hold: classes of a loss, rows of a table.
+
+    cross_entropy(logits (4, 3), targets)      targets: 0 ... 2, or -100
+    embedding(table (50, 8), words.view(-1))   words: 0 ... 49
+
+A number beyond them ends a step wherever the layer runs, on an accelerator without a word of which it was.  So whoever
+is given a batch looks first, and says which sample has it.  Numbers that forward computes of an input, such as
+``targets - 1``, are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from planner.ir.errors import UsageError
+from runtime.stage.captured import CapturedModel
+from runtime.stage.cut import arguments_of
+
+_ATEN = torch.ops.aten
+_CLASSES = {
+    _ATEN.cross_entropy_loss.default,
+    _ATEN.nll_loss.default,
+    _ATEN.nll_loss_nd.default,
+    _ATEN.nll_loss2d.default,
+    _ATEN.multi_margin_loss.default,
+}
+_AS_THEY_ARE = frozenset(
+    {"view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "permute", "transpose", "t", "expand"}
+    | {"contiguous", "to", "_to_copy", "clone", "alias", "detach", "lift_fresh_copy"}
+)
+"""Operators that move numbers, or copy them, and leave none out."""
+_IGNORED = -100
+"""torch's default of ``ignore_index``."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRange:
+    """What an input may hold.
+
+    Attributes:
+        layer: that reads it.
+        count: numbers are 0 ... ``count`` - 1.
+        ignored: one more, that a loss leaves out; None: there is none.
+        cut: of the input, (dim, start, end) of slices that are taken first: the rest may hold anything.
+    """
+
+    layer: str
+    count: int
+    ignored: int | None = None
+    cut: tuple[tuple[int, int, int], ...] = ()
+
+    def require(self, name: str, given: Tensor) -> None:
+        """Raises :class:`UsageError` where ``given``, the input ``name``, samples first, holds another number."""
+        read = given
+        for dim, start, end in self.cut:
+            read = read[(slice(None),) * dim + (slice(start, end),)]
+        if not read.numel():
+            return
+        least, most = (int(each) for each in torch.aminmax(read))
+        if least >= 0 and most < self.count:
+            return
+        wrong = (read < 0) | (read >= self.count)
+        if self.ignored is not None:
+            wrong &= read != self.ignored
+        if not wrong.any():
+            return
+        first = tuple(int(each) for each in wrong.nonzero()[0])
+        is_loss = self.ignored is not None
+        allowed = f"0 ... {self.count - 1}"
+        found = int(read[first])
+        place = f"sample {first[0]}" + (f", at {', '.join(map(str, first[1:]))}" if len(first) > 1 else "")
+        what = f"{self.count} classes" if is_loss else f"a table of {self.count} rows"
+        raise UsageError(
+            f"{name} holds {found}, and layer {self.layer} has {what}: {allowed}",
+            [
+                f"{place} of the batch" + (", behind what is sliced off" if self.cut else ""),
+                f"{int(wrong.sum())} of {read.numel()} numbers are out of range, between {least} and {most}",
+                *([f"{self.ignored} is ignored"] if is_loss else []),
+            ],
+            [
+                "numbers counted from 0" + (", targets - 1, or the ignore_index of the loss" if is_loss else ""),
+                "a model with as many classes as the data have" if is_loss else "a larger table: num_embeddings",
+            ],
+        )
+
+
+def index_ranges(model: CapturedModel) -> dict[str, tuple[IndexRange, ...]]:
+    """By input of a step, what it may hold; those of sparse networks are not looked at."""
+    found: dict[str, list[IndexRange]] = {}
+    if model.prepared is not None:
+        return {}
+    for node in model.graph_module.graph.nodes:
+        layer = model.layer_of_node.get(node.name, node.name)
+        for index, count, ignored in _read_by(node):
+            source = _source(index)
+            if source is not None and not _is_float(source[0]):
+                name, cut = str(source[0].target), source[1]
+                found.setdefault(name, []).append(IndexRange(layer, count, ignored, cut))
+    return {name: tuple(dict.fromkeys(ranges)) for name, ranges in found.items()}
+
+
+def _read_by(node: fx.Node) -> Iterator[tuple[Any, int, int | None]]:
+    """What a node takes for numbers of classes or rows, how many there are, and which one it ignores."""
+    arguments: Mapping[str, Any] = arguments_of(node) if node.op == "call_function" else {}
+    if node.target in _CLASSES:
+        shape = arguments["self"].meta["val"].shape
+        yield arguments["target"], int(shape[1 if len(shape) > 1 else 0]), arguments.get("ignore_index", _IGNORED)
+    elif node.target is _ATEN.embedding.default:
+        yield arguments["indices"], int(arguments["weight"].meta["val"].shape[0]), None
+
+
+def _source(index: Any) -> tuple[fx.Node, tuple[tuple[int, int, int], ...]] | None:
+    """The input whose numbers ``index`` holds, and slices of it that are taken; None: it is made otherwise."""
+    ways: list[fx.Node] = []
+    while isinstance(index, fx.Node) and index.op == "call_function":
+        name = getattr(getattr(index.target, "overloadpacket", None), "__name__", "")
+        if name not in _AS_THEY_ARE and name != "slice":
+            return None
+        ways.append(index)
+        index = index.args[0]
+    if not isinstance(index, fx.Node) or index.op != "placeholder":
+        return None
+    cut, is_moved = [], False
+    for node in reversed(ways):
+        if node.target is not _ATEN.slice.Tensor:
+            is_moved = is_moved or not _is_alike(node)
+            continue
+        given = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
+        dim, start, end, step = (arguments_of(node).get(n, d) for n, d in zip(_SLICE, given, strict=True))
+        numbers = (dim, 0 if start is None else start, _FAR if end is None else end)
+        if is_moved or step != 1 or not all(isinstance(each, int) for each in numbers) or dim < 0:
+            return None
+        cut.append(numbers)
+    return index, tuple(each for each in cut if each[1:] != (0, _FAR))
+
+
+_SLICE = ("dim", "start", "end", "step")
+_FAR = 2**63 - 1
+
+
+def _is_alike(node: fx.Node) -> bool:
+    """Whether a node leaves every number in its place."""
+    before, after = (each.meta.get("val") for each in (node.args[0], node) if isinstance(each, fx.Node))
+    return (
+        isinstance(before, Tensor)
+        and isinstance(after, Tensor)
+        and before.shape == after.shape
+        and not (str(node.target).startswith(("aten.permute", "aten.transpose", "aten.t.")))
+    )
+
+
+def _is_float(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
