@@ -10,7 +10,17 @@ import torch
 
 from benchmarks.devices.ranks import on_ranks
 from benchmarks.executor import upkeep
-from benchmarks.executor.__main__ import REAL, durations, ideal_s, peak_bytes, race, require_equal, work_rows
+from benchmarks.executor.__main__ import (
+    OURS,
+    REAL,
+    TORCH,
+    durations,
+    ideal_s,
+    peak_bytes,
+    race,
+    require_equal,
+    work_rows,
+)
 from benchmarks.executor.sides import NUM_RANKS, Case
 from planner.ir.profile import ModelSource
 from planner.ir.program import Program
@@ -77,17 +87,17 @@ def test_both_sides_run_a_case() -> None:
         return [race(case, transport, steps=1) for case in cases]
 
     for case, *found in zip(cases, *on_ranks(NUM_RANKS, work), strict=True):
-        assert {side for each in found for side in each.seconds} >= {"halopipe", "torch"}
+        assert {side for each in found for side in each.seconds} >= {OURS, TORCH}
         rows = work_rows(case, found)
         assert all(row.value > 0 for row in rows)
-        assert {stage for each in found for stage, _ in each.action_s} == set(range(len(case.ranks)))
+        assert {stage for each in found for stage, _ in each.action_s[OURS]} == set(range(len(case.ranks)))
 
 
 @pytest.mark.exhaustive("ranks that import torch afresh, for halopipe and for torch")
 def test_memory_counts_parameters_gradients_and_momentum_at_least() -> None:
     case = replace(SMALL["1f1b"], width=64)
     parameters = 8 * (64 * 64 + 64) * 4
-    for side in ("halopipe", "torch"):
+    for side in (OURS, TORCH):
         for found in on_ranks(NUM_RANKS, lambda transport, side=side: peak_bytes(side, case, transport)):
             assert 3 * parameters < found < 4 * parameters
 
