@@ -241,6 +241,10 @@ def filled(rows: int, planned: tuple[int, ...]) -> tuple[int, ...]:
         raise UsageError(
             f"a batch has {rows} samples, the plan's global batch is {sum(planned)}",
             ["a smaller batch fills the first micro-batches, a larger one does not fit"],
+            [
+                f"batches of up to {sum(planned)} samples",
+                *([f"halopipe plan PROFILE --global-batch {rows}"] if rows else []),
+            ],
         )
     found, left = [], rows
     for size in planned:
