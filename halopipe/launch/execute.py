@@ -23,12 +23,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.launch.job_environment import JobRank, job_rank
 from halopipe.launch.torchrun import job_stores
+from halopipe.planning.measure import no_model
 from halopipe.run_spec.options import FIELDS, ON_NAN, TRANSPORTS, ScriptOptions
 from halopipe.terminal.units import require_known
 from halopipe.training.check_options import out_of_limits
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
 from halopipe.training.rank import Load, Terms, open_rank
 from halopipe.training.rank_device import DEVICES
+from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution, Tensors
 from halopipe.training.single_device import parameters_of
 from halopipe.training.watched_steps import Kept, WatchedSteps
@@ -37,6 +39,7 @@ from planner.ir.plan import Plan
 from planner.passes.versions import updates_within
 from profiler import LoadedModel, load_model
 from profiler.source.losses import Loss, own_loss
+from profiler.source.model import owners
 from profiler.source.parts import model_of
 from runtime.numerics.finite import OnNan
 from runtime.optim.optimizer import Followed, MakeOptimizer
@@ -81,13 +84,28 @@ def execute(
         CorruptFileError: the plan was edited and divides a layer as it cannot be.
         IllegalProgramError: the plan's program was edited and does not end.
     """
+    if model is not None and not isinstance(model, nn.Module):
+        raise no_model(model)
+    require_optimizer(optimizer)
     job = _job(plan)
     rank = job.rank_of(plan.decision)
     terms, device, check = terms_of_script(plan, optimizer, options)
     store, board = job_stores(job.rank, job.num_ranks)
-    return joined(
+    found = joined(
         terms, rank, store, board, lambda: loaded_of_script(plan, model, loss_fn, example), device, check=check
     )
+    found.values = ScriptValues(owners(model, loss_fn), loss_fn) if isinstance(model, nn.Module) else None
+    return found
+
+
+def require_optimizer(given: object) -> None:
+    """Raises :class:`UsageError` for what is neither an optimiser object, nor text, nor a function that makes one."""
+    if given is not None and not isinstance(given, (str, torch.optim.Optimizer)) and not callable(given):
+        raise UsageError(
+            f"optimizer is {given!r:.60}, of type {type(given).__name__}",
+            [],
+            ["'AdamW:lr=0.001'", "torch.optim.AdamW(module.parameters())", "a function that makes one of parameters"],
+        )
 
 
 def terms_of_script(

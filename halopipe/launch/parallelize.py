@@ -36,17 +36,19 @@ import torch
 from torch import nn
 
 from halopipe.data.ahead import Upcoming
-from halopipe.launch.execute import joined, loaded_of_script, terms_of_script
+from halopipe.launch.execute import joined, loaded_of_script, require_optimizer, terms_of_script
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.processes import warm_workers, workers_of
 from halopipe.launch.script_module import ScriptModule, Settings, require_no_autocast
 from halopipe.launch.script_rank import CLOSE, SCRIPT, STATE, Script, until, write
 from halopipe.launch.spawn import titles_of
 from halopipe.launch.torchrun import job_stores
+from halopipe.planning.measure import no_model
 from halopipe.run_spec.job import job_folder
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.run_spec.result import Score
 from halopipe.training.rank_device import on_gpus, require_devices, seats_of
+from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import HalopipeError, UsageError
@@ -80,6 +82,8 @@ class Parallel:
     the script does to its module, which the ranks do not see, is refused (:mod:`halopipe.launch.script_module`).
     """
 
+    _values: ScriptValues | None = None
+
     def __init__(
         self,
         module: nn.Module | None,
@@ -101,6 +105,7 @@ class Parallel:
         """
         self.plan, self.profile, self.num_steps, self._state_of = plan, profile, 0, -1
         self._own = None if module is None else ScriptModule(module, loss_fn)
+        self._values = None if module is None else ScriptValues(owners(module, loss_fn), loss_fn)
         terms, device, _ = terms_of_script(plan, optimizer, options or {})
         self._followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
         given = {**(options or {}), "device": device}
@@ -181,6 +186,8 @@ class Parallel:
         require_no_autocast(self.plan.inputs.model.autocast)
         if self._own is not None:
             self._own.require_known()
+        if self._values is not None:
+            self._values.require_same()
 
     def _written(self, what: str, **told: Any) -> dict[str, Any]:
         """What rank 0 writes to a file."""
@@ -424,6 +431,9 @@ def parallelize(
         job: of torchrun, of which this process is a rank; None: it is none.
     """
     own = module if isinstance(module, nn.Module) else None
+    if own is None and (isinstance(module, type) or not (isinstance(module, str) or callable(module))):
+        raise no_model(module)
+    require_optimizer(optimizer)
     if job is not None:
         return _join(own, example, loss_fn, optimizer, plan, profile, make_plan, options, job)
     is_given = plan is not None or profile is not None  # then the module may have been trained since

@@ -148,6 +148,18 @@ def make_optimizer_of(spec: Optimizer) -> MakeOptimizer:
     return _calling(spec.name, spec.arguments) if ":" in spec.name else maker_of(spec)
 
 
+def require_arguments(spec: Optimizer) -> None:
+    """Makes the optimiser of a matrix once, so that arguments which it refuses are known before anything is measured.
+
+    Raises:
+        UsageError: it refuses them: names, or values such as a negative learning rate.
+    """
+    import torch
+
+    if ":" not in spec.name:  # a factory was tried when it was read
+        make_optimizer_of(spec)([torch.nn.Parameter(torch.zeros(2, 2))])
+
+
 def spec_of(optimizer: str | torch.optim.Optimizer | MakeOptimizer) -> Optimizer:
     """What an optimiser is planned as: of ``torch.optim`` itself, else as AdamW with the state that it keeps."""
     import torch
@@ -227,7 +239,14 @@ def _measured_state(make: MakeOptimizer) -> float:
         return _STATE_PER_PARAMETER["AdamW"]
     if not optimizer.tensors:
         return _STATE_PER_PARAMETER["AdamW"]
-    optimizer.step()
+    try:
+        optimizer.step()
+    except Exception as error:
+        raise UsageError(
+            f"{type(optimizer.optimizer).__name__} does not step from gradients alone",
+            [f"its step raised {type(error).__name__}: {error}"],
+            ["an optimiser whose step needs no closure and no parameters of its own, such as SGD or AdamW"],
+        ) from error
     values = [value for state in optimizer.state.values() for value in state.values()]
     kept = sum(value.nbytes for value in values if isinstance(value, torch.Tensor) and value.numel() > 1)
     return float(kept / sum(parameter.nbytes for parameter in parameters.values()))

@@ -29,13 +29,15 @@ class Spline(nn.Module):
         self.spline = nn.Parameter(0.1 * torch.randn(outside, inside, size + order))
 
     def forward(self, x: Tensor) -> Tensor:
-        assert x.dim() == 2 and x.size(1) == self.grid.size(0)
+        assert x.size(1) == self.grid.size(0)
         z, grid = x.unsqueeze(-1), self.grid.to(x.dtype)
         bases = ((z >= grid[:, :-1]) & (z < grid[:, 1:])).to(x.dtype)
         for k in range(1, self.order + 1):
             left = (z - grid[:, : -(k + 1)]) / (grid[:, k:-1] - grid[:, : -(k + 1)]) * bases[:, :, :-1]
             bases = left + (grid[:, k + 1 :] - z) / (grid[:, k + 1 :] - grid[:, 1:-k]) * bases[:, :, 1:]
-        return F.linear(F.silu(x), self.base) + F.linear(bases.view(x.size(0), -1), self.spline.view(len(self.base), -1))
+        return F.linear(F.silu(x), self.base) + F.linear(
+            bases.view(x.size(0), -1), self.spline.view(len(self.base), -1)
+        )
 
 
 @network("KAN: B-splines by recursion on a grid in a buffer")
@@ -320,7 +322,9 @@ class FourierConv(nn.Module):
         length = h.shape[-1]
         places = torch.linspace(0, 1, length, dtype=h.dtype).unsqueeze(-1)
         kernel = self.filter(places).t() * torch.exp(-3 * places.t())
-        y = torch.fft.irfft(torch.fft.rfft(h, 2 * length) * torch.fft.rfft(kernel, 2 * length), 2 * length)[..., :length]
+        y = torch.fft.irfft(torch.fft.rfft(h, 2 * length) * torch.fft.rfft(kernel, 2 * length), 2 * length)[
+            ..., :length
+        ]
         return self.out((y + self.bias[:, None] * h).transpose(1, 2))
 
 
@@ -346,7 +350,7 @@ class Recogniser(nn.Module):
         return self.head(y).log_softmax(2)
 
 
-@network("CRNN with CTC: log probabilities time first, lengths as integers", mixes=True, refused="ctc_loss")
+@network("CRNN with CTC: log probabilities time first, lengths as integers", mixes=True)
 def crnn_ctc() -> Network:
     def loss(out: Tensor, y: Tensor) -> Tensor:
         lengths = torch.full((out.size(1),), out.size(0), dtype=torch.long)
@@ -481,7 +485,10 @@ def overlaps() -> Network:
     return Upcycled(), images(), F.cross_entropy
 
 
-@network("Mixup inside the loss: targets of a rolled batch, lambda drawn by Beta", refused="whole batch|at once|random|beta|Beta")
+@network(
+    "Mixup inside the loss: targets of a rolled batch, lambda drawn by Beta",
+    refused="whole batch|at once|random|beta|Beta",
+)
 def mixup_in_loss() -> Network:
     def loss(out: Tensor, y: Tensor) -> Tensor:
         share = torch.distributions.Beta(0.4, 0.4).sample()
