@@ -1,10 +1,14 @@
 """Predicted beside counted memory, plan by plan, and what happens under a hard limit.
 
 Every network is watched once, layer by layer, as the profiler does it; plans of many schedules are predicted from that,
-then run by as many processes as they have ranks, whose every allocation is counted (:mod:`cuda_ops.memory`).  Of each
-rank the most in any step is compared with the prediction.  Then the ranks go on under a limit of what was predicted and
-1 % more: nobody may run out.  And with a tenth less than predicted the fullest rank should run out.  Nothing is timed:
-figures do not depend on the machine's load.
+then run as ``halopipe run`` does it: by workers of the launcher that load, capture and train what a user's would
+(:mod:`benchmarks.devices.metered`), and whose every allocation is counted (:mod:`cuda_ops.memory`).  Each rank takes
+its steps under a limit of what was predicted for it and 1 % more: nobody may run out.  The most in any step is compared
+with the prediction; of a plan that ran out, in a job without limits.  Then the ranks go on with a tenth less than
+predicted, and the fullest one should run out.  Nothing is timed: figures do not depend on the machine's load.
+
+Messages go over gloo, as between hosts, where buffers and frames count; some plans run through shared memory as well,
+which is what ranks of one host use unless they are told otherwise.
 
 Beside the plans of the accuracy benchmark there are those that only memory tells apart: optimisers that are divided,
 stages that recompute, stages of several ranks beside stages of one, layers cut over space or channels in a pipeline,
@@ -13,8 +17,6 @@ tensor and sequence parallelism, token slices.
 
 from __future__ import annotations
 
-import copy
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -23,12 +25,12 @@ import torch
 
 from benchmarks.accuracy.cases import DATA_PARALLEL, MIX, NETWORKS, ONE, SPACE, Network
 from benchmarks.accuracy.plans import Case, case, case_of, pipeline
-from benchmarks.devices.ranks import on_ranks, sgd
+from benchmarks.devices.metered import steps_within
 from benchmarks.report import Row, at_least, at_most, run
-from cuda_ops.memory import meter_of
 from halopipe.planning.ways import plan_by
+from halopipe.run_spec.options import GLOO, SHARED
 from planner.costs.cost_model import PriceBook
-from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
+from planner.ir.cluster import SHARED_MEMORY, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision
 from planner.ir.problem import CHANNEL_DIMS, SPATIAL_DIMS, Problem
@@ -40,10 +42,6 @@ from profiler.capture.graph import Captured, capture
 from profiler.measure.memory import footprints
 from profiler.measure.preparing import site_halos
 from profiler.source.model import LoadedModel, example_of, fed_example
-from runtime.engine import Engine
-from runtime.stage.builder import groups_of
-from runtime.stage.captured import captured_model
-from runtime.transport import Transport
 
 GOAL_PERCENT = 3.0
 UNDER_PERCENT = 1.0
@@ -53,8 +51,7 @@ OVER = 1.1
 """The prediction over the limit under which somebody should."""
 
 _STEPS = 2
-_DEADLINE_S = 300.0
-_OUT_OF_MEMORY = "OutOfMemoryError"
+"""Counted: the first makes the optimiser's state, the second has it throughout."""
 
 DIVIDED, RECOMPUTED = "the optimiser divided", "1f1b/4, recomputed"
 TO_ONE, TO_TWO, BY_TWO = (
@@ -96,6 +93,14 @@ PLANS: Mapping[str, tuple[tuple[int, tuple[str, ...]], ...]] = {
     "sparse VGG": ((2, (ONE, DATA_PARALLEL, "1f1b/2", "gpipe/2", "zb-h1/2", DIVIDED)), (3, (TO_ONE, TO_TWO))),
 }
 """By network: numbers of ranks, and plans on them: of :mod:`benchmarks.accuracy.cases`, and of ``BY_HAND``."""
+
+IN_SHARED_MEMORY: Mapping[str, tuple[tuple[int, tuple[str, ...]], ...]] = {
+    "ResNet-50": ((2, ("1f1b/2", DATA_PARALLEL)),),
+    "GPT": ((2, ("gpipe/4", "zb-h1/4")),),
+    "3-D U-Net": ((2, ("1f1b/1", SPACE)),),
+    "sparse VGG": ((2, ("1f1b/2",)), (3, (TO_ONE,))),
+}
+"""Those that run through shared memory as well."""
 
 QUICK: Mapping[str, tuple[tuple[int, tuple[str, ...]], ...]] = {"GPT": ((2, ("1f1b/4", "gpipe/4")),)}
 
@@ -173,8 +178,14 @@ class Found:
 
 def measure(quick: bool) -> list[Row]:
     """All networks; ``--quick`` takes one."""
-    every = (QUICK if quick else PLANS).items()
-    return rows_of({(name, label): one for name, sets in every for label, one in _network(NETWORKS[name], sets)})
+    torch.set_num_threads(1)  # as ranks do: what an operator needs besides depends on it
+    found: dict[tuple[str, str], Found] = {}
+    for name, sets in (QUICK if quick else PLANS).items():
+        network, shared = NETWORKS[name], () if quick else IN_SHARED_MEMORY.get(name, ())
+        profile = profile_of(network)
+        found |= {(name, label): one for label, one in plans_of(network, profile, sets)}
+        found |= {(name, label): one for label, one in plans_of(network, profile, shared, SHARED)}
+    return rows_of(found)
 
 
 def rows_of(found: Mapping[tuple[str, str], Found]) -> list[Row]:
@@ -195,6 +206,12 @@ def rows_of(found: Mapping[tuple[str, str], Found]) -> list[Row]:
     over = 100 * fmean(one.runs_out for one in found.values())
     rows.append(at_least("plans predicted 10 % over the limit that do run out", over, "%", 95.0))
     return rows
+
+
+def profile_of(network: Network) -> Profile:
+    """The network, watched in this process."""
+    model = load_model(network.source)
+    return memory_profile(network, capture(model), model)
 
 
 def memory_profile(network: Network, captured: Captured, model: LoadedModel) -> Profile:
@@ -227,77 +244,53 @@ def _halos(graph: Graph, model: LoadedModel, samples: int) -> tuple[SiteHalo, ..
     return () if model.clouds is None else site_halos(graph, model.clouds, fed_example(model, samples), samples)
 
 
-def _network(network: Network, sets: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[tuple[str, Found]]:
-    torch.set_num_threads(1)  # an OpenMP team does not survive a fork
-    model = load_model(network.source)
-    captured = capture(model)
-    profile = memory_profile(network, captured, model)
+def plans_of(
+    network: Network, profile: Profile, sets: Sequence[tuple[int, tuple[str, ...]]], transport: str = GLOO
+) -> Iterator[tuple[str, Found]]:
+    """Of each plan, by its name with the number of ranks, what was predicted and counted.
+
+    Args:
+        sets: numbers of ranks, and plans on them.
+        transport: what ranks exchange by.
+    """
+    through = " through shared memory" if transport == SHARED else ""
     for num_ranks, names in sets:
-        problem = Problem(replace(profile, cluster=cluster_of(num_ranks)), network.samples, allow=network.allow)
+        cluster = cluster_of(num_ranks, SHARED_MEMORY if transport == SHARED else "")
+        problem = Problem(replace(profile, cluster=cluster), network.samples, allow=network.allow)
         for name in names:
-            yield f"{name} on {num_ranks}", _plan(_case(problem, name), model, captured)
+            yield f"{name} on {num_ranks}{through}", held(_case(problem, name), transport)
 
 
 def _case(problem: Problem, name: str) -> Case:
     if name not in BY_HAND:
-        return case(problem, name)
+        return case(problem, name, pads=False)
     allow = (
         (*problem.allow, CHANNEL_DIMS, SPATIAL_DIMS) if name in (HEIGHTS, SPLIT_HEIGHTS, CHANNELS) else problem.allow
     )
     asked = replace(problem, allow=tuple(dict.fromkeys(allow)))
-    return case_of(asked, name, BY_HAND[name](asked))
+    return case_of(asked, name, BY_HAND[name](asked), pads=False)
 
 
-def _plan(one: Case, model: LoadedModel, captured: Captured) -> Found:
-    groups = groups_of(one.decision, captured.graph)
+def held(one: Case, transport: str = GLOO) -> Found:
+    """What the ranks of a plan hold, under limits of what was predicted.
+
+    Args:
+        transport: what ranks exchange by.
+    """
     said = [memory.peak_bytes for memory in one.forecast.memories]
+    within, below = ([round(by * size) or None for size in said] for by in (ROOM, 1 / OVER))
+    limited = steps_within(one.plan, transport, [*[within] * _STEPS, below])
+    fits = limited.num_steps >= _STEPS
+    counted = (limited if fits else steps_within(one.plan, transport, [[None] * len(said)] * _STEPS)).peak_bytes(_STEPS)
     used = [rank for rank, row in enumerate(one.decision.program) if row]
-    counted = on_ranks(len(said), lambda transport: _steps(one, model, captured, transport, None), groups)
-    fits = _runs(one, model, captured, [round(ROOM * size) or None for size in said])
-    runs_out = not _runs(one, model, captured, [round(size / OVER) or None for size in said])
-    return Found(tuple(said[rank] for rank in used), tuple(counted[rank] for rank in used), fits, runs_out)
+    mine = tuple(said[rank] for rank in used), tuple(counted[rank] for rank in used)
+    return Found(*mine, fits, limited.ran_out)
 
 
-def _runs(one: Case, model: LoadedModel, captured: Captured, limits: Sequence[int | None]) -> bool:
-    """Whether all ranks keep within their limits; the first to run out ends the others.  None: no limit."""
-    groups = groups_of(one.decision, captured.graph)
-    try:
-        on_ranks(len(limits), lambda transport: _steps(one, model, captured, transport, limits[transport.rank]), groups)
-    except RuntimeError as error:
-        if _OUT_OF_MEMORY not in str(error):
-            raise
-        return False
-    return True
-
-
-def _steps(one: Case, model: LoadedModel, captured: Captured, transport: Transport, limit: int | None) -> int:
-    """The most bytes in any of some steps."""
-    meter = meter_of(torch.device("cpu"))
-    if meter is None:
-        raise RuntimeError("allocations cannot be counted on this machine: no compiler")
-    gc.collect()  # of the networks before, what would go during the steps
-    inherited = meter.current_bytes  # of the process that this one was forked from
-    own, graph = copy.deepcopy((model, captured))
-    for buffer in own.module.buffers():  # what a deep copy makes of them is not made by the allocator
-        buffer.data = buffer.data.clone()
-    batch = tuple(tuple(tensor.clone() for tensor in part) for part in own.fed)
-    engine = Engine(
-        one.decision, captured_model(graph), own.module, transport, sgd, deadline_s=_DEADLINE_S, meter=meter
-    )
-    del own, graph
-    gc.collect()
-    meter.limit(None if limit is None else limit + inherited)
-    try:
-        found = [engine.step(*batch) for _ in range(_STEPS)]
-        return max(max(one.before_bytes, *one.peak_bytes) for one in found) - inherited
-    finally:
-        meter.limit(None)
-
-
-def cluster_of(num_ranks: int) -> Cluster:
-    """So many alike cores of one host."""
+def cluster_of(num_ranks: int, transport: str = "") -> Cluster:
+    """So many alike cores of one host, and what joins them (:attr:`planner.ir.cluster.Link.transport`)."""
     devices = tuple(DeviceSpec(f"n0/cpu{rank}", "cpu", "n0", 1 << 40) for rank in range(num_ranks))
-    return Cluster(devices, {WITHIN_HOST: Link(1e-5, 1e10)})
+    return Cluster(devices, {WITHIN_HOST: Link(1e-5, 1e10, transport=transport)})
 
 
 if __name__ == "__main__":

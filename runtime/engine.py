@@ -267,21 +267,18 @@ class Engine(HeldState):
         rates = tuple(
             chain.from_iterable(r.optimizer.learning_rates() for r in self._residents.values() if r.optimizer)
         )
-        if self._runner.preparing is not None and self._finishing.is_last:
-            for each in self._residents.values():  # the step does so anyhow, but not before it has found its sites
-                each.forget_gradients()
-        batch, binding, ahead_s, before_bytes = self._runner.bound(batch, self.num_steps)
+        found, binding, ahead_s, before_bytes = self._bound(batch, self.num_steps, trains=True)
         executor = self._runner.executor(binding, evaluates=False)
-        self._finishing.begin(binding.residents)
+        self._finishing.begin()
         self._norm, kept = None, self._guard.begin()
         try:
-            ran, step_s = self._runner.run(executor, batch, self.num_steps)
+            ran, step_s = self._runner.run(executor, found, self.num_steps)
         except StopBeforeStepError:
             self._finishing.take_back()
             raise
         loss = self._loss(binding)
         self.num_steps += 1
-        left_out = self._guard.judge(Ran(self.num_steps - 1, batch, binding, loss, kept))
+        left_out = self._guard.judge(Ran(self.num_steps - 1, batch, loss, kept))
         self._activity.num_done, self._activity.loss, self._activity.step_s = self.num_steps, loss, step_s
         self._activity.steps.note(self.num_steps, ran.spans, step_s)
         seconds, peaks = ahead_s + step_s, ran.peak_bytes
@@ -299,7 +296,7 @@ class Engine(HeldState):
             keep: values whose parts are given back instead of what the loss is computed from; among
                 :attr:`runtime.stage.captured.CapturedModel.watched`.
         """
-        batch, binding, ahead_s, _ = self._runner.bound(batch, self.num_steps)
+        batch, binding, ahead_s, _ = self._bound(batch, self.num_steps)
         executor = self._runner.executor(binding, evaluates=True)
         executor.kept = tuple(keep) or self._judged
         ran, step_s = self._runner.run(executor, batch, self.num_steps)
@@ -405,15 +402,32 @@ class Engine(HeldState):
                 ["save after an update"],
             )
 
+    def _bound(self, raw: Batch, step: int, *, trains: bool = False) -> tuple[Batch, Binding, float, int]:
+        """As :meth:`runtime.pipeline.runner.Runner.bound`.
+
+        Of clouds what was made of the batch before goes first: sites and maps are much of what a rank holds, and would
+        be there twice while the next are made.  So do gradients, where a training step begins with none.
+        """
+        if self._runner.preparing is not None:
+            self._finishing.bind(None)
+            for each in self._residents.values():
+                each.program.reset(step)
+                if trains and self._finishing.is_last:
+                    each.forget_gradients()
+        found = self._runner.bound(raw, step)
+        self._finishing.bind(found[1].residents)
+        return found
+
     def _run_again(self, ran: Ran) -> None:
-        """The same step on the same batch, which another may have been bound after."""
-        self._runner.weigh(ran.batch, ran.binding)
-        self._runner.run(self._runner.executor(ran.binding, evaluates=False), ran.batch, ran.number)
+        """The same step on the same batch; of clouds their sites are found once more."""
+        batch, binding, _, _ = self._bound(ran.batch, ran.number)
+        self._runner.run(self._runner.executor(binding, evaluates=False), batch, ran.number)
 
     def _begin_in_stream(self, batch: Batch, binding: Binding, learns: bool) -> None:
         self._runner.weigh(batch, binding)
         if learns:
-            self._finishing.begin(binding.residents)
+            self._finishing.bind(binding.residents)
+            self._finishing.begin()
             self.num_steps += 1
 
     def _finish(self) -> None:

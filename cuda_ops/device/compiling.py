@@ -193,9 +193,13 @@ def _require_no(failure: Path) -> None:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where libraries are kept."""
-    above = environment.get("XDG_CACHE_HOME", "")
-    return (Path(above) if above else Path(environment.get("HOME", "~")).expanduser() / ".cache") / "halopipe"
+    """Where libraries are kept; of a user without a home, as in some containers, among the temporary files."""
+    if above := environment.get("XDG_CACHE_HOME", ""):
+        return Path(above) / "halopipe"
+    try:
+        return Path(environment.get("HOME", "~")).expanduser() / ".cache" / "halopipe"
+    except RuntimeError:  # neither HOME nor a line in the file of users
+        return Path(tempfile.gettempdir()) / f"halopipe-of-{os.geteuid()}"
 
 
 def find_toolchain(environment: Mapping[str, str]) -> Toolchain:

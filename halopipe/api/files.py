@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from halopipe.api.arguments import checked
 from halopipe.planning import plan_files
 from planner.ir import codec
 from planner.ir.errors import UsageError
@@ -26,8 +27,12 @@ _made_from: dict[str, Profile | Path] = {}
 """By the fingerprint that plans have of it: the profile, or the file of a plan that was made from it."""
 
 
+@checked
 def load(path: str | Path) -> Profile | Plan | TimelineFile:
     """What a file holds that halopipe wrote: a profile, a plan, or the timelines of a run.
+
+    Args:
+        path: of the file.
 
     Raises:
         MissingFileError, CorruptFileError, NewerFileError: the file cannot be used; the text says why.
@@ -38,8 +43,13 @@ def load(path: str | Path) -> Profile | Plan | TimelineFile:
     return found
 
 
+@checked
 def save(thing: Profile | Plan | TimelineFile, path: str | Path) -> None:
     """Writes a profile, a plan or timelines: the file that the commands read.
+
+    Args:
+        thing: to write.
+        path: of the file, which is replaced in one move if it is there.
 
     Raises:
         UsageError: it is something else.

@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from halopipe.api.arguments import checked
 from halopipe.api.files import ProfileOrPath, profile_in, remember
 from halopipe.planning import solve
-from halopipe.planning.problem import problem_on
+from halopipe.planning.problem import Asked, problem_on
 from planner.ir.cluster import Cluster
 from planner.ir.plan import Plan
-from planner.ir.profile import Profile
+from planner.ir.profile import Optimizer, Profile
 
 if TYPE_CHECKING:
     from halopipe.planning.pareto import Front
-    from halopipe.planning.problem import Asked
-    from planner.ir.profile import Optimizer
     from planner.solvers import Progress
 
 
+@checked
 def profile(
     model: str | Path | Callable[..., Any],
     example: Any = None,
@@ -110,6 +110,7 @@ def profile(
     return found
 
 
+@checked
 def plan(
     profile: ProfileOrPath,
     *,
@@ -134,6 +135,7 @@ def plan(
             ``calibration``: see :func:`halopipe.planning.problem.make_problem`.
 
     Raises:
+        UsageError: what is asked for does not exist, or is of another type.
         InfeasibleError: no plan fits; the text names what binds and what would fit.
     """
     from halopipe.planning import measure_missing as missing
@@ -151,6 +153,7 @@ def plan(
     return remember(found.plan, found.profile)
 
 
+@checked
 def pareto(
     profile: ProfileOrPath,
     *,
@@ -163,8 +166,12 @@ def pareto(
     """The Pareto front of step time and memory: the best step under each memory limit, every point a plan.
 
     Args:
+        profile: or the name of its file.
         num_points: about how many; 0: all there are.
-        asked: as of :func:`plan`.
+        cluster, solver, memory, asked: as of :func:`plan`; ``memory`` is the largest limit that is tried.
+
+    Raises:
+        InfeasibleError: no plan fits.
     """
     from halopipe.planning import pareto as fronts
 
@@ -175,19 +182,34 @@ def pareto(
     return front
 
 
+@checked
 def baselines(profile: ProfileOrPath, **asked: Unpack[Asked]) -> tuple[Plan, ...]:
     """The published strategies on the same profile, those that fit.
 
     Args:
+        profile: or the name of its file.
         asked: as of :func:`plan`.
+
+    Raises:
+        UsageError: what is asked for does not exist.  A strategy that does not fit is left out.
     """
     problem = problem_on(profile_in(profile), None, 0, asked)
     found = solve.solve_baselines(problem).plans.values()
     return tuple(remember(one, problem.profile) for one in found)
 
 
+@checked
 def on_cluster(profile: ProfileOrPath, cluster: str | Path | Cluster) -> Profile:
-    """The profile as it would be on other machines; see :func:`halopipe.planning.clusters.on_cluster`."""
+    """The profile as it would be on other machines; see :func:`halopipe.planning.clusters.on_cluster`.
+
+    Args:
+        profile: or the name of its file.
+        cluster: a cluster file, or a :class:`Cluster`.
+
+    Raises:
+        CorruptFileError: the file is wrong; all its faults are named.
+        MissingMeasurementError: no source states a figure that a layer needs.
+    """
     from halopipe.planning import clusters
 
     return clusters.on_cluster(profile_in(profile), cluster)

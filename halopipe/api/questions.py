@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from halopipe.api.arguments import checked
 from halopipe.api.files import PlanOrPath, ProfileOrPath, needed, plan_in, profile_in, profile_of, remembered
 from halopipe.planning.compare import Comparison
+from planner.ir.errors import UsageError
 from planner.ir.files import write_text
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
@@ -21,8 +23,13 @@ if TYPE_CHECKING:
     from planner.layers.receptive_field import ReceptiveField
 
 
+@checked
 def explain(plan: PlanOrPath, profile: ProfileOrPath | None = None) -> str:
     """Why this plan, in words and pictures; more of it where its profile is known.
+
+    Args:
+        plan: or the name of its file.
+        profile: that it was made from, or the name of its file; None: the one remembered, or beside the plan's file.
 
     Raises:
         StaleFileError: the plan was made from another profile than the one given.
@@ -32,8 +39,19 @@ def explain(plan: PlanOrPath, profile: ProfileOrPath | None = None) -> str:
     return explaining.explain(plan_in(plan), profile_of(plan, profile))
 
 
+@checked
 def compare(*plans: PlanOrPath, **named: PlanOrPath) -> Comparison:
-    """Plans beside one another, the first as the reference; those without a name get that of their solver."""
+    """Plans beside one another, the first as the reference; those without a name get that of their solver.
+
+    Args:
+        plans: plans or their files.
+        named: the same, by the names that they are shown under.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not plans and not named:
+        raise UsageError("hp.compare has nothing to compare", [], ["hp.compare(plan, *others)"])
     found: dict[str, Plan] = {}
     for one in map(plan_in, plans):
         name, number = one.search.solver, 2
@@ -45,11 +63,15 @@ def compare(*plans: PlanOrPath, **named: PlanOrPath) -> Comparison:
     return Comparison(found, profile=profile_of(first, None))
 
 
+@checked
 def why_not(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
     """Why the plan is not another one; see :func:`halopipe.planning.what_if.why_not`.
 
     Args:
         asked: ``question``, such as ``dp=4``; or ``profile, question``.
+
+    Raises:
+        UsageError: the question is not understood; the text lists what may be asked.
     """
     from halopipe.planning import what_if as asking
 
@@ -57,6 +79,7 @@ def why_not(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
     return asking.why_not(plan_in(plan), profile, question)
 
 
+@checked
 def what_if(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
     """What would be best if; see :func:`halopipe.planning.what_if.what_if`.
 
@@ -72,10 +95,16 @@ def what_if(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
     return asking.what_if(plan_in(plan), needed(plan, profile), question)
 
 
+@checked
 def prices(plan: PlanOrPath, profile: ProfileOrPath | None = None, time_limit_s: float = 60.0) -> Prices:
     """What one more GiB, one more device, a link twice as fast would save.
 
     See :func:`halopipe.planning.shadow_prices.prices`.
+
+    Args:
+        plan: or the name of its file.
+        profile: that it was made from; None: the one remembered, or beside the plan's file.
+        time_limit_s: seconds that all searches together may take.
 
     Raises:
         UsageError: the plan's profile is not known.
@@ -85,6 +114,7 @@ def prices(plan: PlanOrPath, profile: ProfileOrPath | None = None, time_limit_s:
     return shadow_prices.prices(plan_in(plan), needed(plan, profile_of(plan, profile)), time_limit_s)
 
 
+@checked
 def receptive_field(
     of: ProfileOrPath | Graph, layer: str, box: Mapping[str, tuple[int, int]] | None = None
 ) -> ReceptiveField:
@@ -105,11 +135,14 @@ def receptive_field(
     return fields.receptive_field(of if isinstance(of, Graph) else profile_in(of).graph, layer, box)
 
 
+@checked
 def report(plan: PlanOrPath, *others: PlanOrPath | Profile | TimelineFile, output: str | Path = "report.html") -> None:
     """Writes one offline page about a plan: network, step, memory, rivals, proof, how each figure is known.
 
     Args:
+        plan: or the name of its file.
         others: the plan's profile, if it is not remembered; the timelines of a run; rivals, in any order.
+        output: the page to write.
 
     Raises:
         UsageError: bokeh is not installed, or a timeline is of another plan.
@@ -127,4 +160,8 @@ def _question(plan: PlanOrPath, asked: tuple[ProfileOrPath | None, ...]) -> tupl
             return profile_of(plan, None), question
         case (profile, str() as question):
             return profile_of(plan, profile), question
-    raise TypeError("a plan and a question are asked for, or a plan, its profile and a question")
+    raise UsageError(
+        "a question about a plan is text, behind the plan or behind its profile",
+        [f"given behind the plan: {', '.join(type(each).__name__ for each in asked) or 'nothing'}"],
+        ["hp.what_if(plan, 'devices=4')", "hp.what_if(plan, profile, 'devices=4')"],
+    )

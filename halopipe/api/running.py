@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from halopipe.api import plans
+from halopipe.api.arguments import checked
 from halopipe.api.files import PlanOrPath, ProfileOrPath, plan_in, profile_in, profile_of
+from halopipe.run_spec.options import ScriptOptions
 from halopipe.terminal import console, units
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
@@ -16,11 +18,11 @@ from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
     from halopipe.launch.parallelize import Parallel
-    from halopipe.run_spec.options import ScriptOptions
     from halopipe.serving.serving import Serving
     from halopipe.training.session import Execution
 
 
+@checked
 def execute(
     plan: PlanOrPath,
     model: Any = None,
@@ -33,17 +35,25 @@ def execute(
     """Joins the torchrun job as one rank of ``plan``; see :func:`halopipe.launch.execute.execute`.
 
     Args:
+        plan: or the name of its file.
+        model, loss_fn, example: those that the plan was made for; None: those of the plan's own factory.
         optimizer: an optimiser object of the model, a function that makes one of parameters, or text such as
             ``AdamW:lr=0.001``.
         options: ``scheduler``, ``clip_norm``, ``accumulate``, ``seed``, ``deadline_s``, ``compiler``, ``device``,
             ``check_first_step``, ``on_nan``: as of a run, see :class:`halopipe.run_spec.options.RunOptions`; scheduler
             and compiler may be functions, and a scheduler the object that was made on the optimiser object.
+
+    Raises:
+        UsageError: this process is no rank of a job, something is of another type, or ranks were told different things.
+        RankCountError: the job has another number of ranks than the plan.
+        StaleFileError: the plan was made for another model.
     """
     from halopipe.launch import execute as executing
 
     return executing.execute(plan_in(plan), model, loss_fn, optimizer, example=example, **options)
 
 
+@checked
 def parallelize(
     module: Any,
     example: Any = None,
@@ -98,6 +108,7 @@ def parallelize(
     return launching.parallelize(module, example, loss_fn, optimizer, given, known, make_plan, options, job)
 
 
+@checked
 def serve(
     plan: PlanOrPath,
     module: Any = None,

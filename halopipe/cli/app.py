@@ -6,6 +6,8 @@ Each verb lives in ``halopipe/cli/``, is loaded when it is asked for, and import
 
 from __future__ import annotations
 
+import functools
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import import_module, metadata
@@ -16,8 +18,9 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
+from halopipe.cli import usage
 from halopipe.cli.options import with_words
-from halopipe.terminal.console import INTERRUPTED, emit, reported, screen_columns
+from halopipe.terminal.console import INTERRUPTED, emit, report, reported, screen_columns
 
 _FRAMED = 80
 """Columns that the framed help needs; narrower, it would cut the names of options."""
@@ -31,9 +34,15 @@ class _Command(TyperCommand):
 
     def make_parser(self, ctx: Any) -> Any:
         parser: Any = super().make_parser(ctx)
-        if self.name == "run":
-            parse = parser.parse_args
-            parser.parse_args = lambda args: parse(with_words(args))
+        parse = parser.parse_args
+
+        def parse_args(args: list[str]) -> Any:
+            given, rest, order = parse(with_words(args) if self.name == "run" else args)
+            if not ctx.resilient_parsing:
+                usage.note(ctx, given, order)
+            return given, rest, order
+
+        parser.parse_args = parse_args
         return parser
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -106,6 +115,21 @@ class _Verbs(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = cast("Any", _Loaded())
+
+    def main(self, *args: Any, standalone_mode: bool = True, **settings: Any) -> Any:
+        """As the parser's own, with its errors as ours."""
+        parse: Any = functools.partial(super().main, standalone_mode=False)
+        if not standalone_mode:
+            return parse(*args, **settings)
+        try:
+            code = parse(*args, **settings)
+        except (KeyboardInterrupt, typer.Abort):
+            sys.exit(INTERRUPTED)
+        except Exception as error:  # noqa: BLE001  # as in reported: nothing is left to explain it
+            if usage.is_help(error):
+                sys.exit(cast("Any", error).exit_code)
+            sys.exit(report(usage.usage_error(error, _VERBS) if usage.is_usage_error(error) else error))
+        sys.exit(code if isinstance(code, int) else 0)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))

@@ -20,7 +20,7 @@ def compare(
         ),
     ],
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Beside the published strategies; needs --profile.")
+        bool, typer.Option("--baselines", help="Beside the published strategies, which are solved from the profile.")
     ] = False,
     profile: ProfileOption = None,
     cluster: ClusterOption = None,

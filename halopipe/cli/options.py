@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from halopipe.cli import completion
+from halopipe.cli.usage import require_word
 from halopipe.run_spec.options import (
     ASKED,
     DURATION,
@@ -68,6 +69,9 @@ def with_words(arguments: Sequence[str]) -> list[str]:
     """The command line with ``--resume auto`` in one piece, and with a word for none behind ``--resume`` alone.
 
     A parser takes whatever follows such an option for its value; here only a word that the option knows is one.
+
+    Raises:
+        UsageError: what follows is nearly such a word.
     """
     words = {flag_of(name): option_of(name).words for name in ASKED if option_of(name).kind == WORD}
     found, rest = list[str](), list(arguments)
@@ -76,6 +80,8 @@ def with_words(arguments: Sequence[str]) -> list[str]:
         if each == "--":
             return [*found, each, *rest]
         if each in words:
+            if rest and rest[0] not in words[each]:
+                require_word(each, rest[0], words[each])
             each = f"{each}={rest.pop(0) if rest and rest[0] in words[each] else _ALONE}"
         found.append(each)
     return found

@@ -53,12 +53,14 @@ def profile(
             refused = [f"--{name}" for name in _NOT_ELSEWHERE if _is_given(context, name)]
             _write(_modelled(source, options, refused), output, json)
             return
+        if options.size:
+            from halopipe.planning import resized
+
+            resized.require_sizes(source, options.size)
         found = _measured(source, options, job, output)
         if found is None:  # rank 0 writes for all
             return
         if options.size:
-            from halopipe.planning import resized
-
             found = resized.at_sizes(found, resized.parse_sizes(options.size))
         _write(found, output, json)
         measure.unfinished_file(output).unlink(missing_ok=True)

@@ -100,8 +100,9 @@ def run(
             console.remark(f"{plan} stays as it is: the job ended under another plan")
         elif files.update:
             dump(replace(planned, measured=result.measured(planned.prediction)), plan)
-        if source is not None and (text := calibration.changed_text(source, drift)):
-            console.remark(text)
+        if source is not None:
+            for text in filter(None, (calibration.other_torch(source), calibration.changed_text(source, drift))):
+                console.remark(text)
         lesson = calibration.Lesson("")
         if files.learn:
             lesson = calibration.teach(planned, plan, profile, options, result)

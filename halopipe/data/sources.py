@@ -240,6 +240,13 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
         return Loader(DataLoader(found, batch_size=global_batch), seed, form)
     if isinstance(found, Dataset) or _is_map_style(found):
         return Samples(found, global_batch, seed, form, shuffled=shuffled)
+    if not hasattr(found, "__iter__") and not hasattr(found, "__getitem__"):
+        given = "None" if found is None else f"a {type(found).__name__}"
+        raise FactoryError(
+            f"{name} gave {given}, which is no data",
+            [f"called as {call.text}"],
+            ["return a Dataset, a DataLoader, a list of batches or an iterator of them"],
+        )
     with form.told(), seeded(seed):
         iterator = iter(found) if not isinstance(found, DataLoader) else None
     if iterator is not None and iterator is found:
@@ -338,8 +345,12 @@ def take(stream: Iterator[Item], step: int) -> Item:
 
 def ended(step: int) -> UsageError:
     """The error of data that ends before the run."""
+    if step == 0:
+        return UsageError("the data are empty", ["they ended before the first batch"], ["data of one batch at least"])
     return UsageError(
-        f"the data ended after {step} batches", ["one is needed for every step"], [f"--steps {max(step, 1)}"]
+        f"the data ended after {step} batches",
+        ["one is needed for every step"],
+        [f"--steps {step}", "data that begin again: a Dataset, a DataLoader or a list"],
     )
 
 

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.launch.job_environment import JobRank, job_rank
 from halopipe.launch.torchrun import job_stores
+from halopipe.planning.measure import no_model
 from halopipe.run_spec.options import FIELDS, ON_NAN, TRANSPORTS, ScriptOptions
 from halopipe.terminal.units import require_known
 from halopipe.training.check_options import out_of_limits
@@ -83,6 +84,9 @@ def execute(
         CorruptFileError: the plan was edited and divides a layer as it cannot be.
         IllegalProgramError: the plan's program was edited and does not end.
     """
+    if model is not None and not isinstance(model, nn.Module):
+        raise no_model(model)
+    require_optimizer(optimizer)
     job = _job(plan)
     rank = job.rank_of(plan.decision)
     terms, device, check = terms_of_script(plan, optimizer, options)
@@ -92,6 +96,16 @@ def execute(
     )
     found.values = ScriptValues(owners(model, loss_fn), loss_fn) if isinstance(model, nn.Module) else None
     return found
+
+
+def require_optimizer(given: object) -> None:
+    """Raises :class:`UsageError` for what is neither an optimiser object, nor text, nor a function that makes one."""
+    if given is not None and not isinstance(given, (str, torch.optim.Optimizer)) and not callable(given):
+        raise UsageError(
+            f"optimizer is {given!r:.60}, of type {type(given).__name__}",
+            [],
+            ["'AdamW:lr=0.001'", "torch.optim.AdamW(module.parameters())", "a function that makes one of parameters"],
+        )
 
 
 def terms_of_script(

@@ -36,13 +36,14 @@ import torch
 from torch import nn
 
 from halopipe.data.ahead import Upcoming
-from halopipe.launch.execute import joined, loaded_of_script, terms_of_script
+from halopipe.launch.execute import joined, loaded_of_script, require_optimizer, terms_of_script
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.processes import warm_workers, workers_of
 from halopipe.launch.script_module import ScriptModule, Settings, require_no_autocast
 from halopipe.launch.script_rank import CLOSE, SCRIPT, STATE, Script, until, write
 from halopipe.launch.spawn import titles_of
 from halopipe.launch.torchrun import job_stores
+from halopipe.planning.measure import no_model
 from halopipe.run_spec.job import job_folder
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.run_spec.result import Score
@@ -430,6 +431,9 @@ def parallelize(
         job: of torchrun, of which this process is a rank; None: it is none.
     """
     own = module if isinstance(module, nn.Module) else None
+    if own is None and (isinstance(module, type) or not (isinstance(module, str) or callable(module))):
+        raise no_model(module)
+    require_optimizer(optimizer)
     if job is not None:
         return _join(own, example, loss_fn, optimizer, plan, profile, make_plan, options, job)
     is_given = plan is not None or profile is not None  # then the module may have been trained since

@@ -44,7 +44,7 @@ from planner.ir.errors import (
 from planner.ir.files import write_text
 from planner.ir.plan import Plan
 from planner.ir.timeline import Restart
-from runtime.checkpoint.folders import make
+from runtime.checkpoint.folders import complete_steps, make
 from runtime.monitor.failure import also, blame
 
 
@@ -217,6 +217,7 @@ class _Supervisor:
                 self.history.note(done)
                 self.history.saves = self.history.saves.then(done.saves)
                 if not may_pass(error, len(self.history.steps)) or len(self.losses) >= self.options.restarts:
+                    self._tell_the_way_on(error)
                     if self.losses:
                         raise self._with_history(error) from error
                     raise
@@ -251,6 +252,14 @@ class _Supervisor:
         self._say(start.step, f"{error.title}; started again {words}")
         self.history.restarted(start, error.title, error.code, ranks)
         return start
+
+    def _tell_the_way_on(self, error: HalopipeError) -> None:
+        """Adds to what helps where the job's checkpoints can be gone on from."""
+        steps = complete_steps(Path(self.options.checkpoint)) if self.options.checkpoint else ()
+        if steps and isinstance(error, WorkerError):
+            by_itself = "" if self.options.restarts else "; --restarts N does so by itself"
+            again = f"--resume, to go on from step {steps[-1]}{by_itself}"
+            error.remedies = (*(error.remedies or error.usual), again)
 
     def _with_history(self, error: HalopipeError) -> HalopipeError:
         history = [

@@ -18,7 +18,7 @@ from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
 from halopipe.training.rank_device import on_gpus, require_devices, seats_of
 from halopipe.training.save_times import EndRequest
-from planner.ir.errors import WorkerDiedError
+from planner.ir.errors import EndedError, WorkerDiedError
 from planner.ir.files import write_text
 from planner.ir.plan import Decision, Plan
 from runtime.monitor.activity import Beat
@@ -138,6 +138,9 @@ def _watched(job: Job, workers: Sequence[Processes], store: Store, progress: Pro
     with end.heard() if job.options.checkpoint else nullcontext():
         try:
             texts = run_workers(workers, titles_of(decision), store, watch, waits, job.options.deadline_s)
+        except EndedError as error:  # the ranks were asked in another way
+            error.title = error.title.replace("SIGTERM", end.why or "SIGTERM")
+            raise
         except WorkerDiedError:
             if end.signal:  # it was not ready to hear that
                 raise SystemExit(end.exit_code) from None

@@ -12,9 +12,15 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from halopipe.run_spec.job import REFERENCE, REFERENCE_RANK, Job, Journal, error_path, journal_path, result_path
 from planner.ir.files import write_text
+
+if TYPE_CHECKING:
+    from halopipe.training.loop import AfterStep
+    from runtime.engine import StepResult
+    from runtime.monitor.activity import Activity
 
 
 def main(path: str, part: str) -> int:
@@ -23,7 +29,7 @@ def main(path: str, part: str) -> int:
     is_reference = part == REFERENCE
     rank = REFERENCE_RANK if is_reference else int(part)
 
-    return _told(job.folder, rank, lambda: _reference(job) if is_reference else _rank(job, rank))
+    return told(job.folder, rank, lambda: _reference(job) if is_reference else work_as(job, rank))
 
 
 def serve(path: str, part: str) -> int:
@@ -36,10 +42,10 @@ def serve(path: str, part: str) -> int:
         script_rank.serve(folder, rank)
         return "closed"
 
-    return _told(folder, rank, do, f"on rank {rank}")
+    return told(folder, rank, do, f"on rank {rank}")
 
 
-def _told(folder: Path, rank: int, do: Callable[[], str], where: str = "") -> int:
+def told(folder: Path, rank: int, do: Callable[[], str], where: str = "") -> int:
     """Leaves the result, or the error: with ``where`` it happened, unless it says that itself."""
     from runtime.monitor.failure import also, read_error, write_error  # late: it loads torch
 
@@ -65,7 +71,16 @@ def _reference(job: Job) -> str:
     return "{}"
 
 
-def _rank(job: Job, rank: int) -> str:
+def _ignore(step: int, result: StepResult, activity: Activity) -> None:
+    """Nobody is told of steps."""
+
+
+def work_as(job: Job, rank: int, after_step: AfterStep = _ignore) -> str:
+    """The work of one rank in a process of its own on this host; its result as text.
+
+    Args:
+        after_step: told of each step.
+    """
     from cuda_ops._torch import PrefixStore
     from halopipe.training.work import work
     from runtime.monitor.watch import LOOPBACK, join_store
@@ -73,4 +88,4 @@ def _rank(job: Job, rank: int) -> str:
     board = join_store(LOOPBACK, job.port)
     store = PrefixStore("job", join_store(LOOPBACK, job.port))
     journal = Journal(journal_path(job.folder, rank)) if job.options.restarts else None
-    return work(job, rank, store, board, local_rank=rank, journal=journal).to_json()
+    return work(job, rank, store, board, after_step=after_step, local_rank=rank, journal=journal).to_json()

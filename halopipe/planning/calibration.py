@@ -5,6 +5,7 @@ And why its steps differ from the predicted ones: the machine has changed since 
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -124,6 +125,20 @@ def changed_text(profile: Profile, found: Drift | None, now: datetime | None = N
     noise = f"by chance it differs by {units.percent(found.noise)}"
     todo = "a run that teaches the profile re-scales it, halopipe profile measures it again"
     return f"{'; '.join(filter(None, (f'the machine is {way} than in its profile', noise, old)))}: {todo}"
+
+
+def other_torch(profile: Profile) -> str:
+    """That the profile was measured with another release of torch, whose kernels may be others; empty if not."""
+    there = profile.provenance.versions.get("torch", "").partition("+")[0]
+    try:
+        here = importlib.metadata.version("torch").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    if there in ("", here):
+        return ""
+    return (
+        f"the profile was measured with torch {there}, this run was with {here}: profile again, predictions may be off"
+    )
 
 
 def has_changed(found: Drift) -> bool:

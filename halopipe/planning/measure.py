@@ -22,7 +22,7 @@ from halopipe.run_spec.options import GLOO, SHARED, TRANSPORTS
 from halopipe.terminal import console, units
 from halopipe.terminal.console import Reporter
 from halopipe.terminal.units import require_known
-from halopipe.training.optimizer_spec import parse_optimizer
+from halopipe.training.optimizer_spec import parse_optimizer, require_arguments
 from planner.costs.layers.interpolation import layer_cost
 from planner.costs.layers.shards import part_shapes
 from planner.ir.codec import load
@@ -190,7 +190,13 @@ def measure(
     maker = asked.maker
     from profiler.measure.devices import chosen
 
+    require_arguments(maker)
     kind, num_workers = chosen(asked.device, num_workers)
+    cores = len(os.sched_getaffinity(0))
+    if kind.type == "cpu" and num_workers > cores and not quiet:
+        console.remark(
+            f"{num_workers} workers for {units.count(cores, 'core')}: they take turns, also where links are measured"
+        )
     if asked.transport and kind.type != "cpu":
         raise UsageError(f"links between GPUs are measured over NCCL, not over {asked.transport}", [], ["--device cpu"])
     shapes = None
@@ -390,13 +396,19 @@ def summary(profile: Profile) -> str:
     return "\n".join(lines)
 
 
+def no_model(given: object) -> UsageError:
+    """What is said of something that is given in place of a module."""
+    names = "give a module, the function that makes one, or its name: 'pkg.mod:factory' or 'path/file.py:factory'"
+    if isinstance(given, type):
+        return UsageError(
+            f"{given.__name__} is a class, not a module", [], [f"{given.__name__}(...), one of it", names]
+        )
+    return UsageError(f"a {type(given).__name__} is no model", [], [names])
+
+
 def _factory_name(model: object) -> str:
     if not inspect.isroutine(model) or inspect.ismethod(model):
-        raise UsageError(
-            f"a {type(model).__name__} is no model",
-            [],
-            ["give a module, the function that makes one, or its name: 'pkg.mod:factory' or 'path/file.py:factory'"],
-        )
+        raise no_model(model)
     name, module = model.__qualname__, model.__module__
     if "." in name or name == "<lambda>":
         raise UsageError(f"{name} is not at the top level of its module", [], ["move the factory to the top level"])

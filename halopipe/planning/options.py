@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from halopipe.run_spec.options import flag, option
+from planner.ir.errors import UsageError
+from planner.ir.problem import SPATIAL_DIMS
 
 if TYPE_CHECKING:
     from halopipe.planning.problem import Asked
@@ -51,7 +53,10 @@ class PlanOptions:
         (), "Samples a micro-batch that may be used; repeatable.", panel=SPACE, least=1
     )
     schedule: tuple[str, ...] = option(
-        (), "Schedule that may be used; repeatable; those that can run if not given.", "NAME", SPACE
+        (),
+        "Schedule that may be used, such as 1f1b, gpipe or zb-h1; repeatable; those that can run if not given.",
+        "NAME",
+        SPACE,
     )
     objective: str = option(
         "throughput", "throughput (the step; a stream's rate with --schedule forward), memory or latency.", "NAME"
@@ -91,7 +96,12 @@ class PlanOptions:
     halo_depth: int = option(0, "Most rows that may be computed twice to save halos; 0: none.", "ROWS", SPACE, least=0)
     fix: tuple[str, ...] = option((), "Side constraint, such as 'enc.*=spatial:2'; repeatable.", "RULE", SPACE)
     forbid: tuple[str, ...] = option((), "What must not be, such as 'fc=device:n0/*'; repeatable.", "RULE", SPACE)
-    solver: str = option("best-first", "How to search.", "NAME", SEARCH)
+    solver: str = option(
+        "best-first",
+        "How to search: best-first, or a strategy: one-device, data-parallel, even-split, pipedream, dapple, ...",
+        "NAME",
+        SEARCH,
+    )
     ranks: int = option(0, "Devices that may be used; 0: all.", panel=SPACE, least=0)
     without: str = option(
         "", "Plan on what is left without these devices, such as 'n0/cpu1' or 'n1/*'.", "DEVICE,...", SPACE
@@ -106,7 +116,7 @@ class PlanOptions:
         "More devices are used only where that is faster with this probability; 0: the fastest plan at the mean.",
         panel=SEARCH,
         least=0.0,
-        most=1.0,
+        most=0.999,
     )
     time_limit: float = option(60.0, "Seconds to search at most.", least=0.0)
     no_calibration: bool = option(False, "Costs as profiled, without what runs of plans corrected.", panel=SEARCH)
@@ -136,10 +146,20 @@ class PlanOptions:
         """The same in the words of Python calls, texts taken apart.
 
         Raises:
-            UsageError: a text is none that can be taken apart.
+            UsageError: a text is none that can be taken apart, or an option is of no use without another one.
         """
         from halopipe.terminal import units
 
+        for given, has_use, needed in (
+            ("--quick", not self.quick or self.measure_missing, "--measure-missing"),
+            (
+                "--halo-depth",
+                not self.halo_depth or SPATIAL_DIMS in units.names_in(self.allow),
+                "--allow sample,spatial",
+            ),
+        ):
+            if not has_use:
+                raise UsageError(f"{given} is of no use without {needed}", [], [f"add {needed}", f"leave out {given}"])
         return {
             "global_batch": self.global_batch,
             "micro_batch": self.micro_batch,

@@ -247,7 +247,7 @@ def _require_devices(asked: Problem) -> None:
     if memory_bytes > most:
         raise UsageError(
             "--memory is more than the devices have",
-            [f"asked: {memory_bytes} bytes, there: {most} bytes"],
+            [f"asked: {units.size(memory_bytes)}, there: {units.size(most)} ({most} bytes)"],
             ["leave --memory out", f"--memory {most}"],
         )
     missing = cluster.unlinked() if num_ranks != 1 else None

@@ -17,8 +17,21 @@ from halopipe.terminal.units import parse_pairs, require_known, whole
 from planner.ir.cluster import INTERPOLATED
 from planner.ir.errors import UsageError
 from planner.ir.graph import SAMPLE, Graph, Layer
-from planner.ir.profile import Measurement, Profile
+from planner.ir.profile import Measurement, ModelSource, Profile
 from planner.layers.sized import SizedLayer
+
+
+def require_sizes(source: ModelSource, text: str) -> None:
+    """Looks before anything is measured whether ``text`` names sizes that vary in the model.
+
+    Raises:
+        UsageError: it is no list of sizes.
+        UnknownNameError: no such size varies.
+        ModelNotFoundError, FactoryError: there is no such model.
+    """
+    from profiler import load_model
+
+    require_known("size that varies", list(parse_sizes(text)), sorted(load_model(source).varying))
 
 
 def at_sizes(profile: Profile, sizes: Mapping[str, int]) -> Profile:

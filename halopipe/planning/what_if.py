@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -123,13 +125,18 @@ def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progre
     if profile is not None and "=" in asked:
         return _search(plan, profile, asked, asked, progress)
     needs = " (needs --profile)" if profile is None else ""
+    near = difflib.get_close_matches(asked, [*listed, *(_solvers() if profile is not None else ())], n=1)
     raise UsageError(
         f"nothing is known of {question!r}",
         [
             f"listed in the plan: {', '.join(listed) or 'nothing'}",
             f"searched again{needs}: {_SEARCHED}",
         ],
-        ["--why-not one-device", "--why-not schedule=gpipe,micro-batch=4"],
+        [
+            *(f"--why-not {shlex.quote(each)} (did you mean that?)" for each in near),
+            "--why-not one-device",
+            "--why-not schedule=gpipe,micro-batch=4",
+        ],
     )
 
 

@@ -32,7 +32,7 @@ from typing import Any, ParamSpec, Self
 import typer
 
 from halopipe.terminal import units
-from planner.ir.errors import HalopipeError
+from planner.ir.errors import HalopipeError, MissingFileError
 
 _LINE_EVERY_S = 10.0
 _PACES = 64  # of the last updates
@@ -61,6 +61,7 @@ class Reporter:
         self._quiet = quiet or os.environ.get("RANK", "0") != "0"
         self._start_s = self._line_s = time.monotonic()
         self._last: tuple[float, float] | None = None
+        self._share = 0.0
         self._paces: deque[tuple[float, float]] = deque(maxlen=_PACES)
         self._bar = None if self._quiet or not sys.stderr.isatty() else _Bar(what)
 
@@ -80,11 +81,16 @@ class Reporter:
     ) -> None:
         """``numbers`` are what people care about just now: the layer and its milliseconds, the step and its loss.
 
+        The share that is shown never falls, as where a job begins again at its last checkpoint, nor exceeds 100 %.
+
         Args:
             eta_s: seconds left; None: by the pace so far.
             at_most: it may well be less.
         """
         numbers = visible(numbers)
+        if total:
+            self._share = max(self._share, min(1.0, done / total))
+            done = self._share * total
         if eta_s is None and total:
             eta_s = self._left_s(done, total)
         left = f"{'at most ' if at_most else ''}{units.seconds(eta_s)} left" if eta_s is not None else ""
@@ -162,15 +168,19 @@ def visible(text: str) -> str:
 
 
 def emit(text: str) -> None:
-    """Writes a result to stdout; a reader that has had enough (``| head``) is no error."""
+    """Writes a result to stdout; a reader that has had enough (``| head``) is no error.
+
+    Raises:
+        MissingFileError: it cannot be written there, as where standard output goes to a full disk.
+    """
     shown = visible(text)
     try:
         sys.stdout.write(shown if shown.endswith("\n") else f"{shown}\n")
         sys.stdout.flush()
     except OSError as error:
-        if error.errno != errno.EPIPE:
-            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit is silent too
+        if error.errno != errno.EPIPE:
+            raise MissingFileError("cannot write to standard output", [error.strerror or str(error)]) from None
 
 
 def emit_json(value: Any) -> None:
@@ -195,6 +205,9 @@ def wrote(path: str | Path, next_step: str = "") -> None:
 
 
 INTERRUPTED = 130
+
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Of calls of the system that fail for want of room, not by a mistake of ours."""
 
 P = ParamSpec("P")
 
@@ -221,6 +234,9 @@ def reported(verb: Callable[P, None]) -> Callable[P, None]:
 
 def report(error: Exception) -> int:
     """Writes what went wrong to stderr; returns the exit code."""
+    if isinstance(error, OSError) and error.errno in _OF_DISKS:
+        what = f"cannot write {error.filename}" if error.filename else "a disk cannot be written"
+        error = MissingFileError(what, [error.strerror or str(error)], ["make room there, or name another place"])
     if isinstance(error, HalopipeError):
         remark(error.render())
         return error.exit_code

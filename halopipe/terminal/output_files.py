@@ -23,6 +23,7 @@ from planner.ir.errors import MissingFileError, UsageError
 from planner.ir.files import require_writable, same_file
 
 _MOST_OWNER_BYTES = 500
+_NO_ROOM = ("make room there", "-o another place")
 _POLL_S = 0.02
 
 _RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -123,8 +124,11 @@ def _lock(path: Path) -> Iterator[None]:
     name = path.with_name(f".{path.name[:200]}.lock")
     handle = _locked(name, path)
     try:
-        os.ftruncate(handle, 0)
-        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        try:
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        except OSError as error:  # where these few bytes have no room, nor has the result
+            raise MissingFileError(f"cannot write {path}", [error.strerror or str(error)], _NO_ROOM) from None
         yield
     finally:
         with contextlib.suppress(OSError):

@@ -25,8 +25,9 @@ def require_known(what: str, wanted: Iterable[str], known: Sequence[str]) -> Non
     for name in wanted:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            remedies = [f"{near[0]} (did you mean that?)"] if near else []
-            raise UnknownNameError(f"no {what} {name!r}", [f"known: {', '.join(known)}"], remedies)
+            remedies = [f"{near[0]} (did you mean that?)"] if near else [] if any(known) else ["leave it out"]
+            listed = ", ".join(filter(None, known)) or "none"
+            raise UnknownNameError(f"no {what} {name!r}", [f"known: {listed}"], remedies)
 
 
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))

@@ -148,6 +148,18 @@ def make_optimizer_of(spec: Optimizer) -> MakeOptimizer:
     return _calling(spec.name, spec.arguments) if ":" in spec.name else maker_of(spec)
 
 
+def require_arguments(spec: Optimizer) -> None:
+    """Makes the optimiser of a matrix once, so that arguments which it refuses are known before anything is measured.
+
+    Raises:
+        UsageError: it refuses them: names, or values such as a negative learning rate.
+    """
+    import torch
+
+    if ":" not in spec.name:  # a factory was tried when it was read
+        make_optimizer_of(spec)([torch.nn.Parameter(torch.zeros(2, 2))])
+
+
 def spec_of(optimizer: str | torch.optim.Optimizer | MakeOptimizer) -> Optimizer:
     """What an optimiser is planned as: of ``torch.optim`` itself, else as AdamW with the state that it keeps."""
     import torch

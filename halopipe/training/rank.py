@@ -25,12 +25,14 @@ from torch import Tensor
 from cuda_ops.memory import MemoryMeter, meter_of
 from halopipe.data.feeds import Consumer, consumer_of
 from halopipe.run_spec.job import Job
+from halopipe.terminal import units
 from halopipe.terminal.units import size
 from halopipe.training import rank_device
 from halopipe.training.optimizer_spec import makers_of
 from planner.check.structure import require_possible
-from planner.ir.codec import dumps, fingerprint, require_match
+from planner.ir.codec import dumps, fingerprint
 from planner.ir.errors import HalopipeError, OutOfMemoryError, StaleFileError, UsageError
+from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries
@@ -62,6 +64,7 @@ OpenTransport = Callable[[tuple[tuple[int, ...], ...], Callable[[], Program]], T
 Load = Callable[[], LoadedModel]
 
 _HEX = 16
+_MOST_NAMED = 5
 _OTHER_MODEL = "profile and plan this model again, or run the plan with the model it was made for"
 
 
@@ -228,6 +231,31 @@ def _watch(terms: Terms) -> Watch:
     return Watch(plan.decision, plan.prediction if alike else replace(plan.prediction, ranks=()))
 
 
+def _require_planned(plan: Plan, graph: Graph) -> None:
+    """Raises :class:`StaleFileError` where the graph is not the plan's; the text says in which layers they differ."""
+    found = fingerprint(graph)
+    if found == plan.inputs.model_fingerprint:
+        return
+    planned, here = plan.decision.layers, graph.by_name()
+    gone, new = [name for name in planned if name not in here], [name for name in here if name not in planned]
+    details = [f"plan: {plan.inputs.model_fingerprint}, of {units.count(len(planned), 'layer')}"]
+    details += [f"here: {found}, of {units.count(len(here), 'layer')}; {plan.inputs.model.factory}"]
+    details += [f"only in the plan: {_some(gone)}"] if gone else []
+    details += [f"only here: {_some(new)}"] if new else []
+    if not gone and not new:
+        details += [
+            f"their names are the same: sizes differ, or what layers do, or the example ({graph.samples} samples here)"
+        ]
+    raise StaleFileError("the plan was made for another model", details, [_OTHER_MODEL])
+
+
+def _some(names: list[str]) -> str:
+    """The first few of them."""
+    return ", ".join(names[:_MOST_NAMED]) + (
+        f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Rank:
     """A rank with a device, whom the others hear; made by :func:`open_rank`."""
@@ -255,7 +283,7 @@ class Rank:
         model = load()
         activity.begin("capturing the model")
         model, captured = _of_sizes(*capture_for(model, device, whole=False), plan.inputs.model.sizes)
-        require_match("model", plan.inputs.model_fingerprint, fingerprint(captured.graph), _OTHER_MODEL)
+        _require_planned(plan, captured.graph)
         if load_to_run is not None:
             loaded = capture_for(load_to_run(), device, whole=False)
             model, captured = _of_sizes(*loaded, plan.inputs.model.sizes)

@@ -404,11 +404,11 @@ class Execution:
         return [self._pair(each) for each in batch] if self._form.is_several(batch) else self._pair(batch)
 
     def _pair(self, batch: Any) -> Pair:
-        if isinstance(batch, (tuple, list)) and isinstance(batch[0], SparseTensor):
+        if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], SparseTensor):
             inputs, targets = batch
             found = samples_first(inputs, _tuple(targets), self._consumer.per_site)
             return found[:_NUM_OF_CLOUDS], found[_NUM_OF_CLOUDS:]
-        if isinstance(batch, (tuple, list)) and isinstance(batch[0], SampledGraph):
+        if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], SampledGraph):
             inputs, targets = batch
             return raw_of(inputs), _tuple(targets)
         return self._form.pair(batch)

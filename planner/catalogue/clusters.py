@@ -116,6 +116,9 @@ class _Machines:
     tiers: tuple[Tier, ...] = HOST_TIERS
 
     def read(self, root: Any) -> Machines:
+        if isinstance(root, dict) and root.get("halopipe", "cluster") != "cluster":
+            self.reader.fault("", f"it is a halopipe {root['halopipe']} file; a cluster file has 'halopipe: cluster'")
+            return Machines(_NO_CLUSTER)
         node = self.reader.mapping(root, "", ("halopipe", "version", "hosts", "links"), ("measured-on", "tiers"))
         if node["halopipe"] not in ("cluster", ABSENT) or node["version"] not in (1, ABSENT):
             self.reader.fault("", "should begin with 'halopipe: cluster' and 'version: 1'")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from planner.check.stage_memory import Holding, Received, Rises, buckets_in, readers_of, still_there
-from planner.ir.cluster import SHARED_MEMORY
+from planner.check.stage_memory import Holding, Received, Rises, buckets_in, exchanged_sums, readers_of, still_there
+from planner.ir.cluster import PAIR_SUM_BYTES, SHARED_MEMORY, STANDING_BYTES
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
 from planner.ir.profile import Profile
@@ -112,7 +112,17 @@ class Account:
         buffers = sum(shared.values()) + sum(layer.buffer_bytes for layer in layers)
         buffers -= sum(size for layer in layers for _, size in layer.shared_buffers)
         buffers += round(sum(one.standing for one in held))
+        buffers += sum(self._standing_sums(stage, one) for stage, one in zip(mine, held, strict=True))
         return weights + state + buffers + self.batch_bytes() + self.most()
+
+    def _standing_sums(self, number: int, stage: Holding) -> int:
+        """Receives that stay ready for sums of gradients, of which the ranks of a stage exchange small ones."""
+        ranks, room = self._program.ranks[number], STANDING_BYTES
+        if not self._trains or all(self._shares_memory(other) for other in ranks if other != self._rank):
+            return 0
+        for size in exchanged_sums(stage, self._profile.graph, len(ranks)):
+            room -= size if size <= min(room, PAIR_SUM_BYTES) else 0
+        return STANDING_BYTES - room
 
     def most(self) -> int:
         """Beside parameters, optimiser state and buffers: the most at any action."""

@@ -217,6 +217,26 @@ class LaidOut:
             of_sums += 0.0 if self.evaluates and is_normalising else float(self._sums[name].standing_bytes[0, member])
         return of_sums + sum(float(one.standing_bytes[0, 0, member]) for (_, reader), one in pairs if reader in apart)
 
+    def puts_off(self) -> list[bool]:
+        """By layer, whether ranks make its weight gradients while they wait for statistics."""
+        norms = {layer.name for layer in self.layers if self._is_norm(layer)}
+        users = [name for layer in self.layers for name in layer.parameters]
+        return [
+            is_convolution(layer.kind)
+            and self._shards[layer.name].options[0].ways < 2
+            and bool(norms - {layer.name})
+            and all(users.count(name) == 1 for name in layer.parameters)
+            for layer in self.layers
+        ]
+
+    def meets(self, member: int) -> list[bool]:
+        """By layer, whether a member waits for statistics in its backward."""
+        standing = (self._sums[layer.name].standing_bytes[0, member] for layer in self.layers)
+        return [self._is_norm(layer) and bool(size > 0) for layer, size in zip(self.layers, standing, strict=True)]
+
+    def _is_norm(self, layer: Layer) -> bool:
+        return self._shards[layer.name].sized.relation.REDUCTION == "statistics"
+
     def levels(self, member: int) -> list[list[float]] | None:
         """How high memory rises in each layer; None if that was not measured."""
         found, sums = [], self._book.tables.graph.parameter_bytes

@@ -7,11 +7,12 @@ price, and given.  ``memory`` asks this of each action of a rank's row.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.ir.graph import Graph, Layer, producer
 from planner.ir.program import BUCKET_BYTES
+from planner.layers.data_movement import copied_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,9 @@ class Holding:
             reads a copy; empty: as ``levels`` say.
         inputs_left, gradients_left: by layer, of what its weight gradients need later: the layers that made these
             values, and those whose backward made these gradients, with bytes.
+        put_off: by layer, what making its weight gradients takes, where ranks that share the stage make them while they
+            wait for statistics; None: they are made with those of its inputs.  Empty: all are.
+        meets: by layer, whether the ranks wait for statistics in its backward.
         defers: by layer, whether its weight gradients can come later than those of its inputs.
         workspace: of the hungriest layer.
         left: inputs and gradients of outputs of layers whose weight gradients may come later.
@@ -57,6 +61,8 @@ class Holding:
     reads: Sequence[tuple[float, float, bool]] = ()
     inputs_left: Sequence[Mapping[str, float]] = ()
     gradients_left: Sequence[Mapping[str, float]] = ()
+    put_off: Sequence[float | None] = ()
+    meets: Sequence[bool] = ()
     defers: Sequence[bool] = ()
     workspace: float
     left: float
@@ -110,11 +116,14 @@ class Rises:
         self._seeds_left = [0.0] * len(stage.layers)
         self._levels: list[list[float]] = []
         self._under_way = _under_way(stage, graph) if stage.gradients else None
+        copied = frozenset[str]() if self._under_way is None else self._under_way.copied
+        self._put_off = () if stage.spans or self._under_way is None else stage.put_off
         if stage.levels is not None:
             names = {layer.name for layer in stage.layers}
             theirs = [0.0] * len(names)
             for place, each in enumerate(stage.gradients_left if self._under_way is not None else ()):
-                theirs[place] = sum(size for maker, size in each.items() if maker not in names)
+                if stage.layers[place].name not in copied:
+                    theirs[place] = sum(size for maker, size in each.items() if maker not in names)
             if self._under_way is None and not stage.has_layouts:
                 self._seeds_left[0] = _seeds_left(stage, graph, self._seeds)
             elif self._seeds:
@@ -223,6 +232,7 @@ class Rises:
         """From the last layer to the first, each of which lets go of what it held, and makes gradients."""
         levels = self._levels
         there, made, left, most = sum(held), 0.0, 0.0, 0.0
+        waiting = list[tuple[float, float]]()  # of weight gradients put off: what they are made of, and need besides
         for place in reversed(range(len(held))):
             span = self._span.get(place, ()) if which != 3 else ()
             if span and place == span[-1]:  # it runs again, and has back what it saved
@@ -230,23 +240,38 @@ class Rises:
                     most = max(most, there + max(0.0, levels[at][0] - self._same[at]) + made * self._first + left)
                     there += self._more[at]
             made = made + makes[place] if self._first else 0.0 if self._stage.zero > 1 else makes[place]
+            if self._stage.meets and self._stage.meets[place] and waiting:
+                most = max(most, there + made + self._seeds + self._flow("begin", place) + _all_made(waiting))
+                waiting.clear()
             level = levels[place][which] + (0.0 if which == 3 else self._given(place, levels[place][which]))
+            level += sum(size for size, _ in waiting)
+            own = self._put_off[place] if which != 3 and self._put_off else None
+            if own is not None:
+                level += waiting.pop(0)[1] if len(waiting) > 1 else 0.0
+                waiting.append((held[place] + self._flow("given", place), own))
             sliced = self._whole[place] + (self._making[place] if which == 1 else 0.0)
             most = max(most, there + level + made + left + sliced)
             if self._copied[place] and which != 2:
-                own = self._more[place] if span else held[place]
-                most = max(most, there - own + made + self._beside_bucket(which, place, level))
+                own_bytes = self._more[place] if span else held[place]
+                most = max(most, there - own_bytes + made + self._beside_bucket(which, place, level))
             there -= self._more[place] if span else held[place]
             there -= sum(held[at] for at in span) if span and place == span[0] else 0.0
             left += levels[place][4] if which == 2 else 0.0
+        if waiting:
+            most = max(most, made * self._first + self._seeds + self._flow("after", 0) + _all_made(waiting))
         return round(most)
+
+    def _flow(self, what: str, place: int) -> float:
+        """Gradients that the stage made: under way when the backward of a layer begins, that go with it, or behind."""
+        found: list[float] = getattr(self._under_way, what)
+        return found[place]
 
     def _given(self, place: int, level: float) -> float:
         """What received gradients add to the level of a layer: where it has them itself, the room behind them alone."""
         if self._under_way is None:
             return self._seeds if place < len(self._levels) - 1 else 0.0
-        outside, _ = self._under_way
-        return max(self._seeds - min(outside[place], self._seeds), -level)
+        outside, shared = self._under_way.outside, self._under_way.shared
+        return max(shared[place] + self._seeds - min(outside[place], self._seeds), -level)
 
     def _beside_bucket(self, which: int, place: int, level: float) -> float:
         """A bucket put together when the layer has run, and gradients of values that are under way then."""
@@ -255,24 +280,85 @@ class Rises:
             return copied
         if self._under_way is None:
             return copied + level + (self._more[place] if place in self._span else self._saved[place])
-        return copied + self._seeds + self._under_way[1][place]
+        return copied + self._seeds + self._under_way.after[place]
 
 
-def _under_way(stage: Holding, graph: Graph) -> tuple[list[float], list[float]]:
-    """By layer: gradients that others made when its backward begins, and those that the stage made when it has run."""
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """Gradients of values by layer of a stage, in bytes.
+
+    Attributes:
+        outside: that others made, when its backward begins.
+        begin: that the stage made, when its backward begins; ``after``: when it has run; ``given``: that go with it.
+        shared: of ``begin``, parts of a concatenation's gradient that are sent on, in memory that others still read.
+        copied: layers that are given a gradient of others as a copy, which counts as the stage's own.
+    """
+
+    outside: list[float]
+    begin: list[float]
+    after: list[float]
+    given: list[float]
+    shared: list[float]
+    copied: frozenset[str]
+
+
+def _under_way(stage: Holding, graph: Graph) -> _Gradients:
     at = {layer.name: number for number, layer in enumerate(graph.layers)}
     mine = [at[layer.name] for layer in stage.layers]
     inside, parts = set(mine), stage.parts or [(stage.samples, 1.0)] * len(mine)
-    outside, after = [0.0] * len(mine), [0.0] * len(mine)
+    outside, begin, after, given, shared = ([0.0] * len(mine) for _ in range(5))
+    copies: dict[str, str] = {}
+
+    def add(target: list[float], first: int, behind: int, samples: float, size: float) -> None:
+        for place in range(bisect_left(mine, first), bisect_left(mine, behind)):
+            if parts[place][0] == samples:
+                target[place] += size * parts[place][1]
+
+    def made_here(last: int, maker: int, samples: float, size: float) -> None:
+        add(begin, last, maker, samples, size)
+        add(given, last, last + 1, samples, size)
+        add(after, last + 1, maker + 1, samples, size)
+
     for samples, pairs in stage.gradients.items():
+        for layer in stage.layers if pairs else ():
+            own = [at[last] for maker, last, _ in pairs if maker == layer.name and at[last] in inside]
+            if layer.kind == "concat" and own:
+                sent = sum(size for maker, last, size in pairs if maker == layer.name and at[last] not in inside)
+                made_here(min(own), at[layer.name], samples, sent)
+                add(shared, min(own), at[layer.name], samples, sent)
         for maker, last, size in pairs:
-            target, first, behind = (
-                (after, at[last] + 1, at[maker] + 1) if at[maker] in inside else (outside, at[last], at[maker])
-            )
-            for place in range(bisect_left(mine, first), bisect_left(mine, behind)):
-                if parts[place][0] == samples:
-                    target[place] += size * parts[place][1]
-    return outside, after
+            if at[maker] in inside:
+                made_here(at[last], at[maker], samples, size)
+                continue
+            if last not in copies:
+                copies[last] = _copy_of(stage, graph, last) if at[last] in inside else ""
+            if copies[last]:
+                copy = at[copies[last]]
+                add(outside, copy + 1, at[maker], samples, size)
+                made_here(at[last], copy, samples, size)
+            else:
+                add(outside, at[last], at[maker], samples, size)
+    return _Gradients(outside, begin, after, given, shared, frozenset(name for name, copy in copies.items() if copy))
+
+
+def _all_made(waiting: Sequence[tuple[float, float]]) -> float:
+    """The most while weight gradients that wait are made, one after the other: each lets go of what it was made of."""
+    rest = [sum(size for size, _ in waiting[place:]) for place in range(len(waiting))]
+    return max(size + needs for size, (_, needs) in zip(rest, waiting, strict=True))
+
+
+def _copy_of(stage: Holding, graph: Graph, name: str) -> str:
+    """The reshape between a layer and the end of its stage that copies the gradient that comes; empty: none does."""
+    names, layers, values = {layer.name for layer in stage.layers}, graph.by_name(), graph.values()
+    chain: list[Layer] = []
+    readers = readers_of(graph, name)
+    while names.issuperset(readers):
+        if len(readers) != 1 or layers[readers[0]].kind != "reshape":
+            return ""
+        chain.append(layers[readers[0]])
+        readers = readers_of(graph, readers[0])
+    place = copied_at(chain, [values[layer.inputs[0]].shape for layer in chain])
+    return "" if place is None else chain[place].name
 
 
 def still_there(received: Received, needed: float) -> int:
@@ -308,6 +394,22 @@ def buckets_in(stage: Holding, graph: Graph) -> list[tuple[int, int]]:
         found.sort(key=lambda names: -min(order[name] for name in names))
     copied = [sum(sizes[name] for name in names) if len(names) > 1 else 0 for names in found]
     return [(min(earliest[name] for name in names), size) for names, size in zip(found, copied, strict=True)]
+
+
+def exchanged_sums(stage: Holding, graph: Graph, num_ranks: int) -> Iterator[int]:
+    """What comes from others in sums of gradients that two ranks exchange, or all where each has its piece."""
+    sizes = {name: graph.parameters[name].num_bytes for layer in stage.layers for name in layer.parameters}
+    if stage.has_layouts:
+        for group in dict.fromkeys(group for group, _ in stage.summed.values() if len(group) == 2):
+            mine = {name: size for name, (of_name, size) in stage.summed.items() if of_name == group}
+            yield from (sum(mine[name] for name in names) for names in _in_buckets([*mine], mine))
+        return
+    totals = [sum(sizes[name] for name in names) for names in buckets_of(stage.layers, graph, stage.tied)]
+    if stage.zero:
+        for piece in sorted({-(-total // num_ranks) for total in totals}):
+            yield from [piece] * (num_ranks - 1)
+    elif num_ranks == 2:
+        yield from totals
 
 
 def buckets_of(layers: Sequence[Layer], graph: Graph, tied: Collection[str]) -> list[list[str]]:

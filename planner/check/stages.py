@@ -152,8 +152,12 @@ class Stages:
             kept, of_layers = [0.0] * len(layers), None
         else:
             kept, of_layers = laid_out.saved_bytes(member), None if recompute else laid_out.levels(member)
-        if of_layers is not None:  # whose weight gradients are made with those of inputs
-            of_layers = [[one[0], one[1], one[1], 0.0, 0.0, *one[5:]] for one in of_layers]
+        waits = laid_out.puts_off() if of_layers is not None and isinstance(laid_out, LaidOut) else []
+        waits = [] if self.spans[stage] or not self.prices.gradients(kind, [rows]) else waits
+        put_off = [one[3] if waits and waits[k] else None for k, one in enumerate(of_layers or ())]
+        if of_layers is not None:  # whose weight gradients are made with those of inputs, or put off
+            whole = ((one, one[1] if own is None else one[2]) for one, own in zip(of_layers, put_off, strict=True))
+            of_layers = [[one[0], level, level, 0.0, 0.0, *one[5:]] for one, level in whole]
         made = laid_out.made_bytes(member) if of_layers is not None else []
         parts = [] if of_layers is None else laid_out.parts(member)
         reads = [] if of_layers is None else laid_out.reads(member)
@@ -174,6 +178,8 @@ class Stages:
             saved=[laid_out.always_bytes()] if recompute else kept if of_layers or stays.kept else [sum(kept)],
             levels=of_layers,
             own=saved,
+            put_off=put_off if any(waits) else (),
+            meets=laid_out.meets(member) if any(waits) and isinstance(laid_out, LaidOut) else (),
             defers=() if of_layers is None else [False] * len(layers),
             gradients=self.prices.gradients(kind, [samples for samples, _ in parts]),
             parts=parts,

@@ -60,6 +60,16 @@ STANDING_BYTES = 1 << 20
 the data."""
 
 
+PAIR_SUM_BYTES = 1 << 18
+"""Up to here two ranks that sum over gloo exchange their terms and add, which takes half the time of its ring; larger
+sums, and those of more ranks, are rings.  Pieces of larger sums that are exchanged have the same limit.  Receives of
+what is exchanged stand ready, :data:`STANDING_BYTES` of all of them together.
+
+Measured on two cores of one host, median of both ways: 4 KiB 0.16 against 0.35 ms, 256 KiB 0.18 against 0.38 ms,
+1 MiB 0.70 against 0.67 ms, 64 MiB 74 against 37 ms.
+"""
+
+
 def transport_text(within: str, between: str) -> str:
     """What ranks exchange by, within their hosts and between them; empty where nothing is exchanged or known."""
     if within and between and within != between:

@@ -187,9 +187,7 @@ def _checked_header(text: str, name: str, version: int, source: str) -> str:
     try:
         root = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        raise CorruptFileError(
-            f"{source} is not JSON", [f"line {error.lineno}, column {error.colno}: {error.msg}"], [_WRITTEN_BY[name]]
-        ) from None
+        raise CorruptFileError(f"{source} is not JSON", [_syntax(text, error)], [_WRITTEN_BY[name]]) from None
     except _TooLargeError as error:
         raise CorruptFileError(f"{source} is not a {name} file", [str(error)]) from None
     except ValueError:  # json leaves it to int(), which refuses thousands of digits
@@ -202,7 +200,10 @@ def _checked_header(text: str, name: str, version: int, source: str) -> str:
         raise CorruptFileError(f"{source} is not a halopipe {name} file", [f"it is {found}"], [_WRITTEN_BY[name]])
     found_version = root.get("version")
     if not isinstance(found_version, int) or isinstance(found_version, bool) or found_version < 1:
-        raise CorruptFileError(f"{source} is not a halopipe {name} file", [f"version: {found_version!r} is none"])
+        said = "is missing" if found_version is None else f"is {json.dumps(found_version)}"
+        raise CorruptFileError(
+            f"{source} is not a halopipe {name} file", [f"its version {said}; versions are whole numbers from 1"]
+        )
     if found_version > version:
         raise NewerFileError(
             f"{source} was written by a newer halopipe",
@@ -214,6 +215,16 @@ def _checked_header(text: str, name: str, version: int, source: str) -> str:
         raise _corrupt(source, name, faults)
     fields = {key: value for key, value in root.items() if key not in ("halopipe", "version")}
     return json.dumps([fields])
+
+
+def _syntax(text: str, error: json.JSONDecodeError) -> str:
+    """What is wrong with the text; of one that was cut off, that."""
+    if not text.strip():
+        return "it is empty"
+    where = f"line {error.lineno}, column {error.colno}: {error.msg}"
+    rest = text[error.pos :].strip()
+    cut = not rest or (error.msg.startswith("Unterminated string") and '"' not in rest[1:])
+    return f"it is cut off after {len(text)} characters: {where}" if cut else where
 
 
 def _duplicate_paths(value: Any, path: str) -> Iterator[str]:

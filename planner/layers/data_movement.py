@@ -51,6 +51,51 @@ class Reshape(Kind, name="reshape"):
         return (tuple(box),)
 
 
+def copied_at(chain: Sequence[Layer], shapes: Sequence[Sequence[int]]) -> int | None:
+    """Which of reshapes, each of what the one before makes, copies a gradient on its way back; None: it stays a view.
+
+    The gradient begins in one piece, in the order of the last output, as what is received.  Back through a permutation
+    its elements lie in another order than its dims, and where dims are then joined or split, they have to be copied.
+
+    Args:
+        shapes: of their inputs.
+    """
+    shape = list(chain[-1].outputs[0].shape) if chain else []
+    strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    for place in reversed(range(len(chain))):
+        data, kept = list(shapes[place]), [*integers(chain[place].attributes.get("kept", ()))]
+        if sorted(kept) == [*range(len(data))]:
+            found: list[int] | None = [strides[kept.index(dim)] for dim in range(len(data))]
+        else:
+            found = _viewed(shape, strides, data) if prod(shape) == prod(data) else None
+        if found is None:
+            return place
+        shape, strides = data, found
+    return None
+
+
+def _viewed(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
+    """The strides of the same elements in another shape; None where they would have to be copied for that."""
+    if prod(shape) < 2:
+        return [1] * len(wanted)
+    found, dim = [0] * len(wanted), len(wanted)
+    stretch = 1  # elements that lie one behind the other at ``step``
+    step = strides[-1] if strides else 1
+    for at in reversed(range(len(shape))):
+        stretch *= shape[at]
+        if at and (shape[at - 1] == 1 or strides[at - 1] == stretch * step):
+            continue
+        made = 1
+        while dim and (made < stretch or wanted[dim - 1] == 1):
+            dim -= 1
+            found[dim] = made * step
+            made *= wanted[dim]
+        if made != stretch:
+            return None
+        stretch, step = 1, strides[at - 1] if at else 1
+    return found if not dim else None
+
+
 def regrouped(layer: Layer, data: TensorSpec, work_box: Box) -> tuple[dict[int, Interval], dict[int, Interval]]:
     """Of dims that a reshape joins, splits or regroups: by dim what is read of its input, and what that makes.
 

@@ -186,13 +186,16 @@ class Unfinished:
     def __init__(self, path: Path | None, job: str, resume: bool, say: Callable[[str], None]) -> None:
         self._path = path
         self.contents = Contents(job)
+        self._is_old = (
+            False  # what is in the file is another profile's, and stays until there is something in its place
+        )
         if path is None or not path.exists():
             if resume:
                 say("there is nothing to go on with; the profile starts at its beginning")
             return
         found = _read(path)
         if not resume:
-            say("what an interrupted profile measured is dropped; --resume would have gone on with it")
+            say(f"{path} keeps an interrupted profile until this one has its first size; --resume goes on with it")
         elif found is None:
             say(f"{path} cannot be read; the profile starts at its beginning")
         elif found.job != job:
@@ -200,7 +203,7 @@ class Unfinished:
         else:
             self.contents = found
             return
-        self.drop()
+        self._is_old = True
 
     def of(self, process: str) -> Kept:
         """What ``process`` has finished."""
@@ -208,7 +211,10 @@ class Unfinished:
 
     def captured(self, graph: str) -> None:
         """The graph is known."""
-        self._write(replace(self.contents, graph=graph))
+        if self._is_old:
+            self.contents = replace(self.contents, graph=graph)
+        else:
+            self._write(replace(self.contents, graph=graph))
 
     def add(self, process: str, piece: SizeCosts | PartCosts | Rest) -> None:
         """``process`` has finished a piece."""
@@ -229,7 +235,7 @@ class Unfinished:
                 self._path.unlink()
 
     def _write(self, contents: Contents) -> None:
-        self.contents = contents
+        self.contents, self._is_old = contents, False
         if self._path is not None:
             write_text(self._path, canonical({"halopipe": _KIND, "contents": plain(contents)}))
 

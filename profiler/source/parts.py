@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from planner.ir.errors import FactoryError
 from profiler.source.losses import Loss, own_loss
 from profiler.source.model import LoadedModel, parse_varying
-from profiler.source.structure import BatchStructure
+from profiler.source.structure import BatchStructure, is_loader
 
 
 def import_remedies(error: BaseException) -> list[str]:
@@ -118,7 +118,11 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
             raise FactoryError(
                 f"{name} returned a loss function, and an example that is no (inputs, targets)",
                 [f"the example is {_describe(example)}"],
-                ["(module, (inputs, targets), loss_fn)", "no loss function, where the module computes its own loss"],
+                [
+                    *(["next(iter(loader)), one batch of it"] if is_loader(example) else []),
+                    "(module, (inputs, targets), loss_fn)",
+                    "no loss function, where the module computes its own loss",
+                ],
             )
         inputs, targets = example
     loss = Loss(own_loss if loss_fn is None else loss_fn, isinstance(targets, Tensor))
@@ -148,6 +152,10 @@ def _taken(name: str, result: Any) -> tuple[nn.Module, Any, Any, Any]:
     if isinstance(result, tuple) and 1 < len(result) <= 4 and isinstance(result[0], nn.Module):
         padded: tuple[Any, ...] = (*result, *(None, {})[len(result) - 2 :])
         module, example, loss_fn, varying = padded
+        if isinstance(loss_fn, type):
+            raise FactoryError(
+                f"{name}: the loss is the class {loss_fn.__name__}", ["a function is needed"], [f"{loss_fn.__name__}()"]
+            )
         if loss_fn is None or callable(loss_fn):
             return module, example, loss_fn, varying
     raise FactoryError(

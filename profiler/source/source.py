@@ -59,6 +59,7 @@ from profiler.source.model import LoadedModel
 from profiler.source.parts import cast_module, import_remedies, model_of, where
 
 _FORMS = "MODEL is pkg.mod:factory or path/file.py:factory"
+_PLACE = "go to the folder where it was profiled, if it is a plan's"
 
 
 def find_factory(text: str) -> Callable[..., Any]:
@@ -101,7 +102,14 @@ def _from_file(text: str, place: str) -> ModuleType:
     if not path.is_file():
         near = sorted(str(found) for found in path.parent.glob("*.py")) if path.parent.is_dir() else []
         detail = f"Python files there: {', '.join(near) or 'none'}" if path.parent.is_dir() else "nor is its folder"
-        raise ModelNotFoundError(f"{text!r}: {place} is not there", [detail])
+        if path.is_absolute():
+            raise ModelNotFoundError(f"{text!r}: {place} is not there", [detail])
+        match = difflib.get_close_matches(place, near, n=1)
+        raise ModelNotFoundError(
+            f"{text!r}: {place} is not there",
+            [detail, f"looked for from {os.getcwd()}, as the path is relative"],
+            [*(f"did you mean {each}:{text.rpartition(':')[2]}?" for each in match), _FORMS, _PLACE],
+        )
     _append_to_path(os.getcwd())
     _append_to_path(str(path.resolve().parent))
     name = f"halopipe_model_{path.stem}"
@@ -270,10 +278,27 @@ def _arguments(source: ModelSource, factory: Callable[..., Any]) -> dict[str, An
             f"did you mean {match!r}?" for name in unknown for match in difflib.get_close_matches(name, parameters)
         ]
         known = f"it takes: {', '.join(parameters) or 'no arguments'}"
-        raise FactoryError(f"{source.factory} takes no argument {', '.join(map(repr, unknown))}", [known, *close])
+        raise FactoryError(f"{source.factory} takes no argument {', '.join(map(repr, unknown))}", [known], close)
     if source.input_shape and "input_shape" in parameters:
         arguments["input_shape"] = source.input_shape
+    named = [each for each in parameters.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    missing = [each.name for each in named if each.default is each.empty and each.name not in arguments]
+    if missing:
+        raise FactoryError(
+            f"{source.factory} needs {', '.join(map(repr, missing))}, which is not given",
+            [f"given: {', '.join(arguments) or 'nothing'}"],
+            [
+                " ".join(map(_asked, missing)),
+                "give it a default",
+                "name a function that returns a module and an example",
+            ],
+        )
     return arguments
+
+
+def _asked(name: str) -> str:
+    """How an argument of a factory is given on the command line."""
+    return "--input 8,3,64,64" if name == "input_shape" else f"--arg {name}=VALUE"
 
 
 def _from_json(source: ModelSource, name: str, text: str) -> Any:

@@ -233,6 +233,15 @@ class BatchStructure:
         return () if self.targets is None else self.targets.tensors(_like(self.targets.template, value))
 
 
+def is_loader(value: Any) -> bool:
+    """Whether it holds batches, as a DataLoader, a Dataset or an iterator does, rather than being one."""
+    return not _opened_or_leaf(value) and (hasattr(value, "__iter__") or hasattr(value, "__getitem__"))
+
+
+def _opened_or_leaf(value: Any) -> bool:
+    return isinstance(value, (Tensor, *_PLAIN)) or hasattr(value, "__array__") or _opened(value) is not None
+
+
 def _is_empty(targets: Any) -> bool:
     return isinstance(targets, (tuple, list)) and not targets
 
@@ -366,7 +375,11 @@ def _require_constant(name: str, value: Any, path: Path) -> None:
     raise FactoryError(
         f"{name} hold a {type(value).__name__}, which is neither a tensor nor a constant",
         [f"at {_text(path)}"],
-        [*arrays, "tensors, numbers, text and None, in tuples, lists, dicts and dataclasses"],
+        [
+            *arrays,
+            *(["next(iter(loader)), one batch of it"] if is_loader(value) else []),
+            "tensors, numbers, text and None, in tuples, lists, dicts and dataclasses",
+        ],
     )
 
 

@@ -26,7 +26,6 @@ from runtime.numerics.finite import Examiner, OnNan, Report, all_finite, explain
 from runtime.optim.finishing import Finishing
 from runtime.pipeline.executor import BAD, NOTHING, Asking
 from runtime.pipeline.microbatches import Batch
-from runtime.pipeline.specialize import Binding
 from runtime.stage.local_stage import Resident
 from runtime.transport import Transport
 
@@ -43,8 +42,12 @@ _MOST_NAMED = 3
 class Ran:
     """A training step that is over, with what it takes to run it again.
 
+    What was made of the batch is not among that: of clouds these are maps, for which memory would be wanted twice while
+    those of the next step are made.
+
     Attributes:
         number: counted from 0.
+        batch: as it was given to the rank.
         loss: None on ranks that do not make it.
         bad: names of parameters, of those that this rank updates, whose gradients are not finite.
         kept: the buffers that layers write, as they were before.
@@ -52,7 +55,6 @@ class Ran:
 
     number: int
     batch: Batch
-    binding: Binding
     loss: float | None
     kept: Sequence[Tensor] = ()
     bad: tuple[str, ...] = ()
@@ -117,11 +119,11 @@ class Guard:
             return ""
         if not finishing.is_agreed:
             is_bad = finishing.is_spoilt or (ran.loss is not None and not math.isfinite(ran.loss))
-            self._untold, self._asking.is_bad = _with_names(ran) if is_bad else ran, is_bad
+            self._untold, self._asking.is_bad = self._with_names(ran) if is_bad else ran, is_bad
             return ""
         if not finishing.is_spoilt:
             return ""
-        ran = _with_names(ran)
+        ran = self._with_names(ran)
         if self.on_nan is OnNan.STOP:
             raise self._explained(ran)
         self._put_back(ran)
@@ -180,6 +182,12 @@ class Guard:
         for tensor, before in zip(self._written, ran.kept, strict=True):
             tensor.copy_(before)
 
+    def _with_names(self, ran: Ran) -> Ran:
+        """With the parameters whose gradients are not finite, while these are there."""
+        stages = [each.optimizer for each in self._residents.values() if each.optimizer is not None]
+        gradients = {name: tensor.grad for each in stages for name, tensor in each.tensors.items()}
+        return replace(ran, bad=tuple(name for name, each in gradients.items() if kind_of(each)))
+
     def _explained(self, ran: Ran, *, runs_again: bool = True) -> NotFiniteError:
         """Where it first appeared; all ranks call this together."""
         rank = self._transport.rank
@@ -196,7 +204,7 @@ class Guard:
 
     def _examined(self, ran: Ran, own: Report) -> Report:
         """``own`` with what this rank finds when the step is run again, which updates nothing."""
-        examiner, residents = Examiner(own.rank), ran.binding.residents.values()
+        examiner, residents = Examiner(own.rank), self._residents.values()
         self._finishing.spoil()
         for each in residents:
             each.forget_gradients()  # the examiner looks for the first micro-batch that spoils one
@@ -214,10 +222,3 @@ class Guard:
                 if each.gathered is not None:
                     each.gathered.stay(False)
         return replace(own, origins=tuple(examiner.found))
-
-
-def _with_names(ran: Ran) -> Ran:
-    """With the parameters whose gradients are not finite, while these are there."""
-    stages = [each.optimizer for each in ran.binding.residents.values() if each.optimizer is not None]
-    gradients = {name: tensor.grad for each in stages for name, tensor in each.tensors.items()}
-    return replace(ran, bad=tuple(name for name, each in gradients.items() if kind_of(each)))

@@ -63,13 +63,16 @@ class Finishing:
         for phase in self._phases:
             phase.count, phase.number = accumulate, accumulate - 1
 
-    def begin(self, residents: Mapping[int, Resident] | None = None) -> None:
-        """Call when a step begins, before the residents are reset.
+    def bind(self, residents: Mapping[int, Resident] | None) -> None:
+        """Call with the residents as they are bound to the batch of the step to come.
 
         Args:
-            residents: as they are bound to the batch of the step.
+            residents: None: of the last batch nothing is kept any more.
         """
         self._bound = residents or self._residents
+
+    def begin(self) -> None:
+        """Call when a step begins, before the residents are reset."""
         for phase in self._phases:
             phase.advance()
             phase.checks = self._on_nan is OnNan.STOP and not self.is_agreed

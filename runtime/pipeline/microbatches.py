@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from planner.ir.box import Box, Interval, whole
@@ -165,7 +166,7 @@ class InputSpecs:
             return (tensor,) * len(rows)
         dim = spec.dims.index(SAMPLE)
         each = spec.shape[dim] // self.captured
-        return tensor.split([count * each for count in rows], dim)
+        return torch.split(tensor, [count * each for count in rows], dim)
 
     def shape(self, name: str, shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
         """``shape`` with ``rows`` samples."""
@@ -240,6 +241,10 @@ def filled(rows: int, planned: tuple[int, ...]) -> tuple[int, ...]:
         raise UsageError(
             f"a batch has {rows} samples, the plan's global batch is {sum(planned)}",
             ["a smaller batch fills the first micro-batches, a larger one does not fit"],
+            [
+                f"batches of up to {sum(planned)} samples",
+                *([f"halopipe plan PROFILE --global-batch {rows}"] if rows else []),
+            ],
         )
     found, left = [], rows
     for size in planned:

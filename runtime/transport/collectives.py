@@ -36,13 +36,6 @@ from runtime.transport.base import (
 )
 from runtime.transport.works import Ready, Standing, StreamWorks, Works
 
-PAIR_SUM_BYTES = 256 * 1024
-"""Up to here two ranks exchange their terms and add, which takes half the time of gloo's ring.
-
-Measured on two cores of one host, median of both ways: 4 KiB 0.16 against 0.35 ms, 256 KiB 0.18 against 0.38 ms,
-1 MiB 0.70 against 0.67 ms, 64 MiB 74 against 37 ms.
-"""
-
 
 @dataclass(slots=True)
 class _Ahead:

@@ -20,10 +20,11 @@ import torch
 import torch.distributed as dist
 
 from cuda_ops._torch import Store, times_written
+from planner.ir.cluster import PAIR_SUM_BYTES
 from planner.ir.errors import TransportError
 from planner.ir.program import ALONE_BYTES, SPARE_BYTES
 from runtime.transport.base import Deadline, Key, Spec, default_group, gone, join
-from runtime.transport.collectives import PAIR_SUM_BYTES, Together
+from runtime.transport.collectives import Together
 from runtime.transport.frame import Frame, Layout, alone_buffer, layout_for, layout_of, tag, whole
 from runtime.transport.works import Barrier, Works
 

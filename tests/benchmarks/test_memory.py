@@ -24,13 +24,14 @@ GPT = Network(
 )
 
 
-@pytest.mark.exhaustive("watches a network, then runs each plan three times on its ranks")
+@pytest.mark.exhaustive("watches a network, then runs each plan on its ranks, which capture it again")
 def test_plans_hold_what_is_predicted_and_fit_into_it() -> None:
     plans = ((2, ("zb-h1/4", memory.DIVIDED)),)
-    for label, found in memory._network(GPT, plans):
+    for label, found in memory.plans_of(GPT, memory.profile_of(GPT), plans):
         assert max(found.errors) < 5.0, label
         assert min(found.errors) > -memory.UNDER_PERCENT, label
         assert found.fits, label
+        assert found.runs_out, label
 
 
 def test_every_plan_by_hand_is_asked_for_somewhere() -> None:

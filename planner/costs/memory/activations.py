@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.layers.cost_table import SizeTable
-from planner.costs.memory.courses import Course, Flow, Kept, course, plain_course
+from planner.costs.memory.courses import Course, Flow, Kept, PutOff, course, plain_course
 from planner.costs.memory.levels import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -30,7 +30,7 @@ from planner.costs.shards.option import Reading
 from planner.costs.stages.action_costs import StageCosts, left_to_others
 from planner.costs.stages.gradient_overlap import Bucket, buckets_of_parts
 from planner.costs.stages.placement import StagePlacement
-from planner.costs.stages.stage_cost import StageCost
+from planner.costs.stages.stage_cost import LayerBytes, StageCost
 from planner.ir.plan import samples_in
 
 
@@ -160,8 +160,10 @@ def _laid_out(
     running = costs.book.levels.running(np.array(own.layers, dtype=np.int64), placed.recomputed)
     layers, at = running.order, np.searchsorted(own.layers, running.order)
     by_layer = np.array(found).T[:, at]
-    by_layer[BACKWARD_INPUT], by_layer[[WEIGHT, LEFT]] = by_layer[BACKWARD], 0.0
     flow = costs.book.levels.flow_of_parts(kind, own.samples[at, member], own.share[at, member], layers)
+    needs, puts_off = by_layer[WEIGHT].copy(), _puts_off(own, at, flow, placed)
+    by_layer[BACKWARD] = np.where(puts_off, by_layer[BACKWARD_INPUT], by_layer[BACKWARD])
+    by_layer[BACKWARD_INPUT], by_layer[[WEIGHT, LEFT]] = by_layer[BACKWARD], 0.0
     (beyond, in_place), parts = np.array(inputs)[at].T, (own.samples * own.share)[at, member]
     saved = own.saved[at, member] + beyond
     read = own.samples[at, member] * np.maximum(own.share, own.read_share)[at, member]
@@ -172,10 +174,20 @@ def _laid_out(
     made, defers = own.parameters[at, member], np.zeros(len(layers), dtype=np.bool_)
     rest = saved, made, by_layer, seeds.total, defers, None, flow
     together = np.array([float(copies.get(layer, 0)) for layer in layers.tolist()])
-    last = course(*rest, together, keeps, running.bounds) if copies else None
+    put_off = None
+    if own.meets is not None and flow is not None and puts_off.any():
+        put_off = PutOff.of(puts_off.tolist(), own.meets[at, member].tolist(), flow.given + saved, needs)
+    last = course(*rest, together, keeps, running.bounds, put_off) if copies else None
     saves, outputs_saved = (np.where(running.within, 0.0, e) for e in (own.saved[at, member], by_layer[OUTPUTS_SAVED]))
     unsaved = _unsaved(costs, layers, saves, outputs_saved, parts, own.copied[at, member] == 0)
-    return course(*rest, None, keeps, running.bounds), last, unsaved
+    return course(*rest, None, keeps, running.bounds, put_off), last, unsaved
+
+
+def _puts_off(own: LayerBytes, at: Indices, flow: Flow | None, placed: StagePlacement) -> NDArray[np.bool_]:
+    """By layer as they run, whether its weight gradients are put off; of stages of which that can be told."""
+    if not own.puts_off or flow is None or placed.recomputed:
+        return np.zeros(len(at), dtype=np.bool_)
+    return np.array(own.puts_off)[at]
 
 
 def _kept(

@@ -24,6 +24,13 @@ what the layer itself would save (others save a copy), and have s - c of them ba
     backward in a span      k of all earlier layers and of the whole span, (s - c)(<=j) within it, b(j) and so on
     its second forward      the same with f(j) - c(j) beside (s - c)(<j), before the first backward of the span
 
+Where ranks wait for statistics in a backward, they make weight gradients meanwhile that layers above have put off
+(:class:`PutOff`): with h(j) what those of layer j are made of, the gradients that it was given and what it saved, and
+w(j) their level, of all j that wait
+
+    backward                most over k of  s(<=k) + b(k) + h(j) + g(>=k)        b without weight gradients of layer j
+    while ranks wait        most over k of  s(<=k) + gradients under way + h(j) + w(the first of j) + g(>=k)
+
 Levels are those of the whole network.  Of the gradients under way in them, a stage has those that its own layers make,
 and in place of the others what it received, in its buffers, as long as its backward lasts (:class:`Flow`).
 
@@ -40,6 +47,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+
+MOST_PUT_OFF = 2
+"""Layers whose weight gradients wait at once (:mod:`runtime.spatial.deferred`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +99,63 @@ class Flow:
         outside: when its backward begins, those that layers outside the stage made.
         after: when its backward has run, those that layers of the stage made.
         left: of what is left for weight gradients, those that layers outside the stage made.
+        begin: when its backward begins, those that layers of the stage made; ``given``: of these what goes with it.
+        shared: of ``begin``, what lies in the memory of another: backward of a concatenation gives parts of one tensor,
+            of which those that are sent on are copied, and stays as long as any of the rest.
+
+    A gradient from outside that reaches its layer through views that have to copy it is the stage's own from then on.
     """
 
     outside: Array
     after: Array
     left: Array
+    begin: Array
+    given: Array
+    shared: Array
+
+
+@dataclass(frozen=True, slots=True)
+class PutOff:
+    """Weight gradients that are made where ranks wait for statistics, by layer of the stage, in bytes.
+
+    Attributes:
+        extra: what those hold that are put off while the layer's backward runs.
+        runs: what is held and needed while ranks wait before the layer's own backward, as they are made; 0: none is.
+        end: the same when all layers have run.
+    """
+
+    extra: Array
+    runs: Array
+    end: float = 0.0
+
+    @classmethod
+    def of(cls, puts_off: Sequence[bool], meets: Sequence[bool], held: Array, needs: Array) -> PutOff:
+        """Of the layers in order.
+
+        Args:
+            puts_off: whether its weight gradients are put off; two of them wait at most, then the first is made.
+            meets: whether those that wait are made before its backward.
+            held: what its weight gradients are made of; ``needs``: what making them takes besides.
+        """
+        extra, runs = np.zeros((2, len(held)))
+        waiting = list[int]()
+
+        def made() -> float:
+            most = 0.0
+            while waiting:
+                most = max(most, float(held[waiting].sum() + needs[waiting[0]]))
+                waiting.pop(0)
+            return most
+
+        for place in reversed(range(len(held))):
+            if meets[place]:
+                runs[place] = made()
+            extra[place] = held[waiting].sum()
+            if puts_off[place]:
+                if len(waiting) == MOST_PUT_OFF:  # while the gradient that it was given and the one it made are there
+                    extra[place] += needs[waiting.pop(0)]
+                waiting.append(place)
+        return cls(extra, runs, made())
 
 
 def course(
@@ -107,6 +169,7 @@ def course(
     copies: Array | None = None,
     keeps: Kept | None = None,
     spans: Sequence[tuple[int, int]] = (),
+    put_off: PutOff | None = None,
 ) -> Course:
     """The course of a stage.
 
@@ -120,6 +183,7 @@ def course(
         copies: by layer that completes a bucket of gradients, what putting it together takes.
         keeps: what stays from forward to backward, where that is not all of ``saved``; None: it is.
         spans: first and last place, exclusive, of layers that are computed again.
+        put_off: weight gradients that are made later in the same backward; ``flow`` says what there is then.
     """
     forward, backward, halved, weight, left, *_ = levels
     kept, same = (saved, saved) if keeps is None else (keeps.kept, keeps.same)
@@ -136,7 +200,7 @@ def course(
     if flow is None:
         came[-1:] = 0.0
     else:
-        came -= np.minimum(flow.outside, seeds)
+        came += flow.shared - np.minimum(flow.outside, seeds)
     backward, halved = (np.maximum(each + came, 0.0) for each in (backward, halved))
     below = before.copy()  # of layers below one while its backward runs
     again: list[tuple[float, float, float, float]] = []  # of each span, the most in its second forward
@@ -155,6 +219,14 @@ def course(
         rests = held + made, held + gradients, stays_upto - stays + made_late, stays_upto - stays + late
         put_together = np.array([np.where(copied > 0, rest + copied, 0.0).max() for rest in rests])
 
+    waits = np.zeros(2)
+    if put_off is not None and flow is not None:
+        backward, halved = backward + put_off.extra, halved + put_off.extra
+        there = np.where(put_off.runs > 0, upto + flow.begin + seeds + put_off.runs, 0.0)
+        end = float(flow.after[0] + seeds + put_off.end) if put_off.end else 0.0
+        whole, single = (np.where(there > 0, there + each, 0.0).max() for each in (made, gradients))
+        waits = np.array([max(whole, end + made[0] * (end > 0)), max(single, end)])
+
     def most(values: Array, least: float = 0.0, which: int | None = None) -> int:
         once_more = max((each[which] for each in again), default=0.0) if which is not None else 0.0
         return round(max(float(values.max(initial=least)), once_more))
@@ -163,10 +235,10 @@ def course(
         saved=round(float(kept.sum())),
         left=round(float(stays.sum())),
         forward=most(before + forward),
-        backward_first=most(upto + backward + made, put_together[0], 1),
-        backward_later=most(upto + backward + gradients, put_together[1], 0),
-        input_first=most(upto + halved + left_upto[-1:] - left_upto + made_early, which=2),
-        input_later=most(upto + halved + left_upto[-1:] - left_upto + early, which=3),
+        backward_first=most(upto + backward + made, max(put_together[0], waits[0]), 1),
+        backward_later=most(upto + backward + gradients, max(put_together[1], waits[1]), 0),
+        input_first=most(upto + halved + left_upto[-1:] - left_upto + made_early, waits[0], 2),
+        input_later=most(upto + halved + left_upto[-1:] - left_upto + early, waits[1], 3),
         weight_first=most(stays_upto + weight + made_late, put_together[2]),
         weight_later=most(stays_upto + weight + late, put_together[3]),
         unrecorded=most(previous + forward),

@@ -7,7 +7,7 @@ Levels are affine in the samples between the sizes measured, and beyond.  What t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from planner.costs.memory.courses import Course, Flow, Kept
 from planner.costs.shards.option import Reading
 from planner.ir.graph import producer
 from planner.ir.profile import LEVEL_NAMES, Levels, Profile
+from planner.layers.data_movement import copied_at
 from planner.layers.recomputed import running_order
 
 Array = NDArray[np.float64]
@@ -25,6 +26,7 @@ Run = tuple[int, int]
 """Layers ``[first, last)`` by index in the graph."""
 Spans = tuple[tuple[int, ...], ...]
 """Layers by index that are computed again in the backward, each span by itself."""
+RESHAPE, CONCAT = "reshape", "concat"
 _ALL = 0.99
 """Who saves so much of a tensor has saved it: sizes between those that were measured are on a line."""
 
@@ -46,6 +48,7 @@ class LevelTables:
         outputs: by layer, bytes of its outputs per sample.
         inputs: by layer, of each value that it reads and a layer made: that layer, and bytes per sample.
         names: of these values, in the same order.
+        shapes: by layer, of the first value that it reads.
         readers: by layer, those that read its outputs.
         known: what was worked out by stage and samples (:mod:`planner.costs.memory.activations`).
     """
@@ -54,6 +57,7 @@ class LevelTables:
     outputs: tuple[float, ...] = field(init=False, repr=False)
     inputs: tuple[tuple[tuple[int, float], ...], ...] = field(init=False, repr=False)
     names: tuple[tuple[str, ...], ...] = field(init=False, repr=False)
+    shapes: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
     readers: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
     known: dict[tuple[object, ...], tuple[Course, int | None, Course | None, float | None]] = field(
         init=False, default_factory=dict, repr=False
@@ -77,6 +81,7 @@ class LevelTables:
             for maker in made.values():
                 readers[maker][position] = None
         self.inputs, self.names, self.readers = tuple(inputs), tuple(names), tuple(map(tuple, readers))
+        self.shapes = tuple(values[layer.inputs[0]].shape if layer.inputs else () for layer in graph.layers)
         self.outputs = tuple(sum(spec.num_bytes for spec in layer.outputs) / graph.samples for layer in graph.layers)
 
     def at(self, kind: str, samples: float) -> Array | None:
@@ -175,7 +180,7 @@ class LevelTables:
             reader = open_ends.pop()
             if reader not in place:
                 continue
-            if self.profile.graph.layers[reader].kind == "reshape":
+            if self.profile.graph.layers[reader].kind == RESHAPE:
                 open_ends += self.readers[reader]
             elif saved[1, place[reader]] < _ALL * size:
                 return size
@@ -216,19 +221,79 @@ class LevelTables:
         pairs = self.gradients_made(kind, samples)
         if pairs is None:
             return None
-        makers, lasts, sizes = pairs
-        mine = np.isin(makers, layers)
-        changes = np.zeros((2, len(self.outputs) + 2))
+        inside = frozenset(layers.tolist())
+        (makers, lasts, sizes), copied = self._with_copies(pairs, inside)
+        more = list(self._kept_by_parts(makers, lasts, sizes, inside))
+        ends, kept = (
+            np.array([each[:2] for each in more], np.int64).reshape(-1, 2),
+            np.array([each[2] for each in more]),
+        )
+        makers, lasts = np.concatenate((makers, ends[:, 0])), np.concatenate((lasts, ends[:, 1]))
+        sizes, mine = np.concatenate((sizes, kept)), np.isin(makers, layers)
+        changes, given = np.zeros((4, len(self.outputs) + 2)), np.zeros(len(self.outputs))
         np.add.at(changes[0], lasts[~mine], sizes[~mine])
         np.add.at(changes[0], makers[~mine], -sizes[~mine])
         np.add.at(changes[1], lasts[mine] + 1, sizes[mine])
         np.add.at(changes[1], makers[mine] + 1, -sizes[mine])
-        outside, after = np.maximum(np.cumsum(changes, axis=1), 0.0)[:, layers]
+        np.add.at(changes[2], lasts[mine], sizes[mine])
+        np.add.at(changes[2], makers[mine], -sizes[mine])
+        np.add.at(changes[3], ends[:, 1], kept)
+        np.add.at(changes[3], ends[:, 0], -kept)
+        np.add.at(given, lasts[mine], sizes[mine])
+        outside, after, begin, shared = np.maximum(np.cumsum(changes, axis=1), 0.0)[:, layers]
         readers, makers, sizes = self.gradients_left(kind, samples)
-        theirs = ~np.isin(makers, layers)
+        theirs = ~np.isin(makers, layers) & ~np.isin(readers, list(copied))
         left = np.zeros(len(self.outputs))
         np.add.at(left, readers[theirs], sizes[theirs])
-        return Flow(outside, after, left[layers])
+        return Flow(outside, after, left[layers], begin, given[layers], shared)
+
+    def _with_copies(self, pairs: Pairs, inside: frozenset[int]) -> tuple[Pairs, frozenset[int]]:
+        """``pairs`` as a stage of layers ``inside`` has them, and those of its layers that are given copies.
+
+        From the copy on a gradient that came from outside is one that the stage makes.
+        """
+        makers, lasts, sizes = pairs
+        came = [
+            last if maker not in inside else -1 for maker, last in zip(makers.tolist(), lasts.tolist(), strict=True)
+        ]
+        copied = {last: self._copied_at(last, inside) for last in inside.intersection(came)}
+        copies = np.array([copied.get(last, -1) for last in came], dtype=np.int64)
+        there = copies >= 0
+        found = (
+            np.concatenate((makers, copies[there])),
+            np.concatenate((np.where(there, copies + 1, lasts), lasts[there])),
+            np.concatenate((sizes, sizes[there])),
+        )
+        return found, frozenset(last for last, at in copied.items() if at >= 0)
+
+    def _kept_by_parts(
+        self, makers: Indices, lasts: Indices, sizes: Array, inside: frozenset[int]
+    ) -> Iterator[tuple[int, int, float]]:
+        """(maker, last, bytes) of what is sent on of a concatenation's gradient, in memory that others still read."""
+        for maker in sorted(inside & {*makers.tolist()}):
+            if self.profile.graph.layers[maker].kind == CONCAT:
+                parts = [(lasts[place], sizes[place]) for place in np.flatnonzero(makers == maker).tolist()]
+                own = [int(last) for last, _ in parts if last in inside]
+                sent = sum(float(size) for last, size in parts if last not in inside)
+                if own and sent:
+                    yield maker, min(own), sent
+
+    def _copied_at(self, layer: int, inside: Collection[int]) -> int:
+        """The reshape of a stage that copies the gradient that comes for ``layer`` from others; -1: none.
+
+        It is given that gradient through reshapes alone, the last of which makes what is handed on.
+        """
+        layers, chain = self.profile.graph.layers, list[int]()
+        at = layer
+        while all(reader in inside for reader in self.readers[at]):
+            if len(self.readers[at]) != 1 or layers[self.readers[at][0]].kind != RESHAPE:
+                return -1
+            at = self.readers[at][0]
+            chain.append(at)
+        if not chain:
+            return -1
+        place = copied_at([layers[each] for each in chain], [self.shapes[each] for each in chain])
+        return -1 if place is None else chain[place]
 
     def flow_of_parts(self, kind: str, samples: Indices, share: Array, layers: Indices) -> Flow | None:
         """As :meth:`flow`, where of each layer there is a share of what so many samples take, and nothing is left."""
@@ -239,7 +304,10 @@ class LevelTables:
             return None
         outside = np.array([part.outside[place] for part, place in known]) * share
         after = np.array([part.after[place] for part, place in known]) * share
-        return Flow(outside, after, np.zeros_like(outside))
+        begin = np.array([part.begin[place] for part, place in known]) * share
+        given = np.array([part.given[place] for part, place in known]) * share
+        shared = np.array([part.shared[place] for part, place in known]) * share
+        return Flow(outside, after, np.zeros_like(outside), begin, given, shared)
 
     def _measured(self, kind: str) -> tuple[Array, Array]:
         """Sizes at which all layers have levels, and these: ``[size, quantity, layer]``."""

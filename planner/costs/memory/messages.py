@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from planner.costs.simulator.program import RECEIVE_STEP, SEND_STEP, CompiledProgram
+from planner.ir.cluster import PAIR_SUM_BYTES, STANDING_BYTES
 from planner.ir.program import ALONE_BYTES, SPARE_BYTES, Part, Program, num_joined
 
 
@@ -103,6 +104,19 @@ def buffer_bytes(payload: int, small: int, is_block: bool = False) -> int:
         return payload
     alone = payload - small
     return payload + min(alone // 8, SPARE_BYTES) + min(small, SPARE_BYTES)
+
+
+def sums_standing(sizes: Iterable[int]) -> int:
+    """Of what ranks exchange to sum gradients over gloo, the receives that stand ready for the next sums.
+
+    Args:
+        sizes: of what comes, in the order in which it is first received.
+    """
+    found = 0
+    for size in sizes:
+        if size <= PAIR_SUM_BYTES and found + size <= STANDING_BYTES:
+            found += size
+    return found
 
 
 def joined(compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> dict[int, tuple[int, ...]]:

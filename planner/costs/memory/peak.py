@@ -21,7 +21,7 @@
     frames, into which small tensors are copied to be sent                all the time, of each kind as many as are
                                                                           under way at once
     receives that stand ready for exchanges inside a stage, and           all the time; in shared memory none
-    what was sent in them
+    what was sent in them, those of small sums of gradients too
     the stage's highest level (planner.costs.memory.courses)                     while F, B, I or W runs
     a bucket of gradients, put together                                   in the last B (or W), when the last layer has
                                                                           run that adds to it, if sums run behind; else
@@ -49,8 +49,9 @@ from dataclasses import dataclass, replace
 
 from planner.costs.communication.links import shares_memory
 from planner.costs.layers.cost_table import layers_of
+from planner.costs.memory.activations import buckets_behind
 from planner.costs.memory.holdings import Held, holdings, prepared_bytes, walk
-from planner.costs.memory.messages import Carried
+from planner.costs.memory.messages import Carried, sums_standing
 from planner.costs.simulator.program import CompiledProgram
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
@@ -164,7 +165,25 @@ def _batch_bytes(costs: StageCosts) -> int:
 
 
 def _standing_bytes(costs: StageCosts, stage: StagePlacement, rank: int) -> float:
-    """Of the receives that stand ready for exchanges of every size of micro-batch; none in shared memory."""
-    if not stage.laid_out or shares_memory(costs.book.profile.cluster, stage.ranks):
+    """Of the receives that stand ready for exchanges inside the stage; none in shared memory.
+
+    Those of parts of tensors are of every size of micro-batch.
+    """
+    if shares_memory(costs.book.profile.cluster, stage.ranks):
         return 0.0
-    return sum(float(cost.standing_bytes[stage.ranks.index(rank)]) for cost in stage.laid_out.values())
+    member = stage.ranks.index(rank)
+    found = sum(float(cost.standing_bytes[member]) for cost in stage.laid_out.values())
+    return found + sums_standing(_summed_bytes(costs, stage, member))
+
+
+def _summed_bytes(costs: StageCosts, stage: StagePlacement, member: int) -> list[int]:
+    """What comes from other ranks of the stage in sums of gradients that are exchanges, not rings."""
+    several = len(stage.ranks)
+    if not costs.trains:
+        return []
+    if not stage.zero:
+        found = buckets_behind(costs, stage, member)
+        return [bucket.num_bytes for bucket in found if (bucket.num_ranks or several) == 2]
+    # each rank's piece of a bucket comes from each other one; one after another, so that like ones use one buffer
+    pieces = {-(-bucket.num_bytes // several) for bucket in costs.book.buckets(stage.runs, stage.tied)}
+    return [piece for piece in sorted(pieces) for _ in range(several - 1)]

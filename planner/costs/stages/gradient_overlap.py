@@ -16,7 +16,7 @@ sums may share the link, and that gradients of the halves of a backward come lat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,6 +36,7 @@ class Bucket:
         last_layer: the last layer of the stage that uses a parameter of it.
         copied_bytes: what putting them together takes; nothing for a single one, which is summed where it lies.
         by_layer: of each parameter, its earliest layer and its bytes.
+        num_ranks: that sum it; 0: all of the stage.
     """
 
     num_bytes: int
@@ -43,6 +44,7 @@ class Bucket:
     copied_bytes: int = 0
     last_layer: int = 0
     by_layer: tuple[tuple[int, int], ...] = ()
+    num_ranks: int = 0
 
 
 def buckets(graph: Graph, layers: Sequence[int], apart: frozenset[str] = frozenset()) -> tuple[Bucket, ...]:
@@ -79,7 +81,11 @@ def buckets_of_parts(
             group = next(members for members in equal_ranks(boxes) if member in members)
             if size and len(group) > 1 and name not in apart:
                 groups.setdefault(group, []).append(_Part(name, index, size))
-    found = [(bucket, names) for parts in groups.values() for bucket, names in _named_buckets(graph, parts)]
+    found = [
+        (replace(bucket, num_ranks=len(group)), names)
+        for group, parts in groups.items()
+        for bucket, names in _named_buckets(graph, parts)
+    ]
     found.sort(key=lambda each: -min(place[name] for name in each[1]))
     return tuple(bucket for bucket, _ in found)
 

@@ -10,6 +10,7 @@ alike and nothing moves between layers, ranks only meet at the end: then the slo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -41,6 +42,9 @@ class LayerBytes:
         samples, share: of the part, and what it is of the work of so many whole samples.
         read_share: what it reads of the inputs of so many whole samples.
         weights: of each of the layer's parameters what every rank has, ``[ranks, dims, 2]``; empty of token slices.
+        puts_off: whether the runtime makes its weight gradients where ranks of the stage next wait for statistics
+            (:mod:`runtime.spatial.deferred`); empty: of no layer.
+        meets: ``[layers, ranks]``, where that is: norms whose statistics are those of several ranks.
     """
 
     layers: tuple[int, ...]
@@ -53,6 +57,8 @@ class LayerBytes:
     share: Array
     read_share: Array
     weights: tuple[tuple[Boxes, ...], ...] = ()
+    puts_off: tuple[bool, ...] = ()
+    meets: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -260,7 +266,24 @@ def _by_layer(
         np.array([table.shards.share[0] for table in every]),
         np.array([table.shards.read_share(0) for table in every]),
         tuple(tuple(boxes[0] for boxes in table.shards.weights) for table in every),
+        *_put_off(prices, tables),
     )
+
+
+def _put_off(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> tuple[tuple[bool, ...], NDArray[np.bool_]]:
+    """Whose weight gradients wait for the next meeting of ranks over statistics, and where these meet."""
+    norms = {index for index, table in tables.items() if table.shards.sized.relation.REDUCTION == "statistics"}
+    users = Counter(name for index in tables for name in prices.layers[index].parameters)
+    puts_off = tuple(
+        is_convolution(prices.layers[index].kind)
+        and table.shards.options[0].ways < 2
+        and bool(norms - {index})
+        and all(users[name] == 1 for name in prices.layers[index].parameters)
+        for index, table in tables.items()
+    )
+    nobody = np.zeros(len(prices.ranks))
+    rows = [prices.sums(i, t.shards).standing_bytes[0] if i in norms else nobody for i, t in tables.items()]
+    return puts_off, np.array(rows).reshape(len(tables), len(prices.ranks)) > 0
 
 
 def _evidence(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> Evidence:

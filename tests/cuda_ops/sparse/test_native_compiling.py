@@ -6,6 +6,7 @@ import re
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,6 +50,15 @@ def counting(tmp_path: Path, environment: dict[str, str]) -> tuple[dict[str, str
     script.write_text(f'#!/bin/sh\ncase "$*" in *-o*) echo "$*" >> {calls};; esac\nexec {real} "$@"\n')
     script.chmod(0o755)
     return {**environment, "CXX": str(script)}, calls
+
+
+def test_a_user_without_a_home_has_a_cache_among_the_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(_: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    assert cache_folder({}) == Path(tempfile.gettempdir()) / f"halopipe-of-{os.geteuid()}"
+    assert cache_folder({"XDG_CACHE_HOME": "/somewhere"}) == Path("/somewhere/halopipe")
 
 
 def test_a_library_is_compiled_once_and_found_again(

@@ -167,7 +167,7 @@ def test_data_that_cannot_be_used_is_named(model: LoadedModel) -> None:
     with pytest.raises(FactoryError, match="broken raised OSError") as caught:
         next(read(open_data(f"{HERE}:broken", model, 6, 0), Position()))
     assert "no such image" in str(caught.value)
-    with pytest.raises(FactoryError, match="nothing raised TypeError"):
+    with pytest.raises(FactoryError, match="nothing gave None, which is no data"):
         open_data(f"{HERE}:nothing", model, 6, 0)
 
 

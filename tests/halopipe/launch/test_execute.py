@@ -191,8 +191,30 @@ def test_another_model_than_the_planned_one_is_refused(plan: Plan, monkeypatch: 
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(execute, "job_stores", lambda rank, num_ranks: (dist.HashStore(), dist.HashStore()))
     wider = replace(plan.inputs.model, arguments={"width": "7"})
-    with pytest.raises(StaleFileError, match="made for another model"):
+    with pytest.raises(StaleFileError, match="made for another model") as caught:
         execute.execute(replace(plan, inputs=replace(plan.inputs, model=wider)))
+    assert "their names are the same: sizes differ" in caught.value.details[-1]
+    layers = {f"{name}x" if name == "loss" else name: each for name, each in plan.decision.layers.items()}
+    with pytest.raises(StaleFileError) as caught:
+        execute.execute(
+            replace(plan, decision=replace(plan.decision, layers=layers), inputs=replace(plan.inputs, model=wider))
+        )
+    assert caught.value.details[2:] == ("only in the plan: lossx", "only here: loss")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"model": torch.nn.Linear}, "Linear is a class, not a module"),
+        ({"model": 3}, "a int is no model"),
+        ({"optimizer": 3}, "optimizer is 3, of type int"),
+    ],
+)
+def test_what_is_no_module_or_optimiser_is_refused_before_the_others_are_met(
+    plan: Plan, given: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        execute.execute(plan, **given)
 
 
 def test_an_optimiser_is_made_of_text_function_or_object(plan: Plan) -> None:

@@ -271,6 +271,15 @@ def test_when_no_restart_is_left_the_last_loss_is_told_with_those_before(
     assert caught.value.details == ("the job was started again 1 time before", "attempt 1 ended after step 3: first")
 
 
+def test_who_loses_a_rank_is_told_from_which_step_to_go_on(
+    job: Callable[..., tuple[RunResult, Attempts, list[str]]],
+) -> None:
+    with pytest.raises(WorkerDiedError) as caught:
+        job((3, lost("first")), restarts=0)
+    assert caught.value.remedies[-1].startswith("--resume, to go on from step ")
+    assert caught.value.remedies[-1].endswith("; --restarts N does so by itself")
+
+
 def test_what_a_rank_names_twice_at_the_same_step_is_not_tried_again(
     job: Callable[..., tuple[RunResult, Attempts, list[str]]],
 ) -> None:

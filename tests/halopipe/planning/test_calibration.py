@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import functools
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -251,6 +252,16 @@ def test_a_profile_that_is_old_or_of_a_faster_machine_is_said_so(folder: Path) -
     assert text(today, 1.25).startswith("the machine is 25 % slower than in its profile; by chance it differs by")
     assert "20 % faster" in text(today, 0.8)
     assert "; the profile was measured 7 days ago: a run that teaches the profile re-scales it" in text(week, 1.25)
+
+
+def test_a_profile_of_another_torch_is_said_so() -> None:
+    def text(version: str) -> str:
+        provenance = replace(TRUE.profile.provenance, versions={"torch": version} if version else {})
+        return calibration.other_torch(replace(TRUE.profile, provenance=provenance))
+
+    here = importlib.metadata.version("torch").partition("+")[0]
+    assert text(here) == text(f"{here}+cu999") == text("") == ""
+    assert text("1.2.3+cpu").startswith(f"the profile was measured with torch 1.2.3, this run was with {here}: ")
 
 
 def test_a_run_with_its_stages_alone_rescales_the_profile(folder: Path) -> None:

@@ -106,6 +106,13 @@ def test_what_is_not_known_is_answered_with_what_may_be_asked(question: str) -> 
     assert "(needs --profile): schedule=..." in caught.value.details[1]
 
 
+@pytest.mark.parametrize("question", ["data_parallel", "data-paralel"])
+def test_a_solver_that_is_misspelt_is_named(question: str) -> None:
+    with pytest.raises(UsageError, match="nothing is known of") as caught:
+        what_if.why_not(by_hand(), PROFILE, question)
+    assert caught.value.remedies[0] == "--why-not data-parallel (did you mean that?)"
+
+
 def test_a_condition_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(UsageError, match="is not a positive integer"):
         what_if.why_not(by_hand(), PROFILE, "stages=two")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 import pytest
@@ -8,7 +10,7 @@ from typer.testing import CliRunner
 
 from halopipe.terminal import console
 from halopipe.terminal.console import Reporter
-from planner.ir.errors import InfeasibleError
+from planner.ir.errors import InfeasibleError, MissingFileError
 
 
 class Clock:
@@ -123,3 +125,27 @@ def test_a_bug_asks_to_be_reported_with_its_traceback() -> None:
     assert result.exit_code == 1
     assert result.stderr.startswith("error[H100] ZeroDivisionError: oops\n  this is a bug in halopipe; please report")
     assert "Traceback" in result.stderr
+
+
+def test_the_share_never_falls_nor_exceeds_the_whole(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with Reporter("running") as reporter:
+        for turn, step in enumerate((50, 20, 51, 130), start=1):  # a loss after step 50; a search beyond its limit
+            clock.now_s = 10.0 * turn
+            reporter.update(step, 100, f"step {step}", 1.0)
+    shown = [line.split(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert shown == ["running 50 %", "running 50 %", "running 51 %", "running 100 %"]
+
+
+@pytest.mark.parametrize("text", ["a result", ""])
+def test_a_full_disk_behind_standard_output_is_said(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(MissingFileError, match=r"(?s)cannot write to standard output.*No space left"):
+            console.emit(text)
+
+
+def test_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    assert console.report(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "trace.json")) == 3
+    said = capsys.readouterr().err
+    assert said.startswith("error[H301] cannot write trace.json\n  No space left on device\n  try: ")
+    assert "Traceback" not in said

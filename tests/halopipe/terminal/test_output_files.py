@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 from multiprocessing.synchronize import Event
@@ -70,3 +71,16 @@ def test_a_terminal_gets_no_control_characters(capsys: pytest.CaptureFixture[str
     remark("\x07\x7f")
     assert capsys.readouterr() == ("a\\u001b[31mb\tc\nd\\u009b\\u202e\\ud800\n", "\\u0007\\u007f\n")
     assert visible("Zürich, 漢字 ░▓ 5 µs –") == "Zürich, 漢字 ░▓ 5 µs –"
+
+
+def test_where_a_lock_has_no_room_the_result_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with (
+        pytest.raises(MissingFileError, match=r"(?s)cannot write .*plan.json.*No space left"),
+        claimed([tmp_path / "plan.json"]),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())

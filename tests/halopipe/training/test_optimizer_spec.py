@@ -11,12 +11,14 @@ from torch.optim import lr_scheduler
 from halopipe.training.optimizer_spec import (
     _DEFAULTS,
     _UNUSABLE,
+    OPTIMIZERS,
     SCHEDULES,
     Scheduler,
     make_optimizer_of,
     make_scheduler_of,
     parse_optimizer,
     parse_scheduler,
+    require_arguments,
 )
 from planner.ir.errors import FactoryError, ModelNotFoundError, UnknownNameError, UsageError
 from planner.ir.profile import Optimizer
@@ -173,3 +175,14 @@ def test_reading_names_that_are_known_needs_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("text", ["SGD:lr=-1", "SGD:rl=0.1", "AdamW:betas=(2,3)"])
+def test_arguments_that_torch_refuses_are_known_before_anything_is_measured(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot be made"):
+        require_arguments(parse_optimizer(text))
+
+
+def test_every_optimiser_that_can_be_named_can_be_made() -> None:
+    for name in OPTIMIZERS:
+        require_arguments(parse_optimizer(name))

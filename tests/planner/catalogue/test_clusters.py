@@ -261,3 +261,9 @@ def test_groups_that_do_not_nest_are_refused() -> None:
     assert any(
         "island 'n0/island1' is in bus 'n0/bus1' (n0/gpu3) and in 'n0/bus0' (n0/gpu2)" in f for f in faults(wrong)
     )
+
+
+def test_another_file_of_halopipes_is_called_what_it_is() -> None:
+    with pytest.raises(CorruptFileError) as caught:
+        machines_of('{"halopipe": "profile", "version": 1, "graph": {}}', source="profile.json")
+    assert caught.value.details == ("it is a halopipe profile file; a cluster file has 'halopipe: cluster'",)

@@ -11,7 +11,7 @@ import pytest
 
 from planner.check import check
 from planner.costs.cost_model import PriceBook
-from planner.costs.memory.courses import Flow, course
+from planner.costs.memory.courses import Flow, PutOff, course
 from planner.costs.memory.levels import BACKWARD, LevelTables
 from planner.costs.memory.messages import Carried, Received
 from planner.costs.shards.option import Reading
@@ -172,9 +172,12 @@ def test_a_part_that_is_cut_out_is_sent_from_a_copy(dim: str, is_copied: bool) -
     assert [Carried.of(message.parts) for message in messages] == [(0, 2**23 if is_copied else 0)] * 2
 
 
+FLOWS = ("outside", "after", "left", "begin", "given", "shared")
+
+
 def flowing(**pairs: object) -> Flow:
     """Gradients of values of a stage of three layers; nothing but what is given."""
-    return Flow(**{name: np.array(pairs.get(name, (0.0, 0.0, 0.0))) for name in ("outside", "after", "left")})
+    return Flow(**{name: np.array(pairs.get(name, (0.0, 0.0, 0.0))) for name in FLOWS})
 
 
 def test_a_gradient_that_was_received_counts_once_for_as_long_as_the_backward_lasts() -> None:
@@ -198,6 +201,44 @@ def test_a_bucket_is_put_together_beside_what_is_there_when_its_last_layer_has_r
     assert course(saved, gradients, levels, flow=flow, copies=copies).backward_first == max(
         55 + 1 + 30, 2 + 7 + 50 + 25
     )
+
+
+def test_weight_gradients_that_are_put_off_hold_what_they_need_until_ranks_wait_for_statistics() -> None:
+    """norm, conv, conv from below: both convolutions leave theirs to the norm, which makes them before its own."""
+    saved, gradients, levels = np.array([1.0, 2.0, 4.0]), np.zeros(3), np.zeros((8, 3))
+    levels[1] = [10.0, 20.0, 30.0]
+    given, needs, flow = np.array([0.0, 200.0, 400.0]), np.array([0.0, 50.0, 60.0]), flowing(begin=(7.0, 0.0, 0.0))
+    put_off = PutOff.of([False, True, True], [True, False, False], given + saved, needs)
+    assert put_off.extra.tolist() == [0.0, 404.0, 0.0]
+    assert (put_off.runs.tolist(), put_off.end) == ([404.0 + 202.0 + 60.0, 0.0, 0.0], 0.0)
+    found = course(saved, gradients, levels, flow=flow, put_off=put_off)
+    assert found.backward_first == max(7 + 30, 3 + 20 + 404, 1 + 7 + 666)
+    alone = PutOff.of([False, True, True], [False] * 3, given + saved, needs)
+    assert alone.end == 666.0, "with no norm below they are made when the backward is over"
+    third = PutOff.of([True] * 3, [False] * 3, given + saved, needs)
+    assert third.extra[0] == 404.0 + 202.0 + 60.0, "of three the first is made at once"
+
+
+def test_a_part_of_a_concatenations_gradient_that_is_sent_on_stays_with_the_rest() -> None:
+    saved, gradients, levels = np.zeros(3), np.zeros(3), np.zeros((8, 3))
+    levels[1] = [9.0, 7.0, 8.0]
+    assert course(saved, gradients, levels, flow=flowing(shared=(0.0, 5.0, 0.0))).backward_first == 7 + 5
+
+
+@pytest.mark.parametrize(("parameter_bytes", "stands"), [(2**16, 3 * 2**16), (2**17, 0)])
+def test_receives_of_small_sums_of_two_ranks_stand_ready(parameter_bytes: int, stands: int) -> None:
+    """Three layers, one bucket: up to 256 KiB are exchanged over gloo, more go round a ring."""
+
+    def peaks(transport: str) -> list[int]:
+        profile = chain_profile(3, 2, parameter_bytes=parameter_bytes)
+        links = {name: replace(link, transport=transport) for name, link in profile.cluster.links.items()}
+        profile = replace(profile, cluster=replace(profile.cluster, links=links))
+        evaluator = Evaluator(Problem(profile, 4, memory_margin=0.0), PriceBook(profile))
+        plan = plan_of_candidate(evaluator, Candidate.chain((0, 4), ((0, 1),), ((1, 1),), (4,), "1f1b"))
+        assert check(plan, profile) == ()
+        return [rank.peak_bytes for rank in plan.prediction.ranks]
+
+    assert [over - beside for over, beside in zip(peaks("gloo"), peaks(SHARED_MEMORY), strict=True)] == [stands] * 2
 
 
 def test_a_gradient_in_its_buffer_goes_when_its_own_weight_gradients_are_made() -> None:

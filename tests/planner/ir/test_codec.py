@@ -138,16 +138,16 @@ def test_keys_given_twice_are_refused_with_their_paths() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "line 1, column 1"),
+        ("", "it is empty"),
         ('{"halopipe": "plan",\n', "line 2, column 1"),
         ("[]", "it is not a halopipe file"),
         ("{}", "it is not a halopipe file"),
         ('{"halopipe": ["plan"]}', "it is not a halopipe file"),
         ('{"halopipe": "profile", "version": 1}', "it is a halopipe profile file"),
-        ('{"halopipe": "plan"}', "version: None is none"),
-        ('{"halopipe": "plan", "version": true}', "version: True is none"),
-        ('{"halopipe": "plan", "version": "1"}', "version: '1' is none"),
-        ('{"halopipe": "plan", "version": 0}', "version: 0 is none"),
+        ('{"halopipe": "plan"}', "its version is missing; versions are whole numbers from 1"),
+        ('{"halopipe": "plan", "version": true}', "its version is true"),
+        ('{"halopipe": "plan", "version": "1"}', 'its version is "1"'),
+        ('{"halopipe": "plan", "version": 0}', "its version is 0"),
         ("[" * 100_000, "nested too deeply"),
         ('{"halopipe": "plan", "version": ' + "9" * 5000 + "}", "plan.json"),
     ],
@@ -298,3 +298,19 @@ def test_a_stale_file_is_refused_with_both_fingerprints() -> None:
         require_match("model", "sha256:1", "sha256:2", "plan again")
     assert caught.value.details == ("plan: sha256:1", "here: sha256:2")
     assert caught.value.remedies == ("plan again",)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "it is empty"),
+        (" \n", "it is empty"),
+        ('{"halopipe": "plan", "version": 1, "inputs": {"mo', "it is cut off after 49 characters: line 1, column 47"),
+        ('{"halopipe": "plan", "version": 1,', "it is cut off after 34 characters: line 1"),
+        ('{"halopipe": "plan", "a": 1 "b": 2}', "line 1, column 29: Expecting ',' delimiter"),
+    ],
+)
+def test_a_file_that_was_cut_off_is_called_that(text: str, fault: str) -> None:
+    with pytest.raises(CorruptFileError) as caught:
+        codec.loads(text, Plan, source="plan.json")
+    assert caught.value.details[0].startswith(fault)

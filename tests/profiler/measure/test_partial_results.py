@@ -64,21 +64,27 @@ def test_the_same_job_gets_back_every_piece(opened: Opened) -> None:
     ("job", "resume", "text", "said"),
     [
         ("other", True, "", "was another job"),
-        ("job", False, "", "--resume would have gone on"),
+        ("job", False, "", "--resume goes on with it"),
         ("job", True, "{", "cannot be read"),
         ("job", True, '{"halopipe": "profile"}', "cannot be read"),
         ("job", True, '{"halopipe": "unfinished profile", "contents": {"jobs": 1}}', "cannot be read"),
         ("job", True, '{"halopipe": "unfinished profile", "contents": {"job": 1}}', "cannot be read"),
     ],
 )
-def test_what_is_of_no_use_goes_with_a_word(opened: Opened, job: str, resume: bool, text: str, said: str) -> None:
+def test_what_is_of_no_use_stays_until_something_is_measured_and_goes_with_a_word(
+    opened: Opened, job: str, resume: bool, text: str, said: str
+) -> None:
     if text:
         opened.path.write_text(text)
+    before = opened.path.read_text()
     found = opened.open(job, resume)
     assert found.contents == Contents(job)
-    assert not opened.path.exists()
+    found.captured("sha256:graph")  # as far as a command with a mistake in it comes
+    assert opened.path.read_text() == before
     assert len(opened.said) == 1
     assert said in opened.said[0]
+    found.add("0", SIZE)
+    assert opened.open(job).contents == Contents(job, "sha256:graph", {"0": Kept(Done((SIZE,)))})
 
 
 def test_with_nothing_to_go_on_with_it_says_so_and_begins(tmp_path: Path) -> None:

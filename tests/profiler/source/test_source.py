@@ -18,6 +18,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+def needing(input_shape, deep, *rest, wide=2):
+    return nn.Linear(3, wide), torch.randn(input_shape)
+
 def bare(width=4):
     return nn.Linear(3, width)
 
@@ -182,7 +185,11 @@ def test_the_default_loss_sums_the_means_of_all_float_outputs() -> None:
         ("nets_for_tests:with_inputs", ModelNotFoundError, ["has no 'with_inputs'", "did you mean", ":with_input?"]),
         ("no_such:net", ModelNotFoundError, ["there is no module 'no_such'", "neither installed nor in"]),
         ("planner.no_such:net", ModelNotFoundError, ["no module 'planner.no_such'", "in package planner"]),
-        ("missing.py:net", ModelNotFoundError, ["missing.py is not there", "nets_for_tests.py"]),
+        (
+            "missing.py:net",
+            ModelNotFoundError,
+            ["missing.py is not there", "nets_for_tests.py", "as the path is relative"],
+        ),
         ("no/missing.py:net", ModelNotFoundError, ["nor is its folder"]),
         ("broken_nets_for_tests.py:net", ModelNotFoundError, ["SyntaxError", "broken_nets_for_tests.py:1"]),
         ("importing_nets_for_tests:net", ModelNotFoundError, ["ModuleNotFoundError", "no_such_library", ":1"]),
@@ -210,6 +217,8 @@ def test_an_error_says_which_part_failed(folder: Path, text: str, kind: type[Hal
 def test_arguments_that_do_not_fit_are_refused(folder: Path) -> None:
     with pytest.raises(FactoryError, match=r"takes no argument 'widht'[\s\S]*did you mean 'width'"):
         load("nets_for_tests:bare", widht="3")
+    with pytest.raises(FactoryError, match=r"needs 'input_shape', 'deep'[\s\S]*--input 8,3,64,64 --arg deep=VALUE"):
+        load("nets_for_tests:needing", wide="3")
     with pytest.raises(FactoryError, match=r"'width' .* is not JSON[\s\S]*wide: "):
         load("nets_for_tests:bare", width="wide")
     with pytest.raises(FactoryError, match="'int32' is no floating-point dtype"):

@@ -316,3 +316,17 @@ def test_names_are_words_and_each_is_there_once() -> None:
     assert all(name.isidentifier() for name in structure.names)
     assert not {"loss", "class", "id", "num_samples"} & set(structure.names)
     assert list(itertools.islice(structure.names, 3)) == ["inputs_0_loss", "inputs_0_class", "inputs_0_id"]
+
+
+@pytest.mark.parametrize("loss_fn", [None, nn.functional.mse_loss])
+def test_a_loader_in_place_of_a_batch_is_answered_with_a_batch_of_it(loss_fn: Any) -> None:
+    loader = torch.utils.data.DataLoader([{"x": torch.randn(3)}] * 4, batch_size=2)
+    with pytest.raises(FactoryError) as caught:
+        model_of("hp.profile", (nn.Linear(3, 2), loader, loss_fn))
+    assert "next(iter(loader)), one batch of it" in caught.value.remedies
+
+
+def test_the_class_of_a_loss_is_no_loss() -> None:
+    with pytest.raises(FactoryError, match="the loss is the class MSELoss") as caught:
+        model_of("hp.profile", (nn.Linear(3, 2), (torch.randn(4, 3), torch.randn(4, 2)), nn.MSELoss))
+    assert caught.value.remedies == ("MSELoss()",)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -12,12 +14,14 @@ from torch import Tensor
 
 from cuda_ops.device.host import work_beside
 from cuda_ops.memory import available, meter_of
-from planner.ir.errors import StageFailedError
+from planner.ir.errors import NotFiniteError, StageFailedError
 from planner.ir.plan import Decision
 from runtime.engine import Engine
-from runtime.pipeline.microbatches import WholeBatch
+from runtime.numerics.finite import OnNan
+from runtime.pipeline.microbatches import Batch, WholeBatch
 from runtime.sparse.ahead import Expected
 from runtime.sparse.batch import PreparedBatch
+from runtime.sparse.preparing import Preparing
 from runtime.sparse.share import SiteShare
 from tests.runtime.engines import on_engines, trained, trained_on
 from tests.runtime.plans import batch_of
@@ -66,11 +70,64 @@ def test_a_step_prepared_in_the_one_before_gives_the_same_bits(layout: str) -> N
 def test_what_is_in_use_while_sites_are_found_is_counted() -> None:
     def steps(engine: Engine) -> list[float | None]:
         assert [engine.step(*batches_of("unet")[0]).before_bytes] == [0], "nobody counts"
-        engine._runner._around = replace(engine._around, meter=meter_of(torch.device("cpu")))
+        engine._runner._environment = replace(engine._environment, meter=meter_of(torch.device("cpu")))
         return [float(engine.step(*batch).before_bytes > 0) for batch in batches_of("unet")]
 
     found = trained_on(network("unet"), decision_of("unet", "two ranks", (4,)), steps)
     assert found.losses == [1.0] * STEPS
+
+
+@pytest.mark.parametrize("layout", ["two ranks", "two ranks, then one"])
+@pytest.mark.parametrize("on_nan", [OnNan.STOP, OnNan.IGNORE])
+def test_nothing_that_was_made_of_the_batch_before_is_there_while_sites_are_found(
+    layout: str, on_nan: OnNan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sites and maps of a step go before those of the next are made; a rank would hold them twice."""
+    made: dict[int, list[weakref.ref[PreparedBatch]]] = {}
+    alive: list[int] = []
+    new = Preparing._new
+
+    def noted(self: Preparing, raw: Batch) -> PreparedBatch:
+        mine = made.setdefault(threading.get_native_id(), [])
+        alive.append(sum(each() is not None for each in mine))
+        batch = new(self, raw)
+        mine.append(weakref.ref(batch))
+        return batch
+
+    monkeypatch.setattr(Preparing, "_new", noted)
+    gc.collect()
+    gc.disable()  # cycles would hold them until some later collection
+    try:
+        micro_batches = (4,) if layout == "two ranks" else (1, 3)
+        trained_on(
+            network("unet"),
+            decision_of("unet", layout, micro_batches),
+            lambda engine: [engine.step(*batch).loss for batch in batches_of("unet")],
+            on_nan=on_nan,
+        )
+    finally:
+        gc.enable()
+    assert alive == [0] * len(alive)
+    assert len(alive) >= 2 * STEPS
+
+
+@pytest.mark.parametrize("layout", ["two ranks", "two ranks, then one"])
+def test_a_step_on_clouds_that_is_not_finite_is_run_again_from_its_sites(layout: str) -> None:
+    micro_batches = (4,) if layout == "two ranks" else (1, 3)
+
+    def steps(engine: Engine) -> str:
+        engine.step(*batches_of("unet")[0])
+        for each in engine._residents.values():
+            next(iter(each.parameters.values())).data.fill_(torch.nan)
+        engine.step(*batches_of("unet")[1])
+        with pytest.raises(NotFiniteError) as caught:
+            engine.settle()
+        return "\n".join((caught.value.title, *caught.value.details))
+
+    told = on_engines(network("unet"), decision_of("unet", layout, micro_batches), steps, on_nan=OnNan.STOP)
+    assert len(set(told)) == 1, "all ranks say the same"
+    assert "forward" in told[0]
+    assert "could not be run again" not in told[0]
 
 
 def test_all_that_a_rank_reads_is_made_by_the_thread_before_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
