@@ -187,7 +187,6 @@ def test_a_python_number_of_samples_stays_a_size() -> None:
     assert list(graph.outputs) == ["output"]
 
 
-@pytest.mark.parametrize("forward", [_by_rows, lambda m, x: m.layer(x) * 2 if x.shape[0] > 1 else m.layer(x)])
 def test_values_of_pairs_of_samples_have_two_sample_dims_and_a_loss_of_pairs_is_not_divided() -> None:
     def pairs(found: Tensor, _: Any) -> Tensor:
         scores = found @ found.t()
@@ -203,6 +202,7 @@ def test_values_of_pairs_of_samples_have_two_sample_dims_and_a_loss_of_pairs_is_
     assert {"loss.matmul", "loss"} <= set(check_samples_apart(graph))
 
 
+@pytest.mark.parametrize("forward", [_by_rows, lambda m, x: m.layer(x) * 2 if x.shape[0] > 1 else m.layer(x)])
 def test_code_that_fixes_the_number_of_samples_is_named(forward: Callable[[Any, Tensor], Any]) -> None:
     graph = capture(model_of(forward, torch.randn(4, 3), layer=nn.Linear(3, 4)))
     assert graph.polymorphic is (forward is not _by_rows)  # a branch that all micro-batches take is none
