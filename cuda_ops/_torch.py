@@ -195,11 +195,11 @@ def fixed_sizes(note: Callable[[], None]) -> Iterator[None]:
             note()
         replace(self, symbol, target, message)
 
-    ShapeEnv._set_replacement = noted  # type: ignore[method-assign]
+    ShapeEnv._set_replacement = noted  # type: ignore[assignment, method-assign]  # put back below
     try:
         yield
     finally:
-        ShapeEnv._set_replacement = replace  # type: ignore[method-assign]
+        ShapeEnv._set_replacement = replace  # type: ignore[method-assign]  # as it was
 
 
 def library_path() -> str:

@@ -9,7 +9,7 @@ hits all, after a barrier that is not counted. Gradients of the first step are c
 sends and receives, counted alike), microseconds per action of the busier rank.  ``bare`` is the same forwards and
 backwards called directly; what remains above it is overhead.  Main-thread CPU alone flatters a runtime whose messages
 are moved by gloo's thread, hence two more clocks.  A rank that waits looks for its message before it sleeps, which is
-processor time like any other: a row of its own says how much.
+processor time like any other: a row of its own says how much, by the clock, hence where nobody else had its core.
 
 *Real work*: linear layers of several milliseconds an action.  The ideal is the simulator's step for the very program
 that was executed, each action at the median of its own measured time and messages for free; what a step takes beyond it
@@ -69,7 +69,7 @@ class Raced:
         seconds: of a step, by side and clock.
         action_s: of an action of ours, by side, stage and operation.
         step_s: of our step from the common start to this rank's end, by side.
-        looked_s: processor time of our step, through shared memory, in which this rank looked for what was not there.
+        looked_s: of our step through shared memory, in which this rank looked for what was not there yet.
         program: that was executed.
     """
 

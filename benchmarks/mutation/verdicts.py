@@ -100,7 +100,14 @@ class Tree:
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def failing(self, tests: Sequence[str], *, every_case: bool = False) -> str:
-        """The first test that fails, or why there is none but not all pass; empty if all pass."""
+        """The first test that fails, or why there is none but not all pass; empty if all pass.
+
+        Raises:
+            FileNotFoundError: of a file of tests that is not there, which says nothing of a mutant.
+        """
+        for test in tests:
+            if not (self.root / test.partition("::")[0]).exists():
+                raise FileNotFoundError(test)
         command = [*self.before, sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no"]
         command += [f"--timeout={TEST_LIMIT_S}", *([f"--session-timeout={self.limit_s:g}"] if self.limit_s else [])]
         command += [*(["--all-cases"] if every_case else []), *tests]

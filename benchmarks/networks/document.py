@@ -53,6 +53,9 @@ flows, diffusion, penalties on gradients; Fourier operators, neural ODEs, physic
 globes, wavelets, state spaces; translators, packed sequences, random fields, experts with capacities, pointers; \
 embeddings, rankings, survival, mixtures, weights of samples; gates, folds, windows of films, unpooling, detectors; \
 modules that are wrapped, log and cache |
+| `tutorials`, `papers` | as people write them: losses with accuracies beside them, Python numbers of samples, masks \
+by nested loops, ensembles; splines, scans, drop path, detectors, hypernetworks, teachers in hooks, messages \
+along edges, long convolutions, CTC, equilibria |
 | `data` | datasets, loaders and generators that draw from torch, numpy and random without a seed |
 
 Each is trained by a pipeline, a pipeline with a split backward, in data parallel and, where it has space, in \

@@ -27,16 +27,16 @@ MOMENTUM = 1.0
 
 
 @contextmanager
-def averaged(batches: Tensor, *statistics: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def averaged(batches: Tensor, mean: Tensor, var: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """What a batch norm with :data:`MOMENTUM` is given within, once, to count as one batch of all.
 
     Args:
         batches: how many there were, an integer without dims; one more afterwards.
-        statistics: mean and variance, (channels,); the means over all batches afterwards.
+        mean, var: running statistics, (channels,); the means over all batches afterwards.
     """
-    copies = tuple(each.clone() for each in statistics)
+    copies = mean.clone(), var.clone()
     yield copies
-    for each, of_batch in zip(statistics, copies, strict=True):
+    for each, of_batch in zip((mean, var), copies, strict=True):
         each.mul_(batches).add_(of_batch).div_(batches + 1)
     batches.add_(1)
 
@@ -62,9 +62,8 @@ def averages_in_operators() -> Iterator[None]:
         if not is_averaging(self):
             found: Tensor = original(self, input)
             return found
-        self._check_input_dim(input)
-        with averaged(self.num_batches_tracked, self.running_mean, self.running_var) as kept:
-            return nn.functional.batch_norm(input, *kept, self.weight, self.bias, True, MOMENTUM, self.eps)
+        with averaged(self.num_batches_tracked, self.running_mean, self.running_var) as (mean, var):
+            return nn.functional.batch_norm(input, mean, var, self.weight, self.bias, True, MOMENTUM, self.eps)
 
     norms.forward = forward
     try:

@@ -30,6 +30,7 @@ from halopipe.training.check_options import out_of_limits
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
 from halopipe.training.rank import Load, Terms, open_rank
 from halopipe.training.rank_device import DEVICES
+from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution, Tensors
 from halopipe.training.single_device import parameters_of
 from halopipe.training.watched_steps import Kept, WatchedSteps
@@ -38,6 +39,7 @@ from planner.ir.plan import Plan
 from planner.passes.versions import updates_within
 from profiler import LoadedModel, load_model
 from profiler.source.losses import Loss, own_loss
+from profiler.source.model import owners
 from profiler.source.parts import model_of
 from runtime.numerics.finite import OnNan
 from runtime.optim.optimizer import Followed, MakeOptimizer
@@ -89,9 +91,11 @@ def execute(
     rank = job.rank_of(plan.decision)
     terms, device, check = terms_of_script(plan, optimizer, options)
     store, board = job_stores(job.rank, job.num_ranks)
-    return joined(
+    found = joined(
         terms, rank, store, board, lambda: loaded_of_script(plan, model, loss_fn, example), device, check=check
     )
+    found.values = ScriptValues(owners(model, loss_fn), loss_fn) if isinstance(model, nn.Module) else None
+    return found
 
 
 def require_optimizer(given: object) -> None:

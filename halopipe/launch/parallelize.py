@@ -48,6 +48,7 @@ from halopipe.run_spec.job import job_folder
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.run_spec.result import Score
 from halopipe.training.rank_device import on_gpus, require_devices, seats_of
+from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import HalopipeError, UsageError
@@ -81,6 +82,8 @@ class Parallel:
     the script does to its module, which the ranks do not see, is refused (:mod:`halopipe.launch.script_module`).
     """
 
+    _values: ScriptValues | None = None
+
     def __init__(
         self,
         module: nn.Module | None,
@@ -102,6 +105,7 @@ class Parallel:
         """
         self.plan, self.profile, self.num_steps, self._state_of = plan, profile, 0, -1
         self._own = None if module is None else ScriptModule(module, loss_fn)
+        self._values = None if module is None else ScriptValues(owners(module, loss_fn), loss_fn)
         terms, device, _ = terms_of_script(plan, optimizer, options or {})
         self._followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
         given = {**(options or {}), "device": device}
@@ -182,6 +186,8 @@ class Parallel:
         require_no_autocast(self.plan.inputs.model.autocast)
         if self._own is not None:
             self._own.require_known()
+        if self._values is not None:
+            self._values.require_same()
 
     def _written(self, what: str, **told: Any) -> dict[str, Any]:
         """What rank 0 writes to a file."""

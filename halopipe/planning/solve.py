@@ -64,7 +64,6 @@ def known_solver(name: str) -> str:
 def _broken_rules(plan: Plan, problem: Problem) -> tuple[str, ...]:
     if not problem.fix and not problem.forbid:
         return ()
-
     return broken(problem.fix, problem.forbid, plan.decision, problem.profile.cluster)
 
 

@@ -80,8 +80,8 @@ def require_fitting(options: ServeOptions) -> None:
             raise UsageError(f"{option} goes with --learn", ["nothing is learnt without it"], [f"leave {option} out"])
     feeds.require_one({"--from": options.source, "--stdin": options.stdin, "--http": options.http})
     folder, answers = options.source, options.to
-    for option, value in {"--to": answers, "--reader": options.reader, "--follow": options.follow}.items():
-        if value and folder is None:
+    for option, given in {"--to": answers, "--reader": options.reader, "--follow": options.follow}.items():
+        if given and folder is None:
             raise UsageError(f"{option} goes with --from", [], ["--from FOLDER", f"leave {option} out"])
     if folder is not None and answers is None:
         raise UsageError("--from needs a folder for the answers", [], [f"--from {folder} --to FOLDER"])

@@ -102,7 +102,8 @@ class Loop:
 
     def _train(self, first: int) -> tuple[Compared, ...]:
         """The steps from ``first`` on; what the first update differs in from one device's, where it was compared."""
-        options, compared = self.options, ()
+        options = self.options
+        compared: tuple[Compared, ...] = ()
         traces = None
         if options.profile_steps:
             from halopipe.training.torch_traces import TorchTraces  # late: most runs trace nothing

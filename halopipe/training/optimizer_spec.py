@@ -239,7 +239,14 @@ def _measured_state(make: MakeOptimizer) -> float:
         return _STATE_PER_PARAMETER["AdamW"]
     if not optimizer.tensors:
         return _STATE_PER_PARAMETER["AdamW"]
-    optimizer.step()
+    try:
+        optimizer.step()
+    except Exception as error:
+        raise UsageError(
+            f"{type(optimizer.optimizer).__name__} does not step from gradients alone",
+            [f"its step raised {type(error).__name__}: {error}"],
+            ["an optimiser whose step needs no closure and no parameters of its own, such as SGD or AdamW"],
+        ) from error
     values = [value for state in optimizer.state.values() for value in state.values()]
     kept = sum(value.nbytes for value in values if isinstance(value, torch.Tensor) and value.numel() > 1)
     return float(kept / sum(parameter.nbytes for parameter in parameters.values()))

@@ -27,6 +27,7 @@ from halopipe.training.checkpointing import save_now
 from halopipe.training.evaluate import MakeMetrics, evaluate
 from halopipe.training.rank import Opened, Terms
 from halopipe.training.resuming import newest_sound, open_saved
+from halopipe.training.script_values import ScriptValues
 from halopipe.training.watched_steps import WatchedSteps
 from planner.ir.errors import CorruptFileError, HalopipeError, UsageError
 from planner.ir.graph import LOSS_PREFIX
@@ -71,10 +72,12 @@ class Execution:
             :attr:`module` is asked for.
         numerics: how far this rank's part of the first update was from one device's; None before it, and where that was
             not asked for.
+        values: that a script may change and the captured graph has as they were; None: nobody can.
     """
 
     numerics: NumericsReport | None
     profile: Profile | None = None
+    values: ScriptValues | None = None
 
     def __init__(
         self,
@@ -147,6 +150,8 @@ class Execution:
 
     def train(self, batch: Batch) -> StepResult:
         """As :meth:`step`, with everything that is known of the step: times, learning rates, norm of the gradients."""
+        if self.values is not None:
+            self.values.require_same()
         return self.train_before(batch, *self._upcoming.take())
 
     def train_before(self, batch: Batch, *upcoming: Batch) -> StepResult:

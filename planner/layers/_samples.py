@@ -23,8 +23,8 @@ from planner.layers._kinds import kind
 def check_samples_apart(graph: Graph) -> tuple[str, ...]:
     """Names of the layers through which samples do not stay apart in one sample dim, in order.
 
-    Those are the layers (other than the loss) that read samples and make an output without, those with more than one
-    sample dim, those that concatenate or normalise along it, and those that the capture found to mix or interleave
+    Those are the layers (other than the loss) that read samples and make an output without, those (the loss too, as of
+    pairs of samples, whose classes are samples) with more than one sample dim, those that concatenate or normalise along it, and those that the capture found to mix or interleave
     samples, with the readers of what is interleaved.  Batch normalisation is not among them: its statistics are
     combined.  Neither are layers that treat sites each by itself, or with neighbours: those of a stage of several ranks
     are cut with the samples, anywhere; but all others that read sparse tensors are.
@@ -37,7 +37,7 @@ def check_samples_apart(graph: Graph) -> tuple[str, ...]:
         if MIXES_SAMPLES in layer.attributes
         or layer.name in interleaved
         or any(producer(value) in interleaved for value in layer.inputs)
-        or (layer.kind != "loss" and _mixes(layer, tuple(values[name] for name in layer.inputs)))
+        or _mixes(layer, tuple(values[name] for name in layer.inputs))
         or _mixes_sites(layer, tuple(values[name] for name in layer.inputs))
     )
 
@@ -151,7 +151,7 @@ def _mixes_sites(layer: Layer, inputs: tuple[TensorSpec, ...]) -> bool:
 
 def _mixes(layer: Layer, inputs: tuple[TensorSpec, ...]) -> bool:
     reads_samples = any(spec.has_samples for spec in inputs)
-    loses = reads_samples and not all(spec.has_samples for spec in layer.outputs)
+    loses = layer.kind != "loss" and reads_samples and not all(spec.has_samples for spec in layer.outputs)
     repeats = any(spec.dims.count(SAMPLE) > 1 for spec in (*inputs, *layer.outputs))
     joined = [layer.outputs[0].dims[dim] for dim in _joined_dims(layer)]
     return loses or repeats or any(dim == SAMPLE or is_sites(dim) for dim in joined)

@@ -200,7 +200,7 @@ def specify(value: Tensor, names: tuple[str, ...], traced: Traced) -> TensorSpec
     shape = tuple(symbols.extent(size, traced.samples) for size in value.shape)
     sizes = [symbols.name_of(size) for size in value.shape]
     if traced.is_polymorphic:
-        places = [dim for dim, size in enumerate(value.shape) if symbols.per_sample(size)][:1]
+        places = [dim for dim, size in enumerate(value.shape) if symbols.per_sample(size)]
     else:
         places = [0] if shape and shape[0] == traced.samples and sizes[0] is None else []
     dims = list(_placed(names, places, len(shape)))

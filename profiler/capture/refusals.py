@@ -47,6 +47,8 @@ _NOT_CAPTURED = {
     "__format__": f"put what prints values behind: {_WHILE_CAPTURED}",
     ".numpy()": "operators of torch instead of numpy; what is only looked at, behind: " + _WHILE_CAPTURED,
     "constant's list": "write what .data, copy or gradients inside of forward are for as a torch.autograd.Function",
+    "targets in one vector": "targets padded to one length, pad_sequence(targets, batch_first=True)",
+    "lengths as a list: give them as tensors": "torch.full((x.shape[0],), frames, dtype=torch.long), made in loss_fn",
     "lengths as a list": "lengths = mask.sum(1), a tensor",
     "total_length": "pad_packed_sequence(y, batch_first=True, total_length=x.size(1)), of what was packed",
     "drops values between its layers": "layers of one level each, with nn.Dropout between them",

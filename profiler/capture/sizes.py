@@ -26,6 +26,8 @@ from cuda_ops._torch import sympy_interpreter
 from planner.ir.errors import UnsupportedModelError
 
 NUM_SAMPLES = "num_samples"
+_TRIED = (2, 3, 5, 7, 64)
+"""Numbers of samples at which a size is worked out that torch does not simplify."""
 
 Places = Sequence[tuple[str, int]]
 """(graph input, dim), as often as a size occurs there."""
@@ -64,7 +66,12 @@ class Symbols:
         expression = self.expression(size)
         factor = expression.coeff(self.samples)
         is_whole = (expression - factor * self.samples).expand() == 0 and factor.is_integer
-        return factor if is_whole and not factor.has(self.samples) else None
+        if is_whole and not factor.has(self.samples):
+            return factor
+        if expression.free_symbols != {self.samples}:
+            return None
+        tried = {expression.subs(self.samples, number) / number for number in _TRIED}  # (n * n) // n is n
+        return tried.pop() if len(tried) == 1 and all(each.is_Integer and each for each in tried) else None
 
     def per_sample(self, size: Any) -> int | None:
         """What ``size`` is per sample at the example's other extents; None where it is no multiple of the samples."""

@@ -31,6 +31,7 @@ from cuda_ops._torch import (
     tree_unflatten,
     wrap_with_set_grad_enabled,
 )
+from cuda_ops.dense.connectionist import ConnectionistLosses
 from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_finite
 from cuda_ops.dense.derivatives import Derivatives, UnknownDerivativeError, differentiate
 from cuda_ops.dense.packed import packed_as_padded
@@ -258,7 +259,7 @@ def _entered(modes: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
 def _export(
     model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any, *, strict: bool = False
 ) -> ExportedProgram:
-    seen = FiniteValues(), Derivatives(), StateChanges(), BagsOfRows(), packed_as_padded()
+    seen = FiniteValues(), Derivatives(), StateChanges(), BagsOfRows(), ConnectionistLosses(), packed_as_padded()
     taken = recurrence_by_shape(), averages_in_operators(), kept_functions(), model.precision()
     with warnings.catch_warnings(), _entered((*taken, *seen)):
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters

@@ -63,6 +63,7 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> frozenset[str]:
     _require_same_gradients(model, expected.gradients, found.gradients)
     _require_same_buffers(expected.buffers, found.buffers)
     _require_same_again(expected, found)
+    _require_no_schedule(model, whole, expected.loss)
     if traced.refusal is not None:
         other = {name: _changed(tensor) for name, tensor in whole.items()}
         results = _own_result(model, other, samples), _graph_result(traced, model, other, samples)
@@ -378,6 +379,58 @@ def _require_same_again(expected: _Result, found: _Result) -> None:
             [f"second call: {expected.again.item()} by the module, {found.again.item()} by the graph"],
             ["keep what changes from call to call in buffers, written in place: self.count.add_(1)"],
         )
+
+
+def _require_no_schedule(model: LoadedModel, tensors: Mapping[str, Tensor], expected: Tensor) -> None:
+    """Raises :class:`UnsupportedModelError` where a number that forward counts is one that it computes with.
+
+    Such as the weight of a term that grows over thousands of steps: two calls, one after the other, are alike but for
+    rounding.  So what a call has changed is changed by as much as many calls would.
+    """
+    loss: Any = getattr(model.loss_fn, "function", model.loss_fn)
+    owners: list[Any] = [part for module in model.owners.values() for part in module.modules()]
+    owners += [loss] if hasattr(loss, "__dict__") and not isinstance(loss, nn.Module) else []
+    kept = [(owner, key, value) for owner in owners for key, value in vars(owner).items() if _is_counted(value)]
+
+    def own_loss() -> Tensor:
+        return _loss_alone(model, lambda: _loss_of(model, [tensor.clone() for tensor in tensors.values()]))
+
+    try:
+        with untouched(*model.owners.values()):
+            own_loss()
+            moved = [(*each, vars(each[0]).get(each[1])) for each in kept]
+        moved = [each for each in moved if _is_counted(each[3]) and each[3] != each[2]]
+        if not moved:
+            return
+        with untouched(*model.owners.values()):
+            for owner, key, before, after in moved:
+                vars(owner)[key] = after + _FAR * (after - before)
+            far = own_loss()
+    except UnsupportedModelError:
+        raise
+    except Exception:  # noqa: BLE001 - the user's module may fail in any way on such a number: it does compute with it
+        far = expected.new_full((), math.nan)
+    finally:
+        for owner, key, value in kept:
+            vars(owner)[key] = value
+    if not is_alike(expected.detach(), far):
+        names = ", ".join(f"{key} of {type(owner).__name__}, from {was} to {now}" for owner, key, was, now in moved)
+        raise UnsupportedModelError(
+            "the module computes with a number that it changes itself from call to call, which no graph holds",
+            [f"a call changes {names}"],
+            [
+                "keep it in a buffer, written in place, and compute with that: self.count.add_(1)",
+                "what the step decides as part of the batch: torch.full((len(x),), weight), as an input or a target",
+            ],
+        )
+
+
+def _is_counted(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_FAR = 100_003
+"""Calls, about; a prime, so that what goes in circles is elsewhere then."""
 
 
 def _require_same_buffers(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:

@@ -117,6 +117,7 @@ def updates_of(
     deadline_s: float,
     parts: Parts | None = None,
     places: Mapping[str, Places] = MappingProxyType({}),
+    is_alone: bool = True,
 ) -> Updates:
     """The updates of ``stage``, which runs on ``ranks`` (by growing number).
 
@@ -128,6 +129,7 @@ def updates_of(
         parts: what this rank has of the parameters, where the stage's layers are divided along more than samples; its
             groups of ranks are declared to ``transport``.
         places: of parameters in the stage's passes, where gradients are divided, in the order of their use.
+        is_alone: whether there is no other stage.
 
     Raises:
         UsageError: the optimiser cannot be used.
@@ -163,7 +165,7 @@ def updates_of(
     first = {name: parts[name].group[0] if name in parts else ranks[0] for name in trained}
     first |= {name: tie_of[name].ranks[0] for name in trained if name in tie_of}
     held = {name: parts[name] for name in trained if name in parts}
-    optimizer = StageOptimizer(trained, make, shards, held) if trained else None
+    optimizer = StageOptimizer(trained, make, shards, held, is_alone=is_alone) if trained else None
     if in_passes is not None:
         in_passes.divide()
     return Updates(

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -24,7 +25,14 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from cuda_ops._torch import has_step_hooks, note_step, optimizer_attributes, optimizer_like, tree_leaves
 from planner.ir.errors import FactoryError, UnknownNameError, UsageError
 from planner.ir.profile import Optimizer, spelled
-from runtime.optim.sharding import STEP, ParameterSlice, ShardedParameters, give_slices, require_elementwise
+from runtime.optim.sharding import (
+    STEP,
+    ParameterSlice,
+    ShardedParameters,
+    give_slices,
+    require_apart,
+    require_elementwise,
+)
 
 if TYPE_CHECKING:
     from runtime.spatial import Part, Parts
@@ -46,6 +54,7 @@ class StageOptimizer:
         make: see the module; a parameter that it leaves out is not trained.
         sharded: some of the parameters in slices, of which the optimiser gets this rank's.
         parts: what this rank has of parameters, where it has not all of each; the factory sees these parts.
+        is_alone: whether no other stage has parameters of the model.
 
     Attributes:
         optimizer: the user's.
@@ -66,6 +75,8 @@ class StageOptimizer:
         make: MakeOptimizer,
         sharded: ShardedParameters | None = None,
         parts: Parts | None = None,
+        *,
+        is_alone: bool = True,
     ) -> None:
         self.optimizer = _made(make, parameters)
         self.scheduler: LRScheduler | None = None
@@ -73,6 +84,8 @@ class StageOptimizer:
         self._sharded = sharded
         names = {parameter: name for name, parameter in parameters.items()}
         _require_usable(self.optimizer, names)
+        if not is_alone:
+            require_apart(self.optimizer)
         groups = self.optimizer.param_groups
         self.group_names = tuple(tuple(names[parameter] for parameter in group["params"]) for group in groups)
         self.parts: Mapping[str, Part] = {name: part for name, part in (parts or {}).items() if part.is_divided}
@@ -155,8 +168,9 @@ class Followed:
     """An optimiser object of the user's, which those of all stages follow; makes them.
 
     Each is of its class, with its attributes and all of its groups, of which it has the stage's own parameters, with
-    what was kept for them so far.  Before each update it takes over the settings of the user's groups: whatever the
-    script or a schedule did to them (learning rates) holds.  The user's object itself never steps.
+    what was kept for them so far.  Before each update it takes over what changed in the user's groups: whatever the
+    script or a schedule did to them (learning rates) holds, and what its own steps write there, such as a number of
+    steps, stays.  The user's object itself never steps.
 
     Args:
         scheduler: made on ``optimizer``; stepped once an update (:meth:`updated`).
@@ -170,6 +184,7 @@ class Followed:
         self.optimizer, self.scheduler = optimizer, scheduler
         self._names: Mapping[str, nn.Parameter] = {}
         self._kept: dict[torch.Tensor, Any] | None = None
+        self._led: WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]] = WeakKeyDictionary()
         _require_divisible(optimizer)
         _require_counting(scheduler)
         if scheduler is not None and scheduler.optimizer is not optimizer:
@@ -214,7 +229,9 @@ class Followed:
             groups.append({**_without_parameters(group), "params": [parameter for _, parameter in own]})
         kept: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         kept.update((parameter, each) for parameter, each in state.items() if each)
-        return optimizer_like(type(self.optimizer), optimizer_attributes(self.optimizer), groups, kept)
+        found = optimizer_like(type(self.optimizer), optimizer_attributes(self.optimizer), groups, kept)
+        self._led[found] = self.settings
+        return found
 
     @property
     def settings(self) -> list[dict[str, Any]]:
@@ -240,7 +257,7 @@ class Followed:
         )
 
     def lead(self, follower: torch.optim.Optimizer) -> None:
-        """Gives ``follower`` the settings of the user's groups.
+        """Gives ``follower`` the settings of the user's groups that changed since it got them last.
 
         Raises:
             UsageError: there are others by now.
@@ -252,14 +269,20 @@ class Followed:
                 [f"it had {len(follower.param_groups)} when the stages were made"],
                 ["add all groups before"],
             )
-        for group, own in zip(groups, follower.param_groups, strict=True):
-            own.update(_without_parameters(group))
+        now = self.settings
+        before = self._led.get(follower, [{}] * len(now))
+        for settings, known, own in zip(now, before, follower.param_groups, strict=True):
+            own.update(
+                {key: value for key, value in settings.items() if key not in known or _differ(value, known[key])}
+            )
+        self._led[follower] = now
 
     def take(self, follower: torch.optim.Optimizer, has_names: Iterable[bool]) -> None:
         """Gets back the settings of those groups of which ``follower`` has parameters."""
         for group, own, is_there in zip(self.optimizer.param_groups, follower.param_groups, has_names, strict=True):
             if is_there:
                 group.update(_without_parameters(own))
+        self._led[follower] = self.settings
 
     def updated(self) -> None:
         """Call once after each update, on every rank: steps the schedule."""
@@ -348,6 +371,12 @@ def scheduler_maker_of(name: str, arguments: Mapping[str, Any]) -> MakeScheduler
 
 def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in _NO_SETTINGS}
+
+
+def _differ(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return not torch.equal(one, other)
+    return one is not other and bool(one != other)
 
 
 def _require_divisible(optimizer: torch.optim.Optimizer) -> None:

@@ -243,22 +243,22 @@ class Executor:
     """
 
     def __init__(
-        self, binding: Binding, around: StepEnvironment, *, evaluates: bool = False, passes: Passes | None = None
+        self, binding: Binding, environment: StepEnvironment, *, evaluates: bool = False, passes: Passes | None = None
     ) -> None:
         self._program, self._residents, self._plumbing = binding.program, binding.residents, binding.plumbing
-        self._around, self._rank = around, around.transport.rank
+        self._environment, self._rank = environment, environment.transport.rank
         self._evaluates, self._passes = evaluates, passes
-        self._device = around.device
-        self._moves_inputs = around.device.type != "cpu"
+        self._device = environment.device
+        self._moves_inputs = environment.device.type != "cpu"
         self.kept: tuple[str, ...] = ()
         row = binding.program.rows[self._rank]
         self._post = Post(
             binding.plumbing,
             row,
-            around.transport,
-            deadline_s=around.deadline_s,
-            lookahead=around.lookahead or binding.program.receive_window(self._rank),
-            device=around.device,
+            environment.transport,
+            deadline_s=environment.deadline_s,
+            lookahead=environment.lookahead or binding.program.receive_window(self._rank),
+            device=environment.device,
             joined=binding.program.joined(),
         )
         # All ranks finish a step together, also those that have nothing to update.
@@ -266,7 +266,7 @@ class Executor:
         self._last, self._final = last_gradients(row, binding.program.ranks), last_updates(row)
         self._tasks = self._made(row)
         self._batch: Batch | None = None
-        self._ahead = Ahead(beside=around.device.type != "cpu")
+        self._ahead = Ahead(beside=environment.device.type != "cpu")
         self._step = 0
         self.outputs: dict[int, dict[str, Piece]] = {}
 
@@ -285,13 +285,13 @@ class Executor:
         Raises:
             StopBeforeStepError: a rank has asked for it.
         """
-        activity, asking = self._around.activity, self._around.asking
+        activity, asking = self._environment.activity, self._environment.asking
         self.enter(step, batch)
         self.announce(turn)
         try:
-            asking.agreed = self._around.transport.barrier(self._around.deadline_s, asking.word)
+            asking.agreed = self._environment.transport.barrier(self._environment.deadline_s, asking.word)
         except HalopipeError as error:
-            raise self._around.context.of(error, self._step, START) from error
+            raise self._environment.context.of(error, self._step, START) from error
         if asking.agreed == STOP:
             activity.begin(BETWEEN)
             raise StopBeforeStepError
@@ -302,9 +302,9 @@ class Executor:
 
     def enter(self, step: int, batch: Batch) -> None:
         """Forget the last step; what is run next is ``step``, on ``batch``."""
-        activity = self._around.activity
+        activity = self._environment.activity
         activity.begin(START)
-        activity.step, activity.deadline_s = step, self._around.deadline_s
+        activity.step, activity.deadline_s = step, self._environment.deadline_s
         self._step, self._batch = step, batch
         self._ahead.forget()
         self.outputs.clear()
@@ -320,9 +320,8 @@ class Executor:
         Raises:
             StageFailedError: a stage raised; DeadlineError, TransportError: a message failed.  The text says where.
         """
-        activity, context, clock = self._around.activity, self._around.context, clock_of(self._around.device)
-        meter = self._around.meter
-        peak_bytes: list[int] = []
+        activity, context = self._environment.activity, self._environment.context
+        clock, meter, peak_bytes = clock_of(self._environment.device), self._environment.meter, list[int]()
         if meter is not None:
             meter.take_peak()
         clock.mark()
@@ -335,8 +334,8 @@ class Executor:
             clock.mark()
             if meter is not None:
                 peak_bytes.append(meter.take_peak())
-        if self._finishes_at_end and self._around.finish is not None:
-            self._around.finish()
+        if self._finishes_at_end and self._environment.finish is not None:
+            self._environment.finish()
         activity.begin(END)
         try:
             if flushes:
@@ -413,8 +412,8 @@ class Executor:
             self._residents[action.stage].forget_gradients()
 
     def _finish_and_update(self, action: Action) -> None:
-        if self._around.finish is not None:
-            self._around.finish()
+        if self._environment.finish is not None:
+            self._environment.finish()
         self._update(action)
 
     def _made(self, row: Sequence[Action]) -> tuple[_Task, ...]:

@@ -17,17 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import UsageError
 from planner.ir.graph import SAMPLE, TensorSpec
 from runtime.pipeline.messages import slices
-
-if TYPE_CHECKING:
-    from runtime.stage.index_ranges import IndexRange
 
 Inputs = Mapping[str, Tensor]
 """Graph inputs by name."""
@@ -88,6 +86,13 @@ class Batch(Protocol):
         ...
 
 
+class Limit(Protocol):
+    """What the numbers of an input are held to, see :mod:`runtime.stage.index_ranges`."""
+
+    def require(self, name: str, given: Tensor) -> None:
+        """Raises :class:`UsageError` where the input ``name`` is beyond it."""
+
+
 @dataclass(frozen=True, slots=True)
 class InputSpecs:
     """What the model takes.
@@ -101,7 +106,7 @@ class InputSpecs:
     specs: Mapping[str, TensorSpec]
     captured: int
     free: frozenset[tuple[str, int]] = frozenset()
-    ranges: Mapping[str, tuple[IndexRange, ...]] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[Limit, ...]] = field(default_factory=dict)
 
     def rows(self, tensors: Sequence[Tensor]) -> int:
         """Samples that the tensors hold.
@@ -161,7 +166,7 @@ class InputSpecs:
             return (tensor,) * len(rows)
         dim = spec.dims.index(SAMPLE)
         each = spec.shape[dim] // self.captured
-        return tensor.split([count * each for count in rows], dim)
+        return torch.split(tensor, [count * each for count in rows], dim)
 
     def shape(self, name: str, shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
         """``shape`` with ``rows`` samples."""

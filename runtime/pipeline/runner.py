@@ -41,13 +41,13 @@ class Runner:
         self,
         binder: Binder,
         residents: Mapping[int, Resident],
-        around: StepEnvironment,
+        environment: StepEnvironment,
         weighing: Weighing,
         preparing: BatchPreparation[AnyBatch] | None,
         heard: Callable[[int], None],
     ) -> None:
         self.binder, self.preparing = binder, preparing
-        self._residents, self._around, self._weighing, self._heard = residents, around, weighing, heard
+        self._residents, self._environment, self._weighing, self._heard = residents, environment, weighing, heard
         self._executors: dict[tuple[Binding, bool], Executor] = {}
         self._turn = 0
 
@@ -59,7 +59,7 @@ class Runner:
         """
         # What was bound to the sites of the batch before keeps these, and all that was made of them.
         self._executors = {key: each for key, each in self._executors.items() if key[0].is_kept}
-        meter, start = None if self.preparing is None else self._around.meter, time.perf_counter()
+        meter, start = None if self.preparing is None else self._environment.meter, time.perf_counter()
         if meter is not None:
             meter.take_peak()
         try:
@@ -69,7 +69,7 @@ class Runner:
         except StageFailedError as error:
             if self.preparing is None:
                 raise
-            raise self._around.context.of(error, step, "finding sites") from error
+            raise self._environment.context.of(error, step, "finding sites") from error
         seconds = 0.0 if self.preparing is None else time.perf_counter() - start
         return found, binding, seconds, 0 if meter is None else meter.take_peak()
 
@@ -91,7 +91,7 @@ class Runner:
             if len(self._executors) >= _MOST_KEPT:
                 self._executors.pop(next(iter(self._executors)))
             bound = _forward_only(binding) if evaluates else binding
-            self._executors[key] = Executor(bound, self._around, evaluates=evaluates)
+            self._executors[key] = Executor(bound, self._environment, evaluates=evaluates)
         return self._executors[key]
 
     def run(self, executor: Executor, batch: Batch, step: int) -> tuple[RowTrace, float]:
@@ -102,7 +102,7 @@ class Runner:
                 begin the next.
         """
         executor.prepare(step, self.next_turn(), batch)
-        self._heard(self._around.asking.agreed)
+        self._heard(self._environment.asking.agreed)
         start = time.perf_counter()
         ran = executor.run()
         return ran, time.perf_counter() - start

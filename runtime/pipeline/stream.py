@@ -114,12 +114,12 @@ class Stream:
     def __init__(
         self,
         setting: Setting,
-        around: StepEnvironment,
+        environment: StepEnvironment,
         bind: Callable[[Batch, bool], Binding],
         begin: Callable[[Batch, Binding, bool], None],
         next_turn: Callable[[], int],
     ) -> None:
-        self.setting, self._around = setting, around
+        self.setting, self._environment = setting, environment
         self._bind, self._begin, self._next_turn = bind, begin, next_turn
         self._passes = partial(Resident.answer, training=setting.training, frozen=setting.frozen)
         self._executors: dict[tuple[Binding, int, bool], Executor] = {}
@@ -185,7 +185,7 @@ class Stream:
 
     def settle(self) -> None:
         """Waits until all that was sent has been taken; nothing may be offered."""
-        self._around.transport.flush(self._around.deadline_s)
+        self._environment.transport.flush(self._environment.deadline_s)
         self._unflushed = 0
 
     def _require_finite(self, one: _Offered, residents: Mapping[int, Resident]) -> None:
@@ -204,7 +204,7 @@ class Stream:
             if len(self._executors) >= _MOST_KEPT:
                 self._executors.pop(next(iter(self._executors)))
             passes = None if learns else self._passes
-            self._executors[key] = Executor(binding, self._around, passes=passes)
+            self._executors[key] = Executor(binding, self._environment, passes=passes)
             self._executors[key].kept = self.setting.answers
         return self._executors[key]
 

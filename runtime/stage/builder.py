@@ -193,6 +193,7 @@ class Builder:
             deadline_s=self._deadline_s,
             parts=parts,
             places={} if passes is None else passes.places(self._model, parameters, received),
+            is_alone=len(decision.stages) == 1,
         )
         if passes is not None:
             passes.shards = updates.in_passes

@@ -78,7 +78,7 @@ class IndexRange:
         raise UsageError(
             f"{name} holds {found}, and layer {self.layer} has {what}: {allowed}",
             [
-                f"{place} of the batch" + (", behind what is sliced off" if self.cut else ""),
+                f"{place}, of the {len(given)} that are given" + (", behind what is sliced off" if self.cut else ""),
                 f"{int(wrong.sum())} of {read.numel()} numbers are out of range, between {least} and {most}",
                 *([f"{self.ignored} is ignored"] if is_loss else []),
             ],
@@ -125,21 +125,22 @@ def _source(index: Any) -> tuple[fx.Node, tuple[tuple[int, int, int], ...]] | No
         index = index.args[0]
     if not isinstance(index, fx.Node) or index.op != "placeholder":
         return None
-    cut, is_moved = [], False
+    cut: list[tuple[int, int, int]] = []
+    is_moved = False
     for node in reversed(ways):
         if node.target is not _ATEN.slice.Tensor:
             is_moved = is_moved or not _is_alike(node)
             continue
-        given = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
-        dim, start, end, step = (arguments_of(node).get(n, d) for n, d in zip(_SLICE, given, strict=True))
-        numbers = (dim, 0 if start is None else start, _FAR if end is None else end)
-        if is_moved or step != 1 or not all(isinstance(each, int) for each in numbers) or dim < 0:
+        found = {"dim": 0, "start": None, "end": None, "step": 1, **arguments_of(node)}
+        dim, start, end = found["dim"], found["start"] or 0, _FAR if found["end"] is None else found["end"]
+        is_known = isinstance(dim, int) and isinstance(start, int) and isinstance(end, int)
+        if is_moved or not is_known or dim < 0 or found["step"] != 1:
             return None
-        cut.append(numbers)
-    return index, tuple(each for each in cut if each[1:] != (0, _FAR))
+        if (start, end) != (0, _FAR):
+            cut.append((dim, start, end))
+    return index, tuple(cut)
 
 
-_SLICE = ("dim", "start", "end", "step")
 _FAR = 2**63 - 1
 
 

@@ -219,11 +219,10 @@ def _numbered(kind: str, src_stage: int, dst_stage: int, microbatch: int) -> int
 
 def header_of(key: Key, layout: Layout, number: int, taken: int) -> bytes:
     """The header of a message."""
-    return _HEADER.pack(
-        *(_MAGIC, _VERSION, key.kind.encode(), layout.count, key.step, key.src_stage, key.dst_stage, key.microbatch),
-        *(layout.checksum, layout.payload_bytes, layout.dtypes),
-        *(number, taken, ~(number ^ taken) & _STAMP_MASK),
-    )
+    step, kind, src_stage, dst_stage, microbatch = key
+    ends, of_tensors = (src_stage, dst_stage, microbatch), (layout.checksum, layout.payload_bytes, layout.dtypes)
+    stamp = number, taken, ~(number ^ taken) & _STAMP_MASK
+    return _HEADER.pack(_MAGIC, _VERSION, kind.encode(), layout.count, step, *ends, *of_tensors, *stamp)
 
 
 def _faults(key: Key, expected: tuple[Any, ...], came: tuple[Any, ...]) -> list[str]:

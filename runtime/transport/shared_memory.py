@@ -109,8 +109,7 @@ class SharedMemoryTransport:
         self.require_usable(("receive", key), source)
         segments, header = self.segments, header_of(key, layout, 0, 0)
         look = partial(segments.receive, source, _MESSAGE | tag(key), header, layout)
-        ended = look(NOW_S, 0.0, False)
-        if ended == LATE:
+        if (ended := look(NOW_S, 0.0, False)) == LATE:
             ended = self._wait(look, source, ("receive", key), Deadline(deadline_s))
         if ended == WRONG:
             raise another(segments.header(source, segments.came), header, key, source)
@@ -146,12 +145,7 @@ class SharedMemoryTransport:
         for rank, tensor in sent.items():
             if tensor.numel():
                 self.put(tensor, (rank,), self.exchange_channel(True, rank, key), _EXCHANGING)
-        coming: list[_Coming] = [
-            (rank, self.exchange_channel(False, rank, key), tensor, _place(tensor) if is_plain(tensor) else None)
-            for rank, tensor in received.items()
-            if tensor.numel()
-        ]
-        return _Exchange(self, coming, deadline_s)
+        return _Exchange(self, _receives(received), deadline_s, key)
 
     def lanes(self, sent: ByRank, received: ByRank, deadline_s: float, key: int | None) -> Lanes | None:
         """What does :meth:`start_exchange` again and again; None where it cannot be worked out before.
@@ -169,8 +163,7 @@ class SharedMemoryTransport:
             for (rank, tensor), rows in zip(sent.items(), places.values(), strict=True)
             if rows is not None and tensor.numel()
         ]
-        receives = [(rank, tensor, _place(tensor)) for rank, tensor in received.items() if tensor.numel()]
-        return Lanes(self, sends, receives, deadline_s, key)
+        return Lanes(self, sends, _receives(received), deadline_s, key)
 
     @without_gradients
     def reduce_scatter(
@@ -239,12 +232,11 @@ class SharedMemoryTransport:
             return
         if self._why_unusable:
             raise self._gone(what, ranks[0])
-        if len(ranks) == 1 and has_values(tensor):
-            if tensor.is_contiguous():
-                self.segments.put(_place(tensor), ranks[0], channel)
-                return
-            if self.segments.put_cut(tensor, ranks[0], channel, _guard(tensor)):
-                return
+        if len(ranks) == 1 and (place := _place(tensor)) is not None:
+            self.segments.put(place, ranks[0], channel)
+            return
+        if len(ranks) == 1 and has_values(tensor) and self.segments.put_cut(tensor, ranks[0], channel, _guard(tensor)):
+            return
         offset = self.segments.block(tensor.nbytes, len(ranks), _guard(tensor))
         self.segments.tensor(self.rank, offset, tensor.shape, tensor.dtype).copy_(tensor.detach())
         for rank in ranks:
@@ -252,12 +244,12 @@ class SharedMemoryTransport:
 
     def fetch(self, tensor: torch.Tensor, rank: int, channel: int, what: Words, deadline: Deadline) -> None:
         """Waits for a block of the size and dtype of ``tensor``, which becomes what lies there."""
-        if not is_plain(tensor):
+        place = _place(tensor)
+        if place is None:
             _, offset, came = self._look_at(tensor, rank, channel, what, deadline)
             tensor.detach().copy_(came)
             self.segments.let_go(rank, offset)
             return
-        place = _place(tensor)
         if self.fetch_now(tensor, place, rank, channel, what):
             return
         if self._wait(partial(self.segments.fetch, place, rank, channel), rank, what, deadline) == WRONG:
@@ -364,16 +356,20 @@ class SharedMemoryTransport:
         return gone(words(what), self.rank, f"rank {rank}", why)
 
 
-_Coming = tuple[int, int, torch.Tensor, Place | None]
+_Receive = tuple[int, torch.Tensor, Place | None]  # from which rank, and where it belongs
 
 
 class _Exchange:
-    """Tensors on their way: from which rank, on which channel, and where each belongs, if it has one place."""
+    """Tensors on their way."""
 
     __slots__ = ("_coming", "_deadline_s", "_transport")
 
-    def __init__(self, transport: SharedMemoryTransport, coming: list[_Coming], deadline_s: float) -> None:
-        self._transport, self._coming, self._deadline_s = transport, coming, deadline_s
+    def __init__(
+        self, transport: SharedMemoryTransport, receives: Sequence[_Receive], deadline_s: float, key: int | None
+    ) -> None:
+        self._transport, self._deadline_s = transport, deadline_s
+        channel = transport.exchange_channel
+        self._coming = [(rank, channel(False, rank, key), tensor, place) for rank, tensor, place in receives]
 
     def wait(self) -> None:
         deadline, fetch_now = None, self._transport.fetch_now
@@ -392,13 +388,13 @@ class Lanes:
     def __init__(
         self,
         transport: SharedMemoryTransport,
-        sends: list[tuple[int, int, Rows, int]],
-        receives: list[tuple[int, torch.Tensor, Place]],
+        sends: Sequence[tuple[int, int, Rows, int]],
+        receives: Sequence[_Receive],
         deadline_s: float,
         key: int | None,
     ) -> None:
-        self._transport, self._sends, self._receives = transport, sends, receives
-        self._deadline_s, self._key = deadline_s, key
+        self._transport, self._sends, self._receives, self._deadline_s = transport, sends, receives, deadline_s
+        self._key = key
 
     def start(self, whole: torch.Tensor) -> Pending:
         """Sends the parts of ``whole``, contiguous and on the processor; what comes is there after the wait."""
@@ -407,11 +403,7 @@ class Lanes:
         for rank, offset, rows, guard in self._sends:
             channel = transport.exchange_channel(True, rank, key)
             transport.segments.put_rows(address + offset, rows, rank, channel, guard)
-        coming: list[_Coming] = [
-            (rank, transport.exchange_channel(False, rank, key), tensor, place)
-            for rank, tensor, place in self._receives
-        ]
-        return _Exchange(transport, coming, self._deadline_s)
+        return _Exchange(transport, self._receives, self._deadline_s, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,8 +487,12 @@ def _guard_of(num_elements: int, dtype: torch.dtype) -> int:
     return zlib.crc32(f"{num_elements} {dtype}".encode())
 
 
-def _place(tensor: torch.Tensor) -> Place:
-    return Place(tensor.data_ptr(), tensor.nbytes, _guard(tensor))
+def _receives(received: ByRank) -> list[_Receive]:
+    return [(rank, tensor, _place(tensor)) for rank, tensor in received.items() if tensor.numel()]
+
+
+def _place(tensor: torch.Tensor) -> Place | None:
+    return Place(tensor.data_ptr(), tensor.nbytes, _guard(tensor)) if is_plain(tensor) else None
 
 
 def _guard(tensor: torch.Tensor) -> int:

@@ -259,7 +259,7 @@ def hard_examples() -> Network:
     return mlp(), classes(), loss
 
 
-@network("CTC loss with lengths", refused="ctc_loss")
+@network("CTC loss with lengths")
 def ctc() -> Network:
     net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 4))
 

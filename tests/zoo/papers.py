@@ -29,7 +29,7 @@ class Spline(nn.Module):
         self.spline = nn.Parameter(0.1 * torch.randn(outside, inside, size + order))
 
     def forward(self, x: Tensor) -> Tensor:
-        assert x.dim() == 2 and x.size(1) == self.grid.size(0)
+        assert x.size(1) == self.grid.size(0)
         z, grid = x.unsqueeze(-1), self.grid.to(x.dtype)
         bases = ((z >= grid[:, :-1]) & (z < grid[:, 1:])).to(x.dtype)
         for k in range(1, self.order + 1):
@@ -350,7 +350,7 @@ class Recogniser(nn.Module):
         return self.head(y).log_softmax(2)
 
 
-@network("CRNN with CTC: log probabilities time first, lengths as integers", mixes=True, refused="ctc_loss")
+@network("CRNN with CTC: log probabilities time first, lengths as integers", mixes=True)
 def crnn_ctc() -> Network:
     def loss(out: Tensor, y: Tensor) -> Tensor:
         lengths = torch.full((out.size(1),), out.size(0), dtype=torch.long)

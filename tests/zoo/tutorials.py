@@ -264,6 +264,16 @@ def pairs_of_samples() -> Network:
     return PairNet(), (torch.randn(4, 6), torch.randn(4)), F.mse_loss
 
 
+@network("CLIP's loss of pairs: targets are arange of x.shape[0]", refused=WHOLE_BATCH)
+def pairs_by_shape() -> Network:
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        scores = F.normalize(out) @ F.normalize(y).t() / 0.2
+        target = torch.arange(scores.shape[0])
+        return (F.cross_entropy(scores, target) + F.cross_entropy(scores.t(), target)) / 2
+
+    return mlp(), (torch.randn(4, 6), torch.randn(4, 3)), loss
+
+
 class LossModule(nn.Module):
     """A network that gets the targets, and gives (output, loss)."""
 

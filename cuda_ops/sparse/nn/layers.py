@@ -264,14 +264,14 @@ class BatchNorm(nn.BatchNorm1d):
         training = self.training or self.running_mean is None
         tracked = not self.training or self.track_running_stats
         mean, var = (self.running_mean, self.running_var) if tracked else (None, None)
-        affine = self.weight, self.bias
+        weight, bias = self.weight, self.bias
         batches = self.num_batches_tracked
         if is_averaging(self) and mean is not None and var is not None and batches is not None:
-            with averaged(batches, mean, var) as kept:
-                return functional.batch_norm(input, *kept, *affine, training, MOMENTUM, self.eps)
+            with averaged(batches, mean, var) as (mean, var):
+                return functional.batch_norm(input, mean, var, weight, bias, training, MOMENTUM, self.eps)
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        return functional.batch_norm(input, mean, var, *affine, training, self.momentum or 0.0, self.eps)
+        return functional.batch_norm(input, mean, var, weight, bias, training, self.momentum or 0.0, self.eps)
 
 
 class GroupNorm(nn.Module):

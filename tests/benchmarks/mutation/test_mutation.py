@@ -165,6 +165,11 @@ def test_mutants_are_killed_by_a_few_cases_by_all_of_them_or_not_at_all(
     assert (tree / "planner" / "sums.py").read_text() == SUMS
 
 
+def test_a_file_of_tests_that_is_not_there_kills_nobody(tree: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"test_nothing\.py"):
+        Tree(tree).failing(["tests/planner/test_nothing.py"])
+
+
 def test_a_record_knows_what_tests_enter_in_other_processes_too(tree: Path) -> None:
     record = record_tests(tree, ["tests"])
     assert record.functions == {

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from halopipe.data.feeds import Agreement
 from halopipe.data.sources import Position, digest, open_data, read
-from planner.ir.errors import DifferentDataError
+from planner.ir.errors import DifferentDataError, UsageError
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.transport import Hub, InProcessTransport
@@ -185,6 +185,22 @@ def test_data_that_end_on_one_rank_alone_are_told(tmp_path: Path) -> None:
     assert "had no batch any more" in caught.value.details[0]
     with pytest.raises(DifferentDataError, match="at step 1"):
         run_job(learners.plan(), tmp_path, steps=2, eval_data=f"{HERE}:shorter")
+
+
+class Mislabelled(Augmented):
+    def __getitem__(self, index: int) -> Batch:
+        return self.base[index], torch.tensor(learners.NUM_CLASSES if index == 6 else 0)
+
+
+def mislabelled(global_batch: int, input_shape: tuple[int, ...], seed: int) -> DataLoader[Batch]:
+    return DataLoader(Mislabelled(), batch_size=4)
+
+
+@pytest.mark.parametrize("data_from", ["each", "first"])
+def test_a_class_that_the_model_does_not_have_is_named_with_its_sample(tmp_path: Path, data_from: str) -> None:
+    pattern = r"targets holds 3, and layer loss has 3 classes: 0 \.\.\. 2[\s\S]*sample 2, of the 4 that are given"
+    with pytest.raises(UsageError, match=pattern):
+        run_job(learners.plan(), tmp_path, data=f"{HERE}:mislabelled", data_from=data_from)
 
 
 class Remembering(Augmented):

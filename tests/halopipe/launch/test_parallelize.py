@@ -96,6 +96,12 @@ def test_a_module_is_trained_from_a_script_as_in_its_own_loop(tmp_path: Path) ->
             run.step(batch(0, 7))
         with pytest.raises(UsageError, match=r"of torch\.float32, the model was captured with torch\.float64"):
             run.step((batch(0)[0].float(), batch(0)[1]))
+        with pytest.raises(UsageError, match=r"targets holds 5, and layer loss has 3 classes[\s\S]*sample 0, of the 6"):
+            run.step((batch(0)[0], torch.full((6,), 5)))
+        module[2].p = 0.5
+        with pytest.raises(UsageError, match=r"p of 2: 0\.0 then, 0\.5 now"):
+            run.step(batch(0))
+        module[2].p = 0.0
         module.load_state_dict(twin.state_dict())
         with pytest.raises(UsageError, match="which the ranks do not see"):
             run.step(batch(0))

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from halopipe.terminal import console
 from halopipe.terminal.console import Reporter
-from planner.ir.errors import MissingFileError
-from planner.ir.errors import InfeasibleError
+from planner.ir.errors import InfeasibleError, MissingFileError
 
 
 class Clock:

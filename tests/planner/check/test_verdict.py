@@ -102,6 +102,15 @@ SPOILS: dict[str, Callable[[], Plan]] = {
     "the program is not legal": lambda: decided(
         pipeline(), program=(pipeline().decision.program[0][:-1], pipeline().decision.program[1])
     ),
+    "0F0 on rank 1; stage 0 is on ranks [0]": lambda: decided(
+        pipeline(), program=(pipeline().decision.program[0], ("0F0", *pipeline().decision.program[1]))
+    ),
+    "7F0 names stage 7, the plan has 2 stages": lambda: decided(
+        pipeline(), program=(pipeline().decision.program[0], ("7F0", *pipeline().decision.program[1]))
+    ),
+    "1F99 is of micro-batch 99, the plan has": lambda: decided(
+        pipeline(), program=(pipeline().decision.program[0], ("1F99", *pipeline().decision.program[1]))
+    ),
     "'0X0' is not an action": lambda: decided(pipeline(), program=(("0X0",), pipeline().decision.program[1])),
     "recomputed": lambda: predicted(
         pipeline(),

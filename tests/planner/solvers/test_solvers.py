@@ -106,7 +106,8 @@ def test_a_graph_of_fixed_samples_is_planned_in_micro_batches_of_them(name: str)
 def test_a_batch_that_is_no_multiple_of_fixed_samples_is_refused() -> None:
     samples = fixed_problem().profile.graph.samples
     for problem in (fixed_problem(global_batch=2 * samples + 1), fixed_problem(micro_batch_sizes=(samples + 1,))):
-        with pytest.raises(InfeasibleError, match=rf"captured for {samples} samples only[\s\S]*--micro-batch {samples}"):
+        said = rf"captured for {samples} samples only[\s\S]*--micro-batch {samples}"
+        with pytest.raises(InfeasibleError, match=said):
             solver("best-first")(problem)
 
 

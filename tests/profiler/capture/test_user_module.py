@@ -109,6 +109,26 @@ def test_state_that_is_no_buffer_is_refused() -> None:
         captured(Net(counting))
 
 
+def warming(net: Net, x: Tensor) -> Tensor:
+    net.calls += 1
+    return net.first(x) * (1 + min(1.0, net.calls / 1e15))
+
+
+def noting(net: Net, x: Tensor) -> Tensor:
+    net.calls += 1
+    return net.first(x)
+
+
+def test_a_schedule_so_slow_that_two_calls_are_alike_is_refused_and_a_mere_count_is_not() -> None:
+    with pytest.raises(
+        UnsupportedModelError, match=r"changes itself from call to call[\s\S]*calls of Net, from \d to \d"
+    ):
+        captured(Net(warming))
+    net = Net(noting)
+    captured(net)
+    assert net.calls == 0
+
+
 def test_a_backward_over_the_whole_batch_mixes_samples() -> None:
     (layer,) = [
         layer for layer in captured(Net(lambda net, x: Normalised.apply(x))).graph.layers if "Norm" in layer.name
@@ -192,7 +212,7 @@ class Counting(nn.Module):
         """Of the shape of ``x``."""
         x = self.first(x * self.scale) * (1 + self.seen)
         self.seen += 1
-        return self.last(x) * self.scale
+        return self.last(x) * self.scale + self.seen
 
 
 def test_layers_that_share_a_buffer_which_one_writes_say_so() -> None:

@@ -159,6 +159,19 @@ def test_of_a_norm_that_is_not_finite_all_ranks_know(gradient: float, left: floa
         assert gradients == pytest.approx([gradient if rank == 2 else 1.0] * 6, nan_ok=True)  # nobody uses them
 
 
+@pytest.mark.parametrize("bad_rank", [0, 2, 3])
+def test_where_bad_steps_are_skipped_all_ranks_skip_the_same(bad_rank: int) -> None:
+    def is_skipped(end: InProcessTransport) -> bool:
+        stage = resident({}, (end.rank,))
+        stage.is_finite = lambda *, gradients=True: end.rank != bad_rank
+        finishing = Finishing({0: stage}, (), end, on_nan=OnNan.SKIP, deadline_s=10.0)
+        finishing.begin()
+        finishing.run()
+        return finishing.is_spoilt
+
+    assert on_ranks(3, is_skipped) == [bad_rank < 3] * 3
+
+
 def program(*rows: str) -> Program:
     actions = tuple(tuple(map(Action.parse, row.split())) for row in rows)
     return Program(actions, StageGraph(2, 2, ()), ((0,), (1,)), {})

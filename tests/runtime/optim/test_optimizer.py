@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler
 
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer
-from runtime.optim.optimizer import StageOptimizer, maker_of, scheduler_maker_of
+from runtime.optim.optimizer import Followed, StageOptimizer, maker_of, scheduler_maker_of
 
 PARAMETERS = [nn.Parameter(torch.zeros(2))]
 
@@ -143,3 +143,64 @@ def test_a_factory_that_trains_a_part_of_the_model_makes_groups_which_may_be_emp
 def test_a_schedule_that_follows_a_metric_is_refused() -> None:
     with pytest.raises(UsageError, match="ReduceLROnPlateau follows a metric"):
         StageOptimizer(named("a"), sgd).schedule(lr_scheduler.ReduceLROnPlateau)
+
+
+class Counting(torch.optim.Optimizer):
+    """Counts its steps in its groups, as some do, and takes smaller ones by and by; with ``clips`` it does more."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float = 0.1, clips: bool = False) -> None:
+        super().__init__(parameters, {"lr": lr, "k": 0})
+        self.clips = clips
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        for group in self.param_groups:
+            group["k"] += 1
+            if self.clips:
+                torch.nn.utils.clip_grad_norm_(group["params"], 1.0)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-group["lr"] / group["k"])
+
+
+class Clipping(Counting):
+    """Clips each value, and adds noise."""
+
+    def step(self, closure: object = None) -> None:
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        torch.nn.utils.clip_grad_value_(parameters, 0.5)
+        for parameter in parameters:
+            parameter.grad.add_(torch.randn_like(parameter), alpha=1e-3)
+        super().step()
+
+
+def stepped(make: Callable[..., torch.optim.Optimizer], groups: int, steps: int = 3) -> list[torch.Tensor]:
+    """Parameters after some steps of one optimiser, or of one for each of them that follow it."""
+    parameters = named("a", "b")
+    user = make(list(parameters.values()))
+    followed = Followed(user)
+    followed.recognise(parameters)
+    owns = [parameters] if groups < 2 else [{name: each} for name, each in parameters.items()]
+    stages = [StageOptimizer(own, followed, is_alone=groups < 2) for own in owns]
+    for step in range(steps):
+        for place, parameter in enumerate(parameters.values()):
+            parameter.grad = torch.full_like(parameter, 1.0 + step + place)
+        user.param_groups[0]["lr"] = 0.1 / (1 + step)  # as a schedule does
+        for each in [user] if not groups else stages:
+            each.step()
+    return [parameter.detach() for parameter in parameters.values()]
+
+
+def test_what_an_optimisers_own_steps_write_into_its_groups_stays() -> None:
+    alone, followed, of_two_stages = (stepped(Counting, groups) for groups in (0, 1, 2))
+    assert all(map(torch.equal, alone, followed))
+    assert all(map(torch.equal, alone, of_two_stages))
+
+
+def test_an_optimiser_that_joins_parameters_is_refused_where_other_stages_have_some() -> None:
+    joins = partial(Counting, clips=True)
+    assert all(map(torch.equal, stepped(joins, 0), stepped(joins, 1)))
+    with pytest.raises(UsageError, match=r"Counting makes the update of one parameter of others[\s\S]*clip_norm"):
+        stepped(joins, 2)
+    assert len(stepped(Clipping, 2)) == 2  # each value and each draw by itself
+    assert len(stepped(torch.optim.AdamW, 2)) == 2

@@ -13,12 +13,14 @@ from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.engine import Engine
 from runtime.monitor.activity import Activity
 from runtime.monitor.waits import START
-from runtime.pipeline.executor import clock_of
+from runtime.pipeline.executor import NOTHING, SAVE, STOP, StopBeforeStepError, clock_of
 from runtime.transport import InProcessTransport, Key
 from tests.captures import capture
 from tests.halopipe.bombs import POISON
+from tests.runtime.engines import on_engines
 from tests.runtime.plans import decide, run_ranks
 
 GOOD = (torch.ones(4, 3),), (torch.zeros(4, 3),)
@@ -98,6 +100,26 @@ def test_receives_are_announced_ahead_a_window_at_a_time() -> None:
     assert engines[0]._transport.calls == ["post B0", "post B1", *sends, *takes]
 
 
+def test_a_step_ends_when_all_that_was_sent_has_been_taken() -> None:
+    calls: dict[int, list[str]] = {0: [], 1: []}
+
+    class Flushed(Recorded):
+        def flush(self, deadline_s: float) -> None:
+            calls[self.rank] += [*self.calls, "flush"]
+            self.calls.clear()
+            super().flush(deadline_s)
+
+    model = load_model(ModelSource("tests.halopipe.bombs:mined", {}, (4, 3)))
+    decision = decide(capture(model).graph, ["1.linear"], (2, 2), schedule="gpipe")
+    engines, _ = run_ranks(model, decision, [GOOD, GOOD], transport=Flushed)
+    assert [engine._transport.calls for engine in engines] == [[], []]
+    for of_rank in calls.values():
+        half = len(of_rank) // 2
+        assert of_rank[:half] == of_rank[half:]
+        assert of_rank.count("flush") == 2
+        assert any(call.startswith("send") for call in of_rank)
+
+
 def test_a_heartbeat_can_see_what_is_done() -> None:
     model, activity = mined()[0], Activity()
     run_ranks(model, decide(capture(model).graph, [], (2, 2)), [GOOD, GOOD], activity=activity)
@@ -117,6 +139,24 @@ def test_a_heartbeat_sees_that_a_rank_waits_for_the_others_before_a_step() -> No
     decision = decide(capture(model).graph, [], (2, 2))
     run_ranks(model, decision, [GOOD, GOOD], activity=activity, transport=Waiting)
     assert seen == [START, START]
+
+
+def test_what_one_rank_asks_for_all_agree_on_before_the_same_step() -> None:
+    model, decision = mined()
+    asked = [NOTHING, SAVE, NOTHING, STOP]
+
+    def work(engine: Engine) -> list[int]:
+        agreed = list[int]()
+        if "1.linear.weight" in engine.state_dict():  # one rank of three
+            engine.asking.mine = lambda: asked[len(agreed)]
+        for _ in asked[:-1]:
+            engine.step(*GOOD)
+            agreed.append(engine.asking.agreed)
+        with pytest.raises(StopBeforeStepError):
+            engine.step(*GOOD)
+        return agreed
+
+    assert on_engines((model, capture(model)), decision, work) == [asked[:-1]] * 3
 
 
 class FakeStream:

@@ -70,7 +70,7 @@ def test_a_step_prepared_in_the_one_before_gives_the_same_bits(layout: str) -> N
 def test_what_is_in_use_while_sites_are_found_is_counted() -> None:
     def steps(engine: Engine) -> list[float | None]:
         assert [engine.step(*batches_of("unet")[0]).before_bytes] == [0], "nobody counts"
-        engine._runner._around = replace(engine._around, meter=meter_of(torch.device("cpu")))
+        engine._runner._environment = replace(engine._environment, meter=meter_of(torch.device("cpu")))
         return [float(engine.step(*batch).before_bytes > 0) for batch in batches_of("unet")]
 
     found = trained_on(network("unet"), decision_of("unet", "two ranks", (4,)), steps)

@@ -121,6 +121,21 @@ def test_so_it_is_with_adam_and_with_clipping(plan: str, clip_norm: float) -> No
     assert_equal(found, alone("mlp", adam, clip_norm=clip_norm), EXACT)
 
 
+@pytest.mark.parametrize(("name", "plan"), [("mlp", "x, three uneven"), ("convolutions", "y, three uneven")])
+def test_each_rank_takes_its_own_parts_of_a_state_that_it_is_given(name: str, plan: str) -> None:
+    own = network(name)
+    before = own[0].module.state_dict()
+    state = {key: (100 * torch.rand(tensor.shape)).to(tensor.dtype) for key, tensor in before.items()}
+
+    def work(engine: Engine) -> dict[str, Tensor]:
+        engine.load_state_dict(state)
+        return engine.state_dict()
+
+    for found in on_engines(own, plan_of(name, plan), work):
+        for key, tensor in found.items():
+            assert torch.equal(tensor, state[key]), key
+
+
 def test_the_norm_counts_each_element_once() -> None:
     model = network("mlp")
     batch = batch_of(model[0], 5, 0)

@@ -86,3 +86,13 @@ def test_phases_come_in_turn(count: int) -> None:
         found.append((phase.is_first, phase.is_last))
         phase.advance()
     assert found == [(index == 0, index == count - 1) for index in range(count)] * 2
+
+
+def test_what_is_spoilt_stays_so_until_steps_of_another_update_begin() -> None:
+    phase, found = Phase(3, number=2), []
+    phase.advance()
+    phase.is_spoilt = True
+    for _ in range(4):
+        found.append(phase.is_spoilt)
+        phase.advance()
+    assert found == [True, True, True, False]

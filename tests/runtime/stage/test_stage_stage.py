@@ -51,6 +51,20 @@ def test_backward_of_one_output_or_both(recompute: bool) -> None:
     assert weight.grad.tolist() == [2, 40]
 
 
+def test_a_gradient_that_is_a_part_of_a_larger_one_does_not_keep_that() -> None:
+    def function(num_samples: int, x: Tensor, large: Tensor) -> tuple[Tensor, ...]:
+        return (torch.cat((x, large), 1),)
+
+    stage_function = StageFunction(function, ("x", "large"), ("y",), {}, frozenset())
+    stage = StageProgram(stage_function, frozenset({"x", "large"}), None)
+    stage.forward(ONE_ROW[0], {"x": torch.ones(1, 2), "large": torch.ones(1, 1000)}, 1.0)
+    given = torch.arange(1002.0)[None]
+    found = stage.backward(0, {"y": given})
+    assert torch.equal(torch.cat((found["x"], found["large"]), 1), given)
+    assert found["x"].untyped_storage().nbytes() == found["x"].nbytes
+    assert found["large"].data_ptr() == given[:, 2:].data_ptr()  # what is nearly all of it is not copied
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_no_gradient_at_all_gives_zeros(recompute: bool) -> None:
     stage, weight = program(manner=Manner(recompute=recompute))

@@ -99,3 +99,12 @@ def test_a_kernel_of_another_network_is_refused() -> None:
     conv = spnn.Conv3d(3, 4, 3)
     with pytest.raises(SparseInputError, match=r"shape of kernel: found \[8, 3, 4\], expected \[27, 3, 4\]"):
         load_torchsparse_state_dict(conv, {"kernel": torch.zeros(8, 3, 4)})
+
+
+def test_what_is_missing_is_refused_unless_that_is_allowed() -> None:
+    conv = spnn.Conv3d(3, 4, 3, bias=True)
+    state = {"kernel": torch.randn(conv.kernel.shape)}
+    with pytest.raises(SparseInputError, match="1 missing: bias"):
+        load_torchsparse_state_dict(conv, state)
+    load_torchsparse_state_dict(conv, state, strict=False)
+    torch.testing.assert_close(to_torchsparse_state_dict(conv)["kernel"], state["kernel"])

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import pytest
+
+from planner.baselines.common.answer import slowest_kind
+from planner.costs.cost_model import PriceBook
+from planner.ir.problem import Problem
+from tests.planner.factories import chain_profile
+
+
+@pytest.mark.parametrize("speeds", [(1.0, 0.5), (0.5, 1.0), (10.0, 2.0, 2.0), (2.0, 10.0)])
+def test_planners_for_like_devices_count_on_the_slowest(speeds: tuple[float, ...]) -> None:
+    """Whatever kinds are called and come first."""
+    profile = chain_profile(3, len(speeds), speeds=speeds)
+    assert slowest_kind(Problem(profile, 4), PriceBook(profile), 2) == f"kind-{min(speeds):g}"
