@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import importlib.metadata
 import functools
+import importlib.metadata
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
