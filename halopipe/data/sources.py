@@ -350,7 +350,7 @@ def ended(step: int) -> UsageError:
     return UsageError(
         f"the data ended after {step} batches",
         ["one is needed for every step"],
-        [f"--steps {step}", "data that begin again: a Dataset, a DataLoader or a list"],
+        [f"--steps {step}"],
     )
 
 

@@ -76,7 +76,7 @@ class JobRank:
             raise RankCountError(
                 f"the plan is for {decision.num_ranks} ranks, the job has {self.num_ranks}",
                 [f"WORLD_SIZE is {self.num_ranks}"],
-                [*shown, "plan again with --ranks"],
+                [*shown, f"halopipe plan PROFILE --ranks {self.num_ranks}"],
             )
 
     def rank_of(self, decision: Decision) -> int:

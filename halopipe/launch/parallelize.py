@@ -40,7 +40,7 @@ from halopipe.launch.execute import joined, loaded_of_script, require_optimizer,
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.processes import warm_workers, workers_of
 from halopipe.launch.script_module import ScriptModule, Settings, require_no_autocast
-from halopipe.launch.script_rank import CLOSE, SCRIPT, STATE, Script, until, write
+from halopipe.launch.script_rank import CLOSE, LOAD, SCRIPT, STATE, Script, until, write
 from halopipe.launch.spawn import titles_of
 from halopipe.launch.torchrun import job_stores
 from halopipe.planning.measure import no_model
@@ -233,7 +233,7 @@ class Parallel:
     def load(self, folder: str | Path, *, step: int | str | None = None) -> int:
         """Go on from a checkpoint; see :meth:`halopipe.training.session.Execution.load`."""
         with unbroken():
-            answer = self.ranks.call("load", folder=str(Path(folder).absolute()), step=step)
+            answer = self.ranks.call(LOAD, folder=str(Path(folder).absolute()), step=step)
             self.num_steps, self._state_of = answer["num_steps"], -1
             if self._followed is not None:
                 self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
@@ -274,7 +274,7 @@ class Ranks:
         answers: bool,
         settings: Settings | None = None,
     ) -> None:
-        self._num_ranks, self._number = plan.decision.num_ranks, 0
+        self._num_ranks, self._number, self._what = plan.decision.num_ranks, 0, ""
         self._failure: HalopipeError | None = None
         self._is_over = threading.Event()
         seats = seats_of(plan.decision, options["device"])
@@ -354,7 +354,7 @@ class Ranks:
         if not self.is_alive:
             why = [self._failure.title] if self._failure is not None else ["it was closed"]
             raise UsageError("this run is over", why, ["hp.parallelize(...) again, and run.load(folder)"])
-        self._number += 1
+        self._number, self._what = self._number + 1, what
         path = self.folder / f"call-{self._number}.pt"
         write(path, told)
         self._link.set(f"call/{self._number}", what)
@@ -368,9 +368,12 @@ class Ranks:
         answers = [json.loads(self._link.get(key)) for key in keys]
         for key in keys:
             self._link.delete_key(key)
-        for answer in answers:
-            if "error" in answer:
-                raise read_error(answer["error"])
+        errors = [read_error(answer["error"]) for answer in answers if "error" in answer]
+        if errors and len(errors) < len(answers) and self._what == LOAD:  # the others have other weights now
+            self._failure = errors[0]
+            self._is_over.set()
+        for error in errors:
+            raise error
         found: dict[str, Any] = answers[0]
         return found
 

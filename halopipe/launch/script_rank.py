@@ -24,7 +24,7 @@ from halopipe.run_spec.options import ScriptOptions
 from halopipe.serving.rank_loop import serve_stream
 from halopipe.training.checkpoint_folders import load_weights
 from halopipe.training.session import Execution
-from planner.ir.errors import UsageError
+from planner.ir.errors import InputFileError, UsageError
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Plan
 from profiler import load_model
@@ -37,7 +37,7 @@ from runtime.optim.optimizer import Described
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
 
-SCRIPT, STATE, CLOSE = "script.pt", "state.pt", "close"
+SCRIPT, STATE, CLOSE, LOAD = "script.pt", "state.pt", "close", "load"
 
 _FOREVER_S = 1e9
 _SHORTEST_S, _IDLE_S = 1e-4, 2e-2
@@ -99,7 +99,7 @@ def serve(folder: Path, rank: int) -> None:
             told = torch.load(folder / f"call-{number}.pt", weights_only=False)
             try:
                 answer = _done(execution, what, told, folder / STATE)
-            except UsageError as error:
+            except (UsageError, InputFileError) as error:  # a folder that is not there ends no training
                 if execution.activity.what != what:  # it has begun to run
                     raise
                 answer = {"error": write_error(error)}
@@ -129,7 +129,7 @@ def _done(execution: Execution, what: str, told: Mapping[str, Any], state: Path)
             serve_stream(execution, told)
         case "save":
             execution.save(told["folder"], keep=told["keep"])
-        case "load":
+        case _ if what == LOAD:
             execution.load(told["folder"], step=told["step"])
             _write_settings(execution, state)
     return {"num_steps": execution.num_steps}

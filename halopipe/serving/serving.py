@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from cuda_ops._torch import BatchNormBase, DropoutBase
 from halopipe.launch.job_environment import job_rank
 from halopipe.launch.parallelize import Parallel
+from halopipe.planning.measure import no_model
 from halopipe.run_spec.options import SERVING_MODES, ScriptOptions
 from halopipe.serving import examples
 from halopipe.serving.rank_loop import END, HERE, READY, REQUEST, SHAPE, ZEROS, Told, decoded, encoded, pieces_of
@@ -476,6 +477,8 @@ def open_serving(
             ["this process was started as a rank of a job"],
             ["halopipe serve, without torchrun"],
         )
+    if module is not None and not isinstance(module, nn.Module):
+        raise no_model(module)
     given = cast("ScriptOptions", {**(options or {}), "check_first_step": False})
     run = Parallel(module, plan, profile, None, optimizer, given, has_state=module is not None, answers=True)
     try:

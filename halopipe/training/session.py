@@ -253,6 +253,7 @@ class Execution:
                 [f"checkpoint: {saved.seed(self._seed)}", f"here: {self._seed}"],
                 [f"execute(..., seed={saved.seed(self._seed)})"],
             )
+        self.activity.begin("loading a checkpoint")
         self._engine.load_state(saved.checkpoint)
         if self.rank == 0 and (word := saved.other_micro_batches(self._engine, self.plan.decision)):
             _log.warning("%s", word)

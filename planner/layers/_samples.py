@@ -23,12 +23,12 @@ from planner.layers._kinds import kind
 def check_samples_apart(graph: Graph) -> tuple[str, ...]:
     """Names of the layers through which samples do not stay apart in one sample dim, in order.
 
-    Those are the layers (other than the loss) that read samples and make an output without, those (the loss too, as of
-    pairs of samples, whose classes are samples) with more than one sample dim, those that concatenate or normalise
-    along it, and those that the capture found to mix or interleave samples, with the readers of what is interleaved.
-    Batch normalisation is not among them: its statistics are combined.  Neither are layers that treat sites each by
-    itself, or with neighbours: those of a stage of several ranks are cut with the samples, anywhere; but all others
-    that read sparse tensors are.
+    Those are the layers (other than the loss) that read samples and make an output without, those with more than one
+    sample dim (the loss too: of pairs of samples, whose classes are samples), those that concatenate or normalise along
+    it, and those that the capture found to mix or interleave samples, with the readers of what is interleaved.  Batch
+    normalisation is not among them: its statistics are combined.  Neither are layers that treat sites each by itself,
+    or with neighbours: those of a stage of several ranks are cut with the samples, anywhere; but all others that read
+    sparse tensors are.
     """
     values = graph.values()
     interleaved = {layer.name for layer in graph.layers if INTERLEAVES_SAMPLES in layer.attributes}

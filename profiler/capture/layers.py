@@ -307,5 +307,6 @@ def _sequence_names(rank: int) -> tuple[str, ...]:
 def _placed(names: tuple[str, ...], places: list[int], rank: int) -> tuple[str, ...]:
     """``names`` if they fit: as many as ``rank``, with the samples where they are; else numbered names."""
     if len(names) == rank and places == [0]:
-        return (SAMPLE, *names[1:])
+        others = [f"dim{dim}" if name == SAMPLE else name for dim, name in enumerate(names)]  # as of one kept of a pair
+        return (SAMPLE, *others[1:])
     return tuple(SAMPLE if dim in places else f"dim{dim}" for dim in range(rank))

@@ -199,7 +199,12 @@ class BatchStructure:
             FactoryError: it is of another form, or holds other constants.
         """
         if self.has_targets and not (isinstance(batch, (tuple, list)) and len(batch) == _PAIR):
-            raise FactoryError(f"{name} gave no (inputs, targets)", [f"it gave {_told(batch)}", f"wanted: {self.text}"])
+            loops = ["for batch in loader: run.step(batch)", "run.evaluate(*loader)"] if is_loader(batch) else []
+            raise FactoryError(
+                f"{name} gave no (inputs, targets)",
+                [f"it gave {_told(batch)}", f"wanted: {self.text}"],
+                [*loops, f"a batch that is made up as the model's example: {self.text}"],
+            )
         pair = tuple(batch) if isinstance(batch, (tuple, list)) and len(batch) == _PAIR else None
         try:
             if pair is not None and (self.has_targets or pair[1] is None or _is_empty(pair[1])):

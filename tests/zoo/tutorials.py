@@ -212,7 +212,7 @@ class Adaptive(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.body = nn.Embedding(20, 8), nn.GRU(8, 8, batch_first=True)
-        self.head = nn.AdaptiveLogSoftmaxWithLoss(8, 20, cutoffs=[5, 10])
+        self.head = nn.AdaptiveLogSoftmaxWithLoss(8, 20, cutoffs=[5, 10], div_value=2.0)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         h, _ = self.body(self.embed(x))

@@ -24,7 +24,7 @@ from halopipe.launch import parallelize
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.script_rank import _done
 from halopipe.training.optimizer_spec import spec_of
-from planner.ir.errors import InfeasibleError, UsageError, WorkerError
+from planner.ir.errors import InfeasibleError, MissingFileError, UsageError, WorkerError
 from planner.ir.profile import ModelSource, Optimizer
 from profiler.source.source import load_model
 from tests.halopipe import learners
@@ -98,6 +98,10 @@ def test_a_module_is_trained_from_a_script_as_in_its_own_loop(tmp_path: Path) ->
             run.step((batch(0)[0].float(), batch(0)[1]))
         with pytest.raises(UsageError, match=r"targets holds 5, and layer loss has 3 classes[\s\S]*sample 0, of the 6"):
             run.step((batch(0)[0], torch.full((6,), 5)))
+        with pytest.raises(MissingFileError, match="has no complete checkpoint"):  # a typo ends no training
+            run.load(tmp_path / "nowhere")
+        with pytest.raises(MissingFileError, match="cannot write into"):
+            run.save("/proc/nowhere")
         module[2].p = 0.5
         with pytest.raises(UsageError, match=r"p of 2: 0\.0 then, 0\.5 now"):
             run.step(batch(0))

@@ -187,6 +187,21 @@ def test_a_python_number_of_samples_stays_a_size() -> None:
     assert list(graph.outputs) == ["output"]
 
 
+def test_values_of_pairs_of_samples_have_two_sample_dims_and_a_loss_of_pairs_is_not_divided() -> None:
+    def pairs(found: Tensor, _: Any) -> Tensor:
+        scores = found @ found.t()
+        scores = scores - scores.amax(1, keepdim=True)
+        return nn.functional.cross_entropy(scores, torch.arange(len(found)))
+
+    module = Module(lambda m, x: m.layer(x), layer=nn.Linear(3, 4))
+    graph = capture(LoadedModel(module, (torch.randn(4, 3),), (), Loss(pairs))).graph
+    values = {name: (spec.dims, spec.at(6, 4).shape) for name, spec in graph.values().items()}
+    assert values["loss.matmul"] == (("sample", "sample"), (6, 6))
+    assert values["loss.amax"][0][0] == "sample"
+    assert values["loss.amax"][1] == (6, 1)
+    assert {"loss.matmul", "loss"} <= set(check_samples_apart(graph))
+
+
 @pytest.mark.parametrize("forward", [_by_rows, lambda m, x: m.layer(x) * 2 if x.shape[0] > 1 else m.layer(x)])
 def test_code_that_fixes_the_number_of_samples_is_named(forward: Callable[[Any, Tensor], Any]) -> None:
     graph = capture(model_of(forward, torch.randn(4, 3), layer=nn.Linear(3, 4)))

@@ -73,6 +73,7 @@ def test_what_is_no_tensor_of_floats_says_how_to_return_the_loss_alone(count: Ca
         summed((terms(out)[0], count(out)))
 
 
+@pytest.mark.exhaustive("it starts processes that load torch: ten seconds for one refusal")
 def test_profiling_a_model_with_such_a_loss_is_refused_before_anything_is_measured() -> None:
     def loss_and_accuracy(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return F.cross_entropy(out, y), (out.argmax(1) == y).float().mean()
