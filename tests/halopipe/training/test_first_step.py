@@ -201,6 +201,19 @@ def test_the_yardstick_reads_the_very_same_batch(tmp_path: Path) -> None:
     assert 0 < max(found.rounding["gradient"].values()) < 1e-5
 
 
+def test_one_device_is_fed_images_of_the_size_that_the_plan_is_for(tmp_path: Path) -> None:
+    """The example repeated, as the ranks are: not the example that was captured."""
+    made = plan_of(ModelSource("profiler.models.unet2d:unet2d", {"width": "2", "depth": "1"}, (1, 1, 8, 8)), [], (1,))
+    source = replace(made.inputs.model, sizes={"height": 16, "width": 12})
+    job = Job(replace(made, inputs=replace(made.inputs, model=source)), RunOptions(steps=1), tmp_path)
+    make_reference(job)
+    (found,) = first_step.read_when_written(job.reference_path).losses
+    model = load_model(job.source, job.options.seed)
+    image, mask = (tensor.repeat(1, 1, 2, 2)[..., :12] for tensor in (*model.inputs, *model.targets))
+    assert found == pytest.approx(model.loss((image,), (mask,)).item(), rel=1e-6)
+    assert found != pytest.approx(model.loss(model.inputs, model.targets).item(), rel=1e-6)
+
+
 def test_updates_are_compared_where_gradients_are_gathered_over_steps(tmp_path: Path) -> None:
     numerics = checked(plan(), tmp_path, steps=4, accumulate=2, clip_norm=0.1).numerics
     assert numerics is not None
