@@ -383,7 +383,8 @@ def _broadcast_to_themselves(
         tensors = cast(Sequence[fx.Node], node.args[0])
         shapes = {tuple(map(str, each.meta["val"].shape)) if "val" in each.meta else each for each in tensors}
         if len(shapes) == 1 and not any(user in wanted or replace(user) is not None for user in (node, *node.users)):
-            found |= {user: tensors[cast(int, user.args[1])] for user in node.users} | {node: node}
+            results = {user: tensors[cast(int, user.args[1])] for user in node.users}
+            found |= {user: found.get(tensor, tensor) for user, tensor in results.items()} | {node: node}
     return found
 
 

@@ -130,7 +130,8 @@ class Loads:
         return load
 
     def _nested(self, rows: Ints, columns: Ints) -> Bools:
-        outside = self._inside[rows] @ (1 - self._inside[columns].T)  # counts below 2^24 are exact
+        with np.errstate(invalid="ignore"):  # small products are computed on lanes beyond the numbers, too
+            outside = self._inside[rows] @ (1 - self._inside[columns].T)  # counts below 2^24 are exact
         found: Bools = outside == 0
         return found
 
