@@ -4,3 +4,7 @@ Read ``serving`` (what a script sees: submit, answers in order, back-pressure), 
 the two talk), ``examples`` (the first answer, compared with one device), then ``feeds`` (files, standard input),
 ``http`` and ``command``, which is the verb.
 """
+
+from __future__ import annotations
+
+__all__: list[str] = []
