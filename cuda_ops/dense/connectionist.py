@@ -10,7 +10,6 @@ Inside of the operator torch's own is run, on the samples that are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,14 +18,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from cuda_ops._torch import FakeTensor
+from cuda_ops.dense.operators import define_operator
 
-_LIBRARY = torch.library.Library("halopipe", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's has no types
-_define: Callable[[str], object] = _LIBRARY.define
-_implement: Callable[[str, Callable[..., Any], str], object] = _LIBRARY.impl
-_define(
-    "ctc_losses(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
-    "bool zero_infinity) -> Tensor"
-)
 _SAMPLES = 1
 _DIMS = {"log_probs": 3, "targets": 2}
 
@@ -75,6 +68,9 @@ def _losses(
     return torch.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, 0, zero_infinity)
 
 
-_implement("ctc_losses", _losses, "Autograd")
-_implement("ctc_losses", _losses, "CompositeExplicitAutograd")
-torch.library.register_fake("halopipe::ctc_losses", _losses, lib=_LIBRARY)
+define_operator(
+    "ctc_losses(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
+    "bool zero_infinity) -> Tensor",
+    _losses,
+    _losses,
+)

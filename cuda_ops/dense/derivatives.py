@@ -19,17 +19,14 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from cuda_ops.dense.data_dependent import Unit, cut_out
-
-_LIBRARY = torch.library.Library("halopipe", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's has no types
-_define: Callable[[str], object] = _LIBRARY.define
-_define("derivative(Tensor[] outputs, Tensor[] inputs, Tensor?[] seeds) -> Tensor[]")
+from cuda_ops.dense.operators import define_operator
 
 
 def _shaped(outputs: Sequence[Tensor], inputs: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> list[Tensor]:
     return [torch.empty_like(each) for each in inputs]
 
 
-torch.library.register_fake("halopipe::derivative", _shaped, lib=_LIBRARY)
+define_operator("derivative(Tensor[] outputs, Tensor[] inputs, Tensor?[] seeds) -> Tensor[]", _shaped)
 MARK = torch.ops.halopipe.derivative.default
 
 

@@ -21,20 +21,13 @@ from torch import Tensor, nn
 from torch.nn.utils import rnn
 
 from cuda_ops._torch import FakeTensor, check
+from cuda_ops.dense.operators import define_operator
 
 _PACK, _PAD = (
     FunctionType(each.__code__, each.__globals__, each.__name__, each.__defaults__)
     for each in (rnn.pack_padded_sequence, rnn.pad_packed_sequence)
 )
 """torch's own, whatever a capture puts in their places meanwhile."""
-
-_LIBRARY = torch.library.Library("halopipe", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's has no types
-_define: Callable[[str], object] = _LIBRARY.define
-_implement: Callable[[str, Callable[..., Any], str], object] = _LIBRARY.impl
-_define(
-    "packed_recurrence(Tensor input, Tensor lengths, Tensor[] states, Tensor[] weights, str mode, int[] widths, "
-    "int num_layers, bool has_biases, bool train, bool bidirectional, bool batch_first) -> Tensor[]"
-)
 
 
 class PackedSequenceError(ValueError):
@@ -197,6 +190,9 @@ def _shapes(
     ]
 
 
-_implement("packed_recurrence", _run, "Autograd")
-_implement("packed_recurrence", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("halopipe::packed_recurrence", _run, lib=_LIBRARY)
+define_operator(
+    "packed_recurrence(Tensor input, Tensor lengths, Tensor[] states, Tensor[] weights, str mode, int[] widths, "
+    "int num_layers, bool has_biases, bool train, bool bidirectional, bool batch_first) -> Tensor[]",
+    _run,
+    _run,
+)

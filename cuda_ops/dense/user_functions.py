@@ -12,7 +12,7 @@ Function writes to are given as copies and handed out beside its results: in a g
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops._torch import SingleLevelFunction, TreeSpec, tree_unflatten
+from cuda_ops.dense.operators import define_operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +102,6 @@ def function_of(node: fx.Node) -> str:
 
 _CALLS: dict[str, UserFunction] = {}
 _NUMBERS = itertools.count()
-_LIBRARY = torch.library.Library("halopipe", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's has no types
-_define: Callable[[str], object] = _LIBRARY.define
-_implement: Callable[[str, Callable[..., Any], str], object] = _LIBRARY.impl
-_define("user_function(Tensor[] tensors, SymInt[] integers, str function) -> Tensor[]")
 
 
 def _run(tensors: Sequence[Tensor], integers: Sequence[int], function: str) -> list[Tensor]:
@@ -116,7 +113,5 @@ def _shaped(tensors: Sequence[Tensor], integers: Sequence[int], function: str) -
         return [torch.empty_like(each) for each in _run(tensors, integers, function)]
 
 
-_implement("user_function", _run, "Autograd")
-_implement("user_function", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("halopipe::user_function", _shaped, lib=_LIBRARY)
+define_operator("user_function(Tensor[] tensors, SymInt[] integers, str function) -> Tensor[]", _shaped, _run)
 USER_FUNCTION = torch.ops.halopipe.user_function.default
