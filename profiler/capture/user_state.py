@@ -18,8 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from cuda_ops._torch import times_written
-
 CONTAINERS = (list, dict, set, deque)
 OUTSIDE = ("torch", "profiler", "cuda_ops", "contextlib")
 """Packages whose code is not the user's, but for our own models."""
@@ -59,15 +57,12 @@ class UserState:
     def __init__(self, owners: Iterable[Any]) -> None:
         places, tensors = _reached(owners)
         self._held = [(place, place.read()) for place in places]
-        self._values = [(tensor, tensor.detach().clone(), times_written(tensor)) for tensor in tensors]
+        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
 
     def restore(self) -> None:
         """Puts all of it back as it was: attributes are the same objects, which hold what they held."""
         self.forget_all()
-        with torch.no_grad():
-            for tensor, value, version in self._values:
-                if times_written(tensor) != version:
-                    refill(tensor, value)
+        self.values()
 
     def forget_all(self) -> None:
         """The same but for what is written in tensors."""
@@ -77,7 +72,7 @@ class UserState:
     def values(self) -> None:
         """Puts back the values of tensors alone."""
         with torch.no_grad():
-            for tensor, value, _ in self._values:
+            for tensor, value in self._values:
                 refill(tensor, value)
 
     def forget(self, name: str) -> None:
@@ -123,6 +118,14 @@ def refill(tensor: Tensor, value: Tensor) -> None:
     tensor.copy_(value)
 
 
+def _is_writable(tensor: Tensor) -> bool:
+    """Whether user code can write to it in place: not to what was expanded, as torch says."""
+    if is_lazy(tensor) or tensor.is_inference():
+        return False
+    is_strided = tensor.layout is torch.strided
+    return not is_strided or all(step or size < 2 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def _reached(owners: Iterable[Any]) -> tuple[list[_Place], list[Tensor]]:
     found: dict[int, Any] = {}  # by id; holds them, so that no id is taken twice
     places, tensors = [], []
@@ -133,7 +136,7 @@ def _reached(owners: Iterable[Any]) -> tuple[list[_Place], list[Tensor]]:
             continue
         found[id(value)] = value
         if isinstance(value, Tensor):
-            if not isinstance(value, nn.Parameter) and not is_lazy(value) and not value.is_inference():
+            if not isinstance(value, nn.Parameter) and _is_writable(value):
                 tensors.append(value)
             continue
         place, inside = _of(name, value)
