@@ -160,6 +160,14 @@ class Graph:
             found.update((value_name(layer.name, index), spec) for index, spec in enumerate(layer.outputs))
         return found
 
+    def tied_layers(self) -> dict[str, tuple[int, ...]]:
+        """By parameter that several layers use, these layers by index, ascending."""
+        users: dict[str, list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            for name in dict.fromkeys(layer.parameters):
+                users.setdefault(name, []).append(index)
+        return {name: tuple(layers) for name, layers in users.items() if len(layers) > 1}
+
     def layer_at(
         self, layer: Layer, samples: int, values: Mapping[str, TensorSpec]
     ) -> tuple[Layer, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

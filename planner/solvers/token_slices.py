@@ -194,7 +194,7 @@ def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[flo
     problem, graph = evaluator.problem, evaluator.book.profile.graph
     names = [name for name in evaluator.schedules if schedules.can_slice(name) and schedules.traits(name).trains]
     names = [name for name in names if not schedules.traits(name).windowed]
-    positions = cut_positions(graph)
+    positions = cut_positions(graph, parts_ties=False)
     for samples in micro_batch_sizes(problem, evaluator.book):
         batches = micro_batches(problem, samples)
         most = min(len(problem.ranks), problem.max_stages or len(problem.ranks), len(positions) - 1)

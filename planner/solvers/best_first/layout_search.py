@@ -162,7 +162,7 @@ class _Search:
             return work_s
         problem = self.evaluator.problem
         found_pools = pools(problem, self.plans.constraints)
-        positions = cut_positions(problem.profile.graph)
+        positions = cut_positions(problem.profile.graph, parts_ties=False)
         maker = TableMaker(self.evaluator, self.plans.constraints, size, self.plans.backward)
         few = num_states(found_pools, positions) <= MOST_STATES
         alone = [problem.ranks] if few else [problem.ranks, *(pool.ranks for pool in found_pools)]

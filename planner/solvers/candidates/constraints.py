@@ -69,10 +69,12 @@ class Constraints:
     Attributes:
         problem: whose rules they are.
         rules: fixes first, then what is forbidden.
+        tied: the problem's ties (``Graph.tied_layers``).
     """
 
     problem: Problem
     rules: tuple[Applied, ...]
+    tied: Mapping[str, tuple[int, ...]]
 
     @classmethod
     def of(cls, problem: Problem) -> Constraints:
@@ -88,7 +90,7 @@ class Constraints:
             check_names(rule, problem.profile.cluster)
             rules.append(Applied(rule, fixed, matching(rule, names)))
         check(problem, rules)
-        return cls(problem, tuple(rules))
+        return cls(problem, tuple(rules), problem.profile.graph.tied_layers())
 
     def allows_stage(
         self,

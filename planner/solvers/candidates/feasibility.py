@@ -8,6 +8,7 @@ candidates.  ``unmet`` is the one place that says whether a candidate may be an 
     devices, stages             ranks that may be used, no more stages than asked for
     recompute                   nowhere, or everywhere, or of attention's cores, unless it is left open
     allow, halo depth           no layer is cut along another family of dims, no rank works further beyond its part
+    ties                        stages share a parameter only under a schedule that updates when the step is over, whole
     fix, forbid                 every rule, of every layer
     layouts                     no rank is left without a part of a layer, or of a hand-over
 
@@ -186,15 +187,34 @@ def usable(
     )
 
 
-def cut_positions(graph: Graph) -> tuple[int, ...]:
-    """Where the list of layers may be cut, both ends included: not between layers that share a parameter."""
+def cut_positions(graph: Graph, parts_ties: bool = True) -> tuple[int, ...]:
+    """Where the list of layers may be cut, both ends included.
+
+    Args:
+        parts_ties: also between layers that share a parameter.
+    """
     allowed = np.ones(len(graph.layers) + 1, dtype=bool)
-    first: dict[str, int] = {}
-    for index, layer in enumerate(graph.layers):
-        for name in layer.parameters:
-            start = first.setdefault(name, index)
-            allowed[start + 1 : index + 1] = False
+    for layers in () if parts_ties else graph.tied_layers().values():
+        allowed[layers[0] + 1 : layers[-1] + 1] = False
     return tuple(int(position) for position in np.flatnonzero(allowed))
+
+
+def may_part_ties(problem: Problem) -> bool:
+    """Whether layers that share a parameter may be in several stages, under some schedule that may be used.
+
+    Their gradients are summed over the stages when all of the step's are there: a schedule that updates within the step
+    has no such moment.
+    """
+    names = (*schedule_names(problem), *virtual_schedule_names(problem))
+    return any(schedules.traits(name).synchronous for name in names)
+
+
+def uncut_text(graph: Graph) -> str:
+    """Which cuts are not looked at where ties are kept whole: ``no cut between a and b``; empty if there are none."""
+    layers = graph.layers
+    ends = dict.fromkeys((users[0], users[-1]) for users in graph.tied_layers().values())
+    found = [f"{layers[first].name} and {layers[last].name}" for first, last in ends]
+    return f"no cut between {', nor between '.join(found)}" if found else ""
 
 
 def mixing_layers(graph: Graph) -> frozenset[str]:
@@ -241,6 +261,7 @@ def unmet(constraints: Constraints, candidate: Candidate) -> str:
         or _shape(problem, candidate)
         or _recompute(problem, candidate)
         or _cuts(problem, candidate)
+        or _ties(constraints, candidate)
         or _rules(constraints, candidate)
     )
 
@@ -293,6 +314,25 @@ def _cuts(problem: Problem, candidate: Candidate) -> str:
             return f"a layer is cut along {cut[0]}, asked: {', '.join(problem.allow)}"
         if option and option.margin > problem.halo_depth:
             return f"{option.margin} rows beyond a part, asked: at most {problem.halo_depth}"
+    return ""
+
+
+def _ties(constraints: Constraints, candidate: Candidate) -> str:
+    """Layers that share a parameter are in several stages only where its copies can be kept equal, and are priced."""
+    stage_of = candidate.stage_of
+    for name, layers in constraints.tied.items():
+        stages = sorted({stage_of[layer] for layer in layers})
+        if len(stages) < 2:
+            continue
+        text = f"stages {', '.join(map(str, stages))} share {name}"
+        if not schedules.traits(candidate.schedule).synchronous:
+            return f"{text}, and {candidate.schedule} updates within a step, with some of the gradients alone"
+        if candidate.token_slices:
+            return f"{text}, and sequences are cut into token slices: what a second copy takes then is not known"
+        divided = [s for s, own in zip(stage_of, candidate.options, strict=False) if own is not None and s in stages]
+        divided += [stage for stage in stages if candidate.blocks_of(stage)]
+        if divided:
+            return f"{text}, and stage {divided[0]} divides each layer in its own way: ranks may hold parts of it"
     return ""
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import off_chip
-from planner.ir.graph import Graph, producer
+from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost
@@ -85,6 +85,29 @@ def branching_problem(seed: int) -> Problem:
         layers.append(replace(layer, kind="opaque", inputs=tuple(reads), outputs=(output,)))
     branched = replace(graph, layers=(*layers, graph.layers[-1]))
     return replace(problem, profile=replace(problem.profile, graph=branched))
+
+
+def tied_problem(seed: int, make: Callable[[int], Problem] = random_problem) -> Problem:
+    """The same with parameters that two layers or three share, some beside parameters of their own."""
+    problem, draw = make(seed), random.Random(seed + 20_000)
+    profile, graph = problem.profile, problem.profile.graph
+    layers, parameters, costs = list(graph.layers), dict(graph.parameters), dict[str, ParameterCost]()
+    free = list(range(len(layers) - 1))
+    for number in range(draw.choice([1, 1, 2])):
+        users = sorted(draw.sample(free, min(len(free), draw.choice([2, 2, 3]))))
+        name = f"tied{number}"
+        parameters[name] = TensorSpec(("dim0",), (draw.randint(1, 150),), "float32")
+        keeps = draw.random() < 0.5
+        for index in users:
+            own = layers[index].parameters if keeps else ()
+            layers[index] = replace(layers[index], kind="opaque", parameters=(*own, name))
+    known = set[str]()
+    for layer in layers:  # what another layer uses before is priced with that one
+        updates = draw.choice([1e-4, 6e-4]) if set(layer.parameters) - known else 0.0
+        costs[layer.name] = ParameterCost(draw.choice([0.0, 1e-4]) if updates else 0.0, updates)
+        known |= set(layer.parameters)
+    graph = replace(graph, layers=tuple(layers), parameters={n: p for n, p in parameters.items() if n in known})
+    return replace(problem, profile=replace(profile, graph=graph, parameters=dict.fromkeys(profile.parameters, costs)))
 
 
 def heavy_problem(seed: int) -> Problem:
