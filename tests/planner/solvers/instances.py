@@ -88,26 +88,30 @@ def branching_problem(seed: int) -> Problem:
 
 
 def tied_problem(seed: int, make: Callable[[int], Problem] = random_problem) -> Problem:
-    """The same with parameters that two layers or three share, some beside parameters of their own."""
+    """The same with small parameters that two layers or three share, and large ones of their own, which part stages."""
     problem, draw = make(seed), random.Random(seed + 20_000)
-    profile, graph = problem.profile, problem.profile.graph
-    layers, parameters, costs = list(graph.layers), dict(graph.parameters), dict[str, ParameterCost]()
-    free = list(range(len(layers) - 1))
+    profile, graph, times = problem.profile, problem.profile.graph, draw.choice([1, 1000, 10_000])
+    parameters = {
+        name: replace(spec, shape=(times * spec.shape[0], *spec.shape[1:])) for name, spec in graph.parameters.items()
+    }
+    layers, costs = list(graph.layers), dict[str, ParameterCost]()
     for number in range(draw.choice([1, 1, 2])):
-        users = sorted(draw.sample(free, min(len(free), draw.choice([2, 2, 3]))))
-        name = f"tied{number}"
+        users = draw.sample(range(len(layers) - 1), min(len(layers) - 1, draw.choice([2, 2, 3])))
+        keeps, name = draw.random() < 0.5, f"tied{number}"
         parameters[name] = TensorSpec(("dim0",), (draw.randint(1, 150),), "float32")
-        keeps = draw.random() < 0.5
         for index in users:
             own = layers[index].parameters if keeps else ()
             layers[index] = replace(layers[index], kind="opaque", parameters=(*own, name))
     known = set[str]()
     for layer in layers:  # what another layer uses before is priced with that one
-        updates = draw.choice([1e-4, 6e-4]) if set(layer.parameters) - known else 0.0
-        costs[layer.name] = ParameterCost(draw.choice([0.0, 1e-4]) if updates else 0.0, updates)
+        updates_s = draw.choice([1e-5, 1e-4, 4e-4]) if set(layer.parameters) - known else 0.0
+        costs[layer.name] = ParameterCost(draw.choice([0.0, 1e-4]) if updates_s else 0.0, updates_s)
         known |= set(layer.parameters)
-    graph = replace(graph, layers=tuple(layers), parameters={n: p for n, p in parameters.items() if n in known})
-    return replace(problem, profile=replace(profile, graph=graph, parameters=dict.fromkeys(profile.parameters, costs)))
+    used = {name: spec for name, spec in parameters.items() if name in known}
+    graph = replace(graph, layers=tuple(layers), parameters=used)
+    changed = replace(profile, graph=graph, parameters=dict.fromkeys(profile.parameters, costs))
+    memory = draw.choice([2**30, 2**30, 6000 * times])
+    return with_memory(replace(problem, profile=changed), memory)
 
 
 def heavy_problem(seed: int) -> Problem:

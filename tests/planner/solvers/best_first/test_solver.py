@@ -73,6 +73,16 @@ def test_some_random_problems_are_infeasible_and_some_have_unlike_devices() -> N
     assert any(len({d.kind for d in problem.profile.cluster.devices}) > 1 for problem in problems)
 
 
+def test_some_of_the_best_plans_part_layers_that_share_a_parameter() -> None:
+    num_parted = 0
+    for seed in (5, 13, 17, 30):
+        problem = tied_problem(seed)
+        placed, layers = solve(problem).decision.layers, problem.profile.graph.layers
+        users = problem.profile.graph.tied_layers().values()
+        num_parted += any(len({placed[layers[index].name].stage for index in own}) > 1 for own in users)
+    assert num_parted == 4
+
+
 def step_s(problem: Problem) -> float:
     try:
         return solve(problem).prediction.step_s
