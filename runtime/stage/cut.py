@@ -19,6 +19,7 @@ not, and as the statistics of batch normalisation do not that are taken over all
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,10 +57,16 @@ def attributes_behind(graph: fx.Graph, given: Mapping[fx.Node, str] | None = Non
         if node.op == "get_attr":
             found[node] = str(node.target)
             continue
+        if node.target is operator.getitem and node.args[0] in found:  # of a list of views
+            found[node] = found[node.args[0]]
+            continue
         returned = {name for each in _returns(node) for name in _aliases(each)}
+        makes_list = any(each.alias_info is not None and not _aliases(each) for each in _returns(node))
         for argument, value in _arguments(node):
-            if isinstance(value, fx.Node) and value in found and returned & _aliases(argument):
-                found[node] = found[value]
+            if isinstance(value, fx.Node) and value in found:
+                aliases = _aliases(argument)
+                if returned & aliases or (makes_list and aliases):
+                    found[node] = found[value]
     return found
 
 

@@ -44,6 +44,13 @@ class ShardedPasses:
             for place, node in enumerate(graph.nodes)
             if node.op == "call_function" and model.layer_of_node.get(node.name) in layers
         }
+        self._handed_on = {
+            node.name
+            for node in graph.nodes
+            if node.name in self._place
+            and node in behind
+            and any(model.layer_of_node.get(user.name) not in layers for user in node.users)
+        }
         self._writing = {
             node.name
             for node in graph.nodes
@@ -88,7 +95,17 @@ class ShardedPasses:
             target: Any = node.target
             if function is None:
                 function = partial(without_gradient, target) if node.name in self._writing else target
-            return partial(self._call, place, function)
+            return partial(self._call, place, self._copying(function) if node.name in self._handed_on else function)
+
+        return found
+
+    def _copying(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Of a view of a parameter that another stage reads: a copy, as the parameter is gone when it is sent."""
+
+        def found(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            is_lent = self.shards is not None and self.shards.gathers and isinstance(result, Tensor)
+            return result.clone() if is_lent else result
 
         return found
 
