@@ -131,7 +131,7 @@ def profile(graph: Graph, num_devices: int) -> Profile:
 
 def planned(name: str, num_devices: int, **asked: object) -> Plan:
     rules = {key: tuple(map(parse_rule, asked.pop(key, ()))) for key in ("fix", "forbid")}
-    problem = Problem(profile(network(name)[1].graph, num_devices), BATCH, time_limit_s=20.0, **rules, **asked)
+    problem = Problem(profile(network(name)[1].graph, num_devices), BATCH, time_limit_s=3.0, **rules, **asked)
     plan = solver("best-first")(problem)
     assert check(plan, problem.profile) == ()
     return plan
