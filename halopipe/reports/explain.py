@@ -14,7 +14,7 @@ from halopipe.terminal import tables, units
 from planner.export.rows import StageRow, stage_rows, tiles_text
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS
 from planner.ir.codec import plain
-from planner.ir.plan import Measured, Plan, Prediction, RankPrediction, Search
+from planner.ir.plan import UNCUT, Measured, Plan, Prediction, RankPrediction, Search
 from planner.ir.problem import MEMORY, THROUGHPUT
 from planner.ir.profile import ModelSource, Profile
 from planner.ir.program import Program
@@ -119,6 +119,7 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         + _machines_line(plan)
         + _weights_line(plan, prediction)
         + _tie_line(plan)
+        + _uncut_line(plan)
         + _calibration_line(plan)
         + _objective_line(prediction, objective)
     )
@@ -212,6 +213,15 @@ def _tie_line(plan: Plan) -> str:
         f"with a probability of {units.percent(tie.confidence)} (asked for: {units.percent(wanted)});\n"
         f"            this one {tie_text(plan, tie)}; --confidence 0 takes the other"
     )
+
+
+def _uncut_line(plan: Plan) -> str:
+    """Between which layers no cut was looked at; all of them are among the alternatives."""
+    found = [rejected for rejected in plan.search.rejected if rejected.what.startswith(UNCUT)]
+    if not found:
+        return ""
+    more = f" (and {units.count(len(found) - 1, 'more place')})" if len(found) > 1 else ""
+    return f"\n  uncut     {found[0].what}{more}: {found[0].why}"
 
 
 def _calibration_line(plan: Plan) -> str:

@@ -261,6 +261,19 @@ def model_faults(decision: Decision, graph: Graph) -> Iterator[str]:
             if here is not None and there is not None and there > here:
                 path = f"decision.layers.{layer.name}.stage"
                 yield f"{path}: layer {layer.name} of stage {here} reads {value}, which stage {there} makes"
+    yield from _tie_faults(decision, graph, stage_of)
+
+
+def _tie_faults(decision: Decision, graph: Graph, stage_of: Mapping[str, int]) -> Iterator[str]:
+    """Parameters of several stages are updated together, when all gradients of the step are there."""
+    known = _traits(decision.schedule)
+    if known is None or known.synchronous:
+        return
+    for name, layers in graph.tied_layers().items():
+        stages = sorted({stage_of[own] for index in layers if (own := graph.layers[index].name) in stage_of})
+        if len(stages) > 1:
+            text = f"{decision.schedule} updates within a step, and stages {', '.join(map(str, stages))} share {name}"
+            yield f"decision.schedule: {text}"
 
 
 def part_faults(decision: Decision, graph: Graph) -> Iterator[str]:

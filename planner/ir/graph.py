@@ -162,11 +162,12 @@ class Graph:
 
     def tied_layers(self) -> dict[str, tuple[int, ...]]:
         """By parameter that several layers use, these layers by index, ascending."""
-        users: dict[str, list[int]] = {}
-        for index, layer in enumerate(self.layers):
-            for name in dict.fromkeys(layer.parameters):
-                users.setdefault(name, []).append(index)
-        return {name: tuple(layers) for name, layers in users.items() if len(layers) > 1}
+        return _used_by_several(layer.parameters for layer in self.layers)
+
+    def sharing_layers(self) -> dict[str, tuple[int, ...]]:
+        """The same by buffer that one of them writes (``SHARED_STATE``)."""
+        marks = (layer.attributes.get(SHARED_STATE) for layer in self.layers)
+        return _used_by_several([str(mark)] if mark is not None else [] for mark in marks)
 
     def layer_at(
         self, layer: Layer, samples: int, values: Mapping[str, TensorSpec]
@@ -221,6 +222,15 @@ def output_of(value: str) -> tuple[str, int]:
     """The layer that makes ``value``, and the number of its output: what :func:`value_name` put together."""
     layer, _, index = value.partition(":")
     return layer, int(index or 0)
+
+
+def _used_by_several(uses: Iterable[Iterable[str]]) -> dict[str, tuple[int, ...]]:
+    """By what several layers use, these by index; ``uses`` are of one layer after another."""
+    users: dict[str, list[int]] = {}
+    for index, names in enumerate(uses):
+        for name in dict.fromkeys(names):
+            users.setdefault(name, []).append(index)
+    return {name: tuple(layers) for name, layers in users.items() if len(layers) > 1}
 
 
 def producer(value: str) -> str:

@@ -297,10 +297,14 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Something the search looked at and did not take."""
+    """Something the search looked at and did not take, or did not look at."""
 
     what: str
     why: str
+
+
+UNCUT = "no cut between "
+"""Begins what is said of layers that are kept in one stage: ``no cut between a and b``."""
 
 
 @dataclass(frozen=True, slots=True)

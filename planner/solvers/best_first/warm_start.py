@@ -26,7 +26,7 @@ from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
 from planner.solvers.candidates.choose import Choice
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.feasibility import may_part_ties, micro_batch_sizes, schedule_names, uncut_text
+from planner.solvers.candidates.feasibility import may_part_ties, micro_batch_sizes, schedule_names, uncut
 
 FEW_CUTS = 24
 """Cuts of the first quick look."""
@@ -152,8 +152,11 @@ class Start:
         if cuts.num_left_out:
             why = f"next to layers that cost nothing; {cuts.last - 1} places remain"
             self.rejected.append(Rejected(f"{cuts.num_left_out} places to cut", why))
-        if not may_part_ties(self.evaluator.problem) and (text := uncut_text(self.evaluator.problem.profile.graph)):
-            self.rejected.append(Rejected(text, "they share parameters, and the schedule updates within a step"))
+        graph = self.evaluator.problem.profile.graph
+        if not may_part_ties(self.evaluator.problem):
+            why = "they share parameters, and the schedule updates within a step, with some of the gradients alone"
+            self.rejected += uncut(graph.tied_layers(), graph, why)
+        self.rejected += uncut(graph.sharing_layers(), graph, "they use a buffer that one of them writes")
         if any(traits(name).windowed for name in schedule_names(self.evaluator.problem)):
             multiples = ", ".join(map(str, CAPS))
             why = f"where these are many: {multiples} times the stages downstream are tried, as memory allows"

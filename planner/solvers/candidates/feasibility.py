@@ -18,7 +18,7 @@ planners.  Memory is the simulator's business (``Evaluation.fits``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +31,7 @@ from planner.ir.constraints import FAMILIES, Ways, broken
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.graph import Graph
 from planner.ir.layout import parts_of, samples_of
-from planner.ir.plan import Decision, Stage
+from planner.ir.plan import UNCUT, Decision, Rejected, Stage
 from planner.ir.problem import ALWAYS, AUTO, LATENCY, NEVER, SAMPLE_DIMS, SELECTIVE, SPATIAL_DIMS, Problem
 from planner.layers import batch_wide_layers, check_samples_apart, fixes_samples
 from planner.layers.recomputed import attention_cores
@@ -209,12 +209,11 @@ def may_part_ties(problem: Problem) -> bool:
     return any(schedules.traits(name).synchronous for name in names)
 
 
-def uncut_text(graph: Graph) -> str:
-    """Which cuts are not looked at where ties are kept whole: ``no cut between a and b``; empty if there are none."""
-    layers = graph.layers
-    ends = dict.fromkeys((users[0], users[-1]) for users in graph.tied_layers().values())
-    found = [f"{layers[first].name} and {layers[last].name}" for first, last in ends]
-    return f"no cut between {', nor between '.join(found)}" if found else ""
+def uncut(together: Mapping[str, Sequence[int]], graph: Graph, why: str) -> tuple[Rejected, ...]:
+    """``no cut between a and b``, for layers (by index) that are kept in one stage as they share something."""
+    ends = dict.fromkeys((layers[0], layers[-1]) for layers in together.values())
+    names = [layer.name for layer in graph.layers]
+    return tuple(Rejected(f"{UNCUT}{names[first]} and {names[last]}", why) for first, last in ends)
 
 
 def mixing_layers(graph: Graph) -> frozenset[str]:
