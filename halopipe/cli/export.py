@@ -84,10 +84,10 @@ def export(
         if to == _TORCH:
             _write_torch(found, source, file)
         else:
-            _write_trace(found, source, timeline, file)
+            _write_trace(found, plan, source, timeline, file)
 
 
-def _write_trace(plan: Plan, profile: Profile | None, timeline: Path | None, output: Path) -> None:
+def _write_trace(plan: Plan, name: Path, profile: Profile | None, timeline: Path | None, output: Path) -> None:
     from halopipe.planning import plan_files, solve
     from halopipe.terminal import console
     from planner.export.chrome_trace import chrome_trace
@@ -96,6 +96,7 @@ def _write_trace(plan: Plan, profile: Profile | None, timeline: Path | None, out
 
     if timeline is not None:
         file = load(timeline, TimelineFile)
+        plan_files.require_timeline_of(plan, name, file, timeline)
         timelines = [t for t in (file.predicted, file.measured) if t.spans]
     elif profile is not None:
         timelines = [solve.predict_again(plan, profile)[1]]

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from halopipe.terminal.console import command
-from planner.ir.codec import fingerprint, load, require_match
+from planner.ir.codec import fingerprint, load, plan_fingerprint, require_match
 from planner.ir.errors import CorruptFileError, InputFileError, UsageError
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
+from planner.ir.timeline import TimelineFile
 
 PROFILE = "profile.json"
 
@@ -19,6 +20,11 @@ PROFILE = "profile.json"
 def load_plan(path: str | Path) -> Plan:
     """The plan in a file."""
     return load(path, Plan)
+
+
+def timeline_of(plan: Path) -> Path:
+    """Where a run of the plan in this file writes its timeline unless another place is named: in the working folder."""
+    return Path("timeline.json" if plan.stem == "plan" else f"{plan.stem}.timeline.json")
 
 
 def graph_in(path: Path, given: Path | None, cluster: Path | None = None) -> Graph:
@@ -119,6 +125,35 @@ def require_profile(profile: Profile, plan: Plan, path: str | Path) -> Profile:
         f"{command('plan', path)}, or name the profile (and --cluster) that the plan was made from",
     )
     return plan.inputs.as_seen(profile)
+
+
+def require_timeline_of(plan: Plan, name: str | Path, run: TimelineFile, source: str | Path) -> None:
+    """Whether it was the plan, called ``name``, that was run.
+
+    Raises:
+        UsageError: another plan was, or this one before its decision was changed.
+    """
+    if why := other_plan(plan, run):
+        raise UsageError(
+            f"{source} is of another plan",
+            [why],
+            [
+                command("run", name, "-o", source) if Path(name).is_file() else f"run {name}",
+                "give the plan that was run",
+            ],
+        )
+
+
+def other_plan(plan: Plan, run: TimelineFile) -> str:
+    """By what another plan was run; empty if this one was."""
+    if run.plan:
+        mine = plan_fingerprint(plan)
+        return f"it is of the plan {run.plan}, not of {mine}" if run.plan != mine else ""
+    program = [set(row) for row in plan.decision.program]  # a file of before: its actions are all that it says
+    for span in run.measured.spans:
+        if span.rank >= len(program) or span.action not in program[span.rank]:
+            return f"rank {span.rank} did {span.action}, which the plan's program does not have"
+    return ""
 
 
 def device_names(plan: Plan) -> list[str]:

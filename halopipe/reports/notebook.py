@@ -76,14 +76,11 @@ def timeline_html(timeline: Timeline) -> str:
 
 def timeline_file_html(file: TimelineFile) -> str:
     """The step predicted and measured."""
-    from statistics import median
-
     from halopipe.reports import figures
     from halopipe.terminal import units
 
     timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]
-    step_s = median(file.step_seconds or (file.measured.step_s,))
-    text = f"{units.count(len(file.step_seconds), 'step')}, median {units.seconds(step_s)}"
+    text = f"{units.count(len(file.timed_seconds), 'step')}, median {units.seconds(file.step_s)}"
     return f"<pre>{html.escape(text)}</pre>{figures.svg(figures.gantt(*timelines))}"
 
 

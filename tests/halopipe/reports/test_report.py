@@ -53,8 +53,9 @@ def test_files_are_told_apart_by_what_they_hold(tmp_path: Path) -> None:
     for name, value in (("a", RUN), ("b", PLAN), ("c", planned((2,))), ("d", PROFILE)):
         dump(value, tmp_path / name)
     paths = [str(tmp_path / name) for name in "abcd"]
-    assert report.read(paths) == report.Sources("b", PLAN, PROFILE, RUN, {"c": planned((2,))})
-    assert report.read([PLAN, RUN, PROFILE]) == report.Sources("best-first", PLAN, PROFILE, RUN)
+    ran = replace(PLAN, measured=RUN.measured_beside(PLAN.prediction))
+    assert report.read(paths) == report.Sources("b", ran, PROFILE, RUN, {"c": planned((2,))})
+    assert report.read([PLAN, RUN, PROFILE]) == report.Sources("best-first", ran, PROFILE, RUN)
     assert report.read([PLAN]).profile is None
 
 
