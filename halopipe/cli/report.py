@@ -34,6 +34,7 @@ def report(
     from halopipe.terminal.output_files import claimed
     from planner.ir.files import write_text
 
+    reporting.require_page(output)
     with claimed([output], [*files, profile, cluster]):
         sources = reporting.read(files, profile, cluster)
         front = None

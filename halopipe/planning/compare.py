@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from halopipe.planning.solve import ties_of
 from halopipe.terminal import tables as text
 from halopipe.terminal import units
+from planner.check.structure import model_faults
 from planner.export.rows import PlanRow, in_flight, layout_text, plan_rows
 from planner.ir.plan import Decision, Plan, Search, Stage, Tie
 from planner.ir.problem import DEFAULT_CONFIDENCE, DIVIDED
@@ -87,6 +88,7 @@ class Comparison:
             if self.profile is not None
             and (plan.inputs.profile_fingerprint, plan.inputs.corrections, plan.decision.global_batch)
             == (first.inputs.profile_fingerprint, first.inputs.corrections, first.decision.global_batch)
+            and not any(model_faults(plan.decision, self.profile.graph))
         }
         if self.profile is None or self.fastest not in alike:
             return {}, self.fastest

@@ -125,7 +125,7 @@ def front(problem: Problem, num_points: int = 0, solver: str = solve.DEFAULT_SOL
     """
     search = _Search(replace(problem, objective=THROUGHPUT, confidence=0.0), solver, show, num_points)
     fastest = search.under(0)
-    if fastest is None:
+    if fastest is None or num_points == 1:
         return Front(tuple(search.found), False)
     if num_points:
         search.spread(fastest)

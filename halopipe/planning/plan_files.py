@@ -8,7 +8,7 @@ from pathlib import Path
 
 from halopipe.terminal.console import command
 from planner.ir.codec import fingerprint, load, plan_fingerprint, require_match
-from planner.ir.errors import CorruptFileError, InputFileError, UsageError
+from planner.ir.errors import CorruptFileError, InputFileError, PlanCheckError, UsageError
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
@@ -52,11 +52,26 @@ def profile_of(plan: Plan, path: str | Path, given: Path | None, cluster: Path |
 
     Raises:
         StaleFileError: the plan was made from another profile than the one given.
+        PlanCheckError: the plan's stages are not of that profile's network.
     """
     if given is not None or cluster is not None:
-        return load_profile(given or _places(plan, path)[0], plan, cluster)
+        return load_profile(given or places(plan, path)[0], plan, cluster)
     found = found_profile(plan, path)
-    return None if found is None else plan.inputs.as_seen(found[1])
+    return None if found is None else as_priced(found[1], plan, path)
+
+
+def as_priced(profile: Profile, plan: Plan, name: str | Path) -> Profile:
+    """The plan's own profile, as it was priced on it; ``name`` is that of the plan, for errors.
+
+    Raises:
+        PlanCheckError: its stages are not of the profile's network, as after an edit by hand.
+    """
+    from planner.check.structure import model_faults, structure_faults
+
+    faults = [*structure_faults(plan.decision), *model_faults(plan.decision, profile.graph)]
+    if faults:
+        raise PlanCheckError(f"{name} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults)
+    return plan.inputs.as_seen(profile)
 
 
 def found_profile(plan: Plan, path: str | Path) -> tuple[Path, Profile] | None:
@@ -64,7 +79,7 @@ def found_profile(plan: Plan, path: str | Path) -> tuple[Path, Profile] | None:
 
     Another profile that lies there does not count; nobody asked for it.
     """
-    for place in _places(plan, path):
+    for place in places(plan, path):
         try:
             profile = load(place, Profile) if place.is_file() else None
         except InputFileError:
@@ -79,7 +94,8 @@ def is_of(profile: Profile, plan: Plan) -> bool:
     return fingerprint(plan.inputs.as_seen(profile).bare) == plan.inputs.profile_fingerprint
 
 
-def _places(plan: Plan, path: str | Path) -> list[Path]:
+def places(plan: Plan, path: str | Path) -> list[Path]:
+    """Where the plan's profile may be: where the plan remembers it, and beside the plan."""
     names = dict.fromkeys((plan.inputs.profile_path or PROFILE, PROFILE))
     return [Path(os.path.normpath(Path(path).parent / name)) for name in names]
 
@@ -117,6 +133,7 @@ def require_profile(profile: Profile, plan: Plan, path: str | Path) -> Profile:
 
     Raises:
         StaleFileError: the plan was made from another one.
+        PlanCheckError: the plan's stages are not of the profile's network.
     """
     require_match(
         "profile",
@@ -124,7 +141,7 @@ def require_profile(profile: Profile, plan: Plan, path: str | Path) -> Profile:
         fingerprint(plan.inputs.as_seen(profile).bare),
         f"{command('plan', path)}, or name the profile (and --cluster) that the plan was made from",
     )
-    return plan.inputs.as_seen(profile)
+    return as_priced(profile, plan, "the plan")
 
 
 def require_timeline_of(plan: Plan, name: str | Path, run: TimelineFile, source: str | Path) -> None:

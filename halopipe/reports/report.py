@@ -131,6 +131,21 @@ def _by_plan(plans: Mapping[str, Plan], runs: Mapping[str, TimelineFile]) -> dic
     return found
 
 
+def require_page(path: str | Path) -> None:
+    """Whether the path is called as a page of HTML is, or is a pipe or device.
+
+    Raises:
+        UsageError: it is not.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in _PAGES and (path.is_file() or not path.exists()):
+        text = f"a report is a page of HTML, and {path.name!r} is not called so"
+        raise UsageError(text, ["a browser opens it, and can print it as PDF"], [f"-o {path.with_suffix('.html')}"])
+
+
+_PAGES = (".html", ".htm")
+
+
 def page(sources: Sources, front: Front | None = None) -> str:
     """The report as HTML.
 
