@@ -73,13 +73,13 @@ def _options() -> Iterator[Hostile]:
     """Command lines; exit code 2 throughout."""
     plan, run, explain = ("plan", "profile.json"), ("run", "plan.json"), ("explain", "plan.json")
     found: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
-        ((), ("fly",), "No such command 'fly'"),
-        ((), ("--fly",), "No such option"),
-        ((), ("plan",), "Missing argument"),
-        ((), ("check",), "Missing argument"),
-        ((), ("compare",), "Missing argument"),
-        (plan, ("--fly",), "No such option"),
-        (plan, ("another.json",), "unexpected extra argument"),
+        ((), ("fly",), "halopipe has no verb 'fly'"),
+        ((), ("--fly",), "halopipe has no option --fly"),
+        ((), ("plan",), "halopipe plan needs PROFILE"),
+        ((), ("check",), "halopipe check needs PLAN"),
+        ((), ("compare",), "halopipe compare needs PLAN..."),
+        (plan, ("--fly",), "halopipe plan has no option --fly"),
+        (plan, ("another.json",), "does not know what 'another.json' is for"),
         (plan, ("--global-batch", "-1"), "--global-batch"),
         (plan, ("--global-batch", "many"), "--global-batch"),
         (plan, ("--global-batch", str(2**40)), "--global-batch"),
@@ -91,7 +91,7 @@ def _options() -> Iterator[Hostile]:
         (plan, ("--schedule", ""), "no schedule ''"),
         (plan, ("--solver", "oracle"), "no solver 'oracle'"),
         (plan, ("--objective", "fun"), "no objective 'fun'"),
-        (plan, ("--allow", "time"), "no family of dims 'time'"),
+        (plan, ("--allow", "time"), "no input has a dim of tokens (time)"),
         (plan, ("--recompute", "often"), "no way to recompute 'often'"),
         (plan, ("--shard", "often"), "no way to shard 'often'"),
         (plan, ("--ranks", "-1"), "--ranks"),
@@ -128,11 +128,11 @@ def _options() -> Iterator[Hostile]:
         (explain, ("profile.json", "--profile", "profile.json"), "two profiles are given"),
         (explain, ("--prices", "--time-limit", "0"), "--time-limit"),
         (("compare", "plan.json", "plan.json"), (), "plan.json is given twice"),
-        (("export", "plan.json"), (), "Missing option"),
+        (("export", "plan.json"), (), "halopipe export needs --to"),
         (("export", "plan.json", "--to", "pdf"), (), "no export format 'pdf'"),
         (("schema", "novel"), (), "no file format 'novel'"),
         (("cluster", "-o", "x.json"), (), "--output needs a cluster file"),
-        (("checkpoint",), (), "Missing argument"),
+        (("checkpoint",), (), "halopipe checkpoint needs VERB|FOLDER"),
         (run, ("--steps", "0"), "--steps"),
         (run, ("--steps", "many"), "--steps"),
         (run, ("--accumulate", "0"), "--accumulate"),
@@ -207,9 +207,9 @@ def _outputs() -> Iterator[Hostile]:
     yield Hostile("output: a trace in no folder", (*run, "--trace", "no/x"), "/no/x")
     yield Hostile("output: metrics onto the plan", (*run, "--metrics", "plan.json"), "would be replaced", USAGE)
     yield Hostile("output: a timeline in no folder", (*run, "-o", "no/x"), "/no/x")
-    yield Hostile("output: checkpoints in a file", (*run, "--checkpoint", "plan.json"), "is no folder")
-    both = ("merge", "profile.json", "profile.json", "-o", "profile.json")
-    yield Hostile("output: a merge onto its input", both, "would be replaced", USAGE)
+    yield Hostile("output: checkpoints in a file", (*run, "--checkpoint", "plan.json"), "is no folder", USAGE)
+    onto_itself = ("merge", "profile.json", "-o", "profile.json")
+    yield Hostile("output: a merge onto its input", onto_itself, "would be replaced", USAGE)
     trace = ("export", "plan.json", "--to", "chrome-trace", "--profile", "profile.json", "-o", "plan.json")
     yield Hostile("output: a trace onto the plan", trace, "would be replaced", USAGE)
 
