@@ -233,7 +233,7 @@ def _require_room(profile: Profile, ways: Ways, micro_batch: Sequence[int]) -> N
         raise UsageError(
             f"{ways} takes {ways.devices} devices",
             [f"the profile's cluster has {available}"],
-            ["profile --workers, or --cluster", "a way on fewer devices"],
+            [f"profile --workers {ways.devices}", "plan --cluster FILE, of so many devices", "a way on fewer devices"],
         )
     size = ways.micro_batch * ways.data
     if micro_batch and list(micro_batch) != [size]:

@@ -122,7 +122,7 @@ def _at_odds(plan: Plan, options: RunOptions) -> Iterator[UsageError]:
         yield UsageError(
             "--check-numerics needs a schedule that updates the weights at the end of a step, as one device does",
             [f"{plan.decision.schedule} updates them within a step"],
-            ["--schedule 1f1b"],
+            ["halopipe plan --schedule 1f1b"],
         )
     for name in ("steps", "checkpoint_every"):
         value = getattr(options, name)
