@@ -104,7 +104,7 @@ def _write_trace(plan: Plan, name: Path, profile: Profile | None, timeline: Path
         raise UsageError(
             "a trace needs a timeline",
             ["a plan file holds the order of actions, not their times"],
-            ["--timeline timeline.json (of a run)", "--profile profile.json (predicted)"],
+            ["--timeline TIMELINE (of a run)", "--profile PROFILE (predicted)"],
         )
     write_text(output, chrome_trace(timelines, plan_files.device_names(plan)))
     console.wrote(output, "open it at https://ui.perfetto.dev")
@@ -132,7 +132,7 @@ def _write_torch(plan: Plan, profile: Profile | None, output: Path) -> None:
         raise UsageError(
             "split points need the model's graph",
             ["a plan file holds the names of layers, not what they read and whose parameters they use"],
-            ["--profile profile.json (that the plan was made from)"],
+            ["--profile PROFILE (that the plan was made from)"],
         )
     schedule = output.with_suffix(".csv")
     if schedule == output:

@@ -41,8 +41,8 @@ def report(
         if pareto and sources.profile is None:
             raise UsageError(
                 "--pareto searches, which needs the profile",
-                [f"none is given, and no profile.json beside {sources.name} is the one that it was made from"],
-                [f"halopipe report {sources.name} PROFILE --pareto {pareto}"],
+                [f"none is given, and no profile.json beside {sources.file} is the one that it was made from"],
+                [sources.command("report", "PROFILE", "--pareto", pareto)],
             )
         if pareto and sources.profile is not None:
             front = fronts.front(problem.problem_of(sources.plan, sources.profile), pareto)

@@ -21,6 +21,7 @@ from halopipe.reports import explain, figures, graph_layout
 from halopipe.reports.figures import OPERATIONS, WORDS, stage_colour
 from halopipe.reports.predicted_vs_measured import apart_text, timeline_cells
 from halopipe.terminal import units
+from halopipe.terminal.console import command
 from planner.export.rows import stage_rows
 from planner.ir.codec import load_any
 from planner.ir.errors import UsageError
@@ -47,6 +48,7 @@ class Sources:
         profile: that the plan was made from, under the plan's corrections.
         timelines: of a run of the plan; ``plan.measured`` is then what it measured.
         rivals: other plans by name, with what runs of theirs measured.
+        file: that the plan was read from, as it was named; empty: ``name``.
     """
 
     name: str
@@ -54,6 +56,11 @@ class Sources:
     profile: Profile | None = None
     timelines: TimelineFile | None = None
     rivals: Mapping[str, Plan] = field(default_factory=dict)
+    file: str = field(default="", compare=False)
+
+    def command(self, verb: str, *words: object) -> str:
+        """What to type of the plan: a verb, its file, and words behind that."""
+        return command(verb, self.file or self.name, *words)
 
 
 def read(
@@ -106,7 +113,7 @@ def read(
     rivals = {Path(name).name if base[Path(name).name] == 1 else name: value for name, value in plans.items()}
     rivals.pop(Path(first).name if base[Path(first).name] == 1 else first)
     run = found[ran[first]] if first in ran else None
-    return Sources(Path(first).name, plans[first], remembered, run, rivals)
+    return Sources(Path(first).name, plans[first], remembered, run, rivals, first)
 
 
 def _unused(name: str, taken: Mapping[str, object]) -> str:
@@ -250,8 +257,8 @@ def figure_of(sources: Sources, what: str) -> Figure:
             "a step needs a timeline",
             ["a plan file holds the order of actions, not their times"],
             [
-                f"halopipe draw {sources.name} profile.json (predicted)",
-                f"halopipe draw {sources.name} {plan_files.timeline_of(Path(sources.name))} (of a run)",
+                f"{sources.command('draw', 'PROFILE')} (predicted)",
+                f"{sources.command('draw', plan_files.timeline_of(Path(sources.name)))} (of a run)",
             ],
         )
     return figures.gantt(*shown, devices=devices)
@@ -437,16 +444,16 @@ def _evidence_of_layers(plan: Plan, profile: Profile) -> dict[int, Counter[str]]
 
 def _missing(sources: Sources, timelines: Sequence[Timeline], front: Front | None) -> Iterator[tuple[str, str]]:
     """(what is not on the page, what shows it)."""
-    name = sources.name
     if sources.profile is None:
-        yield "what layers cost, what flows between them, the predicted step", f"halopipe report {name} profile.json"
+        yield "what layers cost, what flows between them, the predicted step", sources.command("report", "PROFILE")
     if sources.timelines is None:
-        timeline = plan_files.timeline_of(Path(name))
-        yield "the measured step", f"halopipe run {name}, then halopipe report {name} {timeline}"
+        again = sources.command("report", plan_files.timeline_of(Path(sources.name)))
+        yield "the measured step", f"{sources.command('run')}, then {again}"
     if not sources.rivals:
-        yield "rivals", f"halopipe report {name} other-plan.json"
+        yield "rivals", sources.command("report", "other-plan.json")
     if front is None:
-        yield "the Pareto front, which is a search of its own", f"halopipe report {name} profile.json --pareto 5"
+        what = "the Pareto front, which is a search of its own"
+        yield what, sources.command("report", *(["PROFILE"] if sources.profile is None else []), "--pareto", 5)
 
 
 def _data(sources: Sources, points: Sequence[Point], rows: Iterable[Any]) -> dict[str, Any]:
