@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import typer.main
 from typer.testing import CliRunner, Result
 
@@ -156,11 +157,13 @@ def commands_of(remedy: str, row: Refusal) -> list[list[str]]:
     other = re.search(rf"\b({'|'.join(_verbs())})(?: again)? (?:with\b|without\b|(?=--))", text)
     verb = other[1] if other is not None else own
     base = row.arguments if verb == own else row.plan if verb == "plan" else (verb, _MISSING.get(verb, ""))
+    text, _, replaced = text.partition(" in place of ")
     options, is_less = _named_options(verb, text), re.search(r"\bleave\b|\bwithout\b", text) is not None
     if not options:
         return []
     wrong = [word for word in base if word.startswith("--") and word not in _options(verb)]
-    changed = _without(base, [*(name for name, _ in options), *(wrong if "did you mean that" in text else [])])
+    gone = [*(name for name, _ in options), *(wrong if "did you mean that" in text else []), replaced]
+    changed = _without(base, gone)
     if not is_less:
         changed += [word for pair in options for word in pair if word]
     return [changed] if verb == own else [changed, list(row.arguments)]
@@ -400,17 +403,25 @@ def _saved(folder: Path) -> None:
 
 
 def _of_serving() -> Iterator[Refusal]:
-    no_port = {"--http": "it answers until it is ended"}
+    fill = {"--to FOLDER": "--to answers", "FOLDER": "folder", "another folder": "answers"}
+    elsewhere = {
+        "--http": "it answers until it is ended",
+        "--stdin json": "this process has no standard input to serve from",
+        "leave --to": "the same",
+    }
     for words in (
         "serve plan.json",
-        "serve plan.json --stdin yaml",
         "serve plan.json --from folder",
         "serve plan.json --from folder --to folder",
         "serve plan.json --stdin json --to answers",
-        "serve plan.json --stdin json --save saved",
     ):
-        fill = {"FOLDER": "folder", "--to FOLDER": "--to answers", "another folder": "answers"}
-        yield Refusal(words, tuple(words.split()), fill, _trains, _PLANNED, no_port, is_dear=True)
+        yield Refusal(words, tuple(words.split()), fill, _asks, _PLANNED, elsewhere, is_dear=True)
+
+
+def _asks(folder: Path) -> None:
+    """The same, with a request in a folder."""
+    _trains(folder)
+    np.save(folder / "folder" / "one.npy", np.zeros((16, 1, 8, 8), np.float32))
 
 
 def _of_runs() -> Iterator[Refusal]:
@@ -426,7 +437,6 @@ def _of_runs() -> Iterator[Refusal]:
         ("--check-numerics --accumulate 30 --steps 10", _trains, {}),
         ("--steps 0", _trains, {}),
         ("--data-from share", _trains, {"FACTORY": "model.py:data"}),
-        ("--metrics tb:events", _trains, {}),
         ("--check-numerics", within, {}),
         ("--on-nan skip", within, {}),
         ("--optimizer SGD", forward, {}),
@@ -444,10 +454,8 @@ def _of_runs() -> Iterator[Refusal]:
     ):  # fmt: skip
         fill = {**saved, "...": "weights.pt"}
         yield Refusal(words, tuple(words.split()), fill, _saved, is_dear=True)
-    for words in ("--device cuda", "--dtype int8", "--local-loss stage --on h100-dgx"):
-        profile = ("profile", "model.py:model", "--quick", "--workers", "1", *words.split())
-        machine = {"a machine with a GPU": "there is none"}
-        yield Refusal(f"profile {words}", profile, {}, _trains, elsewhere=machine, is_dear=True)
+    profile = ("profile", "model.py:model", "--quick", "--workers", "1", "--device", "cuda")
+    yield Refusal("profile --device cuda", profile, {}, _trains, is_dear=True)
 
 
 def faults(asked: Sequence[Refusal]) -> dict[str, str]:
