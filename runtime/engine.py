@@ -262,7 +262,7 @@ class Engine(HeldState):
             raise UsageError(
                 f"schedule {self._decision.schedule} updates the weights within a step, which needs a full batch",
                 [f"the batch has micro-batches of {batch.rows}, the plan {self._decision.micro_batches}"],
-                ["leave the smaller last batch out (drop_last=True)", "--schedule 1f1b"],
+                ["leave the smaller last batch out (drop_last=True)", "halopipe plan --schedule 1f1b"],
             )
         rates = tuple(
             chain.from_iterable(r.optimizer.learning_rates() for r in self._residents.values() if r.optimizer)
@@ -449,7 +449,7 @@ class Engine(HeldState):
             raise UsageError(
                 f"schedule {self._decision.schedule} updates the weights within a step",
                 [f"gradients of {accumulate} steps cannot be gathered for one update"],
-                ["a larger global batch", "--schedule 1f1b"],
+                ["a larger global batch", "halopipe plan --schedule 1f1b"],
             )
 
 

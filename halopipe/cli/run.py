@@ -56,9 +56,10 @@ def run(
         )
     if options.profile_steps and not options.profile_folder:
         options = replace(options, profile_folder=str(Path("torch-traces").absolute()))
-    output, trace, profile, checkpoint, traces = (
+    output = Path(files.output) if files.output else plan_files.timeline_of(plan)
+    trace, profile, checkpoint, traces = (
         Path(text) if text else None
-        for text in (files.output, files.trace, files.profile, options.checkpoint, options.profile_folder)
+        for text in (files.trace, files.profile, options.checkpoint, options.profile_folder)
     )
     events = folder_of(options.metrics)
     metrics = Path(options.metrics) if options.metrics and events is None else None
@@ -89,8 +90,8 @@ def run(
             planned, source = again.plan, again.plan.inputs.as_seen(again.profile)
             predicted = solve.predict_again(planned, source)[1]
         drift = None if source is None else calibration.drift(source, planned, options, result)
-        file = result.timeline_file(predicted, drift)
-        dump(file, files.output)
+        file = result.timeline_file(planned, predicted, drift)
+        dump(file, output)
         if trace is not None:
             from planner.export.chrome_trace import chrome_trace
 

@@ -100,7 +100,10 @@ class Replanner:
             raise UsageError(
                 "--replan needs --restarts: a plan is changed where the job starts again",
                 ["the first loss would end it"],
-                ["--restarts 3", "torchrun --max-restarts 3 ... -m halopipe run ... --replan"],
+                [
+                    "--restarts 3" + " --checkpoint checkpoints" * (not self.options.checkpoint),
+                    "torchrun --max-restarts 3 ... -m halopipe run ... --replan",
+                ],
             )
 
     def decide(self, loss: Loss) -> Plan | None:

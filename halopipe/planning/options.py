@@ -79,7 +79,6 @@ class PlanOptions:
         "What --shard divides: 1 the optimiser's state, 2 gradients too, 3 parameters too.",
         panel=SPACE,
         least=1,
-        most=3,
     )
     allow: str = option(
         "sample",

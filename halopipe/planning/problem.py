@@ -193,7 +193,7 @@ def _require_numbers(asked: Problem) -> None:
         raise UsageError(
             f"--zero is {zero}, --shard {asked.shard}",
             ["what ranks divide: 1 the optimiser's state, 2 gradients too, 3 parameters too", "--shard never: nothing"],
-            [f"--shard always --zero {zero if zero in ZERO else 2}", "--shard auto"],
+            [f"--shard {way} --zero {zero if zero in ZERO else 2}" for way in ("always", "auto")],
         )
     too_large = [size for size in asked.micro_batch_sizes if size > batch]
     if too_large:
@@ -212,7 +212,7 @@ def _require_fitting(asked: Problem) -> None:
         raise UsageError(
             "a rate is that of a stream of forward passes, and a schedule that trains may be used",
             [f"--schedule {', '.join(asked.schedules)}"],
-            ["--schedule forward", "--objective latency"],
+            ["--schedule forward", "leave --schedule out"],
         )
     if asked.token_slices and asked.objective != THROUGHPUT:
         raise UsageError(f"--token-slices with --objective {asked.objective}", ["slices are for training steps"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from halopipe.terminal import tables, units
 from planner.export.rows import StageRow, stage_rows, tiles_text
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS
 from planner.ir.codec import plain
+from planner.ir.graph import SAMPLE
 from planner.ir.plan import UNCUT, Measured, Plan, Prediction, RankPrediction, Search
 from planner.ir.problem import MEMORY, THROUGHPUT
 from planner.ir.profile import ModelSource, Profile
@@ -113,6 +115,7 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         f"  predicted {within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
         f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence}"
         + (f", messages over {prediction.transport})" if prediction.transport else ")")
+        + _division_line(plan)
         + _stream_line(prediction)
         + optimisation_line(plan)
         + ("\n  prepares  the next step's sites and maps during this one" if decision.prepares_next_step else "")
@@ -123,6 +126,19 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         + _calibration_line(plan)
         + _objective_line(prediction, objective)
     )
+
+
+def _division_line(plan: Plan) -> str:
+    """Along which dims layers are divided over the ranks of their stages; nothing where samples alone are."""
+    decision = plan.decision
+    shared = [each for each in decision.layers.values() if len(decision.stages[each.stage].ranks) > 1]
+    along = Counter(" x ".join("samples" if dim == SAMPLE else dim for dim in each.cuts) for each in shared)
+    if not along.keys() - {"samples", ""}:
+        return ""
+    parts = [
+        f"{units.count(number, 'layer')} {f'along {dims}' if dims else 'not'}" for dims, number in along.most_common()
+    ]
+    return f"\n  divided   {', '.join(parts)}"
 
 
 def optimisation_line(plan: Plan) -> str:

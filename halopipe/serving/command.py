@@ -82,7 +82,10 @@ def require_fitting(options: ServeOptions) -> None:
     folder, answers = options.source, options.to
     for option, given in {"--to": answers, "--reader": options.reader, "--follow": options.follow}.items():
         if given and folder is None:
-            raise UsageError(f"{option} goes with --from", [], ["--from FOLDER", f"leave {option} out"])
+            named = "--stdin" if options.stdin else "--http"
+            raise UsageError(
+                f"{option} goes with --from", [], [f"--from FOLDER in place of {named}", f"leave {option} out"]
+            )
     if folder is not None and answers is None:
         raise UsageError("--from needs a folder for the answers", [], [f"--from {folder} --to FOLDER"])
     if folder is not None and answers is not None and folder.resolve() == answers.resolve():

@@ -220,7 +220,9 @@ def json_of(output: Any) -> bytes:
         return json.dumps({"output": _lists(output)}, allow_nan=False, separators=(",", ":")).encode()
     except ValueError as error:
         raise FormatError(
-            "an answer cannot be written as JSON", ["it has NaN or infinity"], ["--format npy, or files of arrays"]
+            "an answer cannot be written as JSON",
+            ["it has NaN or infinity"],
+            ["--stdin npy, files of arrays, or Content-Type: application/x-npy"],
         ) from error
 
 
@@ -268,7 +270,9 @@ def _lists(output: Any) -> Any:
 def _only(output: Any) -> np.ndarray[Any, Any]:
     if not isinstance(output, Tensor):
         raise FormatError(
-            "an array holds one tensor", [f"the module's output is a {type(output).__name__}"], ["--format json", ".pt"]
+            "an array holds one tensor",
+            [f"the module's output is a {type(output).__name__}"],
+            ["--stdin json, files of .pt, or Content-Type: application/json"],
         )
     return _array(output)
 

@@ -16,7 +16,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from planner.ir.errors import MissingFileError, UsageError
@@ -71,6 +71,15 @@ def claimed(
             if path.parent.is_dir():
                 held.enter_context(_lock(path))
         yield
+
+
+def require_once(paths: Sequence[Path], what: str) -> None:
+    """Raises :class:`UsageError` where two paths lead to one file, of which each is ``what``."""
+    for place, path in enumerate(paths):
+        twice = [other for other in paths[:place] if path == other or same_file(path, other)]
+        if twice:
+            named = str(path) if str(path) == str(twice[0]) else f"{path}, which is {twice[0]},"
+            raise UsageError(f"{named} is given twice", [], [f"name each {what} once"])
 
 
 def made(path: Path | None) -> Path | None:

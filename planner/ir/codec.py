@@ -129,6 +129,11 @@ def fingerprint(value: object) -> str:
     return "sha256:" + hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
 
 
+def plan_fingerprint(plan: Plan) -> str:
+    """Of what a run of the plan executes: the model and the decision, whatever is predicted or was measured of it."""
+    return fingerprint({"model": plan.inputs.model_fingerprint, "decision": plan.decision})
+
+
 def require_match(what: str, expected: str, found: str, remedy: str) -> None:
     """Raises :class:`StaleFileError` unless the two fingerprints of ``what`` are equal."""
     if expected != found:

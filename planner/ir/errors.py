@@ -275,7 +275,7 @@ class OutOfMemoryError(WorkerError):
     code = "H506"
     usual = (
         "plan again with less memory: halopipe plan --memory SIZE --recompute auto --shard auto",
-        "a smaller --global-batch or --micro-batch",
+        "plan with a smaller --global-batch or --micro-batch",
         "a device with more memory",
     )
 

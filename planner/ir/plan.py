@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -413,6 +414,24 @@ class Measured:
     ranks: tuple[RankMeasured, ...] = field(default=(), metadata={"added": "0.1"})
     transport: str = field(default="", metadata={"added": "0.1"})
     kinds: tuple[str, ...] = field(default=(), metadata={"added": "0.1"})
+
+    @classmethod
+    def of_steps(
+        cls, seconds: Sequence[float], prediction: Prediction, transport: str, kinds: tuple[str, ...]
+    ) -> Measured:
+        """What is measured of steps of these seconds, beside ``prediction``; of stages and ranks nothing is known."""
+        step_s = statistics.median(seconds)
+        quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [step_s] * 3
+        spread = (quartiles[2] - quartiles[0]) / step_s if step_s else 0.0
+        error = None
+        if prediction.is_of(transport, kinds):
+            error = step_s / prediction.step_s - 1 if prediction.step_s else 0.0
+        return cls(step_s, spread, len(seconds), (), (), (), error, transport=transport, kinds=kinds)
+
+
+def timed_steps(seconds: Sequence[float], warmup: int) -> tuple[float, ...]:
+    """The steps behind the warm-up, which alone are measured; all where there are no others."""
+    return tuple(seconds[warmup:] or seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
+
+from planner.ir.plan import Measured, Prediction, timed_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,8 @@ class TimelineFile:
         drift: None where no stage was run alone, or the profile was not there.
         restarts: of the job, in their order.
         kinds: of the devices that the ranks ran on, as of :class:`planner.ir.plan.Measured`.
+        plan: that was run, its :func:`planner.ir.codec.plan_fingerprint`; of older files empty.
+        warmup: how many of the first steps no median counts; of older files 0.
     """
 
     predicted: Timeline
@@ -174,3 +179,19 @@ class TimelineFile:
     drift: Drift | None = field(default=None, metadata={"added": "0.1"})
     restarts: tuple[Restart, ...] = field(default=(), metadata={"added": "0.1"})
     kinds: tuple[str, ...] = field(default=(), metadata={"added": "0.1"})
+    plan: str = field(default="", metadata={"added": "0.1"})
+    warmup: int = field(default=0, metadata={"added": "0.1"})
+
+    @property
+    def timed_seconds(self) -> tuple[float, ...]:
+        """The steps that are measured."""
+        return timed_steps(self.step_seconds or (self.measured.step_s,), self.warmup)
+
+    @property
+    def step_s(self) -> float:
+        """The measured step."""
+        return median(self.timed_seconds)
+
+    def measured_beside(self, prediction: Prediction) -> Measured:
+        """What the run measured of a step, beside what was predicted of its plan."""
+        return Measured.of_steps(self.timed_seconds, prediction, self.transport, self.kinds)

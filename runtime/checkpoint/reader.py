@@ -23,7 +23,7 @@ from torch import Tensor
 
 from planner.ir.box import Box, intersect, whole
 from planner.ir.errors import MissingFileError, StaleFileError
-from runtime.checkpoint.folders import complete_path, complete_steps
+from runtime.checkpoint.folders import MANIFEST, complete_path, complete_steps
 from runtime.checkpoint.manifest import Entry, Manifest, Part, check_place, compare, damaged, read_file, read_manifest
 from runtime.checkpoint.state import MODEL, Number
 from runtime.pipeline.messages import assemble, slices
@@ -239,6 +239,17 @@ class Checkpoint:
         if key not in self.manifest.numbers:
             raise self._unknown("number", key, self.manifest.numbers)
         return self.manifest.numbers[key]
+
+    def amount(self, key: str) -> float:
+        """The number under ``key``, which counts something; 0 where there is none, or None.
+
+        Raises:
+            CorruptFileError: it is text, below 0, or not finite.
+        """
+        found = self.manifest.numbers.get(key) or 0
+        if not isinstance(found, int | float) or not 0 <= found < math.inf:
+            raise damaged(self.path, f"{MANIFEST} says that {key} is {found!r}, which counts nothing")
+        return found
 
     def shape(self, key: str) -> tuple[int, ...]:
         """Shape of the whole tensor.

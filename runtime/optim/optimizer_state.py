@@ -220,6 +220,12 @@ def _filled(fresh: Any, path: _Path, read: Callable[[_Path, int | None], Number]
 
 def _like(fresh: Any, number: Number) -> Any:
     if not isinstance(fresh, torch.Tensor):
+        if isinstance(fresh, int | float) and isinstance(number, str):
+            raise UsageError(
+                f"the saved state of the optimiser has {number!r} where this optimiser keeps a number",
+                ["it was saved by an optimiser with other options, or the manifest was edited"],
+                ["give the options that it was saved with"],
+            )
         return number
     if not isinstance(number, int | float):
         raise UsageError(

@@ -148,7 +148,10 @@ def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
             f"layer {batch_wide_layers(problem.profile.graph)[0]} joins samples: its parts are not the loss",
             f"a global batch of {batch} samples, {why}",
         ],
-        [f"--micro-batch {batch}" if asked else f"profile an example of {batch} samples", "a smaller --batch"],
+        [
+            f"--micro-batch {batch}" if asked else f"profile an example of {batch} samples",
+            f"--global-batch {max(asked) if asked else covered}",
+        ],
     )
 
 

@@ -71,7 +71,7 @@ def test_a_plan_of_three_processes_computes_what_one_device_does() -> None:
     assert set(result.numerics.worst) == {"loss", "gradient", "parameter", "buffer"}
     assert max(each.error for each in result.numerics.worst.values()) < 1e-10
     assert (seen[-1].step, seen[-1].num_steps, seen[-1].loss) == (6, 6, result.losses[-1])
-    file = result.timeline_file(Timeline("predicted", 0.01, ()))
+    file = result.timeline_file(plan, Timeline("predicted", 0.01, ()))
     rows = [[span.action for span in file.measured.spans if span.rank == rank] for rank in range(3)]
     assert [tuple(row) for row in rows] == list(plan.decision.program)
     assert all(file.measured.peak_bytes(rank) > 10_000 for rank in range(3))

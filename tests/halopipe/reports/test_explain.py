@@ -63,6 +63,16 @@ def test_the_headline_says_between_which_layers_no_cut_was_looked_at() -> None:
     assert "no cut between l2 and l5" in explain.explain(several)
 
 
+def test_the_headline_says_along_which_dims_layers_are_divided() -> None:
+    shared = chain_decision(PROFILE, micro_batches=(4,), ranks=((0, 1),), shares=((2, 2),))
+    made = replace(plan(), decision=shared)
+    assert "divided" not in explain.headline(made)
+    rows = {name: replace(shared.layers[name], cuts={"height": (0, 4, 8)}) for name in ("l1", "l2")}
+    layers = {**shared.layers, **rows, "l3": replace(shared.layers["l3"], cuts={})}
+    cut = replace(made, decision=replace(shared, layers=layers))
+    assert "\n  divided   4 layers along samples, 2 layers along height, 1 layer not" in explain.headline(cut)
+
+
 def test_the_headline_names_another_objective() -> None:
     assert "objective" not in explain.headline(plan())
     assert "  objective memory: 1.00 MiB on the fullest rank" in explain.headline(plan(), objective="memory")
