@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from planner.ir.errors import MissingFileError, UsageError
-from planner.ir.files import require_writable, same_file
+from planner.ir.files import open_plain, require_writable, same_file
 
 _MOST_OWNER_BYTES = 500
 _NO_ROOM = ("make room there", "-o another place")
@@ -140,7 +140,7 @@ def _locked(name: Path, path: Path) -> int:
     """The lock file, open and held; a file that its owner left behind is held by nobody."""
     while True:
         try:
-            handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            handle = open_plain(name, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise MissingFileError(f"cannot write {name}", [error.strerror or str(error)]) from None
         try:
