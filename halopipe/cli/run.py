@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli.options import HostsOption, JobPath, Json, given_options, with_options
+from halopipe.cli.options import HostsOption, JobPath, Json, given_options, job_of, with_options
 from halopipe.run_spec.options import RunFiles, RunOptions
 from planner.ir.errors import UsageError
 
@@ -64,7 +64,7 @@ def run(
     events = folder_of(options.metrics)
     metrics = Path(options.metrics) if options.metrics and events is None else None
     replaced = [plan] if files.update else []
-    with claimed([output, trace, made(metrics)], [plan, profile], [events, traces], replaced):
+    with claimed([output, trace, made(metrics)], [plan, profile, job_of(context)], [events, traces], replaced):
         planned = plan_files.load_plan(plan)
         if hosts is not None:
             raise hosts_refused(hosts, f"run {shlex.quote(str(plan))}", planned.decision)
@@ -127,7 +127,7 @@ def _write_job(path: Path, plan: Path, context: typer.Context) -> None:
 
     if path.suffix not in job_file.SUFFIXES:
         raise UsageError(f"--write-job {path} is no name of a job file", [], [f"--write-job {path.stem}.yaml"])
-    with claimed([path], [plan]):
+    with claimed([path], [plan, job_of(context)]):
         plan_files.load_plan(plan)
         job_file.write(path, plan, given_options(context))
         console.wrote(path, console.command("run", path))

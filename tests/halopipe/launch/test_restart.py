@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -246,6 +247,30 @@ def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: P
     assert not (other.folder / "error.json").exists()
     assert other.settled(plan, options).step == 4
     assert other.history == History()
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("name", ["history.json", "error.json", "journal-0.jsonl"])
+@pytest.mark.parametrize("text", ["", "[]", '{"job": "one job"}', '{"job": "one job", "history": {"steps": 1}}', "{}"])
+def test_what_no_attempt_left_there_is_taken_for_nothing(tmp_path: Path, name: str, text: str) -> None:
+    journals = Journals(tmp_path, "one job")
+    journals.settled(mined(), RunOptions(8, checkpoint=str(tmp_path), resume="auto"))
+    (journals.folder / name).unlink(missing_ok=True)
+    (journals.folder / name).write_text(text) if text else os.mkfifo(journals.folder / name)
+    options = RunOptions(8, checkpoint=str(tmp_path), resume="auto")
+    assert Journals(tmp_path, "one job").settled(mined(), options).step == 0
+    assert [path.name for path in journals.folder.iterdir()] == ["history.json"]
+
+
+def test_a_link_in_the_place_of_their_folder_is_not_followed(tmp_path: Path) -> None:
+    saved, private = tmp_path / "saved", tmp_path / "private"
+    saved.mkdir()
+    private.mkdir()
+    (private / "letter").touch()
+    journals = Journals(saved, "one job")
+    journals.folder.symlink_to(private)
+    journals.settled(mined(), RunOptions(8, checkpoint=str(saved), resume="auto"))
+    assert [path.name for path in private.iterdir()] == ["letter"]
 
 
 def test_the_plan_of_the_next_attempt_is_what_was_decided(
