@@ -77,6 +77,7 @@ class Captured:
         outputs: the value that each tensor of the module's output is, by the names that its user has for them
             (``logits``) and in their order; empty where the loss is not made of it, or a layer does not hand it out.
         fixed: where the user's code fixes the number of samples, if that is known; empty: elsewhere, or nowhere.
+        doubled: whether the example has one sample, which is repeated.
     """
 
     graph: Graph
@@ -94,6 +95,7 @@ class Captured:
     evaluation: str = ""
     outputs: Mapping[str, str] = field(default_factory=dict)
     fixed: str = ""
+    doubled: bool = False
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -107,6 +109,11 @@ class Captured:
             )
         if self.evaluation:
             found.append(f"plans can train this model, not evaluate it: {self.evaluation}")
+        if self.doubled:
+            found.append(
+                f"the example has 1 sample, which is repeated to {self.graph.samples}, as export takes 1 for a constant; "
+                f"a plan has {self.graph.samples} samples a step unless its global batch says otherwise"
+            )
         if not self.polymorphic:
             found.append(
                 f"micro-batches have {self.graph.samples} samples, no other number: the model's code fixes it"
@@ -244,6 +251,7 @@ def _of_traced(model: LoadedModel, traced: Traced, rules: Rules, judge: Judge, e
         evaluation,
         _outputs(traced, values),
         traced.fixed,
+        model.samples < traced.samples,
     )
 
 

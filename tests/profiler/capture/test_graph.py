@@ -226,3 +226,12 @@ def test_an_example_whose_target_is_its_input_is_captured_as_two_inputs() -> Non
     inputs, targets = torch.randn(2, 3, 4)
     expected = nn.functional.mse_loss(module(inputs), targets)
     torch.testing.assert_close(found.graph_module(3, inputs, targets), expected)
+
+
+def test_an_example_of_one_sample_is_said_to_be_repeated() -> None:
+    (said,) = capture(LoadedModel(nn.Linear(3, 2), (torch.randn(1, 3),), (torch.randn(1, 2),), _of_squares)).remarks
+    assert said.startswith("the example has 1 sample, which is repeated to 2")
+
+
+def _of_squares(output: Tensor, targets: tuple[Tensor, ...]) -> Tensor:
+    return nn.functional.mse_loss(output, *targets)
