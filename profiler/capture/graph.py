@@ -111,7 +111,7 @@ class Captured:
             found.append(f"plans can train this model, not evaluate it: {self.evaluation}")
         if self.doubled:
             found.append(
-                f"the example has 1 sample, which is repeated to {self.graph.samples}, as export takes 1 for a constant; "
+                f"the example has 1 sample, which is repeated to {self.graph.samples} (export takes 1 for a constant); "
                 f"a plan has {self.graph.samples} samples a step unless its global batch says otherwise"
             )
         if not self.polymorphic:
@@ -119,6 +119,13 @@ class Captured:
                 f"micro-batches have {self.graph.samples} samples, no other number: the model's code fixes it"
                 + (f" {self.fixed}" if self.fixed else "")
             )
+            samples = self.graph.samples
+            square = [name for name, spec in self.graph.inputs.items() if spec.shape.count(samples) > 1]
+            if square:
+                found.append(
+                    f"{', '.join(square)}: of {samples} along several dims, as many as the example has samples; where one "
+                    "is no tensor of samples (a mask over tokens), profile an example of another number of samples"
+                )
         return tuple(found)
 
 
