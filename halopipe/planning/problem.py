@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import isfinite, isnan
@@ -12,9 +12,9 @@ from typing import TypedDict
 from halopipe.terminal import units
 from halopipe.terminal.units import require_known
 from planner.ir.cluster import Cluster
-from planner.ir.constraints import DEVICE, KIND, TOGETHER, YES, check_names, format_rule, matching, parse_rule
+from planner.ir.constraints import DEVICE, KIND, check_names, format_rule, matching, parse_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, RankCountError, UsageError
-from planner.ir.graph import SAMPLE, SHARED_STATE, Attribute
+from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision, Plan
 from planner.ir.problem import (
     AUTO,
@@ -35,6 +35,7 @@ from planner.ir.problem import (
 )
 from planner.ir.profile import Profile
 from planner.layers.recomputed import attention_cores
+from planner.layers.stage_rules import why_gradients_stay_whole
 
 FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS)
 
@@ -157,7 +158,7 @@ def make_problem(
     problem = replace(
         asked,
         profile=_calibrated(profile) if calibration else profile.bare,
-        fix=tuple(dict.fromkeys((*rules_of(fix, profile), *_of_shared_state(profile)))),
+        fix=rules_of(fix, profile),
         forbid=rules_of(forbid, profile),
     )
     return standing(problem, gone) if gone else problem
@@ -216,6 +217,8 @@ def _require_fitting(asked: Problem) -> None:
         )
     if asked.token_slices and asked.objective != THROUGHPUT:
         raise UsageError(f"--token-slices with --objective {asked.objective}", ["slices are for training steps"])
+    if asked.zero > 1 and (why := why_gradients_stay_whole(asked.profile.graph)):
+        raise UsageError(f"--zero {asked.zero} divides gradients, which this network keeps whole", [why], ["--zero 1"])
     if asked.recompute != SELECTIVE:
         return
     if TIME_DIMS in asked.allow:
@@ -361,16 +364,6 @@ def rules_of(texts: Sequence[str | Rule], profile: Profile) -> tuple[Rule, ...]:
         matching(rule, names)
         check_names(rule, profile.cluster)
     return rules
-
-
-def _of_shared_state(profile: Profile) -> Iterator[Rule]:
-    """Layers that use a buffer which one of them writes are in one stage, or the runtime would refuse the plan."""
-    found: dict[Attribute, list[str]] = {}
-    for layer in profile.graph.layers:
-        if SHARED_STATE in layer.attributes:
-            found.setdefault(layer.attributes[SHARED_STATE], []).append(layer.name)
-    for names in found.values():
-        yield Rule(",".join(names), TOGETHER, YES)
 
 
 def _calibrated(profile: Profile) -> Profile:

@@ -25,6 +25,7 @@ from planner.layers import (
 )
 from planner.layers.recomputed import span_faults
 from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
+from planner.layers.stage_rules import require_stages, stage_errors
 
 
 def has_layouts(decision: Decision, stage: int) -> bool:
@@ -306,10 +307,11 @@ def require_possible(decision: Decision, graph: Graph) -> None:
 
     Raises:
         UnsupportedModelError: the decision has other micro-batches than the graph holds for, or several where the loss
-            needs the whole batch.
+            needs the whole batch; or its stages are not what layers ask for (:mod:`planner.layers.stage_rules`).
         CorruptFileError: layers cannot be divided, run in blocks, or computed again, as the decision says.
     """
     require_micro_batches(decision, graph)
+    require_stages(decision, graph)
     if decision.token_slices:
         from planner.layers.token_slices import require_sliceable  # late, as above
 
@@ -336,6 +338,8 @@ def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, 
     if fixes_samples(graph) and others:
         first = graph.layers[0].name
         yield first, f"layer {first} runs with {graph.samples} samples only, and a micro-batch has {others[0]}"
+    for name, error in stage_errors(decision, graph):
+        yield name, "; ".join((error.title, *error.details))
     for stage in range(len(decision.stages)):
         own = [name for name in decision.layers_of(stage) if name in mixing]
         if own and _shares_samples(decision, stage):

@@ -28,6 +28,20 @@ FIXES_SAMPLES = "fixes_samples"
 SHARED_STATE = "shared_state"
 """Attribute of layers that use a buffer which one of them writes: its name.  They must be in one stage."""
 
+KEEPS_SAMPLES = "keeps_samples"
+"""Attribute of a layer that writes to a buffer what it makes of samples: its name.  Its stage has one rank."""
+
+NOT_LINEAR_BACKWARD = "not_linear_backward"
+"""Attribute of a layer with a Function whose backward is not linear in the gradient: its name.  Ranks that divide more
+than samples would give it the gradient in shares."""
+
+SEEDS = "seeds"
+"""Attribute of a layer of a sampled graph that ranks which share seeds would run otherwise than one device: ``draws``
+(random numbers for nodes, of which two ranks may both have one) or ``mixes`` (nodes of several seeds)."""
+
+SHARED_STATISTICS = "shared_statistics"
+"""Attribute of a batch norm that uses running statistics which other layers use as well: their name."""
+
 INTERLEAVES_SAMPLES = "interleaves_samples"
 """Attribute of a layer that keeps samples apart, but not each in one piece of its sample dim (time x sample)."""
 

@@ -27,14 +27,15 @@ from planner import schedules
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.costs.stages.placement import LayoutBook
-from planner.ir.constraints import FAMILIES, Ways, broken
+from planner.ir.constraints import FAMILIES, REPLICAS, Ways, broken
 from planner.ir.errors import InfeasibleError, UsageError
-from planner.ir.graph import Graph
+from planner.ir.graph import KEEPS_SAMPLES, Graph
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.plan import UNCUT, Decision, Rejected, Stage
 from planner.ir.problem import ALWAYS, AUTO, LATENCY, NEVER, SAMPLE_DIMS, SELECTIVE, SPATIAL_DIMS, Problem
 from planner.layers import batch_wide_layers, check_samples_apart, fixes_samples
 from planner.layers.recomputed import attention_cores
+from planner.layers.stage_rules import rules_of_state
 from planner.solvers.candidates.candidate import Candidate, Recomputes, boundaries_of
 from planner.solvers.candidates.constraints import Constraints
 
@@ -225,8 +226,11 @@ def mixing_layers(graph: Graph) -> frozenset[str]:
 
 
 def mixing_text(graph: Graph) -> str:
-    """How many layers mix samples, with an example; empty if none does."""
+    """How many layers mix samples, with an example, or which one keeps what it sees of them; empty if none does."""
     mixing = mixing_layers(graph)
+    why = next((why for rule, why in rules_of_state(graph).items() if rule.what == REPLICAS), "")
+    if why and mixing <= {layer.name for layer in graph.layers if KEEPS_SAMPLES in layer.attributes}:
+        return why
     count = f"{len(mixing)} layers mix" if len(mixing) > 1 else "1 layer mixes"
     return f"{count} samples, such as {min(mixing)}" if mixing else ""
 
@@ -365,7 +369,9 @@ def _broken_rule(problem: Problem, candidate: Candidate) -> str:
     )
     layers = {layer.name: candidate.placement_of(index) for index, layer in enumerate(problem.profile.graph.layers)}
     decision = Decision(candidate.schedule, candidate.micro_batches, stages, layers, ())
-    return next(iter(broken(problem.fix, problem.forbid, decision, problem.profile.cluster)), "a side constraint")
+    cluster, of_network = problem.profile.cluster, rules_of_state(problem.profile.graph)
+    wrong = next((why for rule, why in of_network.items() if broken((rule,), (), decision, cluster)), "")
+    return wrong or next(iter(broken(problem.fix, problem.forbid, decision, cluster)), "a side constraint")
 
 
 def gives_all_work(
