@@ -123,8 +123,8 @@ class Captured:
             square = [name for name, spec in self.graph.inputs.items() if spec.shape.count(samples) > 1]
             if square:
                 found.append(
-                    f"{', '.join(square)}: of {samples} along several dims, as many as the example has samples; where one "
-                    "is no tensor of samples (a mask over tokens), profile an example of another number of samples"
+                    f"{', '.join(square)}: of {samples} along several dims, as many as the example has samples; where "
+                    "one is no tensor of samples (a mask over tokens), profile an example of another number of samples"
                 )
         return tuple(found)
 
