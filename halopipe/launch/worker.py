@@ -50,15 +50,21 @@ def told(folder: Path, rank: int, do: Callable[[], str], where: str = "") -> int
     from runtime.monitor.failure import also, read_error, write_error  # late: it loads torch
 
     try:
-        write_text(result_path(folder, rank), do())
+        _leave(result_path(folder, rank), do())
     except Exception as error:  # noqa: BLE001  # whatever it is, the launcher must hear of it
         text = write_error(error)
         if where and f"rank {rank}" not in text:
             text = write_error(also(read_error(text), [where]))
-        write_text(error_path(folder, rank), text)
+        _leave(error_path(folder, rank), text)
         traceback.print_exception(error)
         return 1
     return 0
+
+
+def _leave(path: Path, text: str) -> None:
+    """Writes it, also where the job's folder was removed meanwhile, as by what cleans up temporary files."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    write_text(path, text)
 
 
 def _reference(job: Job) -> str:

@@ -167,11 +167,10 @@ def opened(address: str) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, int(port)))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a..b
         found.close()
-        raise UsageError(
-            f"nobody can listen at {host}:{port}", [error.strerror or str(error)], ["another port"]
-        ) from error
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise UsageError(f"nobody can listen at {host}:{port}", [reason or str(error)], ["another port"]) from error
     return found
 
 

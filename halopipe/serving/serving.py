@@ -13,6 +13,7 @@ micro-batches in order.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -36,7 +37,7 @@ from halopipe.serving import examples
 from halopipe.serving.rank_loop import END, HERE, READY, REQUEST, SHAPE, ZEROS, Told, decoded, encoded, pieces_of
 from halopipe.terminal.units import require_known
 from planner.ir.box import hull
-from planner.ir.errors import BusyError, HalopipeError, UsageError
+from planner.ir.errors import BusyError, HalopipeError, MissingFileError, UsageError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
@@ -156,7 +157,11 @@ class Serving:
             model = examples.as_trained(run, model)
         path = run.ranks.folder / "stream"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-            door.bind(str(path))
+            try:
+                door.bind(str(path))
+            except OSError as error:  # a socket's name has about a hundred bytes at most
+                what = f"{path} has {len(os.fsencode(path))} bytes: {error.strerror or error}"
+                raise MissingFileError("no socket can be made in the job's folder", [what], ["TMPDIR=/tmp"]) from None
             door.listen(run.plan.decision.num_ranks)
             run.ranks.begin("stream", path=str(path), learns=learn, training=mode == MODULE)
             self._links, self._told = self._opened(door)

@@ -39,6 +39,7 @@ from planner.ir.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from planner.ir.files import open_plain
 from profiler.capture.user_module import kept_parameters, refuse_hooks, untouched
 from profiler.source.model import LoadedModel, is_alike
 from profiler.source.parts import import_remedies, model_of, where
@@ -183,7 +184,7 @@ def saved_as(path: str) -> SavedModule:
 
 def _require_same(path: str, digest: str) -> str:
     try:
-        with open(path, "rb") as stream:
+        with os.fdopen(open_plain(os.path.realpath(path)), "rb") as stream:  # no wait for who writes to a pipe
             found = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise ModelNotFoundError(
