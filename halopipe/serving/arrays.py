@@ -94,7 +94,7 @@ def read_npy(stream: IO[bytes], name: str, wanted: torch.dtype, most_bytes: int)
             f"{name} is too large", [f"{dtype} of shape {shape}: {most} bytes, at most {most_bytes}"], _LARGER
         )
     array = np.empty(count, dtype)
-    room = memoryview(array.view(np.uint8)) if count else memoryview(b"")
+    room = memoryview(array.view(np.uint8).data) if count else memoryview(b"")
     while room:
         length = stream.readinto(room)  # type: ignore[attr-defined]  # of every binary stream
         if not length:
@@ -157,11 +157,14 @@ def _numbers(text: bytes, start: int, stop: int, name: str, wanted: torch.dtype,
 def _of_values(values: list[Any], name: str, wanted: torch.dtype) -> Tensor:
     kinds = {type(value) for value in values}
     is_whole = not (wanted.is_floating_point or wanted.is_complex)
-    if wanted == torch.bool or not is_whole:
-        allowed = {bool} if wanted == torch.bool else {int, float}
-        dtype: Any = np.bool_ if wanted == torch.bool else np.float64
-    else:
+    allowed: set[type]
+    dtype: Any
+    if wanted == torch.bool:
+        allowed, dtype = {bool}, np.bool_
+    elif is_whole:
         allowed, dtype = {int}, np.uint64 if wanted == torch.uint64 else np.int64
+    else:
+        allowed, dtype = {int, float}, np.float64
     if kinds - allowed:
         came = ", ".join(sorted(kind.__name__ for kind in kinds - allowed))
         raise FormatError(f"{name} holds {came}, the model takes {_text(wanted)}", [], [f"give it as {_text(wanted)}"])

@@ -177,7 +177,7 @@ def shape_of(specs: InputSpecs, name: str, rows: int) -> tuple[int, ...]:
 
 
 def cast(tensor: Tensor, name: str, wanted: torch.dtype) -> Tensor:
-    """In the dtype that the model takes, where that keeps what it says: real numbers are rounded, and nothing else is lost.
+    """In the dtype that the model takes, if that keeps what it says: real numbers are rounded, nothing else is lost.
 
     Raises:
         UsageError: it is of another kind, or a number has no place in ``wanted``.

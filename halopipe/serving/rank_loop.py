@@ -20,7 +20,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -73,7 +73,9 @@ def described(inputs: InputSpecs) -> dict[str, Any]:
         "specs": {name: [list(spec.dims), list(spec.shape), spec.dtype] for name, spec in inputs.specs.items()},
         "captured": inputs.captured,
         "free": sorted(map(list, inputs.free)),
-        "ranges": {name: [dataclasses.asdict(each) for each in limits] for name, limits in inputs.ranges.items()},
+        "ranges": {
+            name: [dataclasses.asdict(cast("Any", each)) for each in limits] for name, limits in inputs.ranges.items()
+        },
     }
 
 
