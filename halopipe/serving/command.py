@@ -37,6 +37,9 @@ def serve(path: Path, options: ServeOptions, *, json: bool) -> None:
     planned = plan_files.load_plan(path)
     if options.learn:
         console.remark(_LEARNS)
+    if options.source is not None and options.to is not None and options.source.is_dir():
+        any_file = bool(options.reader)
+        feeds.require_free(options.to, feeds.questions(options.source, any_file=any_file), any_file=any_file)
     door = None
     if options.http:
         http = _http()
@@ -99,11 +102,13 @@ def _requests(
     serving: Serving, options: ServeOptions, most_bytes: int, draining: Draining
 ) -> Iterator[tuple[Any, Any, feeds.Put]]:
     if options.source is not None and options.to is not None:
-        return feeds.of_folder(serving, options.source, options.to, options.reader, draining, follow=options.follow)
+        return feeds.of_folder(
+            serving, options.source, options.to, options.reader, draining, most_bytes, follow=options.follow
+        )
     # A reader of its own: a thread that still waits on sys.stdin when the interpreter ends would end it with an abort.
     given = open(os.dup(sys.stdin.fileno()), "rb")  # noqa: SIM115  # read until the process ends
     if options.stdin == feeds.NPY:
-        return feeds.of_arrays(serving, given, sys.stdout.buffer)
+        return feeds.of_arrays(serving, given, sys.stdout.buffer, most_bytes)
     return feeds.of_lines(serving, given, sys.stdout.buffer, most_bytes)
 
 

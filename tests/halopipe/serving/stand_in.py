@@ -41,6 +41,10 @@ class StandIn:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        return dict.fromkeys(self.input_names, torch.float64)
+
     def request(self, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
         return examples.request(self._structure, tensors)
 
