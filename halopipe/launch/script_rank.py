@@ -116,7 +116,7 @@ def _done(execution: Execution, what: str, told: Mapping[str, Any], state: Path)
         case "evaluate":
             found = execution.evaluate(*told["batches"], metric=told["metric"], outputs=told["outputs"])
             return {"score": asdict(found)}
-        case "state_dict" | "optimizer_state_dict":
+        case "state_dict" | "optimizer_state_dict" | "last_optimizer_state":
             found = getattr(execution, what)()
             if execution.rank == 0:
                 write(Path(told["path"]), found)

@@ -15,14 +15,17 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeGuard
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.hooks import RemovableHandle
 
-from cuda_ops._torch import has_step_hooks, note_step, optimizer_attributes, optimizer_like, tree_leaves
+from cuda_ops._torch import has_step_hooks, note_step, optimizer_attributes, optimizer_like, times_written, tree_leaves
 from planner.ir.errors import FactoryError, UnknownNameError, UsageError
 from planner.ir.profile import Optimizer, spelled
 from runtime.optim.sharding import (
@@ -36,6 +39,8 @@ from runtime.optim.sharding import (
 
 if TYPE_CHECKING:
     from runtime.spatial import Part, Parts
+
+_Writes = dict[tuple[int, str], tuple[int, int]]
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler] | LRScheduler
@@ -78,9 +83,11 @@ class StageOptimizer:
         *,
         is_alone: bool = True,
     ) -> None:
-        self.optimizer = _made(make, parameters)
-        self.scheduler: LRScheduler | None = None
+        self.parts: Mapping[str, Part] = {name: part for name, part in (parts or {}).items() if part.is_divided}
         self._followed = make if isinstance(make, Followed) else None
+        begun = make if self._followed is None else partial(self._followed, parts=self.parts)
+        self.optimizer = _made(begun, parameters)
+        self.scheduler: LRScheduler | None = None
         self._sharded = sharded
         names = {parameter: name for name, parameter in parameters.items()}
         _require_usable(self.optimizer, names)
@@ -88,7 +95,6 @@ class StageOptimizer:
             require_apart(self.optimizer)
         groups = self.optimizer.param_groups
         self.group_names = tuple(tuple(names[parameter] for parameter in group["params"]) for group in groups)
-        self.parts: Mapping[str, Part] = {name: part for name, part in (parts or {}).items() if part.is_divided}
         if self.parts:
             require_elementwise(self.optimizer, "a plan whose stages are cut along samples or space alone")
         self.slices: Mapping[str, ParameterSlice] = {}
@@ -170,23 +176,35 @@ class Followed:
     Each is of its class, with its attributes and all of its groups, of which it has the stage's own parameters, with
     what was kept for them so far.  Before each update it takes over what changed in the user's groups: whatever the
     script or a schedule did to them (learning rates) holds, and what its own steps write there, such as a number of
-    steps, stays.  The user's object itself never steps.
+    steps, stays.  The user's object itself never steps; what the stages keep is written back into it
+    (:func:`runtime.optim.optimizer_state.give_back`), so that another run or a loop of the user's own goes on with it.
 
     Args:
         scheduler: made on ``optimizer``; stepped once an update (:meth:`updated`).
 
+    Attributes:
+        names: the model's parameters by all their names, once :meth:`recognise` was called.
+
     Raises:
         UsageError: it keeps more than groups and state by parameter, or hooks; or the schedule is another's, or follows
-            a metric.
+            a metric; or the ranks of an earlier run still have its state.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None = None) -> None:
         self.optimizer, self.scheduler = optimizer, scheduler
-        self._names: Mapping[str, nn.Parameter] = {}
+        self.names: Mapping[str, nn.Parameter] = {}
         self._kept: dict[torch.Tensor, Any] | None = None
         self._led: WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]] = WeakKeyDictionary()
+        self._state_was = _writes(optimizer)
         _require_divisible(optimizer)
         _require_counting(scheduler)
+        reason, state_was = _LEFT_WITH_RANKS.get(optimizer, ("", None))
+        if state_was == self._state_was:
+            raise UsageError(
+                f"the state of this {type(optimizer).__name__} stayed with the ranks of an earlier run",
+                [reason],
+                ["optimizer.load_state_dict(...)", "an optimiser object that is new"],
+            )
         if scheduler is not None and scheduler.optimizer is not optimizer:
             raise UsageError(
                 f"the {type(scheduler).__name__} was made on another optimiser than the {type(optimizer).__name__}",
@@ -200,7 +218,7 @@ class Followed:
         Raises:
             UsageError: the optimiser has others.
         """
-        self._names = dict(parameters)
+        self.names = dict(parameters)
         known = {id(parameter) for parameter in parameters.values()}
         foreign = sum(id(p) not in known for group in self.optimizer.param_groups for p in group["params"])
         if foreign:
@@ -216,17 +234,19 @@ class Followed:
         found._kept = {parameter: copy.deepcopy(state) for parameter, state in self.optimizer.state.items()}
         return found
 
-    def __call__(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        """The optimiser of a stage."""
-        here: dict[int, list[nn.Parameter]] = {}
+    def __call__(
+        self, named_parameters: Iterable[tuple[str, nn.Parameter]], parts: Parts = MappingProxyType({})
+    ) -> torch.optim.Optimizer:
+        """The optimiser of a stage, which has ``parts`` of some parameters."""
+        here: dict[int, list[tuple[nn.Parameter, Part | None]]] = {}
         for name, parameter in named_parameters:
-            here.setdefault(id(self._names.get(name)), []).append(parameter)
+            here.setdefault(id(self.names.get(name)), []).append((parameter, parts.get(name)))
         state: dict[torch.Tensor, Any] = {}
         groups = []
         for group in self.optimizer.param_groups:
-            own = [(given, parameter) for given in group["params"] for parameter in here.get(id(given), ())]
-            state.update((parameter, self._state(given, parameter)) for given, parameter in own)
-            groups.append({**_without_parameters(group), "params": [parameter for _, parameter in own]})
+            own = [(given, *each) for given in group["params"] for each in here.get(id(given), ())]
+            state.update((parameter, self._state(given, parameter, part)) for given, parameter, part in own)
+            groups.append({**_without_parameters(group), "params": [parameter for _, parameter, _ in own]})
         kept: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         kept.update((parameter, each) for parameter, each in state.items() if each)
         found = optimizer_like(type(self.optimizer), optimizer_attributes(self.optimizer), groups, kept)
@@ -245,7 +265,7 @@ class Followed:
 
     def described(self) -> Described:
         """For another process, once parameters were recognised."""
-        name_of = {id(parameter): name for name, parameter in self._names.items()}
+        name_of = {id(parameter): name for name, parameter in self.names.items()}
         return Described(
             type(self.optimizer),
             optimizer_attributes(self.optimizer),
@@ -290,27 +310,77 @@ class Followed:
         if self.scheduler is not None:
             self.scheduler.step()
 
-    def _state(self, given: nn.Parameter, parameter: nn.Parameter) -> dict[str, Any]:
+    def require_state(self) -> None:
+        """Raises :class:`UsageError` where the script wrote what its object keeps since the run began."""
+        if _writes(self.optimizer) != self._state_was:
+            raise UsageError(
+                f"the script has changed what its {type(self.optimizer).__name__} keeps, which the ranks do not see",
+                ["they took its state over when the run began, and go on with their own"],
+                ["optimizer.load_state_dict(...) before the run begins", "run.load_optimizer_state_dict(state)"],
+            )
+
+    def write(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """The user's object keeps ``state``, by the parameters' names, in place of what it kept for these."""
+        for group in self.optimizer.param_groups:
+            is_counted_there = bool(group.get("fused") or group.get("capturable"))
+            own = {id(parameter) for parameter in group["params"]}
+            for name, kept in state.items():
+                parameter = self.names[name]
+                if id(parameter) in own:
+                    self.optimizer.state[parameter] = {
+                        key: value.to(parameter.device)
+                        if isinstance(value, torch.Tensor) and (is_counted_there or key != STEP)
+                        else value
+                        for key, value in kept.items()
+                    }
+        self._state_was = _writes(self.optimizer)
+        _LEFT_WITH_RANKS.pop(self.optimizer, None)
+
+    def before_state_dict(self, do: Callable[[], None]) -> RemovableHandle:
+        """Has ``do``, a method, called when the script asks its object for its state dict; keeps nothing alive."""
+        method = WeakMethod(do)
+
+        def ask(_: torch.optim.Optimizer) -> None:
+            if (call := method()) is not None:
+                call()
+
+        return self.optimizer.register_state_dict_pre_hook(ask)
+
+    def leave_with_ranks(self, reason: str) -> None:
+        """Call where a run ends and its state cannot be written back: no other run begins with what it was before."""
+        _LEFT_WITH_RANKS[self.optimizer] = reason, self._state_was
+
+    def _state(self, given: nn.Parameter, parameter: nn.Parameter, part: Part | None) -> dict[str, Any]:
         """What was kept for ``given``, for what the stage has of it."""
         kept = self.optimizer.state if self._kept is None else self._kept
         found = dict(kept.get(given, {}))
         for key, value in found.items():
             if isinstance(value, torch.Tensor):
-                found[key] = self._tensor(key, value, given, parameter)
+                found[key] = _moved(key, value, given, parameter, part)
         return found
 
-    def _tensor(self, key: str, value: torch.Tensor, given: nn.Parameter, parameter: nn.Parameter) -> torch.Tensor:
-        if value.shape != given.shape or key == STEP:
-            return value.clone()
-        if given.shape != parameter.shape:  # a part of it
-            if (value != value.flatten()[:1]).any():
-                raise UsageError(
-                    f"the {type(self.optimizer).__name__} has taken steps already, and the plan cuts its parameters",
-                    [f"{key} of shape {tuple(value.shape)} belongs to a parameter of which a rank has a part"],
-                    ["an optimiser that is new", "a plan whose stages are cut along samples or space alone"],
-                )
-            return value.flatten()[:1].expand(parameter.shape).to(parameter).clone()
-        return value.to(parameter.device, parameter.dtype if value.dtype == given.dtype else None, copy=True)
+
+_LEFT_WITH_RANKS: WeakKeyDictionary[torch.optim.Optimizer, tuple[str, _Writes]] = WeakKeyDictionary()
+"""Objects whose steps were made by ranks that have gone: why their state was not written back, and what they kept."""
+
+
+def _writes(optimizer: torch.optim.Optimizer) -> _Writes:
+    """Which values an optimiser keeps, and how often they were written."""
+    return {
+        (id(parameter), key): (id(value), times_written(value) if isinstance(value, torch.Tensor) else 0)
+        for parameter, kept in optimizer.state.items()
+        for key, value in kept.items()
+    }
+
+
+def _moved(
+    key: str, value: torch.Tensor, given: nn.Parameter, parameter: nn.Parameter, part: Part | None
+) -> torch.Tensor:
+    """What was kept for ``given``, for what a stage has of it."""
+    if value.shape != given.shape or key == STEP:
+        return value.clone()
+    own = value if part is None else part.cut(value)
+    return own.to(parameter.device, parameter.dtype if value.dtype == given.dtype else None, copy=True)
 
 
 def maker_of(spec: Optimizer) -> MakeOptimizer:
