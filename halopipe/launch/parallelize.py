@@ -61,7 +61,7 @@ from profiler.source.model import load_state, named_parameters, owners, state_of
 from runtime.monitor.failure import read_error, write_error
 from runtime.monitor.waits import Waits
 from runtime.monitor.watch import LOOPBACK, SETUP_S, host_store, join_store, run_workers
-from runtime.optim.optimizer import Followed
+from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
 from runtime.optim.whole_state import Given
 

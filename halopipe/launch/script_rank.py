@@ -32,7 +32,7 @@ from profiler.source.model import named_parameters
 from profiler.source.structure import alone, is_part
 from runtime.monitor.failure import write_error
 from runtime.monitor.watch import LOOPBACK, SETUP_S, join_store
-from runtime.optim.optimizer import Described
+from runtime.optim.followed import Described
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store

@@ -39,7 +39,7 @@ from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
 from runtime.monitor.activity import Activity
 from runtime.numerics.compare import NumericsReport
-from runtime.optim.optimizer import Followed
+from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
 from runtime.optim.whole_state import Given
 from runtime.pipeline.microbatches import InputSpecs

@@ -20,7 +20,8 @@ import torch
 from planner.ir.box import Box
 from planner.ir.errors import UsageError
 from runtime.checkpoint.state import BoxOf, Number, RankState, Slice
-from runtime.optim.optimizer import Followed, StageOptimizer
+from runtime.optim.followed import Followed
+from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.sharding import STEP
 
 _Path = tuple[str, ...]

@@ -27,7 +27,7 @@ from halopipe.training.optimizer_spec import spec_of
 from planner.ir.errors import InfeasibleError, MissingFileError, UsageError, WorkerError
 from planner.ir.profile import ModelSource, Optimizer
 from profiler.source.source import load_model
-from runtime.optim.optimizer import Followed
+from runtime.optim.followed import Followed
 from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
 from tests.planner.factories import chain_profile

@@ -23,7 +23,7 @@ from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.monitor.waits import Voice
-from runtime.optim.optimizer import Followed
+from runtime.optim.followed import Followed
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
 from runtime.transport import InProcessTransport

@@ -16,7 +16,7 @@ from halopipe.training.optimizer_spec import _DEFAULTS, make_optimizer_of, parse
 from halopipe.training.session import Execution
 from planner.ir.errors import UsageError
 from runtime.numerics.finite import OnNan
-from runtime.optim.optimizer import Followed
+from runtime.optim.followed import Followed
 from tests.halopipe import learners
 from tests.halopipe.training.sessions import (
     CALM_PLANS,

@@ -15,7 +15,8 @@ from planner.ir.box import whole as everything
 from planner.ir.errors import UsageError
 from planner.ir.layout import scaled_intervals
 from runtime.checkpoint.state import RankState
-from runtime.optim.optimizer import Followed, StageOptimizer
+from runtime.optim.followed import Followed
+from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.optimizer_state import _like, give_back, load_state, state_of
 from runtime.optim.sharding import ELEMENTWISE, ShardedParameters
 from runtime.spatial.parameters import Part
