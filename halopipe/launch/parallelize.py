@@ -49,6 +49,7 @@ from halopipe.planning.measure import no_model
 from halopipe.run_spec.job import job_folder
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.run_spec.result import Score
+from halopipe.terminal import console
 from halopipe.training.rank_device import on_gpus, require_devices, seats_of
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution
@@ -142,6 +143,8 @@ class Parallel:
             self._end()
             raise
         self._upcoming = Upcoming(ready["looks_ahead"])
+        if ready["statistics"]:
+            console.remark(f"{ready['statistics']}; a plan with batch_statistics='whole' sees all of it")
 
     def __enter__(self) -> Parallel:
         return self

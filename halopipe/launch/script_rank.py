@@ -27,6 +27,7 @@ from halopipe.training.session import Execution
 from planner.ir.errors import InputFileError, UsageError
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Plan
+from planner.layers import statistics_text
 from profiler import load_model
 from profiler.source.model import named_parameters
 from profiler.source.structure import alone, is_part
@@ -85,7 +86,8 @@ def serve(folder: Path, rank: int) -> None:
     terms = replace(terms, answers=script.answers)
     with joined(terms, rank, store, board, [model].pop, device, check=check, local_rank=rank) as execution:
         number = 0
-        answer: dict[str, Any] = {"looks_ahead": execution.looks_ahead}
+        statistics = "" if script.answers else statistics_text(script.plan.decision, execution.consumer.graph)
+        answer: dict[str, Any] = {"looks_ahead": execution.looks_ahead, "statistics": statistics}
         while True:
             calls.set(f"answer/{number}/{rank}", json.dumps(answer))
             execution.activity.deadline_s = _FOREVER_S

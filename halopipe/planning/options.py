@@ -27,6 +27,7 @@ _OF_A_SEARCH = (
     "recompute",
     "shard",
     "zero",
+    "batch_statistics",
     "allow",
     "objective",
     "solver",
@@ -80,6 +81,12 @@ class PlanOptions:
         panel=SPACE,
         least=1,
         most=3,
+    )
+    batch_statistics: str = option(
+        "micro",
+        "Batch norm sees a micro-batch, or the whole batch, which is then the only micro-batch: micro, whole.",
+        "OF",
+        SPACE,
     )
     allow: str = option(
         "sample",
@@ -174,6 +181,7 @@ class PlanOptions:
             "recompute": self.recompute,
             "shard": self.shard,
             "zero": self.zero,
+            "batch_statistics": self.batch_statistics,
             "halo_depth": self.halo_depth,
             "fix": self.fix,
             "forbid": self.forbid,
