@@ -357,10 +357,15 @@ class Engine(HeldState):
         self._guard.require_finite(found, self.named, self.num_steps)
         return found
 
-    def whole_optimizer_state(self) -> dict[str, Any]:
-        """As of :class:`HeldState`.  Raises as :meth:`state`, but for what is not finite."""
-        self.settle()
-        self._require_updated()
+    def whole_optimizer_state(self, *, of_last_update: bool = False) -> dict[str, Any]:
+        """As of :class:`HeldState`.  Raises as :meth:`state`, but for what is not finite.
+
+        Args:
+            of_last_update: whatever has come since then, such as gradients that wait.
+        """
+        if not of_last_update:
+            self.settle()
+            self._require_updated()
         return super().whole_optimizer_state()
 
     def gradients(self) -> dict[str, Tensor]:

@@ -146,8 +146,11 @@ class _Files:
         from halopipe.reports import explain
         from halopipe.terminal import console
         from planner.ir.codec import dumps
+        from planner.layers import statistics_text
 
         found = self.dump(found, self.output)
         console.emit(dumps(found) if self.json else explain.headline(found, objective=objective))
+        if statistics := statistics_text(found.decision, seen.graph):
+            console.remark(f"{statistics}; with --batch-statistics whole: of the whole batch")
         for line in explain.recomputed_lines(found, seen):
             console.remark(line.strip())

@@ -42,7 +42,8 @@ from profiler.source.losses import Loss, own_loss
 from profiler.source.model import owners
 from profiler.source.parts import model_of
 from runtime.numerics.finite import OnNan
-from runtime.optim.optimizer import Followed, MakeOptimizer
+from runtime.optim.followed import Followed
+from runtime.optim.optimizer import MakeOptimizer
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -64,7 +65,7 @@ def execute(
         model: the module that the plan was made for; None: made by the plan's own factory.
         loss_fn: ``loss_fn(output, targets)``, a mean over samples; None: the factory's, or the profiler's default.
         optimizer: an optimiser object of the model's parameters, which each stage's own follows
-            (:class:`runtime.optim.optimizer.Followed`): its groups, its state, and whatever a schedule or the script
+            (:class:`runtime.optim.followed.Followed`): its groups, its state, and whatever a schedule or the script
             does to its learning rates; or a function that makes one of parameters; or text such as
             ``AdamW:lr=0.001``; None: the plan's.
         example: (inputs, targets) to capture the model with, of a sparse network (SparseTensor, targets); None: the

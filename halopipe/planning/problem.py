@@ -20,6 +20,7 @@ from planner.ir.problem import (
     AUTO,
     CHANNEL_DIMS,
     DEFAULT_CONFIDENCE,
+    MICRO,
     NEVER,
     OBJECTIVES,
     RECOMPUTE,
@@ -27,6 +28,7 @@ from planner.ir.problem import (
     SELECTIVE,
     SHARD,
     SPATIAL_DIMS,
+    STATISTICS,
     THROUGHPUT,
     TIME_DIMS,
     ZERO,
@@ -67,6 +69,7 @@ class Asked(TypedDict, total=False):
     zero: int
     calibration: bool
     confidence: float
+    batch_statistics: str
 
 
 def make_problem(
@@ -93,6 +96,7 @@ def make_problem(
     calibration: bool = True,
     confidence: float = DEFAULT_CONFIDENCE,
     zero: int = 1,
+    batch_statistics: str = MICRO,
 ) -> Problem:
     """What a solver is asked.
 
@@ -117,6 +121,8 @@ def make_problem(
         confidence: from 0 to below 1: more ranks are used only where the plan is the faster with this probability; of
             plans on as many ranks the fastest at the mean is taken (:mod:`planner.costs.ties`); 0: that of all plans.
         zero: what ranks divide where ``shard`` has them: 1 the optimiser's state, 2 gradients too, 3 parameters too.
+        batch_statistics: over which samples batch norm and other layers that depend on their batch see it: ``micro``, a
+            micro-batch, or ``whole``, the whole batch, which is then the only micro-batch.
 
     Raises:
         UsageError, UnknownNameError, RankCountError: what is asked for does not exist or cannot be meant.
@@ -128,6 +134,7 @@ def make_problem(
         ("family of dims", allow, FAMILIES),
         ("way to recompute", [recompute], RECOMPUTE),
         ("way to shard", [shard], SHARD),
+        ("batch of statistics", [batch_statistics], STATISTICS),
     ):
         require_known(what, names, known)
     gone = dict.fromkeys(devices_named(without, profile.cluster), 0.0)
@@ -151,6 +158,7 @@ def make_problem(
         confidence=confidence,
         token_slices=tuple(token_slices),
         zero=zero,
+        batch_statistics=batch_statistics,
     )
     _require_numbers(asked)
     _require_fitting(asked)
@@ -283,6 +291,7 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
         recompute=AUTO if again else asked.recompute,
         shard=AUTO if asked.shard == NEVER and any(stage.sharded for stage in decision.stages) else asked.shard,
         zero=max([asked.zero, *(stage.level for stage in decision.stages)]),
+        batch_statistics=MICRO if len(decision.micro_batches) > 1 else asked.batch_statistics,
     )
 
 

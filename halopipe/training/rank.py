@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from planner.ir.errors import HalopipeError, OutOfMemoryError, StaleFileError, U
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.program import Program
+from planner.layers import statistics_text
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler.capture.graph import Captured, capture_for
@@ -53,6 +55,8 @@ from runtime.stage.builder import check_layers, groups_of
 from runtime.stage.captured import captured_model
 from runtime.stage.shapes import graph_of_sizes
 from runtime.transport import Transport
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -313,6 +317,8 @@ class Rank:
         )
         self._stack.callback(transport.close)
         consumer = consumer_of(decision, captured, transport, terms.deadline_s)
+        if transport.rank == 0 and not terms.answers and (text := statistics_text(decision, graph)):
+            _log.warning("%s; a plan of batch statistics 'whole' keeps one device's", text)
         place.activity.begin("building the stages")
         engine = Engine(
             decision,

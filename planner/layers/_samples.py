@@ -48,6 +48,38 @@ def batch_wide_layers(graph: Graph) -> tuple[str, ...]:
     return tuple(layer.name for layer in graph.layers if NEEDS_WHOLE_BATCH in layer.attributes)
 
 
+def batch_dependent_layers(graph: Graph) -> tuple[str, ...]:
+    """Names of the layers whose output for a sample depends on which others are in its micro-batch, in order.
+
+    Batch normalisation by statistics of the batch, and what mixes samples otherwise; not the loss, whose parts are
+    weighted by their samples.  Ranks that share a micro-batch out share these statistics, so that micro-batches alone
+    show in the result.
+    """
+    values = graph.values()
+    return tuple(
+        layer.name
+        for layer in graph.layers
+        if layer.kind != "loss"
+        and (
+            (kind(layer.kind).REDUCTION == "statistics" and bool(layer.attributes.get("training", True)))
+            or MIXES_SAMPLES in layer.attributes
+            or _mixes(layer, tuple(values[name] for name in layer.inputs))
+        )
+    )
+
+
+def statistics_text(decision: Decision, graph: Graph) -> str:
+    """Where layers that depend on their batch see less than the whole of it, in words; empty where none does."""
+    layers, count = batch_dependent_layers(graph), len(decision.micro_batches)
+    if not layers or count < 2:
+        return ""
+    more = f" and {len(layers) - 1} more" * (len(layers) > 1)
+    return (
+        f"layer {layers[0]}{more}: statistics of each of {count} micro-batches, not of the whole batch of "
+        f"{decision.global_batch}, and running ones written {count} times a step"
+    )
+
+
 def fixes_samples(graph: Graph) -> bool:
     """Whether it holds for micro-batches of as many samples as it was captured with alone."""
     return any(FIXES_SAMPLES in layer.attributes for layer in graph.layers)

@@ -4,6 +4,7 @@ The schedules, micro-batch sizes, places to cut and recomputation that may be us
 candidates.  ``unmet`` is the one place that says whether a candidate may be an answer:
 
     global batch, micro-batch   the micro-batches add up to the batch, the full ones have a size that may be used
+    batch statistics            one micro-batch, where layers that depend on their batch are to see all of it
     schedule                    one of those that may be used
     devices, stages             ranks that may be used, no more stages than asked for
     recompute                   nowhere, or everywhere, or of attention's cores, unless it is left open
@@ -32,8 +33,8 @@ from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.graph import KEEPS_SAMPLES, Graph
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.plan import UNCUT, Decision, Rejected, Stage
-from planner.ir.problem import ALWAYS, AUTO, LATENCY, NEVER, SAMPLE_DIMS, SELECTIVE, SPATIAL_DIMS, Problem
-from planner.layers import batch_wide_layers, check_samples_apart, fixes_samples
+from planner.ir.problem import ALWAYS, AUTO, LATENCY, NEVER, SAMPLE_DIMS, SELECTIVE, SPATIAL_DIMS, WHOLE, Problem
+from planner.layers import batch_dependent_layers, batch_wide_layers, check_samples_apart, fixes_samples
 from planner.layers.recomputed import attention_cores
 from planner.layers.stage_rules import rules_of_state
 from planner.solvers.candidates.candidate import Candidate, Recomputes, boundaries_of
@@ -117,8 +118,8 @@ def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
 
     Raises:
         UsageError: the global batch or a size is not positive.
-        InfeasibleError: the loss needs the whole batch at once, or the graph holds for one number of samples, and
-            micro-batches may not be so large.
+        InfeasibleError: the loss, or statistics of the whole batch, need all of it at once, or the graph holds for one
+            number of samples, and micro-batches may not be so large.
     """
     batch = problem.global_batch
     if batch < 1:
@@ -126,7 +127,7 @@ def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
     if any(size < 1 for size in problem.micro_batch_sizes):
         raise UsageError(f"a micro-batch of {min(problem.micro_batch_sizes)} samples", remedies=["give sizes above 0"])
     covered = sum(book.tables.largest_measured(book.kind(rank)) for rank in problem.ranks)
-    if batch_wide_layers(problem.profile.graph):
+    if batch_wide_layers(problem.profile.graph) or sees_whole_batch(problem):
         return _whole_batch(problem, covered)
     if fixes_samples(problem.profile.graph):
         return _as_captured(problem)
@@ -137,16 +138,31 @@ def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
     return tuple(sorted(size for size in sizes if size <= min(batch, covered)))
 
 
+def sees_whole_batch(problem: Problem) -> bool:
+    """Whether some layer depends on its batch, and is to see the whole of it."""
+    return problem.batch_statistics == WHOLE and bool(batch_dependent_layers(problem.profile.graph))
+
+
 def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
     """The global batch as the only size."""
     batch, asked = problem.global_batch, problem.micro_batch_sizes
     if max(asked, default=batch) >= batch and (asked or batch <= covered):
         return (batch,)
     why = f"micro-batches of {max(asked)} samples were asked for" if asked else f"up to {covered} were measured"
+    wide, joined = batch_wide_layers(problem.profile.graph), batch_dependent_layers(problem.profile.graph)
+    if not wide:
+        raise InfeasibleError(
+            "statistics of the whole batch need all samples of a step at once",
+            [f"layer {joined[0]} depends on its batch", f"a global batch of {batch} samples, {why}"],
+            [
+                "--batch-statistics micro",
+                f"--micro-batch {batch}" if asked else f"profile an example of {batch} samples",
+            ],
+        )
     raise InfeasibleError(
         "the loss needs all samples of a step at once",
         [
-            f"layer {batch_wide_layers(problem.profile.graph)[0]} joins samples: its parts are not the loss",
+            f"layer {wide[0]} joins samples: its parts are not the loss",
             f"a global batch of {batch} samples, {why}",
         ],
         [
@@ -279,6 +295,8 @@ def _batches(problem: Problem, candidate: Candidate) -> str:
     sizes = {min(size, problem.global_batch) for size in problem.micro_batch_sizes}
     if sizes and size not in sizes:
         return f"micro-batches of {size}, asked: {', '.join(map(str, sorted(sizes)))}"
+    if len(candidate.micro_batches) > 1 and sees_whole_batch(problem):
+        return f"{len(candidate.micro_batches)} micro-batches, asked: statistics of the whole batch"
     return ""
 
 
