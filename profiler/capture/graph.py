@@ -144,7 +144,7 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
             that was said to vary cannot, or an operator that was said to be elementwise is not.
     """
     _require_initialised(model.module)
-    with untouched(*model.owners.values()):
+    with untouched(*model.stateful):
         return _captured(model, replace(rules, elementwise=rules.elementwise | model.elementwise))
 
 
@@ -224,7 +224,7 @@ def _verified(model: LoadedModel) -> tuple[Traced, frozenset[str]]:
     """The first trace that computes what the module does, and its parameters without gradient."""
     found, failure = traces(model), None
     while True:
-        with untouched(*model.owners.values()):  # attributes may hold tensors of the trace, which have no values
+        with untouched(*model.stateful):  # attributes may hold tensors of the trace, which have no values
             traced = next(found, None)
         if traced is None:
             raise failure or AssertionError("a model has a trace, or a refusal")

@@ -15,7 +15,6 @@ import random
 import sys
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -38,30 +37,24 @@ from cuda_ops._torch import (
 )
 from cuda_ops.dense.user_functions import USER_FUNCTION, IntegerAt, TensorAt, UserFunction, apply, registered
 from planner.ir.errors import UnsupportedModelError
-
-_CONTAINERS = (list, dict, set, deque)
+from profiler.capture.user_state import OUTSIDE, UserState, is_users, refill
 
 
 @contextmanager
-def untouched(*modules: nn.Module) -> Iterator[None]:
-    """Puts back what is done to ``modules`` within: whatever forward or ``eval()`` changes, and who draws numbers.
+def untouched(*owners: Any) -> Iterator[None]:
+    """Puts back what is done to ``owners`` within: whatever forward or ``eval()`` changes, and who draws numbers.
 
-    Attributes are the same objects again, and lists, dicts and sets hold what they held; what is inside of other
-    objects is theirs.
+    Owners are modules and loss functions.  For what is put back of them see :mod:`profiler.capture.user_state`.
     """
-    parts = [part for module in modules for part in module.modules()]
-    attributes = [(part, dict(part.__dict__), _contents(part)) for part in parts]
+    state = UserState(owners)
+    modules = [owner for owner in owners if isinstance(owner, nn.Module)]
     gradients = [(p, p.grad, p.requires_grad) for module in modules for p in module.parameters()]
     drawn = _generators()
-    with torch.random.fork_rng(devices=[]), kept_buffers(*modules):
+    with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
-            for part, own, contents in attributes:
-                part.__dict__.clear()
-                part.__dict__.update(own)
-                for container, held in contents:
-                    _restore(container, held)
+            state.restore()
             for parameter, gradient, is_trained in gradients:
                 parameter.grad = gradient
                 parameter.requires_grad_(is_trained)
@@ -91,13 +84,13 @@ def kept_buffers(*modules: nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for buffer, value in state:
-                buffer.copy_(value)
+                refill(buffer, value)
 
 
 @contextmanager
-def kept_state(*modules: nn.Module) -> Iterator[None]:
-    """Puts back the values of buffers and parameters."""
-    with kept_buffers(*modules), kept_parameters(*modules):
+def kept_state(*owners: Any) -> Iterator[None]:
+    """:func:`untouched`, and the values of parameters put back."""
+    with untouched(*owners), kept_parameters(*(owner for owner in owners if isinstance(owner, nn.Module))):
         yield
 
 
@@ -165,28 +158,7 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def _contents(part: nn.Module) -> list[tuple[Any, Any]]:
-    """Containers, those of buffers, parts and hooks among them, and what they hold."""
-    return [(value, value.copy()) for value in part.__dict__.values() if isinstance(value, _CONTAINERS)]
-
-
-def _restore(container: Any, held: Any) -> None:
-    if isinstance(container, (list, deque)):
-        is_same = len(container) == len(held) and all(a is b for a, b in zip(container, held, strict=True))
-    elif isinstance(container, dict):
-        is_same = list(container) == list(held) and all(container[key] is held[key] for key in held)
-    else:
-        is_same = container == held
-    if is_same:
-        return
-    container.clear()
-    (container.extend if isinstance(container, (list, deque)) else container.update)(held)
-
-
 _AS_FUNCTION = "write it as a torch.autograd.Function that forward calls: its backward is kept"
-_OUTSIDE = ("torch", "profiler", "cuda_ops", "contextlib")
-"""Packages whose code is not the user's, but for our own models."""
-_MODELS = "profiler.models."
 
 
 def refuse_hooks(module: nn.Module) -> None:
@@ -232,7 +204,7 @@ def kept_functions() -> Iterator[None]:
         if cls is CheckpointFunction:
             function, _, *rest = arguments
             return function(*rest)
-        if cls.__module__.split(".")[0] in _OUTSIDE:
+        if cls.__module__.split(".")[0] in OUTSIDE:
             return apply(cls, *arguments)
         return _captured(cls, arguments)
 
@@ -375,7 +347,7 @@ def users_line() -> str:
     """The innermost line of the user's code that is being run."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _is_users(frame):
+        if is_users_frame(frame):
             return f"at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return "at an unknown place"
@@ -385,7 +357,7 @@ def users_line_of(error: BaseException) -> tuple[str, str]:
     """The innermost line of the user's code that ``error`` went through, and its text; both empty if there is none."""
     found: BaseException | None = error
     while found is not None:
-        lines = [(frame, line) for frame, line in traceback.walk_tb(found.__traceback__) if _is_users(frame)]
+        lines = [(frame, line) for frame, line in traceback.walk_tb(found.__traceback__) if is_users_frame(frame)]
         if lines:
             frame, line = lines[-1]
             file, code = frame.f_code.co_filename, frame.f_code
@@ -394,7 +366,6 @@ def users_line_of(error: BaseException) -> tuple[str, str]:
     return "", ""
 
 
-def _is_users(frame: FrameType) -> bool:
-    name = str(frame.f_globals.get("__name__", ""))
-    is_ours = name.split(".")[0] in {*_OUTSIDE, *sys.stdlib_module_names} - {"__main__"}
-    return (not is_ours or name.startswith(_MODELS)) and not frame.f_code.co_filename.startswith("<")
+def is_users_frame(frame: FrameType) -> bool:
+    """Whether it runs code of the user, or of a package of theirs."""
+    return is_users(str(frame.f_globals.get("__name__", ""))) and not frame.f_code.co_filename.startswith("<")

@@ -14,12 +14,12 @@ from torch import Tensor, fx, nn
 from cuda_ops._torch import BatchNormBase, DropoutBase, at_node
 from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
+from profiler.capture.first_calls import changed_weights_loss, later_call
 from profiler.capture.trace import Traced
 from profiler.capture.user_module import (
     drawn_so_far,
     evaluating,
     fresh_gradients,
-    kept_parameters,
     kept_state,
     untouched,
 )
@@ -36,13 +36,13 @@ class _Result:
     Attributes:
         gradients: of trained parameters, by name; None where the loss has none to give.
         buffers: as forward leaves them, by name.
-        again: the loss of a second call behind the first.
+        again: the loss of a second call behind the first, of another batch and with other weights.
     """
 
     loss: Tensor
     gradients: Mapping[str, Tensor] | None
     buffers: Mapping[str, Tensor]
-    again: Tensor
+    again: Tensor | None = None
 
 
 @torch.enable_grad()
@@ -58,11 +58,14 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> frozenset[str]:
     whole = example_of(traced.inputs, model, samples)
     expected = _own_result(model, whole, samples)
     _require_same_inputs(model, whole)
-    found = _graph_result(traced, model, whole, samples)
+    rest = _rest(traced, model, samples)
+    later = later_call(model, whole, rest, lambda batch: _loss_of(model, [each.clone() for each in batch.values()]))
+    found = _graph_result(traced, model, whole, samples, None if later is None else later.tensors)
     _require_alike(traced, expected.loss, found.loss, {})
     _require_same_gradients(model, expected.gradients, found.gradients)
     _require_same_buffers(expected.buffers, found.buffers)
-    _require_same_again(expected, found)
+    if later is not None:
+        _require_same_again(later.loss, found.again)
     _require_no_schedule(model, whole, expected.loss)
     if traced.refusal is not None:
         other = {name: _changed(tensor) for name, tensor in whole.items()}
@@ -82,6 +85,16 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> frozenset[str]:
             continue
         _require_alike(traced, expected.loss, found.loss, traced.given(tensors, samples))
     return frozenset(idle)
+
+
+def _rest(traced: Traced, model: LoadedModel, samples: int) -> dict[str, Tensor]:
+    """Other samples of the example than the first ones, where it has as many; of clouds the first ones."""
+    if model.clouds is not None:
+        return example_of(traced.inputs, model, samples)
+    tensors = example_of(traced.inputs, model, max(samples, model.samples))
+    return {
+        name: each[-samples:] if each.ndim and len(each) == model.samples else each for name, each in tensors.items()
+    }
 
 
 def _changed(tensor: Tensor) -> Tensor:
@@ -147,7 +160,7 @@ def correct_dtypes(traced: Traced, model: LoadedModel) -> None:
     """
     samples = _PAIR if traced.is_polymorphic else traced.samples
     given = traced.given(example_of(traced.inputs, model, samples), samples)
-    with torch.random.fork_rng(devices=[]), kept_state(*model.owners.values()), model.precision():
+    with kept_state(*model.stateful), model.precision():
         _Correcting(traced.module).run(*given.values())
 
 
@@ -216,7 +229,7 @@ def module_loss(model: LoadedModel, tensors: Iterable[Tensor], *, calm: bool = F
     """
     values = tuple(tensors)
     calmed = _calm(model) if calm else nullcontext()
-    with torch.random.fork_rng(devices=[]), kept_state(*model.owners.values()), calmed:
+    with kept_state(*model.stateful), calmed:
         torch.manual_seed(0)
         return model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
 
@@ -280,14 +293,20 @@ def _own_result(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int)
         ) from error
 
 
-def _graph_result(traced: Traced, model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> _Result:
-    def loss() -> Tensor:
+def _graph_result(
+    traced: Traced,
+    model: LoadedModel,
+    tensors: Mapping[str, Tensor],
+    samples: int,
+    later: Mapping[str, Tensor] | None = None,
+) -> _Result:
+    def loss_of(batch: Mapping[str, Tensor]) -> Tensor:
         with model.precision():
-            found: Tensor = traced.module(*traced.given(tensors, samples).values())
+            found: Tensor = traced.module(*traced.given(batch, samples).values())
             return found
 
     try:
-        return _result(model, loss)
+        return _result(model, lambda: loss_of(tensors), None if later is None else lambda: loss_of(later))
     except RuntimeError as error:
         raise UnsupportedModelError(
             "the captured graph does not run as the module does",
@@ -315,22 +334,22 @@ def _runs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> bool:
     return True
 
 
-def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:
+def _result(model: LoadedModel, loss_of: Callable[[], Tensor], again_of: Callable[[], Tensor] | None = None) -> _Result:
     modules = model.owners.values()
-    with untouched(*modules), kept_parameters(*modules), fresh_gradients(*modules):
+    with kept_state(*model.stateful), fresh_gradients(*modules):
         torch.manual_seed(0)
         loss = loss_of()
         buffers = {name: b.detach().clone() for module in modules for name, b in module.named_buffers()}
         if not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
-            return _Result(loss, None, buffers, loss_of())
+            return _Result(loss, None, buffers)
         loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
         gradients = {name: _dense(name, p.grad) for name, p in _trained(model) if p.grad is not None}
-        again = loss_of().detach()
+        again = None if again_of is None else changed_weights_loss(model, again_of)
     return _Result(loss.detach(), gradients, buffers, again)
 
 
 def _loss_alone(model: LoadedModel, loss_of: Callable[[], Tensor]) -> Tensor:
-    with torch.random.fork_rng(devices=[]), kept_state(*model.owners.values()):
+    with kept_state(*model.stateful):
         torch.manual_seed(0)
         return loss_of().detach()
 
@@ -372,11 +391,11 @@ def _require_same_gradients(
             )
 
 
-def _require_same_again(expected: _Result, found: _Result) -> None:
-    if isinstance(expected.again, Tensor) and not is_alike(expected.again, found.again):
+def _require_same_again(expected: Tensor, found: Tensor | None) -> None:
+    if found is not None and not is_alike(expected, found):
         raise UnsupportedModelError(
             "the module computes something else when it is called again, its captured graph does not",
-            [f"second call: {expected.again.item()} by the module, {found.again.item()} by the graph"],
+            [f"second call: {expected.item()} by the module, {found.item()} by the graph"],
             ["keep what changes from call to call in buffers, written in place: self.count.add_(1)"],
         )
 
@@ -396,13 +415,14 @@ def _require_no_schedule(model: LoadedModel, tensors: Mapping[str, Tensor], expe
         return _loss_alone(model, lambda: _loss_of(model, [tensor.clone() for tensor in tensors.values()]))
 
     try:
-        with untouched(*model.owners.values()):
-            own_loss()
+        with kept_state(*model.stateful):
+            torch.manual_seed(0)
+            _loss_of(model, [tensor.clone() for tensor in tensors.values()])
             moved = [(*each, vars(each[0]).get(each[1])) for each in kept]
         moved = [each for each in moved if _is_counted(each[3]) and each[3] != each[2]]
         if not moved:
             return
-        with untouched(*model.owners.values()):
+        with untouched(*model.stateful):
             for owner, key, before, after in moved:
                 vars(owner)[key] = after + _FAR * (after - before)
             far = own_loss()

@@ -209,6 +209,11 @@ class LoadedModel:
         return owners(self.module, getattr(self.loss_fn, "function", self.loss_fn))
 
     @property
+    def stateful(self) -> tuple[Any, ...]:
+        """The module, and the loss as its user has it, which may keep something from call to call as well."""
+        return self.module, getattr(self.loss_fn, "function", self.loss_fn)
+
+    @property
     def batch(self) -> BatchStructure:
         """Of what a step is given; of clouds coordinates, features and counts."""
         if self.structure is not None:

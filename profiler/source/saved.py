@@ -296,7 +296,7 @@ def _loss(model: LoadedModel) -> Tensor | None:
     modules = model.owners.values()
     if any(parameter.device.type != "cpu" for module in modules for parameter in module.parameters()):
         return None
-    with untouched(*modules), kept_parameters(*modules), seeded(0), torch.no_grad():
+    with untouched(*model.stateful), kept_parameters(*modules), seeded(0), torch.no_grad():
         try:
             return model.loss(*(tuple(tensor.clone() for tensor in each) for each in model.fed))
         except Exception as error:

@@ -1,0 +1,296 @@
+"""What a module keeps from its first call, so that later ones compute something else: no graph holds that.
+
+A second call, of another batch and with other weights, is made twice: by the module that was called before, and by one
+of which only tensors that were written in place remember that call, as a graph does.  Both must come out alike.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.ir.errors import UnsupportedModelError
+from profiler.capture.user_module import fresh_gradients, is_users_frame, kept_state
+from profiler.capture.user_state import UserState, refill
+from profiler.source.model import LoadedModel
+
+LossOf = Callable[[Mapping[str, Tensor]], Tensor]
+_EPSILONS = 64
+"""The same code run twice differs by less, of the largest number."""
+_MOST_TRIED = 32
+_FIRST, _LATER = 1, 2
+"""Seeds of the calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A call behind the first.
+
+    Attributes:
+        tensors: its batch.
+        loss: with changed weights.
+    """
+
+    tensors: Mapping[str, Tensor]
+    loss: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    loss: Tensor
+    tensors: Mapping[str, Tensor]
+    error: str = ""
+
+
+@torch.enable_grad()
+def later_call(
+    model: LoadedModel, whole: Mapping[str, Tensor], rest: Mapping[str, Tensor], loss_of: LossOf
+) -> Later | None:
+    """A second call of the module, which is left as it was; None where it runs on no other batch.
+
+    Args:
+        model: whose module it is.
+        whole: the batch of the first call.
+        rest: one of other samples, or the same.
+        loss_of: the module's loss of a batch.
+
+    Raises:
+        UnsupportedModelError: what the first call left in Python alters it.
+    """
+    with kept_state(*model.stateful), fresh_gradients(*model.owners.values()):
+        memory = _Memory(model, loss_of)
+        memory.call(whole, _FIRST)
+        memory.note()
+        if not memory.changed:
+            for tensors in _others(whole, rest):
+                memory.as_called()
+                found = memory.call(tensors)
+                if not found.error:
+                    return Later(tensors, found.loss)
+            return None
+        for tensors in _others(whole, rest):
+            memory.as_called()
+            found = memory.call(tensors)
+            if not found.error and not memory.matters(tensors, found):
+                return Later(tensors, found.loss)
+            memory.as_called(forgotten=True)
+            fresh = memory.call(tensors)
+            if not fresh.error:
+                raise _refusal(model, memory, whole, tensors, (found, fresh))
+    return None
+
+
+def changed_weights_loss(model: LoadedModel, loss_of: Callable[[], Tensor]) -> Tensor:
+    """The loss of a second call with the weights that :func:`later_call` has; they are not put back."""
+    _change_weights(model)
+    torch.manual_seed(_LATER)
+    return loss_of().detach()
+
+
+class _Memory:
+    """A module between its first call and the next.
+
+    Attributes:
+        changed: names of what the first call changed in Python.
+    """
+
+    def __init__(self, model: LoadedModel, loss_of: LossOf) -> None:
+        self._model, self._loss_of = model, loss_of
+        self.before = self.after = UserState(model.stateful)
+        self._buffers = self._named()
+        self._left: dict[str, Tensor] = {}
+        self.changed: list[str] = []
+
+    def note(self) -> None:
+        """Takes the state that it is in for that after a call, and changes the weights."""
+        self.changed = self.before.changed()
+        _change_weights(self._model)
+        self.after = UserState(self._model.stateful)
+        self._left = {name: buffer.detach().clone() for name, buffer in self._named().items()}
+
+    def as_called(self, *, forgotten: bool = False) -> None:
+        """As after the first call; ``forgotten``: but for what that wrote in place, as before it."""
+        self.after.forget_all()
+        self.after.values()
+        if forgotten:
+            self.before.forget_all()
+            self._write_buffers()
+
+    def without(self, name: str) -> None:
+        """As after the first call, but for one value."""
+        self.as_called()
+        self.before.forget(name)
+        self._write_buffers()
+
+    def _write_buffers(self) -> None:
+        with torch.no_grad():
+            for name, buffer in self._named().items():
+                left = self._left.get(name)
+                if left is not None and left.shape == buffer.shape:
+                    refill(buffer, left)
+
+    def call(self, tensors: Mapping[str, Tensor], seed: int = _LATER) -> _Outcome:
+        """One call with its gradients; parameters that it writes to are put back."""
+        owners = self._model.owners.values()
+        trained = {(k, name): p for k, each in enumerate(owners) for name, p in each.named_parameters()}
+        for parameter in trained.values():
+            parameter.grad = None
+        torch.manual_seed(seed)
+        nothing = torch.full((), math.nan)
+        try:
+            loss = self._loss_of(tensors)
+            if not isinstance(loss, Tensor):
+                return _Outcome(nothing, {}, "the loss is no tensor")
+            if loss.requires_grad and loss.numel() == 1:
+                loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
+        except Exception as error:  # noqa: BLE001 - the user's module may refuse another batch in any way
+            return _Outcome(nothing, {}, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        made = {f"{k} {name}": p.grad.detach() for (k, name), p in trained.items() if p.grad is not None}
+        left = {f"buffer {name}": b.detach().clone() for name, b in self._named().items() if name in self._buffers}
+        return _Outcome(loss.detach(), {**made, **left})
+
+    def matters(self, tensors: Mapping[str, Tensor], found: _Outcome) -> bool:
+        """Whether ``found`` is not what a module computes that has forgotten its first call."""
+        self.as_called(forgotten=True)
+        return not _is_alike(found, self.call(tensors))
+
+    def _named(self) -> dict[str, Tensor]:
+        modules = enumerate(self._model.owners.values())
+        return {f"{k} {name}": buffer for k, module in modules for name, buffer in module.named_buffers()}
+
+
+def _is_alike(a: _Outcome, b: _Outcome) -> bool:
+    if a.error or b.error or a.tensors.keys() != b.tensors.keys():
+        return bool(a.error) and bool(b.error)
+    pairs = [(a.loss, b.loss), *((value, b.tensors[name]) for name, value in a.tensors.items())]
+    scale = max((_largest(x) for x, _ in pairs[1:]), default=0.0)
+    return all(_is_close(x, y, scale) for x, y in pairs)
+
+
+def _is_close(x: Tensor, y: Tensor, scale: float) -> bool:
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return False
+    if not (x.is_floating_point() or x.is_complex()) or x.layout is not torch.strided:
+        return x.layout is not torch.strided or torch.equal(x, y)
+    allowed = _EPSILONS * torch.finfo(x.dtype).eps
+    return torch.allclose(x, y, rtol=allowed, atol=allowed * max(_largest(x), 1e-3 * scale), equal_nan=True)
+
+
+def _largest(x: Tensor) -> float:
+    if x.layout is not torch.strided or not x.numel() or not (x.is_floating_point() or x.is_complex()):
+        return 0.0
+    return float(x.abs().nan_to_num(posinf=0.0).max())
+
+
+def _others(whole: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
+    """Other batches, the one that differs most first, and at last the same one."""
+    turned = {name: tensor.flip(0) if tensor.ndim else tensor for name, tensor in rest.items()}
+    generator = torch.Generator().manual_seed(0)
+
+    def smaller(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        factors = 0.6 + 0.4 * torch.rand(tensor.shape, generator=generator)
+        return tensor * factors.to(tensor)
+
+    yield {name: smaller(tensor) for name, tensor in turned.items()}
+    yield turned
+    yield whole
+
+
+@torch.no_grad()
+def _change_weights(model: LoadedModel) -> None:
+    """Each by up to a half of itself, with its sign; what is zero becomes a little more."""
+    generator = torch.Generator().manual_seed(0)
+    for module in model.owners.values():
+        for parameter in module.parameters():
+            if parameter.requires_grad and (parameter.is_floating_point() or parameter.is_complex()):
+                drawn = torch.rand(parameter.shape, generator=generator).to(parameter.device)
+                factors = (0.5 + drawn).to(parameter.dtype)
+                parameter.copy_(torch.where(parameter == 0, 0.02 * factors, parameter * factors))
+
+
+def _refusal(
+    model: LoadedModel,
+    memory: _Memory,
+    whole: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+    both: tuple[_Outcome, _Outcome],
+) -> UnsupportedModelError:
+    found, fresh = both
+    names = []
+    for name in memory.changed[:_MOST_TRIED]:
+        memory.without(name)
+        if not _is_alike(found, memory.call(tensors)):
+            names.append(name)
+    names = names or memory.changed
+    memory.before.restore()
+    line = _line(memory, names[0], whole)
+    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    details = [f"the first call changes {shown}" + (f", {line}" if line else "")]
+    if found.error:
+        details.append(f"a second call then raises {found.error}")
+    else:
+        details.append(f"loss of a second call: {found.loss.item():.9g}, {fresh.loss.item():.9g} without what is kept")
+    in_buffers = "keep what changes from call to call in buffers, written in place at every call: self.mean.copy_(...)"
+    if found.error or _changes_on(model, memory, whole, tensors):
+        return UnsupportedModelError(
+            "the module computes something else when it is called again, by what it keeps from its first call",
+            [*details, "it keeps something else from every call, and no graph holds that"],
+            [in_buffers],
+        )
+    return UnsupportedModelError(
+        "the module computes something else when it is called again, by what it keeps from its first call",
+        details,
+        ["call it, and the loss, once on a batch before it is given: what they keep then stays", in_buffers],
+    )
+
+
+def _changes_on(
+    model: LoadedModel, memory: _Memory, whole: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> bool:
+    """Whether the module that was called once would be refused as well."""
+    memory.as_called()
+    second = _Memory(model, memory._loss_of)
+    second.call(tensors, _FIRST)
+    second.note()
+    if not second.changed:
+        return False
+    second.as_called()
+    return second.matters(whole, second.call(whole))
+
+
+def _line(memory: _Memory, name: str, whole: Mapping[str, Tensor]) -> str:
+    """The user's line behind which ``name`` has another value; empty where that is not to be seen."""
+    found = ""
+    last: FrameType | None = None
+    line = 0
+
+    def local(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal found, last, line
+        if found:
+            return None
+        if last is not None and name in memory.before.changed():
+            code = last.f_code
+            found = f"at {code.co_filename}:{line} in {code.co_name}"
+            return None
+        last, line = frame, frame.f_lineno
+        return local
+
+    def entered(frame: FrameType, event: str, argument: Any) -> Any:
+        return local if not found and is_users_frame(frame) else None
+
+    traced = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        memory.call(whole, _FIRST)
+    finally:
+        sys.settrace(traced)
+    return found

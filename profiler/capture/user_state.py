@@ -1,0 +1,229 @@
+"""What a user's module and loss keep in Python from call to call: attributes, containers, closures; put back, compared.
+
+Followed are modules, registered or not, lists, dicts, sets, the user's own objects, functions with their closures and
+defaults, methods and partials; not globals, nor what other packages keep inside of their objects.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import FunctionType, MethodType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from cuda_ops._torch import times_written
+
+CONTAINERS = (list, dict, set, deque)
+OUTSIDE = ("torch", "profiler", "cuda_ops", "contextlib")
+"""Packages whose code is not the user's, but for our own models."""
+MODELS = "profiler.models."
+_MOST_FOLLOWED = 10_000
+_REGISTRIES = ("_modules", "_buffers", "_parameters")
+
+
+def is_users(name: str) -> bool:
+    """Whether code of the Python module ``name`` is the user's, or of a package of theirs."""
+    is_ours = name.split(".")[0] in {*OUTSIDE, *sys.stdlib_module_names} - {"__main__"}
+    return not is_ours or name.startswith(MODELS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where values are kept.
+
+    Attributes:
+        name: ``norm.mean``, as of an attribute, or what follows it; see :meth:`named`.
+        read: a copy of what is held there, an attribute or variable by its name.
+        write: puts such a copy back, where something else is held.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+
+    def named(self, key: Any = None) -> str:
+        """Of one of the values, as its user has it."""
+        return self.name if key is None else f"{self.name}.{key}" if self.name else str(key)
+
+
+class UserState:
+    """What is kept in Python by ``owners``, modules and functions, as it is now; parameters' values are not."""
+
+    def __init__(self, owners: Iterable[Any]) -> None:
+        places, tensors = _reached(owners)
+        self._held = [(place, place.read()) for place in places]
+        self._values = [(tensor, tensor.detach().clone(), times_written(tensor)) for tensor in tensors]
+
+    def restore(self) -> None:
+        """Puts all of it back as it was: attributes are the same objects, which hold what they held."""
+        self.forget_all()
+        with torch.no_grad():
+            for tensor, value, version in self._values:
+                if times_written(tensor) != version:
+                    refill(tensor, value)
+
+    def forget_all(self) -> None:
+        """The same but for what is written in tensors."""
+        for place, held in self._held:
+            place.write(held)
+
+    def values(self) -> None:
+        """Puts back the values of tensors alone."""
+        with torch.no_grad():
+            for tensor, value, _ in self._values:
+                refill(tensor, value)
+
+    def forget(self, name: str) -> None:
+        """Puts one value back, by the name that :meth:`changed` has for it."""
+        for place, held in self._held:
+            now = place.read()
+            if isinstance(held, dict):
+                keys = [key for key in {**held, **now} if place.named(key) == name]
+                for key in keys:
+                    now.pop(key, None)
+                    now |= {key: held[key]} if key in held else {}
+                if keys:
+                    place.write(now)
+            elif place.named() == name:
+                place.write(held)
+
+    def changed(self) -> list[str]:
+        """The names of what is another value now."""
+        return list(dict.fromkeys(self._changed()))
+
+    def _changed(self) -> Iterator[str]:
+        for place, held in self._held:
+            now = place.read()
+            if isinstance(held, dict):
+                differing = (key for key in {**held, **now} if not _is_same(held.get(key, place), now.get(key, place)))
+                yield from (place.named(key) for key in differing if key not in _REGISTRIES)
+            elif not _is_same(held, now):
+                yield place.named()
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, (list, deque)) and isinstance(b, (list, deque)):
+        return a is b or (len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True)))
+    if isinstance(a, bool | int | float | str) and type(a) is type(b):
+        return a == b
+    return a is b or (isinstance(a, set) and isinstance(b, set) and a == b)
+
+
+def refill(tensor: Tensor, value: Tensor) -> None:
+    """Writes ``value``; where it has another shape by now, as observers give their buffers, it has that again."""
+    if tensor.shape != value.shape:
+        tensor.resize_(value.shape)
+    tensor.copy_(value)
+
+
+def _reached(owners: Iterable[Any]) -> tuple[list[_Place], list[Tensor]]:
+    found: dict[int, Any] = {}  # by id; holds them, so that no id is taken twice
+    places, tensors = [], []
+    waiting: list[tuple[str, Any]] = [("", owner) for owner in reversed(list(owners))]
+    while waiting:
+        name, value = waiting.pop()
+        if id(value) in found or isinstance(value, str | int | float | None):
+            continue
+        found[id(value)] = value
+        if isinstance(value, Tensor):
+            if not isinstance(value, nn.Parameter) and not is_lazy(value) and not value.is_inference():
+                tensors.append(value)
+            continue
+        place, inside = _of(name, value)
+        if place is not None:
+            places.append(place)
+        waiting += reversed(inside)
+    return places, tensors
+
+
+def _of(name: str, value: Any) -> tuple[_Place | None, list[tuple[str, Any]]]:
+    """Where ``value`` keeps others, and those that are followed, each with its name."""
+    if isinstance(value, CONTAINERS):
+        container = value
+        place = _Place(name, container.copy, lambda held: _refill(container, held))
+        many = value.items() if isinstance(value, dict) else enumerate(value)
+        followed = list(many) if len(value) <= _MOST_FOLLOWED else []
+        dot = name in _REGISTRIES or name.rpartition(".")[2] in _REGISTRIES
+        prefix = name.rpartition(".")[0] if dot else name
+        if dot:
+            place = _Place(prefix, place.read, place.write)
+            return place, [(f"{prefix}.{key}" if prefix else str(key), each) for key, each in followed]
+        return place, [(f"{name}[{key!r}]", each) for key, each in followed]
+    if isinstance(value, tuple):
+        return None, [(f"{name}[{k}]", each) for k, each in enumerate(value)]
+    if isinstance(value, FunctionType):
+        return _of_function(value)
+    if isinstance(value, MethodType):
+        return None, [(name, value.__self__), (name, value.__func__)]
+    if isinstance(value, functools.partial):
+        return None, [(name, value.func), *((name, each) for each in (*value.args, *value.keywords.values()))]
+    if isinstance(value, functools._lru_cache_wrapper):
+        return _Place(name, value.cache_info, lambda held: _forget_newer(value, held)), [(name, value.__wrapped__)]
+    is_followed = isinstance(value, nn.Module | SimpleNamespace) or is_users(type(value).__module__)
+    own = getattr(value, "__dict__", None)
+    if isinstance(value, type) or not is_followed or not isinstance(own, dict):
+        return None, []
+    inside = [(f"{name}.{key}" if name else key, each) for key, each in own.items()]
+    of_class = [each for cls in type(value).__mro__ if is_users(cls.__module__) for each in vars(cls).values()]
+    inside += [each for function in of_class if isinstance(function, FunctionType) for each in _caches(function)]
+    return _Place(name, own.copy, lambda held: _refill(own, held)), inside
+
+
+def _of_function(function: FunctionType) -> tuple[_Place | None, list[tuple[str, Any]]]:
+    title, names = function.__qualname__, function.__code__.co_freevars
+    if not is_users(function.__module__ or ""):
+        return None, []
+    cells = dict(zip(names, function.__closure__ or (), strict=True))
+
+    def read() -> dict[str, Any]:
+        return {name: cell.cell_contents for name, cell in cells.items() if _is_filled(cell)}
+
+    def write(held: dict[str, Any]) -> None:
+        for name, cell in cells.items():
+            if name in held:
+                cell.cell_contents = held[name]
+            elif _is_filled(cell):
+                del cell.cell_contents
+
+    inside = [*read().items(), *((title, each) for each in (function.__defaults__ or ()))]
+    inside += [(title, each) for each in (function.__kwdefaults__ or {}).values()]
+    return _Place("", read, write), [*inside, (title, function.__dict__), *_caches(function)]
+
+
+def _caches(function: FunctionType) -> list[tuple[str, Any]]:
+    """Functions with a cache of results that ``function`` calls by name."""
+    called = (function.__globals__.get(name) for name in function.__code__.co_names)
+    return [(each.__name__, each) for each in called if isinstance(each, functools._lru_cache_wrapper)]
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  # an empty one raises
+    except ValueError:
+        return False
+    return True
+
+
+def _forget_newer(cache: Any, held: Any) -> None:
+    if cache.cache_info() != held:
+        cache.cache_clear()
+
+
+def _refill(container: Any, held: Any) -> None:
+    if isinstance(container, (list, deque)):
+        is_same = len(container) == len(held) and all(a is b for a, b in zip(container, held, strict=True))
+    elif isinstance(container, dict):
+        is_same = list(container) == list(held) and all(container[key] is held[key] for key in held)
+    else:
+        is_same = container == held
+    if is_same:
+        return
+    container.clear()
+    (container.extend if isinstance(container, (list, deque)) else container.update)(held)
