@@ -27,7 +27,13 @@ from halopipe.planning.measure import no_model
 from halopipe.run_spec.options import FIELDS, ON_NAN, TRANSPORTS, ScriptOptions
 from halopipe.terminal.units import require_known
 from halopipe.training.check_options import out_of_limits
-from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
+from halopipe.training.optimizer_spec import (
+    make_optimizer_of,
+    make_scheduler_of,
+    parse_optimizer,
+    parse_scheduler,
+    require_meant,
+)
 from halopipe.training.rank import Load, Terms, open_rank
 from halopipe.training.rank_device import DEVICES
 from halopipe.training.script_values import ScriptValues
@@ -228,6 +234,8 @@ def _maker(plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | 
         UsageError: the optimiser cannot be divided, or the schedule belongs to another one.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
+        for group in optimizer.param_groups:
+            require_meant(type(optimizer).__name__, group)
         is_object = isinstance(scheduler, LRScheduler)
         if is_object and updates_within(plan.decision.rows()):
             raise UsageError(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -55,8 +54,6 @@ from runtime.stage.builder import check_layers, groups_of
 from runtime.stage.captured import captured_model
 from runtime.stage.shapes import graph_of_sizes
 from runtime.transport import Transport
-
-_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -318,7 +315,7 @@ class Rank:
         self._stack.callback(transport.close)
         consumer = consumer_of(decision, captured, transport, terms.deadline_s)
         if transport.rank == 0 and not terms.answers and (text := statistics_text(decision, graph)):
-            _log.warning("%s; a plan of batch statistics 'whole' keeps one device's", text)
+            place.activity.tell(f"{text}; a plan with batch statistics 'whole' sees all of it")
         place.activity.begin("building the stages")
         engine = Engine(
             decision,

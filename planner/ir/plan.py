@@ -434,7 +434,7 @@ def timed_steps(seconds: Sequence[float], warmup: int) -> tuple[float, ...]:
     return tuple(seconds[warmup:] or seconds)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """The file between ``plan`` and ``run``."""
 
@@ -444,3 +444,12 @@ class Plan:
     search: Search
     alternatives: tuple[Alternative, ...] = ()
     measured: Measured | None = None
+
+    def __repr__(self) -> str:
+        """What is decided and predicted, in a line; ``hp.explain`` says more."""
+        decision, batches = self.decision, self.decision.micro_batches
+        return (
+            f"Plan({self.inputs.model.factory}: {len(decision.stages)} stages on {len(decision.used_ranks)} devices, "
+            f"{decision.schedule}, {len(batches)} micro-batches of {max(batches)}, "
+            f"{self.prediction.step_s * 1e3:.3g} ms a step, {self.search.status})"
+        )

@@ -28,7 +28,7 @@ class MemorySample:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Timeline:
     """One step.
 
@@ -43,6 +43,10 @@ class Timeline:
     step_s: float
     spans: tuple[Span, ...]
     memory: tuple[MemorySample, ...] = ()
+
+    def __repr__(self) -> str:
+        """How long, and of how much, in a line."""
+        return f"Timeline({self.source}: {self.step_s * 1e3:.3g} ms, {len(self.spans)} spans)"
 
     def peak_bytes(self, rank: int) -> int:
         """The most memory ``rank`` had in use (0 if not known)."""

@@ -251,7 +251,9 @@ def test_a_plan_is_made_of_what_is_given(monkeypatch: pytest.MonkeyPatch) -> Non
         return given[6]()
 
     monkeypatch.setattr("halopipe.api.plans.profile", measured)
-    monkeypatch.setattr("halopipe.api.plans.plan", lambda found, global_batch: (found, global_batch, plan)[-1])
+    monkeypatch.setattr(
+        "halopipe.api.plans.plan", lambda found, global_batch, batch_statistics: (found, global_batch, plan)[-1]
+    )
     monkeypatch.setattr("halopipe.launch.parallelize.parallelize", started)
     module = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.25, betas=(0.5, 0.75))
