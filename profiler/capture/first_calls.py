@@ -145,7 +145,7 @@ class _Memory:
         torch.manual_seed(seed)
         nothing = torch.full((), math.nan)
         try:
-            loss = self._loss_of(tensors)
+            loss: object = self._loss_of(tensors)
             if not isinstance(loss, Tensor):
                 return _Outcome(nothing, {}, "the loss is no tensor")
             if loss.requires_grad and loss.numel() == 1:
