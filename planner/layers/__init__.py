@@ -33,6 +33,7 @@ from planner.layers._samples import (
     over_sites,
     prepared_inputs,
     require_micro_batches,
+    require_several_values,
     statistics_text,
     throughout_sites,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "over_sites",
     "prepared_inputs",
     "require_micro_batches",
+    "require_several_values",
     "statistics_text",
     "throughout_sites",
     "window",

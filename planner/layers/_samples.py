@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 from planner.ir.box import Interval, whole
-from planner.ir.errors import UnsupportedModelError
+from planner.ir.errors import UnsupportedModelError, UsageError
 from planner.ir.graph import (
     FIXES_SAMPLES,
     INTERLEAVES_SAMPLES,
@@ -78,6 +81,29 @@ def statistics_text(decision: Decision, graph: Graph) -> str:
         f"layer {layers[0]}{more}: statistics of each of {count} micro-batches, not of the whole batch of "
         f"{decision.global_batch}, and running ones written {count} times a step"
     )
+
+
+def require_several_values(graph: Graph, rows: Sequence[int], remedies: Sequence[str]) -> None:
+    """Raises :class:`UsageError` where a batch norm gets one value a channel, which has no variance.
+
+    Args:
+        rows: samples of each micro-batch of a training step.
+    """
+    if 1 not in rows:
+        return
+    for layer in graph.layers:
+        spec = layer.outputs[0]
+        is_batch_norm = kind(layer.kind).REDUCTION == "statistics" and bool(layer.attributes.get("training", True))
+        is_by_sample = len(spec.shape) > 1 and spec.dims[0] == SAMPLE and not spec.has_sites
+        if is_batch_norm and is_by_sample and prod(spec.shape[2:]) == 1:
+            raise UsageError(
+                f"layer {layer.name} normalises over the batch, and a micro-batch has 1 sample",
+                [
+                    f"1 value a channel, of output {list(spec.shape)} for {graph.samples} samples; 2 have a variance",
+                    f"micro-batches of {', '.join(map(str, rows))} samples",
+                ],
+                remedies,
+            )
 
 
 def fixes_samples(graph: Graph) -> bool:
