@@ -38,6 +38,7 @@ from planner.ir.errors import (
     FactoryError,
     HalopipeError,
     MissingFileError,
+    StageFailedError,
     WorkerDiedError,
     WorkerError,
 )
@@ -242,6 +243,8 @@ class _Supervisor:
         if steps and isinstance(error, WorkerError):
             by_itself = "" if self.options.restarts else "; --restarts N does so by itself"
             again = f"--resume, to go on from step {steps[-1]}{by_itself}"
+            if isinstance(error, StageFailedError):  # what follows from module and data comes at the same step again
+                again = f"once that is mended: --resume, to go on from step {steps[-1]}"
             error.remedies = (*(error.remedies or error.usual), again)
 
     def _with_history(self, error: HalopipeError) -> HalopipeError:

@@ -241,7 +241,7 @@ class StageFailedError(WorkerError):
 
     code = "H502"
     usual = (
-        "mend the module at the place above; the same error comes on one device: halopipe plan --solver one-device",
+        "mend the module, or that step's data; the same error comes on one device: halopipe plan --solver one-device",
     )
 
 

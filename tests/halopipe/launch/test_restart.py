@@ -303,6 +303,9 @@ def test_who_loses_a_rank_is_told_from_which_step_to_go_on(
         job((3, lost("first")), restarts=0)
     assert caught.value.remedies[-1].startswith("--resume, to go on from step ")
     assert caught.value.remedies[-1].endswith("; --restarts N does so by itself")
+    with pytest.raises(errors.StageFailedError) as failed:
+        job((3, errors.StageFailedError("layer fc raised")), restarts=0)
+    assert failed.value.remedies[-1].startswith("once that is mended: --resume, to go on from step ")
 
 
 def test_what_a_rank_names_twice_at_the_same_step_is_not_tried_again(
