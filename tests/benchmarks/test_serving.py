@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from benchmarks import serving
@@ -13,7 +14,9 @@ BYTES = 2**14
 
 
 def test_every_hostile_request_is_refused_and_right_ones_are_answered() -> None:
-    with port_of(StandIn(nn.Identity()), BYTES) as port:
+    takes = StandIn(nn.Identity())
+    takes.dtype = torch.float32
+    with port_of(takes, BYTES) as port:
         statuses = [serving._asked(port, text) for text in serving._hostile(18)]
         assert all(400 <= status < 500 for status in statuses), statuses
         assert serving._asked(port, b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n") == 200
