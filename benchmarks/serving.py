@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +140,12 @@ def _output(port: int, text: str) -> list[Any] | None:
     ends_s = time.monotonic() + 30
     while time.monotonic() < ends_s:
         link = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        with suppress(OSError, ValueError):
+        with closing(link), suppress(OSError, ValueError):
             link.request("POST", "/infer", text, {"Content-Type": _JSON})
             answer = link.getresponse()
             told = json.loads(answer.read())
             if answer.status == http.HTTPStatus.OK:
                 return list(told["output"])
-        link.close()
         time.sleep(0.1)
     return None
 
