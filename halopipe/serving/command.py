@@ -17,7 +17,7 @@ from halopipe.serving.options import ServeOptions
 from halopipe.serving.serving import Serving, open_serving
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
-from planner.ir.errors import UsageError
+from planner.ir.errors import MissingFileError, UsageError
 from planner.ir.plan import Plan
 
 _LEARNS = "each stage learns from each request by a loss of its own: this changes the optimisation"
@@ -33,6 +33,8 @@ def serve(path: Path, options: ServeOptions, *, json: bool) -> None:
         HalopipeError: what a rank has failed by.
     """
     require_fitting(options)
+    if options.stdin and (sys.stdin is None or sys.stdout is None):  # another file may have their numbers by now
+        raise MissingFileError("standard input or output is closed", [], ["< requests > answers"])
     most_bytes = units.parse_size(options.max_request)
     planned = plan_files.load_plan(path)
     if options.learn:
@@ -105,11 +107,13 @@ def _requests(
         return feeds.of_folder(
             serving, options.source, options.to, options.reader, draining, most_bytes, follow=options.follow
         )
-    # A reader of its own: a thread that still waits on sys.stdin when the interpreter ends would end it with an abort.
+    # Files of its own: a thread that still waits on sys.stdin when the interpreter ends would end it with an abort, and
+    # what sys.stdout could not write would be tried again there.
     given = open(os.dup(sys.stdin.fileno()), "rb")  # noqa: SIM115  # read until the process ends
+    answers = open(os.dup(sys.stdout.fileno()), "wb")  # noqa: SIM115  # likewise written
     if options.stdin == feeds.NPY:
-        return feeds.of_arrays(serving, given, sys.stdout.buffer, most_bytes)
-    return feeds.of_lines(serving, given, sys.stdout.buffer, most_bytes)
+        return feeds.of_arrays(serving, given, answers, most_bytes)
+    return feeds.of_lines(serving, given, answers, most_bytes)
 
 
 def _http() -> Any:

@@ -176,8 +176,7 @@ def of_lines(serving: Serving, lines: IO[bytes], answers: IO[bytes], most_bytes:
     """
 
     def put(output: Any) -> None:
-        answers.write(json_of(output) + b"\n")
-        answers.flush()
+        _write(answers, json_of(output) + b"\n")
 
     number = 0
     while line := lines.readline(most_bytes + 1):
@@ -202,8 +201,7 @@ def of_arrays(
     """
 
     def put(output: Any) -> None:
-        answers.write(array_bytes(output))  # numpy.save asks for the place in the file, which a pipe has not
-        answers.flush()
+        _write(answers, array_bytes(output))  # numpy.save asks for the place in the file, which a pipe has not
 
     number = 0
     while True:
@@ -267,6 +265,16 @@ def array_bytes(output: Any) -> bytes:
     found = io.BytesIO()
     np.save(found, _only(output), allow_pickle=False)
     return found.getvalue()
+
+
+def _write(answers: IO[bytes], data: bytes) -> None:
+    try:
+        answers.write(data)
+        answers.flush()
+    except OSError as error:
+        raise MissingFileError(
+            "an answer cannot be written to standard output", [error.strerror or str(error)], ["a reader that stays"]
+        ) from None
 
 
 def _array_in(serving: Serving, data: IO[bytes], most_bytes: int) -> Tensor | None:

@@ -142,29 +142,33 @@ class Application:
         told = headers.get("content-length", "")
         if told.isdecimal() and (len(told) > len(str(self._most_bytes)) or int(told) > self._most_bytes):
             raise RefusedError(413, f"a body has at most {self._most_bytes} bytes, this one {told[:20]}")
-        body = bytearray()
+        parts, body = list[bytes](), b""
         try:
             try:
-                await asyncio.wait_for(self._fill(body, receive), self._body_s)
+                await asyncio.wait_for(self._fill(parts, receive), self._body_s)
             except TimeoutError:
                 raise RefusedError(408, f"the body did not come in {self._body_s:g} s") from None
+            body = b"".join(parts)
+            parts.clear()
             async with self._parses:
-                found: tuple[Any, Any] = await self._beside(read, self._serving, bytes(body), self._most_bytes)
+                found: tuple[Any, Any] = await self._beside(read, self._serving, body, self._most_bytes)
             return found
         finally:
-            self._held_bytes -= len(body)
+            self._held_bytes -= len(body) or sum(map(len, parts))
 
-    async def _fill(self, body: bytearray, receive: Receive) -> None:
+    async def _fill(self, parts: list[bytes], receive: Receive) -> None:
+        length = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise RefusedError(400, "the client has left")
             part = message.get("body", b"")
-            if len(body) + len(part) > self._most_bytes:
+            if length + len(part) > self._most_bytes:
                 raise RefusedError(413, f"a body has at most {self._most_bytes} bytes")
             if self._held_bytes + len(part) > _MOST_BODIES * self._most_bytes:
                 raise RefusedError(503, "too many large requests at a time", {"Retry-After": "1"}, BusyError.code)
-            body += part
+            parts.append(part)
+            length += len(part)
             self._held_bytes += len(part)
             if not message.get("more_body", False):
                 return

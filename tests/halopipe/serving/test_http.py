@@ -21,7 +21,7 @@ from torch import nn
 
 from halopipe.serving import http
 from halopipe.serving.feeds import Draining
-from planner.ir.errors import UsageError, WorkerDiedError
+from planner.ir.errors import FormatError, UsageError, WorkerDiedError
 from tests.halopipe.serving.stand_in import StandIn
 
 JSON = {"content-type": "application/json"}
@@ -244,6 +244,16 @@ def connected(port: int, text: bytes = b"") -> socket.socket:
     return found
 
 
+def is_closed(link: socket.socket) -> bool:
+    link.settimeout(0)
+    try:
+        return not link.recv(1)
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
 SLOW = b"POST /infer HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
 
 
@@ -251,10 +261,27 @@ def test_connections_that_send_nothing_or_little_keep_nobody_out(monkeypatch: py
     monkeypatch.setattr(http, "_MOST_CONNECTIONS", 20)
     serving = StandIn(network())
     with port_of(serving) as port, contextlib.ExitStack() as held:
-        for number in range(60):
-            held.enter_context(connected(port, (b"", b"POST /inf", SLOW)[number % 3]))
+        links = [held.enter_context(connected(port, (b"", b"POST /inf", SLOW)[number % 3])) for number in range(60)]
         for _ in range(3):
             assert answer(port)[0] == 200
+        assert sum(map(is_closed, links)) >= 40
+
+
+def test_others_are_answered_while_a_body_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsing, go = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> Any:
+        parsing.set()
+        go.wait(20)
+        raise FormatError("this is no request")
+
+    monkeypatch.setattr(http.feeds, "request_of_json", slow)
+    with port_of(StandIn(network())) as port, connected(port, SLOW + b" " * 99) as link:
+        assert parsing.wait(20)
+        with connected(port, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n") as health:
+            assert b"200 OK" in health.recv(1000)
+        go.set()
+        assert b"400" in link.recv(1000)
 
 
 def test_headers_that_do_not_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
