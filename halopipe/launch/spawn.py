@@ -81,8 +81,7 @@ def _beside(one: Processes, job: Job) -> Iterator[None]:
             ended = one.ended().get(REFERENCE_RANK)
             if ended is not None:
                 if not job.reference_path.exists():
-                    with suppress(MissingFileError):  # the job's folder was removed: rank 0 waits, then goes on
-                        write_text(failed_path(job.reference_path), _why(ended))
+                    _leave(failed_path(job.reference_path), _why(ended))
                 return
 
     over, watching = threading.Event(), threading.Thread(target=watch, name="one device", daemon=True)
@@ -94,6 +93,15 @@ def _beside(one: Processes, job: Job) -> Iterator[None]:
         over.set()
         watching.join()
         one.end()
+
+
+def _leave(path: Path, why: str) -> None:
+    """Writes it; where a disk is full, an empty file, for which there is room: rank 0 waits for one of them."""
+    try:
+        write_text(path, why)
+    except MissingFileError:
+        with suppress(OSError):  # the job's folder was removed, which rank 0 sees as well
+            path.touch()
 
 
 def _why(ended: Ended) -> str:

@@ -253,6 +253,10 @@ def error_path(folder: Path, rank: int) -> Path:
     return folder / f"error-{rank}.json"
 
 
+NO_ROOM = 74
+"""Exit code of a worker that could not even write what it failed by; EX_IOERR of <sysexits.h>."""
+
+
 def failed_path(reference: Path) -> Path:
     """Where it says why there is no reference."""
     return reference.with_suffix(".failed")
