@@ -100,6 +100,8 @@ def class_of(entry: Entry, verdicts: Sequence[Verdict]) -> str:
         return WRONG
     if judging.CRASHED in outcomes:
         return UNTYPED
+    if judging.ADMITTED in outcomes:
+        return NEEDLESS
     if judging.REFUSED not in outcomes:
         return EQUAL
     return REFUSED if all(verdict.is_as(entry) for verdict in verdicts) else NEEDLESS
