@@ -56,13 +56,13 @@ class Form:
 
     Attributes:
         name: of the factory.
-        dtype: that floats are cast to; None: they stay as they are.
+        casts: dtypes that go with the module's where that was cast; others stay as they are.
         batch: how a batch is made up.
         call: of the factory, with what it was given.
     """
 
     name: str
-    dtype: torch.dtype | None
+    casts: Mapping[torch.dtype, torch.dtype]
     batch: BatchStructure
     call: str = ""
 
@@ -103,7 +103,7 @@ class Form:
             raise failure_of(self.name, error, places, ["mend it there", SIGNATURE]) from error
 
     def _cast(self, tensors: Tensors) -> Tensors:
-        return tuple(each.to(self.dtype) if self.dtype and each.is_floating_point() else each for each in tensors)
+        return tuple(each.to(self.casts.get(each.dtype, each.dtype)) for each in tensors)
 
 
 @dataclass(frozen=True, slots=True)

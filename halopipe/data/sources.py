@@ -244,7 +244,7 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
     with seeded(seed):
         factory, shape = find_factory(name), _input_shape(model)
     call = call_of(name, factory, {"global_batch": global_batch, "input_shape": shape, "seed": seed})
-    form = Form(name, _float_dtype(model), model.batch, call.text)
+    form = Form(name, model.casts, model.batch, call.text)
 
     def make() -> Any:
         with form.told(), seeded(seed):
@@ -297,11 +297,6 @@ def _input_shape(model: LoadedModel) -> tuple[int, ...]:
         return model.shape_of(model.names[0], tuple(model.inputs[0].shape))
     named = model.clouds.named
     return tuple(named.get("features", next(iter(named.values()))).shape)
-
-
-def _float_dtype(model: LoadedModel) -> torch.dtype:
-    floats = [tensor.dtype for tensor in model.module.parameters() if tensor.is_floating_point()]
-    return floats[0] if floats else torch.get_default_dtype()
 
 
 def _repeated(model: LoadedModel, global_batch: int) -> Pair:

@@ -96,7 +96,7 @@ class Execution:
         self._meet, self._gather = opened.meet, opened.gather
         self.followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
         self._watched, self.numerics, self.plan, self.activity = watched, None, terms.plan, activity
-        self._form = Form("the batch", None, batch)
+        self._form = Form("the batch", {}, batch)
         transport = opened.consumer.transport
         self.model, self.rank, self.num_ranks = model, transport.rank, transport.world_size
         self._locks, self._claimed = contextlib.ExitStack(), set[Path]()

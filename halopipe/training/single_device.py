@@ -220,13 +220,13 @@ def losses_of(model: LoadedModel, captured: Captured, terms: Terms) -> LossOf:
     preparing = preparing_of(terms.plan.decision, found)
     if preparing is None or not Answers(found, Draw(terms.seed)):
         return model.loss
-    dtype, device = next(iter(_float_dtypes(model))), model.inputs[0].device
+    device = model.inputs[0].device
     specs = InputSpecs(found.fed, found.graph.samples, varying_dims(found))
 
     def loss_of(inputs: Tensors, targets: Tensors) -> Tensor:
         """Sites in the plan's order: numbers are drawn by row."""
         batch = preparing.batch(WholeBatch(specs, (*inputs, *targets), (inputs[0].shape[0],)))
-        tensors = _cast(tuple(batch.whole(name, 0).to(device) for name in found.graph.inputs), dtype)
+        tensors = model.cast(tuple(batch.whole(name, 0).to(device) for name in found.graph.inputs))
         return model.loss_of_taken(tensors[: len(model.inputs)], tensors[len(model.inputs) :])
 
     return loss_of
@@ -253,13 +253,12 @@ def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[I
         return _evaluated(terms, model, items[:1])
     parameters, buffers = named_parameters(model.owners), named_buffers(model.owners)
     optimizer = cast("torch.optim.Optimizer", _Optimizer(terms, parameters))  # has what a step calls
-    dtype = next(iter(_float_dtypes(model)), None)
     losses: list[float] = []
     first: dict[str, Any] = {}
     for step, item in enumerate(items):
         draw.step = step
         parts, rows = parts_of(item, decision.micro_batches)
-        parts = [(_cast(inputs, dtype), _cast(targets, dtype)) for inputs, targets in parts]
+        parts = [(model.cast(inputs), model.cast(targets)) for inputs, targets in parts]
         if isinstance(item, list):
             losses.append(serial_step_each(loss_of, optimizer, parts, rows, answers=answers))
         elif whole:
@@ -291,10 +290,10 @@ def _weights(captured: Captured, batch: tuple[Tensors, Tensors], rows: Sequence[
 def _evaluated(terms: Terms, model: LoadedModel, items: Sequence[Item]) -> Reference:
     """The loss in evaluation mode: all that a plan of forward passes has."""
     model.module.eval()
-    losses, dtype = [], next(iter(_float_dtypes(model)), None)
+    losses = []
     for item in items:
         parts, rows = parts_of(item, terms.plan.decision.micro_batches)
-        pairs = [tuple(_cast(tensors, dtype) for tensors in part) for part in parts]
+        pairs = [tuple(model.cast(tensors) for tensors in part) for part in parts]
         counts = rows if isinstance(item, list) else (sum(rows),)
         weighted = (model.loss(*pair).item() * count for pair, count in zip(pairs, counts, strict=True))
         losses.append(sum(weighted) / sum(rows))
@@ -337,6 +336,9 @@ def _shared(loss_of: LossOf, accumulate: int) -> LossOf:
     return shared
 
 
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
 def _twin(model: LoadedModel) -> tuple[LoadedModel | None, str]:
     """The same in float64, with the values that it has; None, and why, where it cannot be copied."""
     try:
@@ -346,7 +348,8 @@ def _twin(model: LoadedModel) -> tuple[LoadedModel | None, str]:
     for module in twin.owners.values():
         cast_module(module, EXACT)
     clouds = twin.clouds and twin.clouds.to(EXACT)
-    inputs, targets = _cast(twin.inputs, EXACT), _cast(twin.targets, EXACT)
+    twin = replace(twin, casts=dict.fromkeys(_FLOATS, EXACT))
+    inputs, targets = twin.cast(twin.inputs), twin.cast(twin.targets)
     return replace(twin, inputs=inputs, targets=targets, clouds=clouds, autocast=None), ""
 
 
@@ -370,10 +373,6 @@ def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _float_dtypes(model: LoadedModel) -> list[torch.dtype]:
     found = [each.dtype for each in model.module.parameters() if each.is_floating_point()]
     return found or [each.dtype for each in model.inputs if each.is_floating_point()]
-
-
-def _cast(tensors: Tensors, dtype: torch.dtype | None) -> Tensors:
-    return tuple(each.to(dtype) if each.is_floating_point() and dtype is not None else each for each in tensors)
 
 
 def _rounding(found: Reference, exact: Reference) -> dict[str, dict[str, float]]:

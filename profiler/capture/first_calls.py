@@ -145,9 +145,7 @@ class _Memory:
         torch.manual_seed(seed)
         nothing = torch.full((), math.nan)
         try:
-            loss: object = self._loss_of(tensors)
-            if not isinstance(loss, Tensor):
-                return _Outcome(nothing, {}, "the loss is no tensor")
+            loss = self._loss_of(tensors)
             if loss.requires_grad and loss.numel() == 1:
                 loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
         except Exception as error:  # noqa: BLE001 - the user's module may refuse another batch in any way

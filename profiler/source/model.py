@@ -190,6 +190,8 @@ class LoadedModel:
             of seeds).
         structure: of its user's batches; None: tuples of tensors.
         sizes: by name, extents of what varies in the batches that are wanted, where they are not the example's.
+        casts: the dtypes that the module was cast from, and to; tensors of its example and of batches go with it, and
+            those of other dtypes stay what they are.
     """
 
     module: nn.Module
@@ -202,6 +204,11 @@ class LoadedModel:
     clouds: CloudExample | GraphExample | None = None
     structure: BatchStructure | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
+    casts: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
+
+    def cast(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Of the module's former dtypes to its own (:attr:`casts`)."""
+        return tuple(tensor.to(self.casts.get(tensor.dtype, tensor.dtype)) for tensor in tensors)
 
     @property
     def owners(self) -> dict[str, nn.Module]:

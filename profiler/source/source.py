@@ -49,7 +49,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cuda_ops.device.seeding import seed_generators, seeded
 from planner.ir.errors import FactoryError, ModelNotFoundError
@@ -198,13 +198,15 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
     dtype = _float_dtype(source.dtype)
     autocast = _autocast_dtype(source)
     model = _saved(source) if source.is_file else _made(source, seed)
-    if _dtypes(model) != {dtype}:  # else buffers of other dtypes are meant to have them
+    own = _dtypes(model)
+    if own != {dtype}:  # else buffers of other dtypes are meant to have them
+        model = replace(model, casts=dict.fromkeys(own or {torch.get_default_dtype()}, dtype))
         for module in model.owners.values():
             cast_module(module, dtype)
     return replace(
         model,
-        inputs=_cast(model.inputs, dtype),
-        targets=_cast(model.targets, dtype),
+        inputs=model.cast(model.inputs),
+        targets=model.cast(model.targets),
         clouds=model.clouds and model.clouds.to(dtype),
         autocast=autocast,
         elementwise=frozenset(source.elementwise),
@@ -323,7 +325,3 @@ def _call(source: ModelSource, factory: Callable[..., Any], arguments: Mapping[s
         raise FactoryError(
             f"{source.factory}({given}) raised {type(error).__name__}", [str(error), where(error)]
         ) from error
-
-
-def _cast(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.zoo.autograd import Network, classes
-from tests.zoo.entries import network
+from tests.zoo.entries import WHOLE_BATCH, network
 
 
 class FloatSoftmax(nn.Module):
@@ -180,3 +182,119 @@ class Places(nn.Module):
 @network("a constant table in the dtype of the activations, by type_as")
 def table_as_activations() -> Network:
     return Places(), classes(), F.cross_entropy
+
+
+class Stamped(nn.Module):
+    """Time stamps in another dtype than the rest; what is done with them is the module's own."""
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.a, self.b, self.dtype = nn.Linear(6, 8), nn.Linear(8, 3), dtype
+
+    def forward(self, x: Tensor, stamps: Tensor) -> Tensor:
+        seconds = stamps - 1.7e9
+        phase = torch.sin(seconds if self.dtype is None else seconds.to(self.dtype))
+        return self.b(torch.tanh(self.a(x) + phase.unsqueeze(1).to(x.dtype)))
+
+
+def stamped(dtype: torch.dtype) -> tuple[Any, Tensor]:
+    x, y = classes()
+    return (x, torch.tensor([3.0, 1.5, 0.25, 2.75]).to(dtype) + (0 if dtype == torch.float16 else 1.7e9)), y
+
+
+@network("time stamps in float64 that are made small and cast in forward")
+def stamps_in_float64() -> Network:
+    return Stamped(None), stamped(torch.float64), F.cross_entropy
+
+
+class Image(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.relu(self.conv(x.to(self.conv.weight.dtype))).mean((2, 3)))
+
+
+def images(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return torch.rand(4, 3, 6, 6).to(dtype), torch.randint(3, (4,))
+
+
+@network("images in half precision that forward casts to its weights' dtype")
+def half_images() -> Network:
+    return Image(), images(torch.float16), F.cross_entropy
+
+
+@network("images in bfloat16 that forward casts to its weights' dtype")
+def bfloat16_images() -> Network:
+    return Image(), images(torch.bfloat16), F.cross_entropy
+
+
+@network("features in half precision that no code casts", refused="does not run on .*example")
+def half_features() -> Network:
+    x, y = classes()
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), (x.half(), y), F.cross_entropy
+
+
+@network("targets in half precision, which the loss promotes")
+def half_targets() -> Network:
+    return nn.Linear(6, 3), (torch.randn(4, 6), torch.randn(4, 3).half()), F.mse_loss
+
+
+@network("targets in float64 behind an output in float32", tolerance=1e-6)
+def float64_targets() -> Network:
+    class Single(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x).float()
+
+    return Single(), (torch.randn(4, 6), torch.randn(4, 3).double()), F.mse_loss
+
+
+class Weighed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, features: Tensor, weight: Tensor) -> Tensor:
+        return self.fc(features) * weight.unsqueeze(1)
+
+
+@network("a dict batch with weights in half precision, which an operator promotes")
+def half_in_dict() -> Network:
+    data = {"features": torch.randn(4, 6), "weight": torch.rand(4).half()}
+    return Weighed(), (data, torch.randn(4, 3)), F.mse_loss
+
+
+@network("a dict of targets of several dtypes", refused=WHOLE_BATCH)
+def targets_of_dtypes() -> Network:
+    targets = {"value": torch.randn(4, 3).double(), "weight": torch.rand(4, 3).half()}
+    return nn.Linear(6, 3), (torch.randn(4, 6), targets), lambda out, y: (y["weight"] * (out - y["value"]) ** 2).mean()
+
+
+class Precise(nn.Module):
+    """Differences of large coordinates, in the dtype that they have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, places: Tensor) -> Tensor:
+        return self.fc((places - places.mean(1, keepdim=True)).to(self.fc.weight.dtype)).mean(1)
+
+
+@network("large coordinates in half precision, centred before they are cast")
+def half_coordinates() -> Network:
+    return Precise(), ((100 + torch.randn(4, 5, 3)).half(), torch.randn(4, 3)), F.mse_loss
+
+
+@network("a module in float64 by itself, with time stamps in float32")
+def float32_beside_float64() -> Network:
+    return (
+        Stamped(torch.float32).double(),
+        ((torch.randn(4, 6).double(), torch.tensor([1.0, 2.0, 3.0, 4.0])), torch.randint(3, (4,))),
+        F.cross_entropy,
+    )

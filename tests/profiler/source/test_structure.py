@@ -249,7 +249,7 @@ def test_lists_of_dicts_are_micro_batches_unless_the_batch_is_such_a_pair(labell
     assert isinstance(found, list)
     assert [len(inputs[0]) for inputs, _ in found] == [2, 1]
     pair = model_of("a test", (Flagged(), ({"x": X}, {"class": CLASSES}), losses))
-    (x,), (y,) = Form("data", torch.float32, pair.batch).item([{"x": X}, {"class": CLASSES}])
+    (x,), (y,) = Form("data", {}, pair.batch).item([{"x": X}, {"class": CLASSES}])
     assert (x is X, y is CLASSES) == (True, True)
 
 
