@@ -233,7 +233,9 @@ class _Connection(H11Protocol):
         self._wait()
         if len(self.connections) > _MOST_CONNECTIONS:
             late = [each for each in self.connections if isinstance(each, _Connection) and each.is_incomplete]
-            min(late, key=lambda each: each._since_s).transport.abort()  # there is one: this
+            first = min(late, key=lambda each: each._since_s)  # there is one: this
+            self.connections.discard(first)  # at once: others come before it hears of its end
+            first.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()

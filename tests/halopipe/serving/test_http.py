@@ -268,11 +268,11 @@ def test_connections_that_send_nothing_or_little_keep_nobody_out(monkeypatch: py
 
 
 def test_others_are_answered_while_a_body_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsing, go = threading.Event(), threading.Event()
+    parsing, go, late = threading.Event(), threading.Event(), list[bool]()
 
     def slow(*_: object) -> Any:
         parsing.set()
-        go.wait(20)
+        late.append(not go.wait(5))
         raise FormatError("this is no request")
 
     monkeypatch.setattr(http.feeds, "request_of_json", slow)
@@ -280,6 +280,7 @@ def test_others_are_answered_while_a_body_is_parsed(monkeypatch: pytest.MonkeyPa
         assert parsing.wait(20)
         with connected(port, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n") as health:
             assert b"200 OK" in health.recv(1000)
+        assert not late
         go.set()
         assert b"400" in link.recv(1000)
 
