@@ -74,7 +74,7 @@ def _require_bounded(content: bytes) -> None:
         ValueError: it does so.
     """
     for code, argument, _ in pickletools.genops(content):
-        if code.name in _PUTS and (argument is None or not 0 <= argument < len(content)):
+        if code.name in _PUTS and not 0 <= int(argument or 0) < len(content):
             raise ValueError(f"it numbers an object {argument}, of {len(content)} bytes")
 
 
