@@ -167,8 +167,9 @@ def _cell(row: Row | None, with_unit: bool) -> str:
     return text if row.holds else f"**{text}** ({row.goal})"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write the tables of README.md and of docs/ again."""
+    argparse.ArgumentParser(description=main.__doc__).parse_args(arguments)
     for path in (DOCUMENTS / "README.md", *sorted((DOCUMENTS / "docs").rglob("*.md"))):
         before = path.read_text("utf-8")
         after = written(before)

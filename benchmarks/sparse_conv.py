@@ -47,6 +47,9 @@ MAP_GOAL, FORWARD_GOALS, BACKWARD_GOAL, FALLBACK_GOAL = 4.0, {32: 2.0, 64: 1.8},
 AGREEMENT = 1e-5
 """Largest difference, of the largest value."""
 
+SCAN = Path(__file__).parents[1] / "tests" / "data" / "scans" / "lone-star.laz"
+VOXEL_M = 0.143
+
 NO_SPCONV = "spconv is not installed: ours are beside plain torch alone\n"
 NOT_NATIVE = "no compiler, so that ours are plain torch\n"
 
@@ -254,19 +257,6 @@ def measure(quick: bool) -> list[Row]:
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    return run("Sparse convolution on the CPU, one thread (CPU time, medians)", measure, arguments)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
-
-
-SCAN = Path(__file__).parents[1] / "tests" / "data" / "scans" / "lone-star.laz"
-VOXEL_M = 0.143
-
-
 def scan_coordinates(voxel_m: float = VOXEL_M, every: int = 1) -> Tensor:
     """int32 [N, 4]: sample 0 and the distinct voxels, ascending, of every so-many-th point of the scan.
 
@@ -280,3 +270,12 @@ def scan_coordinates(voxel_m: float = VOXEL_M, every: int = 1) -> Tensor:
     coordinates = np.zeros((len(places), 4), dtype=np.int32)
     coordinates[:, 1:] = places
     return torch.from_numpy(coordinates)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    return run("Sparse convolution on the CPU, one thread (CPU time, medians)", measure, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -27,11 +27,14 @@ leading underscore, and those of ``torch.distributed.distributed_c10d``.
 - ``StorageWeakRef``: keeps a storage's number its own after its memory has gone; Python's own weak references are to
   wrappers of storages, which go earlier.
 - ``fixed_sizes``: where a size that may vary is taken for a number; torch tells it in a log alone.
+- ``readable_attribute``: how the code that fx writes for a graph reads a module's attribute.  Torch's own writes names
+  as they are wherever Python could read one, keywords too (``self.in.weight``); from here on it is this one.
 - ``check``: a condition that export takes as known of a size; ``torch._check`` is documented, and private by its name.
 """
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -46,6 +49,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import Variable
 from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
 from torch.autograd.graph import GradientEdge
+from torch.fx import graph as fx_graph
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
@@ -87,6 +91,7 @@ __all__ = [
     "optimizer_like",
     "overload_name",
     "pipeline_schedule",
+    "readable_attribute",
     "run_backward",
     "schema_of",
     "storage_id",
@@ -200,6 +205,21 @@ def fixed_sizes(note: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         ShapeEnv._set_replacement = replace  # type: ignore[method-assign]  # as it was
+
+
+def readable_attribute(base: str, target: str) -> str:
+    """The expression for an attribute (``blocks.in.weight``) of what the expression ``base`` is.
+
+    A name goes through ``getattr`` where Python would read something else in its place: keywords, names with letters
+    that Python puts into another form (ligatures), and what is no name at all.
+    """
+    for name in target.split("."):
+        is_plain = name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+        base = f"{base}.{name}" if is_plain else f"getattr({base}, {name!r})"
+    return base
+
+
+fx_graph._format_target = readable_attribute  # ``torch.export`` itself cannot load what it captured otherwise
 
 
 def library_path() -> str:

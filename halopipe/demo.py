@@ -157,7 +157,7 @@ def _run(folder: Path, plan: Plan, profile: Profile) -> float | None:
     if result is None:
         return None
     predicted = solve.predict_again(plan, profile)[1]
-    file = result.timeline_file(predicted)
+    file = result.timeline_file(plan, predicted)
     dump(file, folder / "timeline.json")
     dump(replace(plan, measured=result.measured(plan.prediction)), folder / "plan.json")
     write_text(folder / "trace.json", chrome_trace((file.predicted, file.measured), plan_files.device_names(plan)))

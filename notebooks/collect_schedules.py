@@ -46,7 +46,7 @@ def main(wanted: Sequence[str]) -> int:
         result = _calmest(plan)
         dump(replace(plan, measured=result.measured(plan.prediction)), DATA / f"{name}.plan.json")
         predicted = predict(profile, plan.decision)[1]
-        dump(result.timeline_file(replace(predicted, memory=())), DATA / f"{name}.timeline.json")
+        dump(result.timeline_file(plan, replace(predicted, memory=())), DATA / f"{name}.timeline.json")
     stamp("schedules")
     return 0
 

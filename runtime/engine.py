@@ -17,6 +17,7 @@ from planner.ir.errors import DeadlineError, TransportError, UsageError
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
 from planner.ir.timeline import Span
+from planner.layers import require_several_values
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import is_versioned, updates_of
 from runtime.monitor.activity import Activity
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from runtime.sparse.ahead import BatchPreparation
     from runtime.sparse.share import AnyBatch
     from runtime.spatial import Compiler
+
+
+_OTHER_BATCH = ("leave the smaller last batch out: DataLoader(..., drop_last=True)", "plan for another --global-batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,7 @@ class Engine(HeldState):
         gives_way: bool = False,
     ) -> None:
         check_layers(decision, model.graph)
-        self._decision = decision
+        self._decision, self._graph = decision, model.graph
         self._activity = activity or Activity()
         boundaries = Boundaries.of_decision(model.graph, decision)
         self._axes = boundaries.axes
@@ -262,8 +266,9 @@ class Engine(HeldState):
             raise UsageError(
                 f"schedule {self._decision.schedule} updates the weights within a step, which needs a full batch",
                 [f"the batch has micro-batches of {batch.rows}, the plan {self._decision.micro_batches}"],
-                ["leave the smaller last batch out (drop_last=True)", "--schedule 1f1b"],
+                [*_OTHER_BATCH, "halopipe plan --schedule 1f1b"],
             )
+        require_several_values(self._graph, batch.rows, _OTHER_BATCH)
         rates = tuple(
             chain.from_iterable(r.optimizer.learning_rates() for r in self._residents.values() if r.optimizer)
         )
@@ -357,10 +362,15 @@ class Engine(HeldState):
         self._guard.require_finite(found, self.named, self.num_steps)
         return found
 
-    def whole_optimizer_state(self) -> dict[str, Any]:
-        """As of :class:`HeldState`.  Raises as :meth:`state`, but for what is not finite."""
-        self.settle()
-        self._require_updated()
+    def whole_optimizer_state(self, *, of_last_update: bool = False) -> dict[str, Any]:
+        """As of :class:`HeldState`.  Raises as :meth:`state`, but for what is not finite.
+
+        Args:
+            of_last_update: whatever has come since then, such as gradients that wait.
+        """
+        if not of_last_update:
+            self.settle()
+            self._require_updated()
         return super().whole_optimizer_state()
 
     def gradients(self) -> dict[str, Tensor]:
@@ -449,7 +459,7 @@ class Engine(HeldState):
             raise UsageError(
                 f"schedule {self._decision.schedule} updates the weights within a step",
                 [f"gradients of {accumulate} steps cannot be gathered for one update"],
-                ["a larger global batch", "--schedule 1f1b"],
+                ["a larger global batch", "halopipe plan --schedule 1f1b"],
             )
 
 

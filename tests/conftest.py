@@ -1,8 +1,7 @@
 """Settings of the whole suite: one thread a process, no display, reproducible examples, and what is left out when.
 
-``make test`` runs as many cases of every test function as :mod:`tests.sampling` allows and leaves out what is marked
-``exhaustive``; ``make test-all`` (or ``pytest --all-cases``) runs everything.  Cases are taken evenly from first to
-last, the same ones every time; of a function that is marked ``every_case`` all of them.
+``make test`` runs some cases of every test function, which :mod:`tests.sampling` chooses by the commit, and leaves out
+what is marked ``exhaustive``; ``make test-all`` (or ``pytest --all-cases``) runs everything.
 """
 
 from __future__ import annotations
@@ -37,9 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-cases",
         action="store_true",
-        help=f"every case of every test, not {sampling.MOST_CASES} of a function at most",
+        help=f"every case of every test, not {sampling.NUM_CASES} of a function",
     )
-    parser.addoption("--write-costs", action="store_true", help=f"write what cases take to tests/{sampling.COSTS.name}")
+    parser.addoption("--seed", help="what chooses the cases, as a run before this one printed it; else git's HEAD")
+    parser.addoption(
+        "--write-costs", action="store_true", help=f"write what files take to tests/{sampling.LONG_FILES.name}"
+    )
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist
@@ -50,8 +52,15 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     sampling.everything = config.getoption("--all-cases")
+    config.option.seed = config.option.seed or sampling.commit(config.rootpath)  # xdist hands options to its workers
     if config.getoption("--write-costs"):
         config.pluginmanager.register(Costs())
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if sampling.everything:
+        return "cases: all"
+    return f"cases: {sampling.NUM_CASES} of a function; these again: --seed {config.option.seed}"
 
 
 class Costs:
@@ -77,10 +86,8 @@ class Costs:
             )
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if not hasattr(session.config, "workerinput"):
-            sampling.write_costs(self.seconds)
-            if not sampling.everything:
-                sampling.write_long_files(self.seconds)
+        if not hasattr(session.config, "workerinput") and not sampling.everything:
+            sampling.write_long_files(self.seconds)
 
 
 def _processor_s() -> float:
@@ -133,7 +140,8 @@ def _settle() -> None:
 @pytest.hookimpl(trylast=True)  # behind -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--all-cases"):
-        kept = set(few_cases([item for item in items if item.get_closest_marker("exhaustive") is None]))
+        quick = [item for item in items if item.get_closest_marker("exhaustive") is None]
+        kept = set(few_cases(quick, config.getoption("--seed")))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
     seconds = sampling.long_files()
@@ -148,21 +156,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="torch finds no NVIDIA GPU"))
 
 
-def few_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Of each function the first case, the last one, and some evenly between them, as many as can be paid.
-
-    All of one that is marked ``every_case``.
-    """
-    costs = sampling.written_costs()
+def few_cases(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
+    """Of each function as many cases as its marks say, chosen by ``seed``."""
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
     return [
         item
-        for function, of_function in cases.items()
-        for item in sampling.few(of_function, _number_of(of_function, costs.get(function, 0.0)))
+        for of_function in cases.values()
+        for item in sampling.drawn(of_function, _number_of(of_function), seed, lambda item: item.nodeid)
     ]
 
 
-def _number_of(cases: Sequence[pytest.Item], seconds: float) -> int:
-    return len(cases) if cases[0].get_closest_marker("every_case") else sampling.affordable(seconds)
+def _number_of(cases: Sequence[pytest.Item]) -> int:
+    if cases[0].get_closest_marker("every_case"):
+        return len(cases)
+    mark = cases[0].get_closest_marker("cases")
+    return int(mark.args[0]) if mark else sampling.NUM_CASES

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,24 +16,63 @@ from tests.conftest import few_cases
 HOME = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(("seconds", "cases"), [(0.0, 8), (0.03, 8), (0.07, 4), (0.2, 1), (30.0, 1)])
-def test_a_function_runs_as_many_cases_as_its_budget_pays_for(seconds: float, cases: int) -> None:
-    assert sampling.affordable(seconds) == cases
+def items(name: str, number: int, **marks: int) -> list[Any]:
+    """Cases of a function with such marks."""
+    marked = {mark: SimpleNamespace(args=(value,)) for mark, value in marks.items()}
+    return [SimpleNamespace(nodeid=f"a.py::{name}[{case}]", get_closest_marker=marked.get) for case in range(number)]
 
 
-def test_what_is_written_of_costs_is_of_tests_that_are_there() -> None:
-    for function, seconds in sampling.written_costs().items():
-        file, _, name = function.partition("::")
-        assert f"def {name.rpartition('::')[2]}(" in (HOME / file).read_text("utf-8"), function
-        assert sampling.affordable(seconds) < sampling.MOST_CASES, function
+def names(chosen: list[Any]) -> list[str]:
+    return [item.nodeid for item in chosen]
 
 
-def test_costs_are_written_where_fewer_cases_can_be_paid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "COSTS", tmp_path / "costs.json")
-    sampling.COSTS.write_text('{"c.py": {"not_run": 0.7}, "a.py": {"dear": 8.0, "one_is_paid": 0.5, "quick_now": 0.9}}')
-    seconds = {"a.py::dear": [0.2, 0.4], "a.py::single": [9.0], "b.py::cheap": [0.01] * 20}
-    sampling.write_costs({**seconds, "a.py::one_is_paid": [0.6], "a.py::quick_now": [0.02]})
-    assert sampling.written_costs() == {"a.py::dear": 0.3, "a.py::one_is_paid": 0.6, "c.py::not_run": 0.7}
+def test_six_cases_of_every_function_run_in_their_order() -> None:
+    table = [*items("long", 30), *items("short", 4), SimpleNamespace(nodeid="a.py::alone", get_closest_marker={}.get)]
+    chosen = few_cases(table, "a seed")
+    assert len(chosen) == 6 + 4 + 1
+    assert chosen == [item for item in table if item in chosen]
+
+
+def test_the_same_seed_chooses_the_same_cases_and_others_come_to_all() -> None:
+    table = items("long", 30)
+    assert (
+        names(few_cases(table, "one")) == names(few_cases(items("long", 30), "one")) != names(few_cases(table, "two"))
+    )
+    assert {name for seed in range(60) for name in names(few_cases(table, str(seed)))} == set(names(table))
+
+
+def test_a_case_more_changes_one_at_most() -> None:
+    assert len({*names(few_cases(items("long", 31), "one"))} - {*names(few_cases(items("long", 30), "one"))}) <= 1
+
+
+@pytest.mark.parametrize(("marks", "count"), [({"every_case": 1}, 90), ({"cases": 60}, 60), ({}, 6)])
+def test_a_mark_says_how_many_cases_run(marks: dict[str, int], count: int) -> None:
+    assert len(few_cases(items("table", 90, **marks), "a seed")) == count
+
+
+def test_the_seed_is_the_commit_or_one_that_never_changes_outside_git(tmp_path: Path) -> None:
+    assert sampling.commit(tmp_path) == sampling.NO_COMMIT
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b"]
+    commit = [*git, "commit", "-q", "--allow-empty", "-m", "an empty one"]
+    seeds = []
+    for command in ([*git, "init", "-q"], commit, commit):
+        subprocess.run(command, check=True)
+        seeds.append(sampling.commit(tmp_path))
+    assert seeds[0] == sampling.NO_COMMIT
+    assert len({*seeds}) == 3
+
+
+def test_workers_choose_alike_and_the_seed_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "test_table.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('case', range(50))\ndef test_it(case):\n    pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-n", "2", "-rA", "--rootdir", str(tmp_path)]
+    run = partial(subprocess.run, cwd=HOME, capture_output=True, text=True, check=True)
+    first, second = (run([*command, *more, str(tmp_path)]).stdout for more in ([], ["--seed", sampling.NO_COMMIT]))
+    assert f"--seed {sampling.NO_COMMIT}" in first
+    assert "6 passed" in first
+    passed = [sorted(re.findall(r"PASSED .+", output)) for output in (first, second)]
+    assert passed[0] == passed[1]
 
 
 def test_files_that_take_long_are_written_the_longest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,23 +84,3 @@ def test_files_that_take_long_are_written_the_longest_first(tmp_path: Path, monk
 
 def test_files_that_take_long_are_there() -> None:
     assert [file for file in sampling.long_files() if not (HOME / file).exists()] == []
-
-
-@pytest.mark.parametrize(("is_marked", "count"), [(True, 30), (False, 8)])
-def test_of_a_function_whose_cases_are_checks_of_their_own_all_run(is_marked: bool, count: int) -> None:
-    marks = {"every_case"} if is_marked else set()
-    items: Any = [
-        SimpleNamespace(nodeid=f"a.py::refused[{case}]", get_closest_marker=marks.__contains__) for case in range(30)
-    ]
-    assert len(few_cases(items)) == count
-
-
-def test_what_a_table_of_checks_costs_is_little() -> None:
-    marked = re.compile(r"@pytest\.mark\.every_case\n(?:.+\n)*?def (\w+)\(")
-    functions = {
-        f"{path.relative_to(HOME).as_posix()}::{name}"
-        for path in (HOME / "tests").rglob("test_*.py")
-        for name in marked.findall(path.read_text("utf-8"))
-    }
-    assert functions
-    assert not functions & sampling.written_costs().keys(), "those cost more than make test has for them"

@@ -8,6 +8,10 @@
   eagerly, in float64 to 1e-10.  It is *equal* if it is so under each plan; *refused* if some plan, or the capture, is
   refused with an error of ours that gives the reason; *wrong* if it trains otherwise; *untyped* if it crashes, or fails
   in a step.
+* **Kinds.** Of those networks, the ones of some modules of the zoo apart (:data:`KINDS`): what a module does at its
+  first call alone, dtypes, names that Python keeps for itself.
+* **Refusals.** Command lines that are refused, and remedies that are followed to the letter
+  (:mod:`benchmarks.robustness.refusals`).
 * **Files.** Mutations of valid plans and profiles through load, check, predict, explain, plan and all that a run looks
   at first (:mod:`benchmarks.robustness.fuzzing`); hostile files, a class a row
   (:mod:`benchmarks.robustness.hostile_inputs`).
@@ -21,17 +25,15 @@ mutations.
 from __future__ import annotations
 
 import logging
-import tempfile
+import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.report import Row, run
 
 if TYPE_CHECKING:
-    from benchmarks.robustness.hostile_files import Hostile
     from tests.zoo.entries import Entry
     from tests.zoo.judging import Verdict
 
@@ -47,7 +49,7 @@ EQUAL, REFUSED, WRONG, UNTYPED, NEEDLESS = "equal", "refused", "wrong", "untyped
 
 def measure(quick: bool) -> list[Row]:
     """All rows."""
-    return [*networks(quick), *files(quick), *checker(quick)]
+    return [*networks(quick), *files(quick), *remedies(quick), *checker(quick)]
 
 
 def networks(quick: bool) -> Iterator[Row]:
@@ -55,20 +57,38 @@ def networks(quick: bool) -> Iterator[Row]:
     from tests.zoo import ALL
     from tests.zoo.judging import judge
 
-    entries = list(ALL.values())[:: EVERY_FIFTH if quick else 1]
+    of_kinds = [entry for entry in ALL.values() if kind_of(entry)]
+    some = list(ALL.values())[:: EVERY_FIFTH if quick else 1]
+    entries = [*some, *(entry for entry in of_kinds if entry not in some)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)  # torch.export tells at length why it refuses a model
         try:
-            found = Counter(class_of(entry, judge(entry)) for entry in entries)
+            judged = {entry.name: class_of(entry, judge(entry)) for entry in entries}
         finally:
             logging.disable(logging.NOTSET)
+    found = Counter(judged.values())
     yield Row("networks tried", len(entries), "networks")
     yield Row("networks equal to their own module", found[EQUAL], "networks")
     yield Row("networks refused with a reason, under some plan", found[REFUSED], "networks")
     yield _none("networks trained wrongly", found[WRONG], "networks")
     yield _none("networks that end in an untyped error", found[UNTYPED], "networks")
     yield _none("networks refused where they could be run, or for another reason", found[NEEDLESS], "networks")
+
+    for kind in KINDS.values():
+        classes = [judged[entry.name] for entry in of_kinds if kind_of(entry) == kind]
+        if classes:
+            right = sum(each in (EQUAL, REFUSED) for each in classes)
+            yield _all(f"{kind}: equal, or refused with the reason", right, len(classes), "networks")
+
+
+KINDS = {"first_calls": "what is done at the first call alone", "dtypes": "dtypes", "names": "names of parts"}
+"""Of networks, by the module of the zoo that they are written in."""
+
+
+def kind_of(entry: Entry) -> str:
+    """The kind that has rows of its own; empty: none."""
+    return KINDS.get(entry.name.partition(":")[0], "")
 
 
 def class_of(entry: Entry, verdicts: Sequence[Verdict]) -> str:
@@ -80,6 +100,8 @@ def class_of(entry: Entry, verdicts: Sequence[Verdict]) -> str:
         return WRONG
     if judging.CRASHED in outcomes:
         return UNTYPED
+    if judging.ADMITTED in outcomes:
+        return NEEDLESS
     if judging.REFUSED not in outcomes:
         return EQUAL
     return REFUSED if all(verdict.is_as(entry) for verdict in verdicts) else NEEDLESS
@@ -100,14 +122,25 @@ def files(quick: bool) -> Iterator[Row]:
         yield _none(f"mutations of {what} that hang", counts.hangs, "files")
         yield _none(f"mutations of {what} that nobody notices", counts.unnoticed, "files")
     rows = hostile_inputs.rows()[:: QUICK_SHARE if quick else 1]
-    yield _all("hostile classes that end well", sum(_ends_well(row) for row in rows), len(rows), "classes")
+    bad = hostile_inputs.faults(rows)
+    _say(bad)
+    yield _all("hostile classes that end well", len(rows) - len(bad), len(rows), "classes")
 
 
-def _ends_well(row: Hostile) -> bool:
-    from benchmarks.robustness import hostile_inputs
+def remedies(quick: bool) -> Iterator[Row]:
+    """What becomes of who follows a remedy; ``quick``: of refusals before ranks are started."""
+    from benchmarks.robustness import refusals
 
-    with tempfile.TemporaryDirectory(prefix="halopipe-hostile-") as folder:
-        return not hostile_inputs.verdict(row, Path(folder))
+    asked = [row for row in refusals.rows() if not (quick and row.is_dear)]
+    bad = refusals.faults(asked)
+    _say(bad)
+    yield _all("refusals whose remedies work, followed to the letter", len(asked) - len(bad), len(asked), "refusals")
+
+
+def _say(bad: Mapping[str, str]) -> None:
+    """Which rows are not good, and what happened."""
+    for name, fault in bad.items():
+        sys.stderr.write(f"{name}: {fault}\n")
 
 
 def checker(quick: bool) -> Iterator[Row]:

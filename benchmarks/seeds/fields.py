@@ -62,7 +62,7 @@ _MULTIPLE = 4
 def rows(quick: bool) -> Iterator[Row]:
     """Latency and memory, predicted and measured, under the cap; what is computed again; the error."""
     if quick:
-        yield from _of_size(512, "8MiB", 64, "float32", 1e-6, is_exact=False)
+        yield from _of_size(256, "4MiB", 64, "float32", 1e-6, is_exact=False)
         return
     yield from _of_size(EXTENT, CAP, 512, "float32", 1e-6, is_exact=True)
     yield from _of_size(256, "6MiB", 64, "float64", 1e-10, is_exact=False)

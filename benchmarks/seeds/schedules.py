@@ -181,9 +181,9 @@ def executed() -> Iterator[Row]:
 
 def learnt(quick: bool) -> Iterator[Row]:
     """Right answers about digits that were not seen in training, by losses of blocks and by back-propagation."""
-    steps = 60 if quick else 400
+    steps = 20 if quick else 400
     for pictures, shape in list(PICTURES.items())[: 1 if quick else None]:
-        for name, (profile, plan, answer) in LEARNING.items():
+        for name, (profile, plan, answer) in list(LEARNING.items())[1 if quick else 0 :]:
             with folder_of(BLOCKS) as folder:
                 measured = ("--input", shape, "--quick", "--workers", "4", "--sizes", "16,64")
                 halopipe(folder, "profile", "model.py:model", *measured, *profile)

@@ -39,6 +39,21 @@ def draws_in_any_mode(node: fx.Node) -> bool:
     return not is_switched and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
+def is_random(node: fx.Node) -> bool:
+    """Whether ``node`` draws random numbers; dropout of nothing does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    arguments = _arguments(node)
+    switches = [arguments[name] for name in ("train", "training") if name in arguments]
+    if node.target is torch.ops.aten.rrelu.default and not switches:
+        return False  # off unless it is said to train
+    operator: Any = node.target
+    names = {argument.name for argument in schema_of(operator).arguments} & {"dropout", "dropout_p"}
+    is_dropout = names or "dropout" in str(node.target)
+    rates = [arguments[name] for name in (*names, "p") if name in arguments]
+    return False not in switches and not (is_dropout and not any(rates))
+
+
 def _arguments(node: fx.Node) -> dict[str, Any]:
     """By name; those left at their defaults are not there."""
     schema = schema_of(node.target)

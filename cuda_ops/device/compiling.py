@@ -140,9 +140,20 @@ def _private(folder: Path, fault: str) -> Path:
     """In place of ``folder``, for this process and those that it forks."""
     made = Path(tempfile.mkdtemp(prefix="halopipe-"))
     _LOGGER.warning("%s is not used for compiled code: %s; this process compiles into %s", folder, fault, made)
-    maker = os.getpid()
-    atexit.register(lambda: shutil.rmtree(made, ignore_errors=True) if os.getpid() == maker else None)
+    _made.append((os.getpid(), made))
     return made
+
+
+_made: list[tuple[int, Path]] = []
+"""Folders of their own that this process and those that it is a fork of have made, each with its maker."""
+
+
+@atexit.register
+def remove_own_folders() -> None:
+    """Removes this process's; called also where a process ends without its interpreter's end, as ranks do."""
+    for maker, folder in _made:
+        if maker == os.getpid():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_own_file(library: Path) -> bool:

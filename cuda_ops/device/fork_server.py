@@ -35,6 +35,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from cuda_ops.device import compiling
 from cuda_ops.device.host import die_with_parent, keep_pages
 
 OURS = ("cuda_ops", "halopipe", "planner", "profiler", "runtime")
@@ -401,4 +402,6 @@ def _call(wanted: Mapping[str, Any], files: Sequence[int]) -> None:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+        with contextlib.suppress(Exception):
+            compiling.remove_own_folders()
         os._exit(code)

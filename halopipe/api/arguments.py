@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
-from planner.ir.errors import UsageError
+from planner.ir.errors import HalopipeError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
@@ -30,6 +31,24 @@ _MADE_BY = {
     Plan: "hp.plan(profile) makes a plan, hp.load('plan.json') reads one",
 }
 _MOST_SHOWN = 60
+
+_PROGRAMS = ("halopipe", "torchrun", "mpiexec")
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)(?: ([^\s,;:()]+(?:,[^\s,;:()]+)*))?")
+"""An option of the command line, and its value."""
+
+_OTHERWISE = {
+    "micro_batch_sizes": "micro_batch",
+    "schedule": "schedules",
+    "ranks": "num_ranks",
+    "time_limit": "time_limit_s",
+    "deadline": "deadline_s",
+    "rate": "rate_per_s",
+    "workers": "cluster",
+    "input": "input_shape",
+    "local_loss": "local_losses",
+    "processes": "num_processes",
+}
+"""Options whose argument has another name."""
 
 
 def checked(call: Callable[P, R]) -> Callable[P, R]:
@@ -55,9 +74,46 @@ def checked(call: Callable[P, R]) -> Callable[P, R]:
             if key not in takes.known and takes.more is None:
                 raise _unknown(name, key, takes.known)
             named[key] = taken(name, key, value, takes.known.get(key, takes.more))
-        return call(*given, **named)
+        try:
+            return call(*given, **named)
+        except HalopipeError as error:
+            _name_arguments(error, takes.known)
+            raise
 
     return looked_at
+
+
+def _name_arguments(error: HalopipeError, known: Mapping[str, Any]) -> None:
+    """An error of what the command line shares names its options; here they become the call's arguments.
+
+    Commands stay as they are, and options that the call has not.
+    """
+
+    def named(text: str, *, with_value: bool) -> str:
+        if any(f"{program} " in text for program in _PROGRAMS):
+            return text
+
+        def argument(match: re.Match[str]) -> str:
+            flag, value = match[1].replace("-", "_"), match[2]
+            name = next((each for each in (flag, _OTHERWISE.get(flag, "")) if each in known), "")
+            if not name:
+                return match[0]
+            if value is None or not with_value:
+                return name + match[0].removeprefix(f"--{match[1]}")
+            is_several = any(get_origin(each) is Sequence for each in _members(known[name]))
+            return f"{name}={_literal(value.split(',') if is_several else value)}"
+
+        return _OPTION.sub(argument, text)
+
+    error.title = named(error.title, with_value=False)
+    error.details = tuple(named(each, with_value=False) for each in error.details)
+    error.remedies = tuple(named(each, with_value=True) for each in error.remedies)
+
+
+def _literal(value: str | list[str]) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    return value if re.fullmatch(r"-?\d+(\.\d+)?", value) else repr(value)
 
 
 def taken(call: str, name: str, value: Any, hint: Any) -> Any:

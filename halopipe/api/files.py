@@ -91,7 +91,7 @@ def profile_of(plan: PlanOrPath, given: ProfileOrPath | None) -> Profile | None:
     known = _made_from.get(plan.inputs.profile_fingerprint)
     if isinstance(known, Path):
         return plan_files.profile_of(plan, known, None)
-    return None if known is None else plan.inputs.as_seen(known)
+    return None if known is None else plan_files.as_priced(known, plan, "the plan")
 
 
 def remembered(plan: Plan) -> Profile | None:

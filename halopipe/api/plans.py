@@ -132,7 +132,7 @@ def plan(
         memory: most that a plan may use on any device: bytes, or text such as ``2GiB``; 0: what the device has.
         asked: ``global_batch``, ``micro_batch``, ``schedules``, ``num_ranks``, ``max_stages``, ``gap``,
             ``time_limit_s``, ``objective``, ``allow``, ``recompute``, ``shard``, ``zero``, ``fix``, ``forbid``,
-            ``calibration``: see :func:`halopipe.planning.problem.make_problem`.
+            ``calibration``, ``batch_statistics``: see :func:`halopipe.planning.problem.make_problem`.
 
     Raises:
         UsageError: what is asked for does not exist, or is of another type.

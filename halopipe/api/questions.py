@@ -149,6 +149,7 @@ def report(plan: PlanOrPath, *others: PlanOrPath | Profile | TimelineFile, outpu
     """
     from halopipe.reports import report as reporting
 
+    reporting.require_page(output)
     sources = reporting.read([plan, *others], remembered=remembered(plan_in(plan)))
     write_text(output, reporting.page(sources))
 

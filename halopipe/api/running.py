@@ -14,6 +14,7 @@ from halopipe.run_spec.options import ScriptOptions
 from halopipe.terminal import console, units
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
+from planner.ir.problem import WHOLE
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def parallelize(
     plan: PlanOrPath | None = None,
     profile: ProfileOrPath | None = None,
     quick: bool = True,
+    batch_statistics: str = WHOLE,
     **options: Unpack[ScriptOptions],
 ) -> Parallel | Execution:
     """Trains a module on the devices of this host, from a plain script or a notebook cell: no torchrun, no guard.
@@ -83,6 +85,8 @@ def parallelize(
         global_batch: samples a step; 0: those of the example.
         plan: to run, instead of making one; ``profile``: to plan from, instead of measuring.
         quick: measure less, in tens of seconds.
+        batch_statistics: of a plan that is made: ``whole``: batch norm sees the whole batch, as in a loop on one
+            device; ``micro``: a micro-batch, and more plans are possible.
         options: as of :func:`execute`.
 
     Raises:
@@ -100,8 +104,8 @@ def parallelize(
         found = measured or plans.profile(
             module, example, loss_fn=loss_fn, cluster=cluster, optimizer=spec_of(optimizer), quick=quick
         )
-        best = plans.plan(found, global_batch=global_batch)
-        return found, best if job is None else _on_all(found, best, job.num_ranks)
+        best = plans.plan(found, global_batch=global_batch, batch_statistics=batch_statistics)
+        return found, best if job is None else _on_all(found, best, job.num_ranks, batch_statistics)
 
     given = None if plan is None else plan_in(plan)
     known = measured if given is None else profile_of(given, profile)
@@ -158,14 +162,15 @@ def serve(
     )
 
 
-def _on_all(profile: Profile, best: Plan, num_ranks: int) -> Plan:
+def _on_all(profile: Profile, best: Plan, num_ranks: int, batch_statistics: str) -> Plan:
     """The best plan that has something to do for every process of a job; ``best`` itself, if it has."""
     if best.decision.num_ranks == num_ranks:
         return best
     found: list[Plan] = []
+    batch = best.decision.global_batch
     for rule in (f"*=replicas:{num_ranks}", f"{profile.graph.layers[-1].name}=stage:{num_ranks - 1}"):
         with contextlib.suppress(InfeasibleError):
-            found.append(plans.plan(profile, global_batch=best.decision.global_batch, fix=[rule]))
+            found.append(plans.plan(profile, global_batch=batch, fix=[rule], batch_statistics=batch_statistics))
     least = min(found, key=lambda each: each.prediction.step_s, default=best)
     if least is not best:
         few, all_of_them = (units.seconds(each.prediction.step_s) for each in (best, least))

@@ -7,6 +7,7 @@ Each verb lives in ``halopipe/cli/``, is loaded when it is asked for, and import
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from halopipe.cli import usage
 from halopipe.cli.options import with_words
-from halopipe.terminal.console import INTERRUPTED, emit, report, reported, screen_columns
+from halopipe.terminal.console import INTERRUPTED, emit, open_streams, report, reported, screen_columns
+from planner.ir.errors import MissingFileError
 
 _FRAMED = 80
 """Columns that the framed help needs; narrower, it would cut the names of options."""
@@ -184,6 +186,12 @@ def _options(
 
 def main() -> int:
     """Runs the command line; returns the exit code."""
+    open_streams()
+    try:
+        os.getcwd()
+    except OSError as error:
+        why = error.strerror or str(error)
+        return report(MissingFileError("the working folder is gone", [why], ["cd to a folder that is there"]))
     try:
         app()
     except KeyboardInterrupt:

@@ -23,10 +23,11 @@ def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption 
 
     found = plan_files.load_plan(plan)
     source: Profile | None
-    if profile is not None:  # of whatever profile: the checker says itself if it is another one
-        source = plan_files.load_profile(profile, cluster=cluster)
+    if profile is not None or cluster is not None:  # of whatever profile: the checker says itself if it is another one
+        source = plan_files.load_profile(profile or plan_files.places(found, plan)[0], cluster=cluster)
     else:
-        source = plan_files.profile_of(found, plan, None, cluster)
+        beside = plan_files.found_profile(found, plan)
+        source = beside[1] if beside is not None else None
     faults = planner.check.check(found, source)
     unchecked = planner.check.not_checked(source is not None)
     if json:

@@ -30,11 +30,10 @@ def compare(
     from halopipe.planning import plan_files, problem, search_progress
     from halopipe.planning.compare import Comparison
     from halopipe.terminal import console
+    from halopipe.terminal.output_files import require_once
 
+    require_once(plans, "plan")
     names = [str(path) for path in plans]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise UsageError(f"{repeated[0]} is given twice", [], ["name each plan once"])
     found = {name: plan_files.load_plan(name) for name in names}
     infeasible: dict[str, str] = {}
     first = found[names[0]]

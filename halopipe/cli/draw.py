@@ -25,19 +25,18 @@ def draw(
     output: Annotated[Path, typer.Option("-o", "--output", help="Figure to write: .svg or .png.")] = Path("step.svg"),
 ) -> None:
     """Draw the step, the memory of its ranks over time, or the network with its stages, for a paper or a talk."""
+    from halopipe.reports import figures
     from halopipe.reports import report as reporting
     from halopipe.terminal import console, units
     from halopipe.terminal.output_files import claimed
 
+    figures.require_format(output)
     wanted = what or output.stem
     if not what and wanted not in _FIGURES:
         raise UsageError(
             f"{output} does not say what to draw", [f"figures: {', '.join(_FIGURES)}"], [f"--what step -o {output}"]
         )
     units.require_known("figure", [wanted], _FIGURES)
-    from halopipe.reports import figures
-
-    figures.require_format(output)
     with claimed([output], [*files, profile, cluster]):
         figures.save(reporting.figure_of(reporting.read(files, profile, cluster), wanted), output)
     console.wrote(output)

@@ -91,7 +91,7 @@ def explain(
         raise UsageError(
             f"{asked[0]} searches again, which needs the profile",
             [f"none is given, and no profile.json beside {plan} is the one that it was made from"],
-            [console.command("explain", plan, "--profile", "PROFILE", "...")],
+            [f"{console.command('explain', plan, '--profile', 'PROFILE')} ..."],
         )
     if why_not:
         answer = search_progress.why_not(found, source, why_not)

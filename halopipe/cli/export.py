@@ -84,10 +84,10 @@ def export(
         if to == _TORCH:
             _write_torch(found, source, file)
         else:
-            _write_trace(found, source, timeline, file)
+            _write_trace(found, plan, source, timeline, file)
 
 
-def _write_trace(plan: Plan, profile: Profile | None, timeline: Path | None, output: Path) -> None:
+def _write_trace(plan: Plan, name: Path, profile: Profile | None, timeline: Path | None, output: Path) -> None:
     from halopipe.planning import plan_files, solve
     from halopipe.terminal import console
     from planner.export.chrome_trace import chrome_trace
@@ -96,6 +96,7 @@ def _write_trace(plan: Plan, profile: Profile | None, timeline: Path | None, out
 
     if timeline is not None:
         file = load(timeline, TimelineFile)
+        plan_files.require_timeline_of(plan, name, file, timeline)
         timelines = [t for t in (file.predicted, file.measured) if t.spans]
     elif profile is not None:
         timelines = [solve.predict_again(plan, profile)[1]]
@@ -103,7 +104,7 @@ def _write_trace(plan: Plan, profile: Profile | None, timeline: Path | None, out
         raise UsageError(
             "a trace needs a timeline",
             ["a plan file holds the order of actions, not their times"],
-            ["--timeline timeline.json (of a run)", "--profile profile.json (predicted)"],
+            ["--timeline TIMELINE (of a run)", "--profile PROFILE (predicted)"],
         )
     write_text(output, chrome_trace(timelines, plan_files.device_names(plan)))
     console.wrote(output, "open it at https://ui.perfetto.dev")
@@ -131,7 +132,7 @@ def _write_torch(plan: Plan, profile: Profile | None, output: Path) -> None:
         raise UsageError(
             "split points need the model's graph",
             ["a plan file holds the names of layers, not what they read and whose parameters they use"],
-            ["--profile profile.json (that the plan was made from)"],
+            ["--profile PROFILE (that the plan was made from)"],
         )
     schedule = output.with_suffix(".csv")
     if schedule == output:

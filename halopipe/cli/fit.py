@@ -23,7 +23,7 @@ def fit(
     """Fit kernel models to tables of measured kernels, and say how far off they are on networks held back."""
     from halopipe.terminal import console, units
     from halopipe.terminal import tables as text
-    from halopipe.terminal.output_files import claimed
+    from halopipe.terminal.output_files import claimed, require_once
     from planner.kernels.fit import as_json, fit_rows, known_rows
     from planner.kernels.tables import read_table, shipped
 
@@ -31,6 +31,7 @@ def fit(
         from halopipe.reports import figures
 
         figures.require_format(output)
+    require_once(tables or [], "table")
     with claimed([output], tables or []):
         found = fit_rows([row for path in tables for row in read_table(path)] if tables else known_rows(shipped()))
         rows = [

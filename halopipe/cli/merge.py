@@ -26,9 +26,10 @@ def merge(
     """Profiles taken on several hosts -> one, whose cluster is all of them."""
     from halopipe.planning import measure
     from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed
+    from halopipe.terminal.output_files import claimed, require_once
     from planner.ir.codec import dump, dumps
 
+    require_once(profiles, "profile")
     with claimed([output], profiles):
         found = measure.merged(profiles)
         dump(found, output)

@@ -33,12 +33,13 @@ def notebook(
     """Write a notebook that plans from a profile, compares strategies, and asks what if; and run it."""
     from halopipe.planning import plan_files
     from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed
+    from halopipe.terminal.output_files import claimed, require_once
     from planner.ir.files import write_text
 
     if output.suffix != ".ipynb":
         raise UsageError(f"notebooks are called .ipynb, not {output.name!r}", [], [f"-o {output.stem}.ipynb"])
     ran = plans or []
+    require_once(ran, "plan")
     with claimed([output], [profile, *ran]):
         plan_files.load_profile(profile)
         for plan in ran:

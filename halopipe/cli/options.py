@@ -51,7 +51,13 @@ def _from_job(context: typer.Context, path: Path) -> Path:
         raise typer.Exit(console.report(error)) from None
     told = {name: _spelled(name, value) for name, value in job.options.items()}
     context.default_map = {**(context.default_map or {}), **told}
+    context.meta[_JOB] = path
     return job.plan
+
+
+def job_of(context: typer.Context) -> Path | None:
+    """The job file that the command line names, which is read before the verb begins; None where it names a plan."""
+    return context.meta.get(_JOB)
 
 
 def given_options(context: typer.Context) -> dict[str, Any]:
@@ -61,6 +67,7 @@ def given_options(context: typer.Context) -> dict[str, Any]:
     return {name: _meant(name, context.params[name]) for name in given}
 
 
+_JOB = f"{__name__}.job"
 _ALONE = "alone"
 """The value of an option that has none."""
 

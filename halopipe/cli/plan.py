@@ -14,6 +14,7 @@ import typer
 from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, with_options
 from halopipe.planning.options import PlanOptions
+from planner.ir.files import same_file
 
 if TYPE_CHECKING:
     from planner.ir.plan import Plan
@@ -39,7 +40,9 @@ def plan(
     from halopipe.terminal.output_files import claimed
 
     files = _Files(profile, cluster, output, json)
-    with claimed([output], [profile, cluster], replaced=[profile] if options.measure_missing else []):
+    read = [profile, *([cluster] if cluster is not None else [])]
+    points = [path for path in read if files.is_point(path)] if options.pareto is not None else []
+    with claimed([output, *points], read, replaced=[profile] if options.measure_missing else []):
         if options.measure_missing:
             measure_missing.require_possible(cluster, options.pareto)
         loaded = plan_files.load_profile(profile, cluster=cluster)
@@ -86,14 +89,11 @@ def _front(loaded: Profile, options: PlanOptions, num_points: int, files: _Files
     from halopipe.terminal import console
 
     front = search_progress.front(problem_on(loaded, None, options.memory, options.asked()), options.solver, num_points)
-    paths = [
-        files.output,
-        *(files.output.with_suffix(f".{n}{files.output.suffix}") for n in range(2, len(front.plans) + 1)),
-    ]
+    paths = [files.point(number) for number in range(1, len(front.plans) + 1)]
     for path, found in zip(paths, front.plans, strict=True):
         files.dump(found, path)
     console.emit_json(front.data()) if files.json else console.emit(front.render())
-    for path in paths:
+    for path in dict.fromkeys(paths):
         console.wrote(path)
 
 
@@ -122,6 +122,16 @@ class _Files:
     output: Path
     json: bool
 
+    def point(self, number: int) -> Path:
+        """Where the plan of a point of a front goes, counted from 1; all into a pipe or device."""
+        is_special = self.output.exists() and not self.output.is_file()
+        return self.output if number == 1 or is_special else self.output.with_suffix(f".{number}{self.output.suffix}")
+
+    def is_point(self, path: Path) -> bool:
+        """Whether the plan of some point would go there."""
+        number = path.name.removeprefix(f"{self.output.stem}.").removesuffix(self.output.suffix)
+        return number.isdecimal() and same_file(path, self.point(int(number)))
+
     def dump(self, found: Plan, path: Path) -> Plan:
         """Writes a plan, which remembers where its profile is, unless it is for other machines."""
         from halopipe.planning import plan_files
@@ -136,8 +146,11 @@ class _Files:
         from halopipe.reports import explain
         from halopipe.terminal import console
         from planner.ir.codec import dumps
+        from planner.layers import statistics_text
 
         found = self.dump(found, self.output)
         console.emit(dumps(found) if self.json else explain.headline(found, objective=objective))
+        if statistics := statistics_text(found.decision, seen.graph):
+            console.remark(f"{statistics}; with --batch-statistics whole: of the whole batch")
         for line in explain.recomputed_lines(found, seen):
             console.remark(line.strip())

@@ -34,14 +34,15 @@ def report(
     from halopipe.terminal.output_files import claimed
     from planner.ir.files import write_text
 
+    reporting.require_page(output)
     with claimed([output], [*files, profile, cluster]):
         sources = reporting.read(files, profile, cluster)
         front = None
         if pareto and sources.profile is None:
             raise UsageError(
                 "--pareto searches, which needs the profile",
-                [f"none is given, and no profile.json beside {sources.name} is the one that it was made from"],
-                [f"halopipe report {sources.name} PROFILE --pareto {pareto}"],
+                [f"none is given, and no profile.json beside {sources.file} is the one that it was made from"],
+                [sources.command("report", "PROFILE", "--pareto", pareto)],
             )
         if pareto and sources.profile is not None:
             front = fronts.front(problem.problem_of(sources.plan, sources.profile), pareto)

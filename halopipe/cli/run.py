@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli.options import HostsOption, JobPath, Json, given_options, with_options
+from halopipe.cli.options import HostsOption, JobPath, Json, given_options, job_of, with_options
 from halopipe.run_spec.options import RunFiles, RunOptions
 from planner.ir.errors import UsageError
 
@@ -56,14 +56,15 @@ def run(
         )
     if options.profile_steps and not options.profile_folder:
         options = replace(options, profile_folder=str(Path("torch-traces").absolute()))
-    output, trace, profile, checkpoint, traces = (
+    output = Path(files.output) if files.output else plan_files.timeline_of(plan)
+    trace, profile, checkpoint, traces = (
         Path(text) if text else None
-        for text in (files.output, files.trace, files.profile, options.checkpoint, options.profile_folder)
+        for text in (files.trace, files.profile, options.checkpoint, options.profile_folder)
     )
     events = folder_of(options.metrics)
     metrics = Path(options.metrics) if options.metrics and events is None else None
     replaced = [plan] if files.update else []
-    with claimed([output, trace, made(metrics)], [plan, profile], [events, traces], replaced):
+    with claimed([output, trace, made(metrics)], [plan, profile, job_of(context)], [events, traces], replaced):
         planned = plan_files.load_plan(plan)
         if hosts is not None:
             raise hosts_refused(hosts, f"run {shlex.quote(str(plan))}", planned.decision)
@@ -89,8 +90,8 @@ def run(
             planned, source = again.plan, again.plan.inputs.as_seen(again.profile)
             predicted = solve.predict_again(planned, source)[1]
         drift = None if source is None else calibration.drift(source, planned, options, result)
-        file = result.timeline_file(predicted, drift)
-        dump(file, files.output)
+        file = result.timeline_file(planned, predicted, drift)
+        dump(file, output)
         if trace is not None:
             from planner.export.chrome_trace import chrome_trace
 
@@ -126,7 +127,7 @@ def _write_job(path: Path, plan: Path, context: typer.Context) -> None:
 
     if path.suffix not in job_file.SUFFIXES:
         raise UsageError(f"--write-job {path} is no name of a job file", [], [f"--write-job {path.stem}.yaml"])
-    with claimed([path], [plan]):
+    with claimed([path], [plan, job_of(context)]):
         plan_files.load_plan(plan)
         job_file.write(path, plan, given_options(context))
         console.wrote(path, console.command("run", path))

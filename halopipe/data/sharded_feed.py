@@ -15,9 +15,11 @@ from torch import Tensor
 
 from halopipe.data.feeds import Agreement, Consumer, Feed, OwnFeed, PartialBatch, SentFeed, agreement_of
 from halopipe.data.rank_slices import Need
-from halopipe.data.sources import Data, Position, Samples, digest, open_data
+from halopipe.data.sources import Data, Position, Samples, digest, open_data, samples_of_epoch
 from halopipe.run_spec.options import EACH, FIRST, SHARE, RunOptions
 from planner.ir.errors import UsageError
+from planner.layers import require_several_values
+from planner.passes.versions import updates_within
 from profiler.source.model import LoadedModel
 from runtime.pipeline.microbatches import Batch, Shapes, filled
 
@@ -144,6 +146,7 @@ class Supply:
         self._reads = options.data_from != FIRST or consumer.transport.rank == 0
         self._training = self._opened(options.data, model, seed, shuffled=True)
         self._evaluation = self._opened(options.eval_data, model, seed, shuffled=False) if options.eval_data else None
+        self._require_last(options)
         self.origin = "" if self._training is None else self._training.origin
 
     def training(self, start: Position, step: int = 0) -> Feed:
@@ -159,6 +162,31 @@ class Supply:
     def evaluation(self) -> Feed:
         """Batches to evaluate on, one epoch."""
         return self._feed(self._evaluation, Position(), 1, 0)
+
+    def _require_last(self, options: RunOptions) -> None:
+        """Raises :class:`UsageError` where an epoch's smaller last batch would end the job in the middle."""
+        decision, samples = self._consumer.decision, samples_of_epoch(self._training)
+        batch = decision.global_batch
+        fits, last = samples - samples % batch, samples % batch
+        if not last or options.steps <= samples // batch or not decision.trains:
+            return
+        told = f"the data have {samples} samples: {last} of {batch} in an epoch's last batch"
+        remedies = [
+            f"leave the last {last} out: torch.utils.data.Subset(dataset, range({fits}))",
+            "DataLoader(..., drop_last=True)",
+            f"plan for another --global-batch than {batch}",
+        ]
+        try:
+            require_several_values(self._consumer.graph, filled(last, decision.micro_batches), remedies)
+        except UsageError as error:
+            error.details = (*error.details, told)
+            raise
+        if updates_within(decision.rows()):
+            raise UsageError(
+                f"schedule {decision.schedule} updates the weights within a step, which needs a full batch",
+                [told],
+                [*remedies, "halopipe plan --schedule 1f1b"],
+            )
 
     def _opened(self, name: str, model: LoadedModel, seed: int, *, shuffled: bool) -> Data | None:
         if not self._reads:

@@ -109,9 +109,10 @@ class Loader:
 
     repeats = True
 
-    def __init__(self, found: Iterable[Any], seed: int, form: Form) -> None:
+    def __init__(self, found: Iterable[Any], seed: int, form: Form, global_batch: int) -> None:
         self._found, self._seed, self._form = found, seed, form
         self.origin = f"{form.call} gave batches in epochs ({type(found).__name__})"
+        self.length = self._samples(global_batch)
 
     def epoch(self, start: Position) -> Iterator[Item]:
         with self._form.told():
@@ -127,6 +128,15 @@ class Loader:
                 number += 1
                 if number > start.batches:
                     yield self._form.item(item)
+
+    def _samples(self, global_batch: int) -> int:
+        found = self._found
+        if not isinstance(found, DataLoader) or found.drop_last or found.batch_size != global_batch:
+            return 0
+        try:
+            return len(found.sampler)  # type: ignore[arg-type]  # not every sampler has a length
+        except (TypeError, NotImplementedError):
+            return 0
 
     def _begin(self, epoch: int) -> None:
         found: Any = self._found
@@ -158,9 +168,9 @@ class Samples:
         self._dataset, self._global_batch, self._seed, self._form = dataset, global_batch, seed, form
         self._shuffled = shuffled
         with form.told():
-            self._length = len(dataset)
-        self.origin = f"{form.call} gave a Dataset of {self._length} samples ({type(dataset).__name__})"
-        if not self._length:
+            self.length = len(dataset)
+        self.origin = f"{form.call} gave a Dataset of {self.length} samples ({type(dataset).__name__})"
+        if not self.length:
             raise FactoryError(f"{form.name} gave a Dataset without samples", [f"it is a {type(dataset).__name__}"])
 
     def epoch(self, start: Position) -> Iterator[Item]:
@@ -169,11 +179,11 @@ class Samples:
 
     def indices(self, start: Position) -> Iterator[Sequence[int]]:
         """The samples of each batch from ``start`` on."""
-        order: Sequence[int] = range(self._length)
+        order: Sequence[int] = range(self.length)
         if self._shuffled:
             generator = torch.Generator().manual_seed(mixed(self._seed, start.epoch))
-            order = torch.randperm(self._length, generator=generator).tolist()
-        for first in range(start.samples, self._length, self._global_batch):
+            order = torch.randperm(self.length, generator=generator).tolist()
+        for first in range(start.samples, self.length, self._global_batch):
             yield order[first : first + self._global_batch]
 
     def collated(self, epoch: int, indices: Sequence[int]) -> Pair:
@@ -202,6 +212,11 @@ class Samples:
                     "make a generator of the sample's number in __getitem__, not one for all in __init__",
                 ],
             )
+
+
+def samples_of_epoch(data: Data | None) -> int:
+    """Samples of an epoch, of a Dataset or a DataLoader that keeps its last batch; 0: unknown."""
+    return data.length if isinstance(data, (Samples, Loader)) else 0
 
 
 def digest(tensor: Tensor) -> int:
@@ -237,7 +252,7 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
 
     found = make()
     if isinstance(found, IterableDataset):
-        return Loader(DataLoader(found, batch_size=global_batch), seed, form)
+        return Loader(DataLoader(found, batch_size=global_batch), seed, form, global_batch)
     if isinstance(found, Dataset) or _is_map_style(found):
         return Samples(found, global_batch, seed, form, shuffled=shuffled)
     if not hasattr(found, "__iter__") and not hasattr(found, "__getitem__"):
@@ -251,7 +266,7 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
         iterator = iter(found) if not isinstance(found, DataLoader) else None
     if iterator is not None and iterator is found:
         return Stream(iterator, make, seed, form)
-    return Loader(found, seed, form)
+    return Loader(found, seed, form, global_batch)
 
 
 def mixed(*numbers: int) -> int:

@@ -27,7 +27,13 @@ from halopipe.planning.measure import no_model
 from halopipe.run_spec.options import FIELDS, ON_NAN, TRANSPORTS, ScriptOptions
 from halopipe.terminal.units import require_known
 from halopipe.training.check_options import out_of_limits
-from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
+from halopipe.training.optimizer_spec import (
+    make_optimizer_of,
+    make_scheduler_of,
+    parse_optimizer,
+    parse_scheduler,
+    require_meant,
+)
 from halopipe.training.rank import Load, Terms, open_rank
 from halopipe.training.rank_device import DEVICES
 from halopipe.training.script_values import ScriptValues
@@ -42,7 +48,8 @@ from profiler.source.losses import Loss, own_loss
 from profiler.source.model import owners
 from profiler.source.parts import model_of
 from runtime.numerics.finite import OnNan
-from runtime.optim.optimizer import Followed, MakeOptimizer
+from runtime.optim.followed import Followed
+from runtime.optim.optimizer import MakeOptimizer
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -64,7 +71,7 @@ def execute(
         model: the module that the plan was made for; None: made by the plan's own factory.
         loss_fn: ``loss_fn(output, targets)``, a mean over samples; None: the factory's, or the profiler's default.
         optimizer: an optimiser object of the model's parameters, which each stage's own follows
-            (:class:`runtime.optim.optimizer.Followed`): its groups, its state, and whatever a schedule or the script
+            (:class:`runtime.optim.followed.Followed`): its groups, its state, and whatever a schedule or the script
             does to its learning rates; or a function that makes one of parameters; or text such as
             ``AdamW:lr=0.001``; None: the plan's.
         example: (inputs, targets) to capture the model with, of a sparse network (SparseTensor, targets); None: the
@@ -227,6 +234,8 @@ def _maker(plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | 
         UsageError: the optimiser cannot be divided, or the schedule belongs to another one.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
+        for group in optimizer.param_groups:
+            require_meant(type(optimizer).__name__, group)
         is_object = isinstance(scheduler, LRScheduler)
         if is_object and updates_within(plan.decision.rows()):
             raise UsageError(

@@ -15,8 +15,9 @@ The script is no rank.  It starts one process for each, as ``halopipe run`` does
                     watches them                 result-RANK.json, error-RANK.json
 
 Ranks begin with halopipe's own code and not with the script's, so that nothing there needs to be guarded by
-``if __name__ == "__main__"``.  An optimiser object and its schedule stay in the script: the ranks have one like it, and
-are told its settings with each batch.
+``if __name__ == "__main__"``.  An optimiser object and its schedule stay in the script: the ranks have one like it,
+which begins with what the object keeps by then, and are told its settings with each batch.  When the run is closed, and
+when the script asks for its state dict, the object gets what the ranks' optimisers keep, as after a loop of its own.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from halopipe.data.ahead import Upcoming
 from halopipe.launch.execute import joined, loaded_of_script, require_optimizer, terms_of_script
@@ -47,6 +49,7 @@ from halopipe.planning.measure import no_model
 from halopipe.run_spec.job import job_folder
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.run_spec.result import Score
+from halopipe.terminal import console
 from halopipe.training.rank_device import on_gpus, require_devices, seats_of
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution
@@ -59,7 +62,9 @@ from profiler.source.model import load_state, named_parameters, owners, state_of
 from runtime.monitor.failure import read_error, write_error
 from runtime.monitor.waits import Waits
 from runtime.monitor.watch import LOOPBACK, SETUP_S, host_store, join_store, run_workers
-from runtime.optim.optimizer import Followed
+from runtime.optim.followed import Followed
+from runtime.optim.optimizer_state import give_back
+from runtime.optim.whole_state import Given
 
 SERVE = "halopipe.launch.worker:serve"
 _PLAN = "script/plan"
@@ -83,6 +88,7 @@ class Parallel:
     """
 
     _values: ScriptValues | None = None
+    _hook: RemovableHandle | None = None
 
     def __init__(
         self,
@@ -104,6 +110,7 @@ class Parallel:
             answers: whether the ranks are to answer a stream (:mod:`halopipe.serving.serving`).
         """
         self.plan, self.profile, self.num_steps, self._state_of = plan, profile, 0, -1
+        self._kept_of = 0
         self._own = None if module is None else ScriptModule(module, loss_fn)
         self._values = None if module is None else ScriptValues(owners(module, loss_fn), loss_fn)
         terms, device, _ = terms_of_script(plan, optimizer, options or {})
@@ -125,6 +132,7 @@ class Parallel:
             self._followed.recognise(named_parameters(owners(module, loss_fn)))
             optimizer = self._followed.described()
             given.pop("scheduler", None)  # it stays here
+            self._hook = self._followed.before_state_dict(self._fetch_kept)
         state = None if module is None or not has_state else state_of(owners(module, loss_fn))
         settings = None if self._own is None or answers else self._own.settings
         self.ranks = Ranks(plan, optimizer, cast("ScriptOptions", given), state, terms.deadline_s, answers, settings)
@@ -135,6 +143,8 @@ class Parallel:
             self._end()
             raise
         self._upcoming = Upcoming(ready["looks_ahead"])
+        if ready["statistics"]:
+            console.remark(f"{ready['statistics']}; a plan with batch_statistics='whole' sees all of it")
 
     def __enter__(self) -> Parallel:
         return self
@@ -151,6 +161,8 @@ class Parallel:
         self._require_alike()
         if self._own is not None:
             self._own.require_settings()
+        if self._followed is not None:
+            self._followed.require_state()
         settings = None if self._followed is None else self._followed.settings
         with unbroken():
             answer = self.ranks.call("step", batch=batch, upcoming=self._upcoming.take(), settings=settings)
@@ -178,6 +190,7 @@ class Parallel:
         """Go on with what :meth:`optimizer_state_dict` gave; an optimiser object of the script gets its settings."""
         with unbroken():
             self.num_steps = self.ranks.call("load_optimizer_state_dict", state=dict(state))["num_steps"]
+            self._kept_of = -1
             if self._followed is not None:
                 self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
 
@@ -221,6 +234,18 @@ class Parallel:
             self._state_of = self.num_steps
             own.known()
 
+    def _fetch_kept(self) -> None:
+        """Puts what the ranks' optimisers keep into the script's object, where that has not got it."""
+        if self._followed is None or self._kept_of == self.num_steps or not self.ranks.is_alive:
+            return
+        try:
+            kept = self._written("last_optimizer_state", settings=self._followed.settings)
+        except UsageError as error:  # one of the user's own, that keeps what only its process can have
+            self._followed.leave_with_ranks(f"{error.title}: {', '.join(error.details)}")
+        else:
+            give_back(self._followed, Given(kept))
+        self._kept_of = self.num_steps
+
     def save(self, folder: str | Path, *, keep: int = 0) -> None:
         """Save a checkpoint; see :meth:`halopipe.training.session.Execution.save`.
 
@@ -235,6 +260,7 @@ class Parallel:
         with unbroken():
             answer = self.ranks.call(LOAD, folder=str(Path(folder).absolute()), step=step)
             self.num_steps, self._state_of = answer["num_steps"], -1
+            self._kept_of = -1
             if self._followed is not None:
                 self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
             if self._own is not None:
@@ -244,6 +270,8 @@ class Parallel:
     def close(self) -> None:
         """Puts the trained weights into the script's module and ends the ranks; they are gone afterwards.
 
+        An optimiser object gets what the ranks' optimisers keep: a loop of the script, or another run, goes on with it.
+
         A module that the script has loaded other weights into since the last step, the best ones say, keeps these.
         """
         try:
@@ -252,8 +280,11 @@ class Parallel:
                 if own.changed and self._state_of != self.num_steps:
                     _log.warning("the trained weights take the place of what the script wrote: %s", own.changed)
                 self._fetch(own)
+            self._fetch_kept()
             self.ranks.close()
         finally:
+            if self._hook is not None:
+                self._hook.remove()
             self._end()
 
 

@@ -9,11 +9,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from cuda_ops.device import fork_server
 from cuda_ops.device.host import MPI_JOB
 from halopipe.launch.job_environment import GLOO
-from halopipe.run_spec.job import JOB, error_path, result_path
+from halopipe.run_spec.job import JOB, NO_ROOM, error_path, result_path
+from planner.ir.errors import MissingFileError
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = "halopipe.launch.worker:main"
@@ -21,6 +23,10 @@ LOADS = (*fork_server.CAPTURE, "halopipe.training.work")
 
 OUTPUT_BYTES = 64 * 1024
 """So much of the end of a worker's output is kept."""
+
+_ANOTHER = ("TMPDIR=FOLDER, of which nothing is cleaned up while jobs run",)
+
+_ROOM = ("make room there", "TMPDIR=FOLDER, where there is room")
 
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "LOCAL_WORLD_SIZE")
 
@@ -87,9 +93,13 @@ class Processes:
         return tuple(member.rank for member in self._members)
 
     def start(self) -> None:
-        """Start all members."""
+        """Start all members.
+
+        Raises:
+            MissingFileError: the folder is gone.
+        """
         for member in self._members:
-            with self._output(member.rank).open("wb") as output:
+            with self._opened(member.rank) as output:
                 self._processes[member.rank] = fork_server.start(
                     member.call,
                     [*member.arguments],
@@ -111,6 +121,8 @@ class Processes:
             code = process.poll()
             if code is not None and rank not in self._ended:
                 result, error = (_text(path(self._folder, rank)) for path in (result_path, error_path))
+                if code == NO_ROOM and not error:
+                    error = self._no_room()
                 self._ended[rank] = Ended(code, result, error, _text(self._output(rank)))
         return self._ended
 
@@ -127,6 +139,19 @@ class Processes:
                 process.kill()
         for process in self._processes.values():
             process.wait()
+
+    def _opened(self, rank: int) -> BinaryIO:
+        try:
+            return self._output(rank).open("wb")
+        except FileNotFoundError as error:
+            why = error.strerror or str(error)
+            raise MissingFileError(f"the job's folder {self._folder} is gone", [why], _ANOTHER) from None
+
+    def _no_room(self) -> str:
+        from runtime.monitor.failure import write_error  # late: it loads torch
+
+        what = "a worker could neither leave what it had done, nor what it failed by"
+        return write_error(MissingFileError(f"cannot write into the job's folder {self._folder}", [what], _ROOM))
 
     def _output(self, rank: int) -> Path:
         return self._folder / f"output-{rank}.txt"

@@ -35,9 +35,9 @@ from halopipe.run_spec.result import Progress, RunProgress
 from halopipe.terminal import console, units
 from halopipe.training.rank_device import Seat, seats_of
 from planner.ir.cluster import Cluster
-from planner.ir.codec import dump, dumps, load, loads
+from planner.ir.codec import dump, dumps, from_json, load, loads
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError, UsageError, WorkerDiedError, WorkerError
-from planner.ir.files import write_text
+from planner.ir.files import read_plain, write_text
 from planner.ir.plan import Decision, Plan
 from planner.ir.profile import Profile
 
@@ -100,7 +100,10 @@ class Replanner:
             raise UsageError(
                 "--replan needs --restarts: a plan is changed where the job starts again",
                 ["the first loss would end it"],
-                ["--restarts 3", "torchrun --max-restarts 3 ... -m halopipe run ... --replan"],
+                [
+                    "--restarts 3" + " --checkpoint checkpoints" * (not self.options.checkpoint),
+                    "torchrun --max-restarts 3 ... -m halopipe run ... --replan",
+                ],
             )
 
     def decide(self, loss: Loss) -> Plan | None:
@@ -377,7 +380,7 @@ def _settled(own: Replanner, came: Sequence[Came]) -> Seating:
 def _known_hosts(path: Path | None) -> dict[str, str]:
     """The plan's host of each host of the job, as it was when all were there."""
     try:
-        return dict(json.loads(path.read_text("utf-8"))) if path is not None and path.exists() else {}
+        return from_json(read_plain(path), dict[str, str]) if path is not None else {}
     except (OSError, ValueError):
         return {}
 

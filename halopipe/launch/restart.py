@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from halopipe.launch.combine import nothing_left
 from halopipe.launch.spawn import spawn
@@ -32,16 +32,17 @@ from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult, Saves, Score
 from halopipe.terminal import units
 from halopipe.training.resuming import Start, settled
-from planner.ir.codec import plain
+from planner.ir.codec import from_json, plain
 from planner.ir.errors import (
     CheckpointError,
     FactoryError,
     HalopipeError,
     MissingFileError,
+    StageFailedError,
     WorkerDiedError,
     WorkerError,
 )
-from planner.ir.files import write_text
+from planner.ir.files import read_plain, write_text
 from planner.ir.plan import Plan
 from planner.ir.timeline import Restart
 from runtime.checkpoint.folders import complete_steps, make
@@ -139,23 +140,6 @@ class History:
     restarts: list[Restart] = field(default_factory=list)
     saves: Saves = field(default_factory=Saves)
     lost_s: float = 0.0
-
-    def to_json(self) -> str:
-        """As text, for the next attempt."""
-        return json.dumps(plain(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> History:
-        """What :meth:`to_json` spelled."""
-        record = json.loads(text)
-        return cls(
-            record["began_anew"],
-            {int(step): (loss, step_s) for step, (loss, step_s) in record["steps"].items()},
-            {int(step): Score(**each) for step, each in record["scores"].items()},
-            [Restart(**{**each, "ranks": tuple(each["ranks"])}) for each in record["restarts"]],
-            Saves(**record["saves"]),
-            record["lost_s"],
-        )
 
     def note(self, done: Done) -> None:
         """Keeps what the attempt did, before its folder is cleared."""
@@ -259,6 +243,8 @@ class _Supervisor:
         if steps and isinstance(error, WorkerError):
             by_itself = "" if self.options.restarts else "; --restarts N does so by itself"
             again = f"--resume, to go on from step {steps[-1]}{by_itself}"
+            if isinstance(error, StageFailedError):  # what follows from module and data comes at the same step again
+                again = f"once that is mended: --resume, to go on from step {steps[-1]}"
             error.remedies = (*(error.remedies or error.usual), again)
 
     def _with_history(self, error: HalopipeError) -> HalopipeError:
@@ -297,24 +283,25 @@ class Journals:
         Raises:
             CorruptFileError: no checkpoint is sound, and the job did not begin by itself.
         """
-        told, self._is_begun = _read(self._history), True
-        if told.get("job") != self._job:
+        kept, self._is_begun = _read(self._history, _Kept), True
+        if kept.job != self._job:
             start = settled(plan, options)
             self.history = History(not start.options.resume)
         else:
-            self.history, done, error = History.from_json(told["history"]), Done.read(self.folder), _read(self._error)
+            self.history, done, end = kept.history, Done.read(self.folder), _read(self._error, _End)
             self.history.note(done)
             self.history.saves = self.history.saves.then(done.saves)
-            self.history.lost_s = error.get("at_s", time.time())
+            self.history.lost_s = end.at_s or time.time()
             start = settled(plan, options, began_anew=self.history.began_anew)
-            ended = error.get("error", f"ranks were lost after step {self.history.num_done(start)}")
-            code, ranks = error.get("code", WorkerDiedError.code), tuple(error.get("ranks", ()))
-            self.history.restarted(start, ended, code, ranks)
+            ended = end.error or f"ranks were lost after step {self.history.num_done(start)}"
+            self.history.restarted(start, ended, end.code, end.ranks)
         with contextlib.suppress(OSError, MissingFileError):  # as on a full disk: the next attempt tells its own steps
+            if self.folder.is_symlink():  # somebody's, whose files are not to be removed
+                self.folder.unlink()
             make(self.folder)
             for path in self.folder.iterdir():
                 path.unlink()
-            write_text(self._history, json.dumps({"job": self._job, "history": self.history.to_json()}))
+            write_text(self._history, json.dumps(plain(_Kept(self._job, self.history))))
         return start
 
     def journal(self, rank: int) -> Journal | None:
@@ -328,9 +315,9 @@ class Journals:
         """Notes what this attempt ended by, unless it has not even begun, as where another job holds the folder."""
         if not self._is_begun:
             return
-        told = {"error": error.title, "code": error.code, "ranks": error.ranks, "at_s": time.time()}
+        end = _End(error.title, error.code, error.ranks, time.time())
         with contextlib.suppress(OSError, MissingFileError):
-            write_text(self._error, json.dumps(told))
+            write_text(self._error, json.dumps(plain(end)))
 
     def whole(self, result: RunResult) -> RunResult:
         """The result of the last attempt as that of the job, of which nothing is left there."""
@@ -339,9 +326,30 @@ class Journals:
         return self.history.whole(result)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """What a file of this folder says; nothing where it is not there, or was not written to its end."""
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What the attempts of a job have done."""
+
+    job: str = ""
+    history: History = field(default_factory=History)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What an attempt ended by, and when; nothing where rank 0 could not say."""
+
+    error: str = ""
+    code: str = WorkerDiedError.code
+    ranks: tuple[int, ...] = ()
+    at_s: float = 0.0
+
+
+T = TypeVar("T")
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    """What a file of this folder says; nothing where it is not there, not whole, or somebody else's."""
     try:
-        return dict(json.loads(path.read_text("utf-8")))
+        return from_json(read_plain(path), kind)
     except (OSError, ValueError):
-        return {}
+        return kind()

@@ -27,12 +27,13 @@ from halopipe.training.session import Execution
 from planner.ir.errors import InputFileError, UsageError
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Plan
+from planner.layers import statistics_text
 from profiler import load_model
 from profiler.source.model import named_parameters
 from profiler.source.structure import alone, is_part
 from runtime.monitor.failure import write_error
 from runtime.monitor.watch import LOOPBACK, SETUP_S, join_store
-from runtime.optim.optimizer import Described
+from runtime.optim.followed import Described
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -85,7 +86,8 @@ def serve(folder: Path, rank: int) -> None:
     terms = replace(terms, answers=script.answers)
     with joined(terms, rank, store, board, [model].pop, device, check=check, local_rank=rank) as execution:
         number = 0
-        answer: dict[str, Any] = {"looks_ahead": execution.looks_ahead}
+        statistics = "" if script.answers else statistics_text(script.plan.decision, execution.consumer.graph)
+        answer: dict[str, Any] = {"looks_ahead": execution.looks_ahead, "statistics": statistics}
         while True:
             calls.set(f"answer/{number}/{rank}", json.dumps(answer))
             execution.activity.deadline_s = _FOREVER_S
@@ -116,7 +118,7 @@ def _done(execution: Execution, what: str, told: Mapping[str, Any], state: Path)
         case "evaluate":
             found = execution.evaluate(*told["batches"], metric=told["metric"], outputs=told["outputs"])
             return {"score": asdict(found)}
-        case "state_dict" | "optimizer_state_dict":
+        case "state_dict" | "optimizer_state_dict" | "last_optimizer_state":
             found = getattr(execution, what)()
             if execution.rank == 0:
                 write(Path(told["path"]), found)

@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
 from halopipe.training.rank_device import on_gpus, require_devices, seats_of
 from halopipe.training.save_times import EndRequest
-from planner.ir.errors import EndedError, WorkerDiedError
+from planner.ir.errors import EndedError, MissingFileError, WorkerDiedError
 from planner.ir.files import write_text
 from planner.ir.plan import Decision, Plan
 from runtime.monitor.activity import Beat
@@ -81,7 +81,7 @@ def _beside(one: Processes, job: Job) -> Iterator[None]:
             ended = one.ended().get(REFERENCE_RANK)
             if ended is not None:
                 if not job.reference_path.exists():
-                    write_text(failed_path(job.reference_path), _why(ended))
+                    _leave(failed_path(job.reference_path), _why(ended))
                 return
 
     over, watching = threading.Event(), threading.Thread(target=watch, name="one device", daemon=True)
@@ -93,6 +93,15 @@ def _beside(one: Processes, job: Job) -> Iterator[None]:
         over.set()
         watching.join()
         one.end()
+
+
+def _leave(path: Path, why: str) -> None:
+    """Writes it; where a disk is full, an empty file, for which there is room: rank 0 waits for one of them."""
+    try:
+        write_text(path, why)
+    except MissingFileError:
+        with suppress(OSError):  # the job's folder was removed, which rank 0 sees as well
+            path.touch()
 
 
 def _why(ended: Ended) -> str:

@@ -193,7 +193,7 @@ def _is_this_host(address: str) -> bool:
     """Whether ``MASTER_ADDR`` is loopback here, as a host's own name may be: rank 0 is on this host, and not there."""
     try:
         return is_loopback(socket.gethostbyname(address))
-    except OSError:
+    except (OSError, UnicodeError):  # such as a..b
         return False
 
 
@@ -201,7 +201,7 @@ def _own(address: str) -> str:
     """``MASTER_ADDR`` on the host that has it, where a host's own name may stand for the loopback interface."""
     try:
         found = socket.gethostbyname(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a..b
         raise TransportError(f"MASTER_ADDR {address!r} is no host", [str(error)]) from error
     interface = os.environ.get(GLOO, "")
     is_alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE") or interface in ("", "lo")

@@ -9,12 +9,24 @@ The process begins with torch loaded and dies with its parent, see :mod:`cuda_op
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halopipe.run_spec.job import REFERENCE, REFERENCE_RANK, Job, Journal, error_path, journal_path, result_path
+from halopipe.run_spec.job import (
+    NO_ROOM,
+    REFERENCE,
+    REFERENCE_RANK,
+    Job,
+    Journal,
+    error_path,
+    journal_path,
+    result_path,
+)
+from planner.ir.errors import HalopipeError
 from planner.ir.files import write_text
 
 if TYPE_CHECKING:
@@ -46,19 +58,30 @@ def serve(path: str, part: str) -> int:
 
 
 def told(folder: Path, rank: int, do: Callable[[], str], where: str = "") -> int:
-    """Leaves the result, or the error: with ``where`` it happened, unless it says that itself."""
+    """Leaves the result, or the error, with ``where`` it happened unless it says that itself; the exit code."""
     from runtime.monitor.failure import also, read_error, write_error  # late: it loads torch
 
     try:
-        write_text(result_path(folder, rank), do())
+        _leave(result_path(folder, rank), do())
     except Exception as error:  # noqa: BLE001  # whatever it is, the launcher must hear of it
         text = write_error(error)
         if where and f"rank {rank}" not in text:
             text = write_error(also(read_error(text), [where]))
-        write_text(error_path(folder, rank), text)
-        traceback.print_exception(error)
+        with contextlib.suppress(OSError):  # its output is in the same folder
+            traceback.print_exception(error)
+            sys.stderr.flush()
+        try:
+            _leave(error_path(folder, rank), text)
+        except HalopipeError:
+            return NO_ROOM
         return 1
     return 0
+
+
+def _leave(path: Path, text: str) -> None:
+    """Writes it, also where the job's folder was removed meanwhile, as by what cleans up temporary files."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    write_text(path, text)
 
 
 def _reference(job: Job) -> str:

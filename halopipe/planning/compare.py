@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from halopipe.planning.solve import ties_of
 from halopipe.terminal import tables as text
 from halopipe.terminal import units
+from planner.check.structure import model_faults
 from planner.export.rows import PlanRow, in_flight, layout_text, plan_rows
-from planner.ir.plan import Decision, Plan, Stage, Tie
+from planner.ir.plan import Decision, Plan, Search, Stage, Tie
 from planner.ir.problem import DEFAULT_CONFIDENCE, DIVIDED
 from planner.ir.profile import Profile
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 
 _MOST_MOVES = 12
+_LEAST_GAP = 1e-3
+"""The least that is shown of a gap."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class Comparison:
             if self.profile is not None
             and (plan.inputs.profile_fingerprint, plan.inputs.corrections, plan.decision.global_batch)
             == (first.inputs.profile_fingerprint, first.inputs.corrections, first.decision.global_batch)
+            and not any(model_faults(plan.decision, self.profile.graph))
         }
         if self.profile is None or self.fastest not in alike:
             return {}, self.fastest
@@ -101,10 +105,14 @@ class Comparison:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """(header, lines): a line a plan."""
         rows = self.rows()
-        header = ["plan", "step", "samples/s", "slower", "bubble", "peak memory", "stages", "schedule", "status"]
-        measured = any(row.measured_step_s is not None for row in rows)
-        cells = [_cells(row, measured, is_tie=row.plan in self.ties) for row in rows]
-        named = header[:2] + ["measured"] * measured + header[2:]
+        named = ["plan", "step", "samples/s", "slower", "bubble", "peak memory", "stages", "schedule", "status"]
+        proofs = [proof_text(plan.search) for plan in self.plans.values()]
+        cells = [_cells(row, proof, is_tie=row.plan in self.ties) for row, proof in zip(rows, proofs, strict=True)]
+        if any(row.measured_step_s is not None for row in rows):
+            at = named.index("samples/s") + 1
+            named[at:at] = ["measured step", "measured samples/s"]
+            for plan, line in zip(self.plans.values(), cells, strict=True):
+                line[at:at] = _measured_cells(plan)
         if any(row.sustained_per_s for row in rows):  # streams of forward passes
             at = named.index("samples/s") + 1
             named.insert(at, "sustained")
@@ -147,6 +155,14 @@ class Comparison:
         """What each other plan decides otherwise than the first."""
         (_, first), *others = self.plans.items()
         return {name: differences(first.decision, plan.decision) for name, plan in others}
+
+
+def proof_text(search: Search) -> str:
+    """How far from the best a plan can be: ``proven``, ``within 2.1 %``, ``time limit, within 12 %``."""
+    if search.bound_s <= 0 or search.status == "proven":
+        return search.status
+    within = f"within {units.percent(max(search.gap, _LEAST_GAP))}"
+    return within if search.status == "within gap" else f"{search.status}, {within}"
 
 
 def tie_text(plan: Plan, tie: Tie) -> str:
@@ -252,19 +268,22 @@ def _span(names: list[str]) -> str:
     return f"layer {names[0]}" if len(names) == 1 else f"{len(names)} layers {names[0]} ... {names[-1]}"
 
 
-def _cells(row: PlanRow, measured: bool, *, is_tie: bool) -> list[str]:
-    shown = []
-    if measured:
-        shown = ["–" if row.measured_step_s is None else units.seconds(row.measured_step_s)]
+def _measured_cells(plan: Plan) -> list[str]:
+    if plan.measured is None:
+        return ["–", "–"]
+    step_s = plan.measured.step_s
+    return [units.seconds(step_s), units.rate(plan.decision.global_batch / step_s) if step_s else "–"]
+
+
+def _cells(row: PlanRow, proof: str, *, is_tie: bool) -> list[str]:
     return [
         row.plan,
         units.seconds_within(row.step_s, row.p10_s, row.p90_s),
-        *shown,
         units.rate(row.samples_per_s),
         "best" if row.slower == 0 else units.signed_percent(row.slower) + ", a tie" * is_tie,
         units.percent(row.bubble_fraction),
         units.size(row.peak_bytes),
         str(row.num_stages),
         f"{row.schedule} {row.micro_batches}",
-        row.status,
+        proof,
     ]

@@ -25,7 +25,7 @@ from halopipe.terminal.units import require_known
 from halopipe.training.optimizer_spec import parse_optimizer, require_arguments
 from planner.costs.layers.interpolation import layer_cost
 from planner.costs.layers.shards import part_shapes
-from planner.ir.codec import load
+from planner.ir.codec import fingerprint, load
 from planner.ir.errors import UsageError
 from planner.ir.problem import SAMPLE_DIMS
 from planner.ir.profile import ModelSource, Optimizer, Profile
@@ -342,10 +342,22 @@ def merged(paths: Sequence[Path]) -> Profile:
 
     Raises:
         StaleFileError: they are of different models.
+        UsageError: two are one measurement, which would count as two hosts.
     """
     from profiler.merge import gather
 
-    return gather([load(path, Profile) for path in paths], [str(path) for path in paths])
+    profiles: dict[str, Profile] = {}
+    of: dict[str, str] = {}
+    for name in map(str, paths):
+        profiles[name] = load(name, Profile)
+        other = of.setdefault(fingerprint(profiles[name].bare), name)
+        if other != name:
+            raise UsageError(
+                f"{other} and {name} are the same profile",
+                ["each host is measured by itself: one measurement is of one host"],
+                [f"leave out {name}, or profile on the other host"],
+            )
+    return gather(list(profiles.values()), list(profiles))
 
 
 _MOST_NAMED = 8

@@ -27,6 +27,7 @@ _OF_A_SEARCH = (
     "recompute",
     "shard",
     "zero",
+    "batch_statistics",
     "allow",
     "objective",
     "solver",
@@ -79,7 +80,12 @@ class PlanOptions:
         "What --shard divides: 1 the optimiser's state, 2 gradients too, 3 parameters too.",
         panel=SPACE,
         least=1,
-        most=3,
+    )
+    batch_statistics: str = option(
+        "micro",
+        "Batch norm sees a micro-batch, or the whole batch, which is then the only micro-batch: micro, whole.",
+        "OF",
+        SPACE,
     )
     allow: str = option(
         "sample",
@@ -174,6 +180,7 @@ class PlanOptions:
             "recompute": self.recompute,
             "shard": self.shard,
             "zero": self.zero,
+            "batch_statistics": self.batch_statistics,
             "halo_depth": self.halo_depth,
             "fix": self.fix,
             "forbid": self.forbid,

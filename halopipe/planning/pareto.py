@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from halopipe.planning import solve
+from halopipe.planning.compare import proof_text
 from halopipe.terminal import tables, units
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
@@ -103,9 +104,9 @@ class Front:
                 str(row.num_stages),
                 row.schedule,
                 "yes" if row.recompute else "no",
-                row.status,
+                proof_text(plan.search),
             ]
-            for row in self.rows()
+            for row, plan in zip(self.rows(), self.plans, strict=True)
         ]
         table = tables.table(["", "memory", "step", "slower", "stages", "schedule", "recompute", "search"], cells)
         whole = "the whole front, proven" if self.complete else "not the whole front, or not all of it proven"
@@ -124,7 +125,7 @@ def front(problem: Problem, num_points: int = 0, solver: str = solve.DEFAULT_SOL
     """
     search = _Search(replace(problem, objective=THROUGHPUT, confidence=0.0), solver, show, num_points)
     fastest = search.under(0)
-    if fastest is None:
+    if fastest is None or num_points == 1:
         return Front(tuple(search.found), False)
     if num_points:
         search.spread(fastest)

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from halopipe.terminal.console import command
-from planner.ir.codec import fingerprint, load, require_match
-from planner.ir.errors import CorruptFileError, InputFileError, UsageError
+from planner.ir.codec import fingerprint, load, plan_fingerprint, require_match
+from planner.ir.errors import CorruptFileError, InputFileError, PlanCheckError, UsageError
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
+from planner.ir.timeline import TimelineFile
 
 PROFILE = "profile.json"
 
@@ -19,6 +20,11 @@ PROFILE = "profile.json"
 def load_plan(path: str | Path) -> Plan:
     """The plan in a file."""
     return load(path, Plan)
+
+
+def timeline_of(plan: Path) -> Path:
+    """Where a run of the plan in this file writes its timeline unless another place is named: in the working folder."""
+    return Path("timeline.json" if plan.stem == "plan" else f"{plan.stem}.timeline.json")
 
 
 def graph_in(path: Path, given: Path | None, cluster: Path | None = None) -> Graph:
@@ -46,11 +52,26 @@ def profile_of(plan: Plan, path: str | Path, given: Path | None, cluster: Path |
 
     Raises:
         StaleFileError: the plan was made from another profile than the one given.
+        PlanCheckError: the plan's stages are not of that profile's network.
     """
     if given is not None or cluster is not None:
-        return load_profile(given or _places(plan, path)[0], plan, cluster)
+        return load_profile(given or places(plan, path)[0], plan, cluster)
     found = found_profile(plan, path)
-    return None if found is None else plan.inputs.as_seen(found[1])
+    return None if found is None else as_priced(found[1], plan, path)
+
+
+def as_priced(profile: Profile, plan: Plan, name: str | Path) -> Profile:
+    """The plan's own profile, as it was priced on it; ``name`` is that of the plan, for errors.
+
+    Raises:
+        PlanCheckError: its stages are not of the profile's network, as after an edit by hand.
+    """
+    from planner.check.structure import model_faults, structure_faults
+
+    faults = [*structure_faults(plan.decision), *model_faults(plan.decision, profile.graph)]
+    if faults:
+        raise PlanCheckError(f"{name} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults)
+    return plan.inputs.as_seen(profile)
 
 
 def found_profile(plan: Plan, path: str | Path) -> tuple[Path, Profile] | None:
@@ -58,7 +79,7 @@ def found_profile(plan: Plan, path: str | Path) -> tuple[Path, Profile] | None:
 
     Another profile that lies there does not count; nobody asked for it.
     """
-    for place in _places(plan, path):
+    for place in places(plan, path):
         try:
             profile = load(place, Profile) if place.is_file() else None
         except InputFileError:
@@ -73,7 +94,8 @@ def is_of(profile: Profile, plan: Plan) -> bool:
     return fingerprint(plan.inputs.as_seen(profile).bare) == plan.inputs.profile_fingerprint
 
 
-def _places(plan: Plan, path: str | Path) -> list[Path]:
+def places(plan: Plan, path: str | Path) -> list[Path]:
+    """Where the plan's profile may be: where the plan remembers it, and beside the plan."""
     names = dict.fromkeys((plan.inputs.profile_path or PROFILE, PROFILE))
     return [Path(os.path.normpath(Path(path).parent / name)) for name in names]
 
@@ -111,6 +133,7 @@ def require_profile(profile: Profile, plan: Plan, path: str | Path) -> Profile:
 
     Raises:
         StaleFileError: the plan was made from another one.
+        PlanCheckError: the plan's stages are not of the profile's network.
     """
     require_match(
         "profile",
@@ -118,7 +141,36 @@ def require_profile(profile: Profile, plan: Plan, path: str | Path) -> Profile:
         fingerprint(plan.inputs.as_seen(profile).bare),
         f"{command('plan', path)}, or name the profile (and --cluster) that the plan was made from",
     )
-    return plan.inputs.as_seen(profile)
+    return as_priced(profile, plan, "the plan")
+
+
+def require_timeline_of(plan: Plan, name: str | Path, run: TimelineFile, source: str | Path) -> None:
+    """Whether it was the plan, called ``name``, that was run.
+
+    Raises:
+        UsageError: another plan was, or this one before its decision was changed.
+    """
+    if why := other_plan(plan, run):
+        raise UsageError(
+            f"{source} is of another plan",
+            [why],
+            [
+                command("run", name, "-o", source) if Path(name).is_file() else f"run {name}",
+                "give the plan that was run",
+            ],
+        )
+
+
+def other_plan(plan: Plan, run: TimelineFile) -> str:
+    """By what another plan was run; empty if this one was."""
+    if run.plan:
+        mine = plan_fingerprint(plan)
+        return f"it is of the plan {run.plan}, not of {mine}" if run.plan != mine else ""
+    program = [set(row) for row in plan.decision.program]  # a file of before: its actions are all that it says
+    for span in run.measured.spans:
+        if span.rank >= len(program) or span.action not in program[span.rank]:
+            return f"rank {span.rank} did {span.action}, which the plan's program does not have"
+    return ""
 
 
 def device_names(plan: Plan) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import isfinite, isnan
@@ -12,14 +12,15 @@ from typing import TypedDict
 from halopipe.terminal import units
 from halopipe.terminal.units import require_known
 from planner.ir.cluster import Cluster
-from planner.ir.constraints import DEVICE, KIND, TOGETHER, YES, check_names, format_rule, matching, parse_rule
+from planner.ir.constraints import DEVICE, KIND, check_names, format_rule, matching, parse_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, RankCountError, UsageError
-from planner.ir.graph import SAMPLE, SHARED_STATE, Attribute
+from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision, Plan
 from planner.ir.problem import (
     AUTO,
     CHANNEL_DIMS,
     DEFAULT_CONFIDENCE,
+    MICRO,
     NEVER,
     OBJECTIVES,
     RECOMPUTE,
@@ -27,6 +28,7 @@ from planner.ir.problem import (
     SELECTIVE,
     SHARD,
     SPATIAL_DIMS,
+    STATISTICS,
     THROUGHPUT,
     TIME_DIMS,
     ZERO,
@@ -35,6 +37,7 @@ from planner.ir.problem import (
 )
 from planner.ir.profile import Profile
 from planner.layers.recomputed import attention_cores
+from planner.layers.stage_rules import why_gradients_stay_whole
 
 FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS)
 
@@ -66,6 +69,7 @@ class Asked(TypedDict, total=False):
     zero: int
     calibration: bool
     confidence: float
+    batch_statistics: str
 
 
 def make_problem(
@@ -92,6 +96,7 @@ def make_problem(
     calibration: bool = True,
     confidence: float = DEFAULT_CONFIDENCE,
     zero: int = 1,
+    batch_statistics: str = MICRO,
 ) -> Problem:
     """What a solver is asked.
 
@@ -116,6 +121,8 @@ def make_problem(
         confidence: from 0 to below 1: more ranks are used only where the plan is the faster with this probability; of
             plans on as many ranks the fastest at the mean is taken (:mod:`planner.costs.ties`); 0: that of all plans.
         zero: what ranks divide where ``shard`` has them: 1 the optimiser's state, 2 gradients too, 3 parameters too.
+        batch_statistics: over which samples batch norm and other layers that depend on their batch see it: ``micro``, a
+            micro-batch, or ``whole``, the whole batch, which is then the only micro-batch.
 
     Raises:
         UsageError, UnknownNameError, RankCountError: what is asked for does not exist or cannot be meant.
@@ -127,6 +134,7 @@ def make_problem(
         ("family of dims", allow, FAMILIES),
         ("way to recompute", [recompute], RECOMPUTE),
         ("way to shard", [shard], SHARD),
+        ("batch of statistics", [batch_statistics], STATISTICS),
     ):
         require_known(what, names, known)
     gone = dict.fromkeys(devices_named(without, profile.cluster), 0.0)
@@ -150,6 +158,7 @@ def make_problem(
         confidence=confidence,
         token_slices=tuple(token_slices),
         zero=zero,
+        batch_statistics=batch_statistics,
     )
     _require_numbers(asked)
     _require_fitting(asked)
@@ -157,7 +166,7 @@ def make_problem(
     problem = replace(
         asked,
         profile=_calibrated(profile) if calibration else profile.bare,
-        fix=tuple(dict.fromkeys((*rules_of(fix, profile), *_of_shared_state(profile)))),
+        fix=rules_of(fix, profile),
         forbid=rules_of(forbid, profile),
     )
     return standing(problem, gone) if gone else problem
@@ -193,7 +202,7 @@ def _require_numbers(asked: Problem) -> None:
         raise UsageError(
             f"--zero is {zero}, --shard {asked.shard}",
             ["what ranks divide: 1 the optimiser's state, 2 gradients too, 3 parameters too", "--shard never: nothing"],
-            [f"--shard always --zero {zero if zero in ZERO else 2}", "--shard auto"],
+            [f"--shard {way} --zero {zero if zero in ZERO else 2}" for way in ("always", "auto")],
         )
     too_large = [size for size in asked.micro_batch_sizes if size > batch]
     if too_large:
@@ -212,10 +221,12 @@ def _require_fitting(asked: Problem) -> None:
         raise UsageError(
             "a rate is that of a stream of forward passes, and a schedule that trains may be used",
             [f"--schedule {', '.join(asked.schedules)}"],
-            ["--schedule forward", "--objective latency"],
+            ["--schedule forward", "leave --schedule out"],
         )
     if asked.token_slices and asked.objective != THROUGHPUT:
         raise UsageError(f"--token-slices with --objective {asked.objective}", ["slices are for training steps"])
+    if asked.zero > 1 and (why := why_gradients_stay_whole(asked.profile.graph)):
+        raise UsageError(f"--zero {asked.zero} divides gradients, which this network keeps whole", [why], ["--zero 1"])
     if asked.recompute != SELECTIVE:
         return
     if TIME_DIMS in asked.allow:
@@ -280,6 +291,7 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
         recompute=AUTO if again else asked.recompute,
         shard=AUTO if asked.shard == NEVER and any(stage.sharded for stage in decision.stages) else asked.shard,
         zero=max([asked.zero, *(stage.level for stage in decision.stages)]),
+        batch_statistics=MICRO if len(decision.micro_batches) > 1 else asked.batch_statistics,
     )
 
 
@@ -361,16 +373,6 @@ def rules_of(texts: Sequence[str | Rule], profile: Profile) -> tuple[Rule, ...]:
         matching(rule, names)
         check_names(rule, profile.cluster)
     return rules
-
-
-def _of_shared_state(profile: Profile) -> Iterator[Rule]:
-    """Layers that use a buffer which one of them writes are in one stage, or the runtime would refuse the plan."""
-    found: dict[Attribute, list[str]] = {}
-    for layer in profile.graph.layers:
-        if SHARED_STATE in layer.attributes:
-            found.setdefault(layer.attributes[SHARED_STATE], []).append(layer.name)
-    for names in found.values():
-        yield Rule(",".join(names), TOGETHER, YES)
 
 
 def _calibrated(profile: Profile) -> Profile:

@@ -233,7 +233,7 @@ def _require_room(profile: Profile, ways: Ways, micro_batch: Sequence[int]) -> N
         raise UsageError(
             f"{ways} takes {ways.devices} devices",
             [f"the profile's cluster has {available}"],
-            ["profile --workers, or --cluster", "a way on fewer devices"],
+            [f"profile --workers {ways.devices}", "plan --cluster FILE, of so many devices", "a way on fewer devices"],
         )
     size = ways.micro_batch * ways.data
     if micro_batch and list(micro_batch) != [size]:
@@ -297,8 +297,16 @@ def read(path: Path) -> tuple[Transformer, Ways, int]:
     Raises:
         MissingFileError, CorruptFileError: it is not there, or no such file.
     """
+    remedies = ["halopipe ways llama2-7b --on a100-dgx --gpus 8 --global-batch 64 -o ways.json"]
     try:
         node = json.loads(read_text(path, _MOST_BYTES))
+    except ValueError as error:
+        raise CorruptFileError(f"{path} is no file of ways", [f"it is not JSON: {error}"], remedies) from None
+    if missing := {"best", "transformer", "global_batch"} - (node.keys() if isinstance(node, dict) else set()):
+        kind = node.get("halopipe") if isinstance(node, dict) else None
+        what = f"it is a halopipe {kind} file" if isinstance(kind, str) else f"it has no {', '.join(sorted(missing))}"
+        raise CorruptFileError(f"{path} is no file of ways", [what], remedies)
+    try:
         best = node["best"]["ways"]
         kinds = {"recompute": Recompute, "sends": Sends, "kernels": Fusion, "blocks": tuple}
         ways = Ways(**{name: kinds.get(name, _same)(value) for name, value in best.items()})
@@ -306,9 +314,7 @@ def read(path: Path) -> tuple[Transformer, Ways, int]:
         ways.check(shape)
         ways.micro_batches(node["global_batch"])
     except (KeyError, TypeError, ValueError, ArithmeticError, UsageError) as error:
-        raise CorruptFileError(
-            f"{path} is no file of ways", [f"{type(error).__name__}: {error}"], ["halopipe ways ... -o ways.json"]
-        ) from None
+        raise CorruptFileError(f"{path} is no file of ways", [f"{type(error).__name__}: {error}"], remedies) from None
     return shape, ways, node["global_batch"]
 
 

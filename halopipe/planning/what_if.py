@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from halopipe.planning import edits, problem, solve
-from halopipe.planning.compare import differences
+from halopipe.planning.compare import differences, proof_text
 from halopipe.terminal import units
 from planner.ir.cluster import DATASHEET
 from planner.ir.codec import plain
@@ -184,7 +184,7 @@ def _certainty(plan: Plan) -> str:
         return "proven the best under this condition"
     if search.bound_s <= 0:
         return search.status
-    return f"{search.status}: no plan takes less than {units.seconds(search.bound_s)} a step"
+    return f"{proof_text(search)}: no plan takes less than {units.seconds(search.bound_s)} a step"
 
 
 def _peak_bytes(plan: Plan) -> int:

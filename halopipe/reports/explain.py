@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,8 @@ from halopipe.terminal import tables, units
 from planner.export.rows import StageRow, stage_rows, tiles_text
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS
 from planner.ir.codec import plain
-from planner.ir.plan import Measured, Plan, Prediction, RankPrediction, Search
+from planner.ir.graph import SAMPLE
+from planner.ir.plan import UNCUT, Measured, Plan, Prediction, RankPrediction, Search
 from planner.ir.problem import MEMORY, THROUGHPUT
 from planner.ir.profile import ModelSource, Profile
 from planner.ir.program import Program
@@ -113,15 +115,30 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         f"  predicted {within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
         f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence}"
         + (f", messages over {prediction.transport})" if prediction.transport else ")")
+        + _division_line(plan)
         + _stream_line(prediction)
         + optimisation_line(plan)
         + ("\n  prepares  the next step's sites and maps during this one" if decision.prepares_next_step else "")
         + _machines_line(plan)
         + _weights_line(plan, prediction)
         + _tie_line(plan)
+        + _uncut_line(plan)
         + _calibration_line(plan)
         + _objective_line(prediction, objective)
     )
+
+
+def _division_line(plan: Plan) -> str:
+    """Along which dims layers are divided over the ranks of their stages; nothing where samples alone are."""
+    decision = plan.decision
+    shared = [each for each in decision.layers.values() if len(decision.stages[each.stage].ranks) > 1]
+    along = Counter(" x ".join("samples" if dim == SAMPLE else dim for dim in each.cuts) for each in shared)
+    if not along.keys() - {"samples", ""}:
+        return ""
+    parts = [
+        f"{units.count(number, 'layer')} {f'along {dims}' if dims else 'not'}" for dims, number in along.most_common()
+    ]
+    return f"\n  divided   {', '.join(parts)}"
 
 
 def optimisation_line(plan: Plan) -> str:
@@ -212,6 +229,15 @@ def _tie_line(plan: Plan) -> str:
         f"with a probability of {units.percent(tie.confidence)} (asked for: {units.percent(wanted)});\n"
         f"            this one {tie_text(plan, tie)}; --confidence 0 takes the other"
     )
+
+
+def _uncut_line(plan: Plan) -> str:
+    """Between which layers no cut was looked at; all of them are among the alternatives."""
+    found = [rejected for rejected in plan.search.rejected if rejected.what.startswith(UNCUT)]
+    if not found:
+        return ""
+    more = f" (and {units.count(len(found) - 1, 'more place')})" if len(found) > 1 else ""
+    return f"\n  uncut     {found[0].what}{more}: {found[0].why}"
 
 
 def _calibration_line(plan: Plan) -> str:

@@ -242,7 +242,8 @@ def require_format(path: str | Path) -> None:
         UsageError: they are not.
     """
     if (suffix := Path(path).suffix) not in (".svg", ".png"):
-        raise UsageError(f"figures are written as .svg or .png, not {suffix or 'without a suffix'!r}", [], ["step.svg"])
+        named = f"-o {Path(path).with_suffix('.svg')}" if Path(path).name else "-o step.svg"
+        raise UsageError(f"figures are written as .svg or .png, not {suffix or 'without a suffix'!r}", [], [named])
 
 
 def save(figure: Figure, path: str | Path) -> None:

@@ -76,14 +76,11 @@ def timeline_html(timeline: Timeline) -> str:
 
 def timeline_file_html(file: TimelineFile) -> str:
     """The step predicted and measured."""
-    from statistics import median
-
     from halopipe.reports import figures
     from halopipe.terminal import units
 
     timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]
-    step_s = median(file.step_seconds or (file.measured.step_s,))
-    text = f"{units.count(len(file.step_seconds), 'step')}, median {units.seconds(step_s)}"
+    text = f"{units.count(len(file.timed_seconds), 'step')}, median {units.seconds(file.step_s)}"
     return f"<pre>{html.escape(text)}</pre>{figures.svg(figures.gantt(*timelines))}"
 
 
@@ -218,8 +215,8 @@ def strategies(profile: Path, plans: Sequence[Path], folder: Path) -> NotebookNo
     """
     nbformat = _needed("nbformat")
     name = os.path.relpath(profile, folder)
-    files = "".join(f"    {json.dumps(os.path.relpath(plan, folder))},\n" for plan in plans)
-    filled = {"name": name, "file": json.dumps(name), "plans": f"\n{files}"}
+    files = "".join(f"    {_literal(os.path.relpath(plan, folder))},\n" for plan in plans)
+    filled = {"name": name, "file": _literal(name), "plans": f"\n{files}"}
     cells = []
     for number, template in enumerate(CELLS + RAN * bool(plans)):
         source = Template(template).substitute(filled).rstrip("\n")
@@ -228,6 +225,11 @@ def strategies(profile: Path, plans: Sequence[Path], folder: Path) -> NotebookNo
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook: NotebookNode = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
     return notebook
+
+
+def _literal(text: str) -> str:
+    """As Python reads it; JSON escapes what is beyond 16 bits as two characters, which Python takes for two."""
+    return json.dumps(text) if text.isascii() else repr(text)
 
 
 def run(notebook: NotebookNode, folder: Path, timeout_s: int | None = None) -> None:

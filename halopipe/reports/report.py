@@ -10,19 +10,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from halopipe.planning import plan_files, solve
-from halopipe.planning.compare import Comparison, tie_text
+from halopipe.planning.compare import Comparison, proof_text, tie_text
 from halopipe.reports import explain, figures, graph_layout
 from halopipe.reports.figures import OPERATIONS, WORDS, stage_colour
 from halopipe.reports.predicted_vs_measured import apart_text, timeline_cells
 from halopipe.terminal import units
+from halopipe.terminal.console import command
 from planner.export.rows import stage_rows
 from planner.ir.codec import load_any
 from planner.ir.errors import UsageError
@@ -47,8 +46,9 @@ class Sources:
     Attributes:
         name: of the plan, as the page calls it.
         profile: that the plan was made from, under the plan's corrections.
-        timelines: of a run of the plan.
-        rivals: other plans by name.
+        timelines: of a run of the plan; ``plan.measured`` is then what it measured.
+        rivals: other plans by name, with what runs of theirs measured.
+        file: that the plan was read from, as it was named; empty: ``name``.
     """
 
     name: str
@@ -56,6 +56,11 @@ class Sources:
     profile: Profile | None = None
     timelines: TimelineFile | None = None
     rivals: Mapping[str, Plan] = field(default_factory=dict)
+    file: str = field(default="", compare=False)
+
+    def command(self, verb: str, *words: object) -> str:
+        """What to type of the plan: a verb, its file, and words behind that."""
+        return command(verb, self.file or self.name, *words)
 
 
 def read(
@@ -74,7 +79,7 @@ def read(
         remembered: the plan's profile, where none is given.
 
     Raises:
-        UsageError: there is no plan, there are two profiles or timelines, or the timeline is of another plan.
+        UsageError: there is no plan, there are two profiles or two timelines of a plan, or one is of none of the plans.
         StaleFileError: the plan was made from another profile.
         InputFileError: a file cannot be used.
     """
@@ -91,21 +96,24 @@ def read(
     runs = [name for name, value in found.items() if isinstance(value, TimelineFile)]
     if not plans:
         raise UsageError("no plan is given", [f"{name} is none" for name in found], ["halopipe report plan.json ..."])
-    for what, names in (("profiles", profiles), ("timelines", runs)):
-        if len(names) > 1:
-            raise UsageError(f"{len(names)} {what} are given", names, ["keep the plan's own"])
+    if len(profiles) > 1:
+        raise UsageError(f"{len(profiles)} profiles are given", profiles, ["keep the plan's own"])
     first, plan = next(iter(plans.items()))
     if profiles:
         given = found[profiles[0]] if cluster is None else on_cluster(found[profiles[0]], cluster)
         remembered = plan_files.require_profile(given, plan, profiles[0])
     elif remembered is None:
         remembered = plan_files.profile_of(plan, first, None, cluster)
-    if runs:
-        require_timeline_of(plan, found[runs[0]], runs[0])
+    ran = _by_plan(plans, {name: found[name] for name in runs})
+    plans = {
+        name: replace(each, measured=found[ran[name]].measured_beside(each.prediction)) if name in ran else each
+        for name, each in plans.items()
+    }
     base = Counter(Path(name).name for name in plans)
     rivals = {Path(name).name if base[Path(name).name] == 1 else name: value for name, value in plans.items()}
     rivals.pop(Path(first).name if base[Path(first).name] == 1 else first)
-    return Sources(Path(first).name, plan, remembered, found[runs[0]] if runs else None, rivals)
+    run = found[ran[first]] if first in ran else None
+    return Sources(Path(first).name, plans[first], remembered, run, rivals, first)
 
 
 def _unused(name: str, taken: Mapping[str, object]) -> str:
@@ -115,20 +123,34 @@ def _unused(name: str, taken: Mapping[str, object]) -> str:
     )
 
 
-def require_timeline_of(plan: Plan, run: TimelineFile, source: str) -> None:
-    """Whether a run's actions are those of the plan.
+def _by_plan(plans: Mapping[str, Plan], runs: Mapping[str, TimelineFile]) -> dict[str, str]:
+    """Of plans that were run, the name of the timeline: each is of the first plan that it can be of."""
+    found: dict[str, str] = {}
+    for name, run in runs.items():
+        of = next((each for each, plan in plans.items() if not plan_files.other_plan(plan, run)), None)
+        if of is None:
+            first, plan = next(iter(plans.items()))
+            plan_files.require_timeline_of(plan, first, run, name)
+        elif of in found:
+            raise UsageError(f"{found[of]} and {name} are both of {of}", [], ["keep one timeline a plan"])
+        else:
+            found[of] = name
+    return found
+
+
+def require_page(path: str | Path) -> None:
+    """Whether the path is called as a page of HTML is, or is a pipe or device.
 
     Raises:
-        UsageError: another plan was run; the text names an action that this one does not have.
+        UsageError: it is not.
     """
-    program = [set(row) for row in plan.decision.program]
-    for span in run.measured.spans:
-        if span.rank >= len(program) or span.action not in program[span.rank]:
-            raise UsageError(
-                f"{source} is of another plan",
-                [f"rank {span.rank} did {span.action}, which the plan's program does not have"],
-                ["halopipe run PLAN writes the timeline of that plan"],
-            )
+    path = Path(path)
+    if path.suffix.lower() not in _PAGES and (path.is_file() or not path.exists()):
+        text = f"a report is a page of HTML, and {path.name!r} is not called so"
+        raise UsageError(text, ["a browser opens it, and can print it as PDF"], [f"-o {path.with_suffix('.html')}"])
+
+
+_PAGES = (".html", ".htm")
 
 
 def page(sources: Sources, front: Front | None = None) -> str:
@@ -235,8 +257,8 @@ def figure_of(sources: Sources, what: str) -> Figure:
             "a step needs a timeline",
             ["a plan file holds the order of actions, not their times"],
             [
-                f"halopipe draw {sources.name} profile.json (predicted)",
-                f"halopipe draw {sources.name} timeline.json (of a run)",
+                f"{sources.command('draw', 'PROFILE')} (predicted)",
+                f"{sources.command('draw', plan_files.timeline_of(Path(sources.name)))} (of a run)",
             ],
         )
     return figures.gantt(*shown, devices=devices)
@@ -261,19 +283,18 @@ def _cards(plan: Plan, prediction: Prediction, run: TimelineFile | None) -> Iter
         f"{units.seconds(low)} to {units.seconds(high)} in 8 of 10 steps" if 0 < low < high else prediction.evidence
     )
     yield "step, predicted", units.seconds(prediction.step_s), within
-    measured_s = plan.measured.step_s if plan.measured is not None else None
-    used, kinds = (plan.measured.transport, plan.measured.kinds) if plan.measured is not None else ("", ())
-    if run is not None and run.step_seconds:
-        measured_s, used, kinds = float(np.median(run.step_seconds)), run.transport, run.kinds
-    if measured_s is not None:
-        apart = units.signed_percent(measured_s / prediction.step_s - 1) if prediction.step_s else "–"
-        said = apart_text(prediction, used, kinds) or f"{apart} against the prediction"
-        yield "step, measured" + (f" over {used}" if used else ""), units.seconds(measured_s), said
+    if (measured := plan.measured) is not None:
+        apart = "–" if measured.error is None else units.signed_percent(measured.error)
+        note = apart_text(prediction, measured.transport, measured.kinds) or f"{apart} against the prediction"
+        over = f" over {measured.transport}" if measured.transport else ""
+        yield f"step, measured{over}", units.seconds(measured.step_s), note
     if run is not None and run.drift is not None:
         machine, model = map(units.signed_percent, (run.drift.machine, run.drift.model))
         yield "machine since the profile", machine, f"of the step, by its stages alone; the model missed {model}"
     per_s = f"{plan.decision.global_batch} samples a step"
-    yield "samples a second", units.rate(prediction.samples_per_s), per_s
+    if measured is not None and measured.step_s:
+        per_s += f"; measured: {units.rate(plan.decision.global_batch / measured.step_s)}"
+    yield "samples a second, predicted", units.rate(prediction.samples_per_s), per_s
     yield "bubble", units.percent(prediction.bubble_fraction), "of the ranks' time is waiting"
     fullest = max(prediction.ranks, key=lambda rank: rank.peak_bytes / max(1, rank.memory_limit_bytes), default=None)
     if fullest is not None:
@@ -283,7 +304,7 @@ def _cards(plan: Plan, prediction: Prediction, run: TimelineFile | None) -> Iter
             f"of {units.size(fullest.memory_limit_bytes)}, rank {fullest.rank}",
         )
     gap = f"bound {units.seconds(plan.search.bound_s)}" if plan.search.bound_s else "no bound is known"
-    yield "proof", plan.search.status, gap
+    yield "proof", proof_text(plan.search), gap
     if plan.search.tie is not None:
         tie = plan.search.tie
         yield "a tie", units.percent(tie.given_up), f"{tie_text(plan, tie)}: {tie.over}, is not surely faster"
@@ -305,7 +326,7 @@ def _beside(
     """Predicted beside measured."""
     ranks = [stage.ranks for stage in plan.decision.stages]
     if run is not None:
-        step_s = float(np.median(run.step_seconds)) if run.step_seconds else run.measured.step_s
+        step_s = run.step_s
         predicted = timelines[0] if timelines[0] is not run.measured else Timeline("predicted", prediction.step_s, ())
         alike = prediction.is_of(run.transport, run.kinds)
         return timeline_cells(predicted, run.measured, step_s, ranks, prediction.ranks, alike=alike)
@@ -423,15 +444,16 @@ def _evidence_of_layers(plan: Plan, profile: Profile) -> dict[int, Counter[str]]
 
 def _missing(sources: Sources, timelines: Sequence[Timeline], front: Front | None) -> Iterator[tuple[str, str]]:
     """(what is not on the page, what shows it)."""
-    name = sources.name
     if sources.profile is None:
-        yield "what layers cost, what flows between them, the predicted step", f"halopipe report {name} profile.json"
+        yield "what layers cost, what flows between them, the predicted step", sources.command("report", "PROFILE")
     if sources.timelines is None:
-        yield "the measured step", f"halopipe run {name}, then halopipe report {name} timeline.json"
+        again = sources.command("report", plan_files.timeline_of(Path(sources.name)))
+        yield "the measured step", f"{sources.command('run')}, then {again}"
     if not sources.rivals:
-        yield "rivals", f"halopipe report {name} other-plan.json"
+        yield "rivals", sources.command("report", "other-plan.json")
     if front is None:
-        yield "the Pareto front, which is a search of its own", f"halopipe report {name} profile.json --pareto 5"
+        what = "the Pareto front, which is a search of its own"
+        yield what, sources.command("report", *(["PROFILE"] if sources.profile is None else []), "--pareto", 5)
 
 
 def _data(sources: Sources, points: Sequence[Point], rows: Iterable[Any]) -> dict[str, Any]:

@@ -81,7 +81,6 @@ def report(
     Args:
         changes: other plans that the job went over to; ``plan`` is the last one.
     """
-    file = result.timeline_file(predicted)
     measured = result.measured(plan.prediction)
     samples_per_s = plan.decision.global_batch / measured.step_s
     steps = units.count(len(result.step_seconds), "step")
@@ -91,7 +90,7 @@ def report(
         + (f", over {over}" if over else ""),
         timeline_table(
             predicted,
-            file.measured,
+            result.timeline,
             measured.step_s,
             [stage.ranks for stage in plan.decision.stages],
             plan.prediction.ranks,
@@ -108,7 +107,7 @@ def report(
     lines += [change.headline() for change in changes]
     if result.not_lone:
         lines.append(result.not_lone)
-    for timeline in (predicted, file.measured):
+    for timeline in (predicted, result.timeline):
         if timeline.spans:
             lines += ["", f"{timeline.source}:", tables.gantt(timeline, plan_files.device_names(plan)), ""]
     if result.losses:

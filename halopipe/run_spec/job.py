@@ -24,8 +24,8 @@ from typing import Any
 
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Saves, Score
-from planner.ir.codec import dumps, loads, plain
-from planner.ir.files import write_text
+from planner.ir.codec import dumps, from_json, loads, plain
+from planner.ir.files import open_plain, read_plain, write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from planner.ir.timeline import LeftOut, LonePasses, Slow, Span
@@ -41,11 +41,20 @@ def job_folder() -> Iterator[Path]:
 
 
 def sweep() -> None:
-    """Removes the folders of jobs whose processes are gone: nobody holds their locks any more."""
-    for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
-        with contextlib.suppress(OSError), owner.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(owner.parent)
+    """Removes the folders of this user's jobs whose processes are gone: nobody holds their locks any more.
+
+    The folder of all jobs is everybody's: what another user puts there is not opened.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+            place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            opened.callback(os.close, place)
+            if os.fstat(place).st_uid != os.geteuid():
+                continue
+            owner = open_plain(_OWNER, folder=place)
+            opened.callback(os.close, owner)
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
@@ -78,6 +87,8 @@ def _ended_by_exception() -> Iterator[None]:
 _PREFIX = "halopipe-job-"
 _OWNER = f"owner-{socket.gethostname()}"
 """The file in a job's folder that is locked while the job runs; other hosts may not see that it is."""
+
+_MOST_JOURNAL_BYTES = 2**30
 
 NUM_COMPARED = 5
 """Steps that ``check_numerics`` compares."""
@@ -149,7 +160,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._is_whole = True
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def step(self, number: int, loss: float | None, step_s: float) -> None:
         """Note a step; ``number`` counts from 0."""
@@ -190,22 +201,39 @@ class Done:
     def read(cls, folder: Path) -> Done:
         """What their journals say; a rank has one before any begins its first step."""
         notes = [_notes(path) for path in folder.glob("journal-*.jsonl")]
-        steps = [{note["step"]: note for note in each if "step" in note} for each in notes]
+        steps = [{note.step: note for note in each if note.step is not None} for each in notes]
         common = sorted(set(steps[0]).intersection(*steps)) if steps else []
-        seconds = {step: max(each[step]["step_s"] for each in steps) for step in common}
-        losses = {step: each[step]["loss"] for step in common for each in steps if each[step]["loss"] is not None}
-        scores = {note["score"]["step"]: Score(**note["score"]) for each in notes for note in each if "score" in note}
+        seconds = {step: max(each[step].step_s for each in steps) for step in common}
+        losses = {step: loss for step in common for each in steps if (loss := each[step].loss) is not None}
+        scores = {note.score.step: note.score for each in notes for note in each if note.score is not None}
         first = common[:1]
-        began_s = min((each[step]["at_s"] - each[step]["step_s"] for step in first for each in steps), default=None)
-        saves = [Saves(**note["saves"]) for each in notes for note in each if "saves" in note]
+        began_s = min((each[step].at_s - each[step].step_s for step in first for each in steps), default=None)
+        saves = [note.saves for each in notes for note in each if note.saves is not None]
         # what they cost only grows
         return cls(losses, seconds, scores, began_s, max(saves, key=lambda each: each.seconds, default=Saves()))
 
 
-def _notes(path: Path) -> list[dict[str, Any]]:
-    """All lines but one that its rank could not write to the end."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """A line of a journal: a step, an evaluation, or what was saved so far."""
+
+    step: int | None = None
+    loss: float | None = None
+    step_s: float = 0.0
+    at_s: float = 0.0
+    score: Score | None = None
+    saves: Saves | None = None
+
+
+def _notes(path: Path) -> list[_Note]:
+    """All lines but one that its rank could not write to the end, and what is none of its lines."""
+    notes = []
+    with contextlib.suppress(OSError):
+        for line in read_plain(path, _MOST_JOURNAL_BYTES).splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                with contextlib.suppress(ValueError):
+                    notes.append(from_json(line, _Note))
+    return notes
 
 
 def cleared(folder: Path) -> None:
@@ -223,6 +251,10 @@ def result_path(folder: Path, rank: int) -> Path:
 def error_path(folder: Path, rank: int) -> Path:
     """Where a worker that fails says why."""
     return folder / f"error-{rank}.json"
+
+
+NO_ROOM = 74
+"""Exit code of a worker that could not even write what it failed by; EX_IOERR of <sysexits.h>."""
 
 
 def failed_path(reference: Path) -> Path:

@@ -298,7 +298,13 @@ class RunOptions:
 class RunFiles:
     """What a run reads beside its plan, and what it writes when it has ended; all paths are absolute."""
 
-    output: str = option("timeline.json", "Timeline file to write.", "FILE", short="-o", kind=PATH)
+    output: str = option(
+        "",
+        "Timeline file to write; timeline.json of plan.json, and NAME.timeline.json of NAME.json.",
+        "FILE",
+        short="-o",
+        kind=PATH,
+    )
     update: bool = option(False, "Write what was measured into the plan file too.")
     learn: bool = option(True, "Teach the plan's profile what the run showed.", panel=RECORDS)
     profile: str = option(

@@ -6,12 +6,12 @@ result.losses, result.measured(plan.prediction)
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
-from planner.ir.plan import Measured, Prediction, RankMeasured
+from planner.ir.codec import plan_fingerprint
+from planner.ir.plan import Measured, Plan, Prediction, RankMeasured, timed_steps
 from planner.ir.timeline import Drift, LeftOut, LonePasses, Restart, Slow, Timeline, TimelineFile
 
 if TYPE_CHECKING:
@@ -150,12 +150,13 @@ class RunResult:
     @property
     def timed_seconds(self) -> tuple[float, ...]:
         """The steps after warm-up; all where there are no others."""
-        return self.step_seconds[self.warmup :] or self.step_seconds
+        return timed_steps(self.step_seconds, self.warmup)
 
-    def timeline_file(self, predicted: Timeline, drift: Drift | None = None) -> TimelineFile:
-        """What is written to ``timeline.json``."""
+    def timeline_file(self, plan: Plan, predicted: Timeline, drift: Drift | None = None) -> TimelineFile:
+        """What is written to ``timeline.json`` of a run of ``plan``."""
         steps = predicted, self.timeline, self.step_seconds, self.losses
-        return TimelineFile(*steps, self.transport, drift, self.restarts, self.kinds)
+        of = plan_fingerprint(plan)
+        return TimelineFile(*steps, self.transport, drift, self.restarts, self.kinds, of, self.warmup)
 
     @property
     def saves_share(self) -> float:
@@ -165,25 +166,13 @@ class RunResult:
 
     def measured(self, prediction: Prediction) -> Measured:
         """What is written into the plan, beside its prediction."""
-        timed = self.timed_seconds
-        step_s = statistics.median(timed)
-        quartiles = statistics.quantiles(timed, n=4) if len(timed) > 1 else [step_s] * 3
-        return Measured(
-            step_s=step_s,
-            spread=(quartiles[2] - quartiles[0]) / step_s,
-            num_steps=len(timed),
+        steps = Measured.of_steps(self.timed_seconds, prediction, self.transport, self.kinds)
+        return replace(
+            steps,
             stage_forward_s=self.stage_forward_s,
             stage_backward_s=self.stage_backward_s,
             peak_bytes=self.peak_bytes,
-            error=self._error(step_s, prediction),
             stage_update_s=self.stage_update_s,
             stage_reduction_s=self.stage_reduction_s,
             ranks=self.ranks,
-            transport=self.transport,
-            kinds=self.kinds,
         )
-
-    def _error(self, step_s: float, prediction: Prediction) -> float | None:
-        if not prediction.is_of(self.transport, self.kinds):
-            return None
-        return step_s / prediction.step_s - 1 if prediction.step_s else 0.0

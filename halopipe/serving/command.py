@@ -17,7 +17,7 @@ from halopipe.serving.options import ServeOptions
 from halopipe.serving.serving import Serving, open_serving
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
-from planner.ir.errors import UsageError
+from planner.ir.errors import MissingFileError, UsageError
 from planner.ir.plan import Plan
 
 _LEARNS = "each stage learns from each request by a loss of its own: this changes the optimisation"
@@ -33,10 +33,15 @@ def serve(path: Path, options: ServeOptions, *, json: bool) -> None:
         HalopipeError: what a rank has failed by.
     """
     require_fitting(options)
+    if options.stdin and (sys.stdin is None or sys.stdout is None):  # another file may have their numbers by now
+        raise MissingFileError("standard input or output is closed", [], ["< requests > answers"])
     most_bytes = units.parse_size(options.max_request)
     planned = plan_files.load_plan(path)
     if options.learn:
         console.remark(_LEARNS)
+    if options.source is not None and options.to is not None and options.source.is_dir():
+        any_file = bool(options.reader)
+        feeds.require_free(options.to, feeds.questions(options.source, any_file=any_file), any_file=any_file)
     door = None
     if options.http:
         http = _http()
@@ -82,7 +87,10 @@ def require_fitting(options: ServeOptions) -> None:
     folder, answers = options.source, options.to
     for option, given in {"--to": answers, "--reader": options.reader, "--follow": options.follow}.items():
         if given and folder is None:
-            raise UsageError(f"{option} goes with --from", [], ["--from FOLDER", f"leave {option} out"])
+            named = "--stdin" if options.stdin else "--http"
+            raise UsageError(
+                f"{option} goes with --from", [], [f"--from FOLDER in place of {named}", f"leave {option} out"]
+            )
     if folder is not None and answers is None:
         raise UsageError("--from needs a folder for the answers", [], [f"--from {folder} --to FOLDER"])
     if folder is not None and answers is not None and folder.resolve() == answers.resolve():
@@ -96,12 +104,16 @@ def _requests(
     serving: Serving, options: ServeOptions, most_bytes: int, draining: Draining
 ) -> Iterator[tuple[Any, Any, feeds.Put]]:
     if options.source is not None and options.to is not None:
-        return feeds.of_folder(serving, options.source, options.to, options.reader, draining, follow=options.follow)
-    # A reader of its own: a thread that still waits on sys.stdin when the interpreter ends would end it with an abort.
+        return feeds.of_folder(
+            serving, options.source, options.to, options.reader, draining, most_bytes, follow=options.follow
+        )
+    # Files of its own: a thread that still waits on sys.stdin when the interpreter ends would end it with an abort, and
+    # what sys.stdout could not write would be tried again there.
     given = open(os.dup(sys.stdin.fileno()), "rb")  # noqa: SIM115  # read until the process ends
+    answers = open(os.dup(sys.stdout.fileno()), "wb")  # noqa: SIM115  # likewise written
     if options.stdin == feeds.NPY:
-        return feeds.of_arrays(serving, given, sys.stdout.buffer)
-    return feeds.of_lines(serving, given, sys.stdout.buffer, most_bytes)
+        return feeds.of_arrays(serving, given, answers, most_bytes)
+    return feeds.of_lines(serving, given, answers, most_bytes)
 
 
 def _http() -> Any:

@@ -176,18 +176,53 @@ def shape_of(specs: InputSpecs, name: str, rows: int) -> tuple[int, ...]:
     return specs.shape(name, specs.specs[name].shape, rows)
 
 
-def cast(tensor: Tensor, name: str, specs: InputSpecs) -> Tensor:
-    """In the dtype that the model takes; floats are not cut down to integers.
+def cast(tensor: Tensor, name: str, wanted: torch.dtype) -> Tensor:
+    """In the dtype that the model takes, if that keeps what it says: real numbers are rounded, nothing else is lost.
 
     Raises:
-        UsageError: it is of another kind.
+        UsageError: it is of another kind, or a number has no place in ``wanted``.
     """
-    wanted: torch.dtype = getattr(torch, specs.specs[name].dtype)
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise UsageError(f"{name} is no dense tensor with numbers", [str(tensor.layout)], [f"give it as {wanted}"])
     if tensor.dtype == wanted:
         return tensor
-    if (tensor.dtype.is_floating_point and not wanted.is_floating_point) or torch.bool in (wanted, tensor.dtype):
-        raise UsageError(f"{name} is {tensor.dtype}, the model takes {wanted}", [], [f"give it as {wanted}"])
-    return tensor.to(wanted)
+    fault = _lost_kind(tensor.dtype, wanted)
+    if fault is None:
+        kept = tensor.to(wanted)
+        fault = _lost_number(tensor, kept)
+        if fault is None:
+            return kept
+    raise UsageError(f"{name} is {tensor.dtype}, the model takes {wanted}", [fault], [f"give it as {wanted}"])
+
+
+def _lost_kind(came: torch.dtype, wanted: torch.dtype) -> str | None:
+    """What every tensor of a dtype would lose in another."""
+    if torch.bool in (came, wanted):
+        return "truth values are no numbers"
+    if came.is_complex and not wanted.is_complex:
+        return "its imaginary part would be lost"
+    if came.is_floating_point and not (wanted.is_floating_point or wanted.is_complex):
+        return "what is behind the point would be lost"
+    return None
+
+
+def _lost_number(tensor: Tensor, kept: Tensor) -> str | None:
+    """What these numbers lose in the dtype of ``kept``."""
+    if not tensor.numel():
+        return None
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        overflows = bool((torch.isinf(kept) & torch.isfinite(tensor)).any())
+        return "a finite number would become infinite" if overflows else None
+    numbers = tensor.detach().cpu().numpy()  # torch has no least and largest of uint64
+    least, most = int(numbers.min()), int(numbers.max())
+    if kept.dtype.is_floating_point or kept.dtype.is_complex:
+        limit = int(2 / torch.finfo(kept.dtype).eps)
+        low, high = -limit, limit
+    else:
+        low, high = torch.iinfo(kept.dtype).min, torch.iinfo(kept.dtype).max
+    if low <= least and most <= high:
+        return None
+    return f"it holds {least} ... {most}, and keeps {low} ... {high}"
 
 
 def _answer(model: LoadedModel, inputs: Sequence[Tensor], evaluated: bool) -> Any:

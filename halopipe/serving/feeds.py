@@ -1,6 +1,6 @@
 """Where requests come from beside a port: files of a folder, and standard input.
 
-    folder    NAME.npy, NAME.npz, NAME.pt, or what a reader takes of it        ->  NAME.npy, .npz or .pt elsewhere
+    folder    x.npy, x.npz, x.pt, or what a reader takes of it               ->  x.npy.npy, x.npz.npy, x.pt.pt
     json      a line {"inputs": [[...]]} by the names of the model's tensors     ->  a line {"output": ...}
     npy       arrays behind one another, as numpy.save writes them               ->  likewise
 
@@ -10,11 +10,13 @@ room.  Nothing that is read runs code: arrays without pickles, tensors by ``torc
 
 from __future__ import annotations
 
+import io
 import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any
@@ -24,8 +26,9 @@ import torch
 from torch import Tensor
 
 from halopipe.run_spec.options import STDIN_FORMATS
+from halopipe.serving import arrays
 from halopipe.serving.serving import Answer, Serving
-from planner.ir.errors import CorruptFileError, FormatError, HalopipeError, MissingFileError, UsageError
+from planner.ir.errors import CorruptFileError, FactoryError, FormatError, HalopipeError, MissingFileError, UsageError
 from planner.ir.files import replaced
 from profiler.source.source import find_factory
 
@@ -52,7 +55,7 @@ def pump(serving: Serving, requests: Iterator[tuple[Any, Any, Put]], draining: D
         HalopipeError: what a rank has failed by, or a request that is not what the model takes.
     """
     waiting: queue.Queue[tuple[Future[Answer], Put] | None] = queue.Queue(serving.room)
-    faults: list[Exception] = []
+    faults: list[BaseException] = []
 
     def write() -> None:
         while (one := waiting.get()) is not None:
@@ -60,14 +63,19 @@ def pump(serving: Serving, requests: Iterator[tuple[Any, Any, Put]], draining: D
                 output = one[0].result().output
                 if not faults:
                     one[1](output)
-            except Exception as error:  # noqa: BLE001  # raised below, in the thread of who asked
+            except BaseException as error:  # noqa: BLE001  # raised below, in the thread of who asked
                 faults.append(error)
 
     writer = threading.Thread(target=write, name="answers are written")
     writer.start()
     try:
-        for inputs, targets, put in requests:
-            waiting.put((serving.submit(inputs, targets), put))
+        for number, (inputs, targets, put) in enumerate(requests, 1):
+            try:
+                waiting.put((serving.submit(inputs, targets), put))
+            except UsageError as error:
+                if serving.failure is not None:
+                    raise
+                raise FormatError(f"request {number}: {error.title}", error.details, error.remedies) from error
             if draining.is_set() or faults:
                 break
     finally:
@@ -90,7 +98,7 @@ def patiently(
         try:
             for request in requests:
                 ahead.put(request)
-        except Exception as error:  # noqa: BLE001  # raised where the requests are waited for
+        except BaseException as error:  # noqa: BLE001  # raised where the requests are waited for
             ahead.put(error)
         ahead.put(over)
 
@@ -102,15 +110,15 @@ def patiently(
             continue
         if found is over:
             return
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             raise found
         yield found
 
 
 def of_folder(
-    serving: Serving, folder: Path, output: Path, reader: str, draining: Draining, *, follow: bool
+    serving: Serving, folder: Path, output: Path, reader: str, draining: Draining, most_bytes: int, *, follow: bool
 ) -> Iterator[tuple[Any, Any, Put]]:
-    """The files of ``folder``, in the order of their names; answers go to ``output`` under the same names.
+    """The files of ``folder``, in the order of their names; answers go to ``output`` under their whole names.
 
     Args:
         reader: ``pkg.mod:function`` of the user's, which makes a request of a path; empty: arrays and tensors.
@@ -118,6 +126,7 @@ def of_folder(
 
     Raises:
         MissingFileError: there is no such folder, or nothing in it.
+        UsageError: an answer would take the place of another file.
     """
     if not folder.is_dir():
         raise MissingFileError(f"there is no folder {folder}", [], ["the folder of the files that are to be answered"])
@@ -125,8 +134,8 @@ def of_folder(
     read = find_factory(reader) if reader else None
     seen: set[str] = set()
     while True:
-        names = sorted(each.name for each in folder.iterdir() if each.is_file() and not each.name.startswith("."))
-        new = [name for name in names if name not in seen and (read is not None or Path(name).suffix in SUFFIXES)]
+        new = [name for name in questions(folder, any_file=read is not None) if name not in seen]
+        require_free(output, new, any_file=read is not None)
         if not new and not seen and not follow:
             wanted = "any file" if read else ", ".join(SUFFIXES)
             raise MissingFileError(
@@ -134,11 +143,26 @@ def of_folder(
             )
         for name in new:
             seen.add(name)
-            inputs, targets = _request_of(serving, folder / name, read)
-            yield inputs, targets, _writer(output / name, as_tensors=read is not None or name.endswith(".pt"))
+            inputs, targets = _request_of(serving, folder / name, read, most_bytes)
+            yield inputs, targets, _writer(output, name, any_file=read is not None)
         if not follow or draining.is_set():
             return
         time.sleep(_AGAIN_S)
+
+
+def questions(folder: Path, *, any_file: bool) -> list[str]:
+    """The names of the files of ``folder`` that are requests, in their order."""
+    names = sorted(each.name for each in folder.iterdir() if each.is_file() and not each.name.startswith("."))
+    return [name for name in names if any_file or Path(name).suffix in SUFFIXES]
+
+
+def require_free(output: Path, names: Iterable[str], *, any_file: bool) -> None:
+    """Raises :class:`UsageError` where the answer to one of ``names`` would take the place of a file in ``output``."""
+    there = [path for name in names for path in _answers(output, name, any_file=any_file) if path.exists()]
+    if there:
+        raise UsageError(
+            "answers would replace files", [f"{path} is there already" for path in there[:3]], ["--to an empty folder"]
+        )
 
 
 def of_lines(serving: Serving, lines: IO[bytes], answers: IO[bytes], most_bytes: int) -> Iterator[tuple[Any, Any, Put]]:
@@ -152,8 +176,7 @@ def of_lines(serving: Serving, lines: IO[bytes], answers: IO[bytes], most_bytes:
     """
 
     def put(output: Any) -> None:
-        answers.write(json_of(output) + b"\n")
-        answers.flush()
+        _write(answers, json_of(output) + b"\n")
 
     number = 0
     while line := lines.readline(most_bytes + 1):
@@ -162,97 +185,101 @@ def of_lines(serving: Serving, lines: IO[bytes], answers: IO[bytes], most_bytes:
             raise FormatError(f"line {number} is too long", [f"at most {most_bytes} bytes"], ["--max-request SIZE"])
         if line.strip():
             try:
-                inputs, targets = request_of_json(serving, line)
+                inputs, targets = request_of_json(serving, line, most_bytes)
             except HalopipeError as error:
                 raise FormatError(f"line {number}: {error.title}", error.details, error.remedies) from error
             yield inputs, targets, put
 
 
-def of_arrays(serving: Serving, arrays: IO[bytes], answers: IO[bytes]) -> Iterator[tuple[Any, Any, Put]]:
-    """A request of each array of a stream of them.
+def of_arrays(
+    serving: Serving, given: IO[bytes], answers: IO[bytes], most_bytes: int
+) -> Iterator[tuple[Any, Any, Put]]:
+    """A request of each array of a stream of them, such as a pipe; each of at most ``most_bytes``.
 
     Raises:
         FormatError: something else comes.
     """
 
     def put(output: Any) -> None:
-        np.save(answers, _only(output), allow_pickle=False)
-        answers.flush()
+        _write(answers, array_bytes(output))  # numpy.save asks for the place in the file, which a pipe has not
 
     number = 0
     while True:
         try:
-            found = np.load(arrays, allow_pickle=False)
-        except EOFError:
-            return
-        except (ValueError, OSError) as error:
-            raise FormatError(f"array {number} cannot be read", str(error).splitlines()[:1], ["numpy.save"]) from error
+            found = _array_in(serving, given, most_bytes)
+            if found is None:
+                return
+            request = serving.request({serving.input_names[0]: found})
+        except HalopipeError as error:
+            raise FormatError(f"array {number}: {error.title}", error.details, error.remedies) from error
         number += 1
-        yield *serving.request({serving.input_names[0]: torch.from_numpy(found)}), put
+        yield *request, put
 
 
-def request_of_json(serving: Serving, text: bytes) -> tuple[Any, Any]:
-    """Inputs and targets of ``{"name": nested lists, ...}``.
+def request_of_json(serving: Serving, text: bytes, most_bytes: int) -> tuple[Any, Any]:
+    """Inputs and targets of ``{"name": nested lists, ...}``, whose tensors take at most ``most_bytes``.
 
     Raises:
-        FormatError: it is none.
+        FormatError: it is none, or holds what cannot be kept.
+        UsageError: a name is not known, or an input is missing.
     """
-    try:
-        found = json.loads(text, parse_constant=_refused)
-        if not isinstance(found, dict):
-            raise ValueError(f"a {type(found).__name__}, and no object")
-        tensors = {name: _tensor(value) for name, value in found.items()}
-    except (ValueError, TypeError, RecursionError) as error:
-        names = ", ".join(serving.input_names)
-        raise FormatError(
-            "this is no request", str(error).splitlines()[:1], [f"an object of nested lists: {names}"]
-        ) from error
-    return serving.request(tensors)
+    return serving.request(arrays.tensors_of_json(text, serving.dtypes, most_bytes))
 
 
 def json_of(output: Any) -> bytes:
     """``{"output": nested lists}``, in the output's own form.
 
     Raises:
-        FormatError: it has NaN or infinity, which JSON has not.
+        FormatError: it has NaN, infinity or complex numbers, which JSON has not.
     """
     try:
         return json.dumps({"output": _lists(output)}, allow_nan=False, separators=(",", ":")).encode()
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
+        fault = "it has NaN or infinity" if isinstance(error, ValueError) else str(error)
         raise FormatError(
-            "an answer cannot be written as JSON", ["it has NaN or infinity"], ["--format npy, or files of arrays"]
+            "an answer cannot be written as JSON",
+            [fault],
+            ["--stdin npy, files of arrays, or Content-Type: application/x-npy"],
         ) from error
 
 
-def array_of(serving: Serving, data: IO[bytes]) -> tuple[Any, Any]:
-    """Inputs that one array is.
+def array_of(serving: Serving, data: IO[bytes], most_bytes: int) -> tuple[Any, Any]:
+    """Inputs that one array is, of at most ``most_bytes``.
 
     Raises:
-        FormatError: it is no array.
+        FormatError: it is no array, or holds what cannot be kept.
+        UsageError: the model takes more inputs than one.
     """
+    found = _array_in(serving, data, most_bytes)
+    if found is None or data.read(1):
+        raise FormatError("this is no array", ["nothing is there" if found is None else "more follows behind it"])
+    return serving.request({serving.input_names[0]: found})
+
+
+def array_bytes(output: Any) -> bytes:
+    """An output of one tensor, as numpy.save writes it.
+
+    Raises:
+        FormatError: it is something else.
+    """
+    found = io.BytesIO()
+    np.save(found, _only(output), allow_pickle=False)
+    return found.getvalue()
+
+
+def _write(answers: IO[bytes], data: bytes) -> None:
     try:
-        found = np.load(data, allow_pickle=False)
-        if not isinstance(found, np.ndarray):
-            raise ValueError("several arrays")
-        return serving.request({serving.input_names[0]: torch.from_numpy(found)})
-    except (ValueError, OSError, EOFError, TypeError) as error:
-        raise FormatError("this is no array", str(error).splitlines()[:1], ["numpy.save(FILE, array)"]) from error
+        answers.write(data)
+        answers.flush()
+    except OSError as error:
+        raise MissingFileError(
+            "an answer cannot be written to standard output", [error.strerror or str(error)], ["a reader that stays"]
+        ) from None
 
 
-def only_array(output: Any) -> np.ndarray[Any, Any]:
-    """The array of an output of one tensor; raises as :func:`of_arrays`."""
-    return _only(output)
-
-
-def _refused(word: str) -> Any:
-    raise ValueError(f"{word} is no number of JSON")
-
-
-def _tensor(value: Any) -> Tensor:
-    array = np.array(value)
-    if array.dtype.kind not in "bif":
-        raise ValueError("numbers in nested lists of equal lengths are wanted")
-    return torch.from_numpy(array)
+def _array_in(serving: Serving, data: IO[bytes], most_bytes: int) -> Tensor | None:
+    name = serving.input_names[0]
+    return arrays.read_npy(data, name, serving.dtypes[name], most_bytes)
 
 
 def _lists(output: Any) -> Any:
@@ -268,7 +295,9 @@ def _lists(output: Any) -> Any:
 def _only(output: Any) -> np.ndarray[Any, Any]:
     if not isinstance(output, Tensor):
         raise FormatError(
-            "an array holds one tensor", [f"the module's output is a {type(output).__name__}"], ["--format json", ".pt"]
+            "an array holds one tensor",
+            [f"the module's output is a {type(output).__name__}"],
+            ["--stdin json, files of .pt, or Content-Type: application/json"],
         )
     return _array(output)
 
@@ -279,18 +308,25 @@ def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
     return found
 
 
-def _request_of(serving: Serving, path: Path, read: Callable[..., Any] | None) -> tuple[Any, Any]:
+def _request_of(serving: Serving, path: Path, read: Callable[..., Any] | None, most_bytes: int) -> tuple[Any, Any]:
     if read is not None:
-        found = read(path)
+        try:
+            found = read(path)
+        except HalopipeError:
+            raise
+        except Exception as error:  # the user's own may raise anything
+            raise FactoryError(
+                f"the reader fails at {path}", [f"{type(error).__name__}: {error}"], ["mend the function of --reader"]
+            ) from error
         return found if isinstance(found, tuple) and len(found) == 2 and serving.learns else (found, None)
     try:
         if path.suffix == ".pt":
             loaded = torch.load(path, map_location="cpu", weights_only=True)
             tensors = dict(loaded) if isinstance(loaded, Mapping) else {serving.input_names[0]: loaded}
         else:
-            arrays = np.load(path, allow_pickle=False)
-            named = dict(arrays) if path.suffix == ".npz" else {serving.input_names[0]: arrays}
-            tensors = {name: torch.from_numpy(array) for name, array in named.items()}
+            tensors = _tensors_of_file(serving, path, max(most_bytes, 2 * path.stat().st_size))
+    except HalopipeError as error:
+        raise FormatError(f"{path}: {error.title}", error.details, error.remedies) from error
     except Exception as error:  # noqa: BLE001  # a file that somebody made may raise anything
         raise CorruptFileError(
             f"{path} cannot be read", str(error).splitlines()[:1], ["numpy.save, torch.save"]
@@ -300,20 +336,53 @@ def _request_of(serving: Serving, path: Path, read: Callable[..., Any] | None) -
         raise CorruptFileError(
             f"{path} holds something else than tensors", [f"{odd[0]} is none"], ["torch.save(tensor)"]
         )
-    return serving.request(tensors)
+    try:
+        return serving.request(tensors)
+    except UsageError as error:
+        raise FormatError(f"{path}: {error.title}", error.details, error.remedies) from error
 
 
-def _writer(path: Path, *, as_tensors: bool) -> Put:
-    def put(output: Any) -> None:
-        if as_tensors:
-            with replaced(path.with_suffix(".pt")) as stream:
-                torch.save(output, stream)
-        elif isinstance(output, Tensor):
-            with replaced(path.with_suffix(".npy")) as stream:
-                np.save(stream, _array(output), allow_pickle=False)
+def _tensors_of_file(serving: Serving, path: Path, most_bytes: int) -> dict[str, Tensor]:
+    """Of ``.npy`` and ``.npz``, by name; those of names that are not known are not read."""
+    if path.suffix != ".npz":
+        with path.open("rb") as stream:
+            found = _array_in(serving, stream, most_bytes)
+        return {} if found is None else {serving.input_names[0]: found}
+    tensors: dict[str, Tensor] = {}
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.namelist():
+            name = member.removesuffix(".npy")
+            tensors[name] = torch.empty(0)
+            if name in serving.dtypes:
+                with archive.open(member) as stream:
+                    found = arrays.read_npy(stream, name, serving.dtypes[name], most_bytes)
+                if found is not None:
+                    tensors[name] = found
+                    most_bytes -= found.nbytes
+    return tensors
+
+
+def _answers(output: Path, name: str, *, any_file: bool) -> tuple[Path, ...]:
+    """Where the answer to the file ``name`` may lie: its whole name, and what kind of file the answer is."""
+    if any_file or name.endswith(".pt"):
+        return (output / f"{name}.pt",)
+    return output / f"{name}.npy", output / f"{name}.npz"
+
+
+def _writer(output: Path, name: str, *, any_file: bool) -> Put:
+    places = _answers(output, name, any_file=any_file)
+
+    def put(answer: Any) -> None:
+        require_free(output, [name], any_file=any_file)  # somebody else's, made meanwhile
+        if len(places) == 1:
+            with replaced(places[0]) as stream:
+                torch.save(answer, stream)
+        elif isinstance(answer, Tensor):
+            with replaced(places[0]) as stream:
+                np.save(stream, _array(answer), allow_pickle=False)
         else:
-            named = dict(_flat(output, ""))
-            with replaced(path.with_suffix(".npz")) as stream:
+            named = dict(_flat(answer, ""))
+            with replaced(places[1]) as stream:
                 np.savez(stream, allow_pickle=False, **named)
 
     return put

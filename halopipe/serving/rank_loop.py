@@ -12,6 +12,7 @@ zeros.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import socket
@@ -19,7 +20,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from planner.ir.graph import TensorSpec, producer
 from runtime.pipeline.messages import Piece
 from runtime.pipeline.microbatches import InputSpecs
 from runtime.pipeline.stream import Answered, Stream
+from runtime.stage.index_ranges import IndexRange
 
 READY, REQUEST, ANSWER, END = "ready", "request", "answer", "end"
 HERE, ZEROS, SHAPE = "here", "zeros", "shape"
@@ -42,7 +44,7 @@ _LENGTH = struct.Struct("<I")
 
 def encoded(header: Mapping[str, Any], tensors: Sequence[Tensor] = ()) -> bytes:
     """A frame."""
-    plain = [tensor.detach().to("cpu").contiguous() for tensor in tensors]
+    plain = [tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous() for tensor in tensors]
     told = [[list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for tensor in plain]
     text = json.dumps({**header, "tensors": told}).encode()
     numbers: list[Any] = [tensor.flatten().view(torch.uint8).numpy() for tensor in plain if tensor.numel()]
@@ -71,13 +73,20 @@ def described(inputs: InputSpecs) -> dict[str, Any]:
         "specs": {name: [list(spec.dims), list(spec.shape), spec.dtype] for name, spec in inputs.specs.items()},
         "captured": inputs.captured,
         "free": sorted(map(list, inputs.free)),
+        "ranges": {
+            name: [dataclasses.asdict(cast("Any", each)) for each in limits] for name, limits in inputs.ranges.items()
+        },
     }
 
 
 def inputs_of(told: Mapping[str, Any]) -> InputSpecs:
     """What :func:`described` told."""
     specs = {name: TensorSpec(tuple(dims), tuple(shape), dtype) for name, (dims, shape, dtype) in told["specs"].items()}
-    return InputSpecs(specs, told["captured"], frozenset((name, dim) for name, dim in told["free"]))
+    ranges = {
+        name: tuple(IndexRange(**{**each, "cut": tuple(map(tuple, each["cut"]))}) for each in limits)
+        for name, limits in told["ranges"].items()
+    }
+    return InputSpecs(specs, told["captured"], frozenset((name, dim) for name, dim in told["free"]), ranges)
 
 
 def serve_stream(execution: Execution, told: Mapping[str, Any]) -> int:

@@ -13,6 +13,8 @@ micro-batches in order.
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
 import threading
 import time
@@ -36,7 +38,7 @@ from halopipe.serving import examples
 from halopipe.serving.rank_loop import END, HERE, READY, REQUEST, SHAPE, ZEROS, Told, decoded, encoded, pieces_of
 from halopipe.terminal.units import require_known
 from planner.ir.box import hull
-from planner.ir.errors import BusyError, HalopipeError, UsageError
+from planner.ir.errors import BusyError, HalopipeError, MissingFileError, UsageError, WorkerError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
@@ -44,6 +46,8 @@ from profiler import load_model
 from profiler.source.model import LoadedModel
 from runtime.pipeline.messages import Piece, assemble
 from runtime.pipeline.microbatches import filled
+
+_log = logging.getLogger(__name__)
 
 MODULE, EVALUATION = SERVING_MODES
 _LOOK_S = 0.05
@@ -156,7 +160,11 @@ class Serving:
             model = examples.as_trained(run, model)
         path = run.ranks.folder / "stream"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-            door.bind(str(path))
+            try:
+                door.bind(str(path))
+            except OSError as error:  # a socket's name has about a hundred bytes at most
+                what = f"{path} has {len(os.fsencode(path))} bytes: {error.strerror or error}"
+                raise MissingFileError("no socket can be made in the job's folder", [what], ["TMPDIR=/tmp"]) from None
             door.listen(run.plan.decision.num_ranks)
             run.ranks.begin("stream", path=str(path), learns=learn, training=mode == MODULE)
             self._links, self._told = self._opened(door)
@@ -190,8 +198,11 @@ class Serving:
     ) -> Future[Answer]:
         """Takes a request, of up to the plan's global batch of samples; its answer comes in the order of requests.
 
+        What was taken is answered: its future cannot be cancelled.  Callbacks of futures run in the thread that gives
+        all answers, and are not to wait for others.
+
         Args:
-            inputs: as the module's example has them; floats are cast to the model's dtype.
+            inputs: as the module's example has them; floats are rounded to the model's dtype, nothing else is lost.
             targets: likewise; needed where stages learn, else only where the user wants them judged by nobody.
             block: whether to wait while there is no room.
             timeout_s: how long; None: for ever.
@@ -202,6 +213,8 @@ class Serving:
             HalopipeError: what a rank has failed by.
         """
         tensors = self._tensors(inputs, targets)
+        if threading.current_thread() is self._thread:  # a callback of an answer: whoever gives answers cannot wait
+            block = False
         if not self._slots.acquire(blocking=block, timeout=timeout_s if block else None):
             self.counts.refused += 1
             raise BusyError(
@@ -282,6 +295,12 @@ class Serving:
         return examples.request(self._structure, tensors)
 
     @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        """What the model takes, by the names of the tensors of a request."""
+        specs = self._told.inputs.specs.values()
+        return {name: getattr(torch, spec.dtype) for name, spec in zip(self._structure.names, specs, strict=False)}
+
+    @property
     def input_names(self) -> tuple[str, ...]:
         """Of the tensors of a request, targets behind inputs."""
         return self._structure.names
@@ -297,7 +316,10 @@ class Serving:
             given, aims = structure.apart((inputs, targets), "the request")
         specs = self._told.inputs
         names = list(specs.specs)
-        tensors = [examples.cast(tensor, name, specs) for name, tensor in zip(names, (*given, *aims), strict=False)]
+        tensors = [
+            examples.cast(tensor, name, getattr(torch, specs.specs[name].dtype))
+            for name, tensor in zip(names, (*given, *aims), strict=False)
+        ]
         missing = [
             torch.empty(examples.shape_of(specs, name, examples.rows_of(specs, names, tensors)), device="meta")
             for name in names[len(tensors) :]
@@ -316,19 +338,26 @@ class Serving:
         specs = self._told.inputs
         names = list(specs.specs)
         rows = examples.rows_of(specs, names, [each for each in tensors if each is not None])
-        frames = []
+        frames: list[bytes] = []
+        made: dict[frozenset[str], bytes] = {}  # ranks that read the same are sent the same: one frame in memory
         for rank in range(len(self._links)):
+            read = self._told.reads[rank]
+            if read in made:
+                frames.append(made[read])
+                continue
             header: dict[str, Any] = {"what": REQUEST, "probes": is_probe, "inputs": []}
             here = []
             for name, tensor in zip(names, tensors, strict=True):
-                is_read = name in self._told.reads[rank]
+                is_read = name in read
                 shape = tensor.shape if tensor is not None else examples.shape_of(specs, name, rows)
                 how = SHAPE if not is_read else ZEROS if tensor is None else HERE
                 header["inputs"].append([how, list(shape), specs.specs[name].dtype])
                 if how == HERE and tensor is not None:
                     here.append(tensor)
-            frames.append(encoded(header, here))
+            made[read] = encoded(header, here)
+            frames.append(made[read])
         future: Future[Answer] = Future()
+        future.set_running_or_notify_cancel()
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -375,6 +404,24 @@ class Serving:
         return [links[rank] for rank in sorted(links)], Told.of(told)
 
     def _listen(self) -> None:
+        """Gives answers until the ranks leave; whatever ends it, everyone who waits hears of it."""
+        try:
+            self._answer_all()
+        except BaseException as error:  # noqa: BLE001  # nobody else answers
+            self._failure = WorkerError(
+                "the thread that gives answers has ended", [f"{type(error).__name__}: {error}"], HalopipeError.usual
+            )
+        else:
+            if not self._waiting and self._is_over:
+                return
+            self._failure = self.run.ranks.wait_for_failure()
+        with self._lock:
+            left, self._waiting = list(self._waiting.values()), {}
+        for one in left:
+            self._release(one)
+            _settle(one.future, self._failure)
+
+    def _answer_all(self) -> None:
         """Puts answers together, until the ranks leave."""
         ranks = {id(link): rank for rank, link in enumerate(self._links)}
         open_links, next_of = list(self._links), dict.fromkeys(ranks.values(), 0)
@@ -388,13 +435,6 @@ class Serving:
                     continue
                 number, next_of[rank] = next_of[rank], next_of[rank] + 1
                 self._take(number, rank, header, tensors)
-        if self._waiting or not self._is_over:
-            self._failure = self.run.ranks.wait_for_failure()
-            with self._lock:
-                left, self._waiting = list(self._waiting.values()), {}
-            for one in left:
-                one.future.set_exception(self._failure)
-                self._release(one)
 
     def _take(self, number: int, rank: int, header: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         one = self._waiting[number]
@@ -412,8 +452,8 @@ class Serving:
             output = flat if self._output is None or one.is_probe else self._output.filled(flat)
             answer = Answer(output, one.losses / one.rows if self.learns else None, latency_s)
         except Exception as error:  # noqa: BLE001  # whoever waits must hear of it
-            one.future.set_exception(error)
             self._release(one)
+            _settle(one.future, error)
             return
         if not one.is_probe:
             self.counts.requests += 1
@@ -421,7 +461,7 @@ class Serving:
             self.counts.latencies_s.append(latency_s)
             self.counts.last_s = now_s
         self._release(one)
-        one.future.set_result(answer)
+        _settle(one.future, answer)
 
     def _release(self, one: _Waiting) -> None:
         if not one.is_probe:
@@ -441,6 +481,8 @@ class Serving:
 
     def _thread_joined(self) -> None:
         """Waits for the answers that are on their way, however long ranks take: their own deadlines watch them."""
+        if threading.current_thread() is self._thread:
+            raise UsageError("a callback of an answer cannot end the stream", [], ["serving.close() elsewhere"])
         while self._thread.is_alive():
             self._thread.join(1.0)
 
@@ -448,6 +490,17 @@ class Serving:
         self._is_over = True
         for link in self._links:
             link.close()
+
+
+def _settle(future: Future[Answer], outcome: Answer | Exception) -> None:
+    """Gives a future what became of it; what its owner does with it, or by a callback, is the owner's own affair."""
+    try:
+        if isinstance(outcome, Answer):
+            future.set_result(outcome)
+        else:
+            future.set_exception(outcome)
+    except BaseException as error:  # noqa: BLE001  # set by its owner before, or a callback that would end this thread
+        _log.warning("an answer could not be given: %s", error or type(error).__name__)
 
 
 def open_serving(

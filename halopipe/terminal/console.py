@@ -18,6 +18,7 @@ import functools
 import json
 import os
 import re
+import resource
 import shlex
 import shutil
 import sys
@@ -44,7 +45,8 @@ def screen_columns() -> int | None:
     asked = os.environ.get("COLUMNS", "")
     if asked.isdecimal() and int(asked):
         return int(asked)
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    is_screen = sys.stdout is not None and sys.stdout.isatty()  # None: it is closed
+    return shutil.get_terminal_size().columns if is_screen else None
 
 
 class Reporter:
@@ -167,6 +169,20 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def open_streams() -> None:
+    """Has something in the place of standard streams that are closed (``>&-``), before another file gets their numbers.
+
+    What is written to standard error is then lost; to standard output, it is an error of :func:`emit`.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:  # the lowest that is free: this one
+            os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115 - stays open
+
+
 def emit(text: str) -> None:
     """Writes a result to stdout; a reader that has had enough (``| head``) is no error.
 
@@ -206,6 +222,9 @@ def wrote(path: str | Path, next_step: str = "") -> None:
 
 INTERRUPTED = 130
 
+_OF_FILES = (errno.EMFILE, errno.ENFILE)
+"""Of calls of the system that find no number for one more file."""
+
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Of calls of the system that fail for want of room, not by a mistake of ours."""
 
@@ -237,6 +256,9 @@ def report(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in _OF_DISKS:
         what = f"cannot write {error.filename}" if error.filename else "a disk cannot be written"
         error = MissingFileError(what, [error.strerror or str(error)], ["make room there, or name another place"])
+    if isinstance(error, OSError) and error.errno in _OF_FILES:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        error = MissingFileError("no more files can be opened", [f"{limit} are allowed"], ["ulimit -n 1024"])
     if isinstance(error, HalopipeError):
         remark(error.render())
         return error.exit_code

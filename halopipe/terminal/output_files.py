@@ -13,18 +13,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from planner.ir.errors import MissingFileError, UsageError
-from planner.ir.files import require_writable, same_file
+from planner.ir.files import open_plain, require_writable, same_file
 
 _MOST_OWNER_BYTES = 500
 _NO_ROOM = ("make room there", "-o another place")
 _POLL_S = 0.02
+
+_CHECKPOINT = re.compile(r"step-[0-9]+(\.tmp|\.damaged-[0-9]+)?")
+"""Names that are made in a folder of checkpoints, see :mod:`runtime.checkpoint.folders`."""
 
 _RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 """Where launchers say which process of a job this is: torchrun, those of MPI, Slurm."""
@@ -47,7 +51,7 @@ def claimed(
         replaced: inputs that the verb writes anew; they are tried.
 
     Raises:
-        UsageError: an output is an input as well, or another process is about to write it.
+        UsageError: an output is an input as well, or a checkpoint's; or another process is about to write it.
         MissingFileError: one cannot be written.
     """
     if next((os.environ[name] for name in _RANKS if name in os.environ), "0") != "0":
@@ -59,6 +63,7 @@ def claimed(
         for source in sources:
             if same_file(path, source):
                 raise UsageError(f"{path} is read, and would be replaced by the result", [], ["-o another name"])
+        _require_no_checkpoint(path)
     require_writable(*wanted, *replaced)
     into = [Path(os.path.realpath(path)) for path in folders if path is not None]
     for path in into:
@@ -73,16 +78,40 @@ def claimed(
         yield
 
 
+def require_once(paths: Sequence[Path], what: str) -> None:
+    """Raises :class:`UsageError` where two paths lead to one file, of which each is ``what``."""
+    for place, path in enumerate(paths):
+        twice = [other for other in paths[:place] if path == other or same_file(path, other)]
+        if twice:
+            named = str(path) if str(path) == str(twice[0]) else f"{path}, which is {twice[0]},"
+            raise UsageError(f"{named} is given twice", [], [f"name each {what} once"])
+
+
 def made(path: Path | None) -> Path | None:
     """A path whose folder is made where it is missing: nothing to claim as long as it is, but it is tried.
 
     Raises:
         MissingFileError: the folder cannot be made.
+        UsageError: it would be, or be in, a checkpoint.
     """
     if path is None or path.parent.exists():
         return path
+    _require_no_checkpoint(path)
     _require_folder(path.parent)
     return None
+
+
+def _require_no_checkpoint(path: Path) -> None:
+    """Refuses a file in, or in the place of, one of the checkpoints of a folder: it would count as a damaged one.
+
+    Raises:
+        UsageError: it would be there.
+    """
+    real = Path(os.path.realpath(path))
+    for place in (real, *real.parents):
+        if _CHECKPOINT.fullmatch(place.name) and next(place.parent.glob("step-*/manifest.sha256"), None) is not None:
+            what = f"{place.parent} is a folder of checkpoints, and {place.name} the name of one"
+            raise UsageError(f"{path} would be taken for a checkpoint", [what], [f"a file elsewhere: {real.name}"])
 
 
 def _require_folder(path: Path) -> None:
@@ -140,7 +169,7 @@ def _locked(name: Path, path: Path) -> int:
     """The lock file, open and held; a file that its owner left behind is held by nobody."""
     while True:
         try:
-            handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            handle = open_plain(name, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise MissingFileError(f"cannot write {name}", [error.strerror or str(error)]) from None
         try:

@@ -70,13 +70,17 @@ def out_of_limits(name: str, value: Any) -> Iterator[UsageError]:
         yield UsageError(f"{flag_of(name)} is {value:g}", [f"the least is {least:g}"], [f"{flag_of(name)} {least:g}"])
 
 
+_DIGITS = "halopipe.data:digits --eval-batches 8"
+"""Data without end, of which so much is evaluated on."""
+
+
 def _lacking(options: RunOptions) -> Iterator[UsageError]:
     """Options that say something of what was not asked for."""
     for name, needed, example in (
-        ("eval_every", "eval_data", "halopipe.data:digits"),
+        ("eval_every", "eval_data", _DIGITS),
         ("eval_batches", "eval_data", "halopipe.data:digits"),
-        ("eval_metric", "eval_data", "halopipe.data:digits"),
-        ("eval_outputs", "eval_data", "halopipe.data:digits"),
+        ("eval_metric", "eval_data", _DIGITS),
+        ("eval_outputs", "eval_data", _DIGITS),
         ("checkpoint_every", "checkpoint", "checkpoints"),
         ("mtbf_s", "checkpoint_every", "auto"),
         ("keep", "checkpoint", "checkpoints"),
@@ -122,7 +126,7 @@ def _at_odds(plan: Plan, options: RunOptions) -> Iterator[UsageError]:
         yield UsageError(
             "--check-numerics needs a schedule that updates the weights at the end of a step, as one device does",
             [f"{plan.decision.schedule} updates them within a step"],
-            ["--schedule 1f1b"],
+            ["halopipe plan --schedule 1f1b"],
         )
     for name in ("steps", "checkpoint_every"):
         value = getattr(options, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from halopipe.terminal import tables, units
 from halopipe.training.checkpointing import PLAN, SEED
 from halopipe.training.resuming import Saved
 from planner.ir.errors import CorruptFileError, InputFileError, MissingFileError, UsageError
-from planner.ir.files import replaced
+from planner.ir.files import open_plain, replaced
 from planner.ir.plan import Plan
 from profiler.source.model import LoadedModel, load_state, state_of
 from profiler.source.source import load_model
@@ -170,7 +171,8 @@ def load_weights(model: LoadedModel, state: Mapping[str, Any], *, whole_loss: bo
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        with os.fdopen(open_plain(os.path.realpath(path)), "rb") as stream:  # no wait for who writes to a pipe
+            found = torch.load(stream, map_location="cpu", weights_only=True)
     except OSError as error:
         raise MissingFileError(f"cannot read {path}", [error.strerror or str(error)]) from None
     except Exception as error:  # noqa: BLE001 - a file that somebody made may raise anything

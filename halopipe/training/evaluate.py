@@ -250,7 +250,7 @@ def _beside(outputs: Mapping[str, Piece], values: Mapping[str, TensorSpec], shap
             raise UsageError(
                 f"a metric cannot be given {name}, which belongs to {made}",
                 [f"{made} {prediction.shape} is divided over more than samples, {name} is {target.shape}"],
-                ["--solver data-parallel", "a target of the prediction's own form"],
+                ["halopipe plan --solver data-parallel", "a target of the prediction's own form"],
             )
         rows = prediction.shape[of] // target.shape[by] or 1
         place[by] = Interval(box[of].start // rows, -(-box[of].stop // rows))

@@ -123,7 +123,9 @@ def read_when_written(path: Path) -> Reference:
     end_s, failed = time.monotonic() + PATIENCE_S, failed_path(path)
     while not path.exists():
         if failed.exists():
-            return Reference(skipped=failed.read_text(encoding="utf-8"))
+            return Reference(skipped=failed.read_text(encoding="utf-8") or f"there was no room in {path.parent}")
+        if not path.parent.exists():
+            return Reference(skipped=f"the job's folder {path.parent} was removed")
         if time.monotonic() > end_s:
             return Reference(skipped=f"one device did not come to an end in {PATIENCE_S:g} s")
         time.sleep(_POLL_S)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from halopipe.terminal import units
 from planner.ir.errors import FactoryError, HalopipeError, UsageError
-from planner.ir.profile import Argument, Optimizer, spelled
+from planner.ir.profile import Argument, Optimizer, argument_faults, spelled
 
 if TYPE_CHECKING:
     import torch
@@ -116,10 +116,18 @@ def parse_optimizer(text: str) -> Optimizer:
         raise UsageError(f"{name} {reason}", [], [instead])
     units.require_known("optimiser", [name], list(_DEFAULTS))
     arguments = _parse_arguments(rest, "SGD:lr=0.1,nesterov=true") if rest is not None else dict(_DEFAULTS[name])
+    require_meant(name, arguments)
     if name not in _STATE_PER_PARAMETER:
         return Optimizer(name, arguments, _measured_state(make_optimizer_of(Optimizer(name, arguments))))
     added = sum(bool(arguments.get(key)) for key in _ADDS.get(name, ()))
     return Optimizer(name, arguments, _STATE_PER_PARAMETER[name] + added)
+
+
+def require_meant(name: str, arguments: Mapping[str, Any]) -> None:
+    """Raises :class:`UsageError` where an optimiser's numbers cannot be meant: NaN, infinite, or out of range."""
+    if faults := list(argument_faults(arguments)):
+        example = spelled(_DEFAULTS.get(name, {"lr": 0.01}))
+        raise UsageError(f"{name} cannot train with these numbers", faults, [f"{name}:{example}"])
 
 
 def parse_scheduler(text: str) -> Scheduler:
@@ -156,6 +164,7 @@ def require_arguments(spec: Optimizer) -> None:
     """
     import torch
 
+    require_meant(spec.name, spec.arguments if ":" not in spec.name else {})
     if ":" not in spec.name:  # a factory was tried when it was read
         make_optimizer_of(spec)([torch.nn.Parameter(torch.zeros(2, 2))])
 

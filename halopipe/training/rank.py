@@ -35,6 +35,7 @@ from planner.ir.errors import HalopipeError, OutOfMemoryError, StaleFileError, U
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.program import Program
+from planner.layers import statistics_text
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler.capture.graph import Captured, capture_for
@@ -313,6 +314,8 @@ class Rank:
         )
         self._stack.callback(transport.close)
         consumer = consumer_of(decision, captured, transport, terms.deadline_s)
+        if transport.rank == 0 and not terms.answers and (text := statistics_text(decision, graph)):
+            place.activity.tell(f"{text}; a plan with batch statistics 'whole' sees all of it")
         place.activity.begin("building the stages")
         engine = Engine(
             decision,

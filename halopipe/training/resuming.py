@@ -18,7 +18,8 @@ from halopipe.training.checkpointing import DATA, ENDED, FAILURES, MICRO_BATCHES
 from planner.ir.errors import CorruptFileError, HalopipeError, StaleFileError, UsageError
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision, Plan
-from runtime.checkpoint.folders import complete_path, complete_steps, set_aside
+from runtime.checkpoint.folders import MANIFEST, complete_path, complete_steps, set_aside
+from runtime.checkpoint.manifest import damaged
 from runtime.checkpoint.reader import Checkpoint
 from runtime.checkpoint.training_state import STEP
 from runtime.engine import Engine
@@ -43,31 +44,33 @@ class Saved:
     @property
     def step(self) -> int:
         """Training steps done."""
-        return int(self.checkpoint.number(STEP) or 0)
+        return int(self.checkpoint.amount(STEP))
 
     def seed(self, otherwise: int) -> int:
         """Of what was drawn."""
-        return int(self.checkpoint.number(SEED) or 0) if SEED in self.checkpoint else otherwise
+        return int(self.checkpoint.amount(SEED)) if SEED in self.checkpoint else otherwise
 
     @property
     def history(self) -> tuple[int, float]:
         """How often the job has failed, and how long it ran; after a save that was not its last, once more."""
         if RAN not in self.checkpoint:
             return 0, 0.0
-        failures, ended = (int(self.checkpoint.number(key) or 0) for key in (FAILURES, ENDED))
-        return failures + (not ended), float(self.checkpoint.number(RAN) or 0.0)
+        failures, ended = (int(self.checkpoint.amount(key)) for key in (FAILURES, ENDED))
+        return failures + (not ended), float(self.checkpoint.amount(RAN))
 
     @property
     def micro_batches(self) -> tuple[int, ...]:
         """Samples of each micro-batch of the plan that saved it; empty where it does not say."""
         told = str(self.checkpoint.number(MICRO_BATCHES)) if MICRO_BATCHES in self.checkpoint else ""
+        if not all(number.isdecimal() for number in told.split()):
+            raise damaged(self.checkpoint.path, f"{MANIFEST} says that {MICRO_BATCHES} are {told!r}, which are none")
         return tuple(map(int, told.split()))
 
     @property
     def position(self) -> Position:
         """In the data."""
         keys = [f"{DATA}/{name}" for name in ("epoch", "batches", "samples")]
-        return Position(*(int(self.checkpoint.number(key) or 0) for key in keys if key in self.checkpoint))
+        return Position(*(int(self.checkpoint.amount(key)) for key in keys if key in self.checkpoint))
 
     def other_micro_batches(self, engine: Engine, decision: Decision) -> str:
         """What people should know who go on from it by a plan of other micro-batches; empty: it makes no difference.

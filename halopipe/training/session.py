@@ -39,12 +39,15 @@ from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
 from runtime.monitor.activity import Activity
 from runtime.numerics.compare import NumericsReport
-from runtime.optim.optimizer import Followed
+from runtime.optim.followed import Followed
+from runtime.optim.optimizer_state import give_back
+from runtime.optim.whole_state import Given
 from runtime.pipeline.microbatches import InputSpecs
 from runtime.pipeline.stream import Stream
 
 _log = logging.getLogger(__name__)
 
+_TAKES_BACK = "run.optimizer_state_dict()"
 _NONE_THERE, _NONE_SOUND = -1, -2
 
 Tensors = Tensor | tuple[Tensor, ...]
@@ -98,6 +101,8 @@ class Execution:
         self.model, self.rank, self.num_ranks = model, transport.rank, transport.world_size
         self._locks, self._claimed = contextlib.ExitStack(), set[Path]()
         self._upcoming, self._announced = Upcoming(self.looks_ahead, self.rank == 0), Announced()
+        self._is_ahead = False
+        self._hook = None if self.followed is None else self.followed.before_state_dict(self._require_back)
         self._trained = agreement_of(opened.consumer, 0, is_script=True)
         self._evaluated = agreement_of(opened.consumer, 0, is_script=True, always=True)
 
@@ -152,6 +157,8 @@ class Execution:
         """As :meth:`step`, with everything that is known of the step: times, learning rates, norm of the gradients."""
         if self.values is not None:
             self.values.require_same()
+        if self.followed is not None:
+            self.followed.require_state()
         return self.train_before(batch, *self._upcoming.take())
 
     def train_before(self, batch: Batch, *upcoming: Batch) -> StepResult:
@@ -161,6 +168,7 @@ class Execution:
         for each in upcoming if self.looks_ahead else ():
             with contextlib.suppress(HalopipeError):  # it is refused when its turn comes
                 self._engine.expect(self._announced.announce(self._item(each), *self._terms_of_batches))
+        self._is_ahead = True
         result = self._engine.step_on(found)
         self._engine.settle()
         if result.left_out and self.rank == 0:
@@ -255,6 +263,7 @@ class Execution:
             )
         self.activity.begin("loading a checkpoint")
         self._engine.load_state(saved.checkpoint)
+        self._is_ahead = True
         if self.rank == 0 and (word := saved.other_micro_batches(self._engine, self.plan.decision)):
             _log.warning("%s", word)
         self._watched = None  # what was kept of the first step is not what goes on
@@ -337,13 +346,21 @@ class Execution:
 
         ``state`` and ``param_groups`` are as in ``torch.distributed.checkpoint``, with whole tensors; ``scheduler`` is
         that of a schedule that the ranks step, ``num_steps`` how many were done.  With :meth:`state_dict` it is all
-        that training goes on from, under any plan of the model.
+        that training goes on from, under any plan of the model.  An optimiser object of the user's keeps the same then.
 
         Raises:
             UsageError: gradients wait for the update.
         """
         self._trained.confirm()
-        return self._engine.whole_optimizer_state()
+        found = self._engine.whole_optimizer_state()
+        if self.followed is not None:
+            give_back(self.followed, Given(found))
+            self._is_ahead = False
+        return found
+
+    def last_optimizer_state(self) -> dict[str, Any]:
+        """As :meth:`optimizer_state_dict`, of the last update, also where gradients wait for the next."""
+        return self._engine.whole_optimizer_state(of_last_update=True)
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what :meth:`optimizer_state_dict` gave; all ranks are given the same.
@@ -353,6 +370,7 @@ class Execution:
         """
         self._require_updated()
         self._engine.load_optimizer_state(state)
+        self._is_ahead = True
         self._watched = None  # what was kept of the first step is not what goes on
 
     @property
@@ -365,8 +383,20 @@ class Execution:
 
     def close(self) -> None:
         """Leaves the job."""
+        if self._hook is not None:
+            self._hook.remove()
+        if self.followed is not None and self._is_ahead:
+            self.followed.leave_with_ranks(f"{_TAKES_BACK} was not called behind its last step")
         self._locks.close()
         self._leave()
+
+    def _require_back(self) -> None:
+        if self.followed is not None and self._is_ahead:
+            raise UsageError(
+                f"the {type(self.followed.optimizer).__name__} of the script has not what the ranks' keep by now",
+                [f"after step {self.num_steps}; each rank keeps what its stages train"],
+                [f"{_TAKES_BACK} first, on all ranks: the object keeps the same then"],
+            )
 
     def _require_updated(self) -> None:
         if not self.is_updated:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from cuda_ops._torch import tree_leaves
 from cuda_ops.dense.data_dependent import is_unit
+from cuda_ops.dense.state_writes import arguments_of, attributes_behind, written
 from cuda_ops.device.host import available_bytes
 from halopipe.data.factories import Item, Tensors
 from halopipe.data.sources import batches, take
@@ -46,7 +47,6 @@ from runtime.numerics.single_device import LossOf, in_rows, serial_step, serial_
 from runtime.optim.optimizer import StageOptimizer
 from runtime.pipeline.microbatches import InputSpecs, WholeBatch, filled
 from runtime.stage.captured import captured_model
-from runtime.stage.cut import arguments_of, attributes_behind, written
 from runtime.stage.random.streams import Draw
 from runtime.stage.random.user_module import Answers, UnlikeDrawsError
 from runtime.stage.sample_weights import weights_of_parts

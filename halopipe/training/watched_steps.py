@@ -22,7 +22,8 @@ from profiler.source.model import LoadedModel
 from runtime.engine import StepResult
 from runtime.monitor.failure import write_error
 from runtime.numerics.compare import Difference, NumericsReport, report
-from runtime.optim.optimizer import Followed, MakeOptimizer
+from runtime.optim.followed import Followed
+from runtime.optim.optimizer import MakeOptimizer
 from runtime.pipeline.messages import CPU
 
 _log = logging.getLogger(__name__)

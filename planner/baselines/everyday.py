@@ -31,6 +31,7 @@ from planner.solvers.candidates.explain import heuristic_plan
 from planner.solvers.candidates.feasibility import (
     cut_positions,
     is_covered,
+    may_part_ties,
     micro_batch_sizes,
     require_divisible,
     schedule_names,
@@ -136,7 +137,7 @@ def even_split(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
 
 def _even_bounds(problem: Problem) -> tuple[int, ...]:
     """Cut positions with equally many layers between them, moved to where cutting is allowed."""
-    allowed = cut_positions(problem.profile.graph)
+    allowed = cut_positions(problem.profile.graph, may_part_ties(problem))
     num_layers = allowed[-1]
     num_stages = min(len(problem.ranks), num_layers, problem.max_stages or num_layers)
     wanted = cut_points(equal_shares(num_layers, num_stages))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from planner.check.stage_memory import buckets_of
 from planner.check.stages import Stages
@@ -38,6 +38,7 @@ class ActionTimes:
         self._reductions: dict[int, float] = {}
         self._exchanged: dict[tuple[int, Op, int], float] = {}
         self._computed: dict[tuple[int, int, Op, int, bool], float] = {}
+        self._first_uses: dict[str, tuple[Layer, float]] = {}
 
     def action_s(self, rank: int, action: Action, index: int) -> float:
         """Seconds of the action at a place in the row of ``rank``; of a send or receive beside its messages."""
@@ -140,6 +141,11 @@ class ActionTimes:
                 total += float(costs[_SECONDS[action.op]][at]) + (float(costs["forward_s"][at]) if again else 0.0)
                 if accumulates:
                     total += self._prices.accumulate_s(layer, kind, shared)
+            for name, stages in self._users.items() if accumulates else ():
+                if action.stage in stages and len(stages) > 1:
+                    first, part = self._priced_with(name)
+                    elsewhere = first not in self._layers[action.stage]
+                    total += part * self._prices.accumulate_s(first, kind, shared) * elsewhere
             self._computed[key] = total
         return self._computed[key]
 
@@ -189,19 +195,43 @@ class ActionTimes:
         beside = memory_factor(self._book.profile.cluster, group)  # all of them update at once
         if self._has_layouts[stage]:
             return beside * self._stages.of_size(stage, self._sizes[0]).update_s()
-        update_s, ties_s = beside * sum(self._prices.update_s(layer, kind) for layer in self._layers[stage]), 0.0
+        own_s, ties_s, tied_s = sum(self._prices.update_s(layer, kind) for layer in self._layers[stage]), 0.0, 0.0
         sizes: dict[frozenset[int], int] = {}
         for name, stages in self._users.items():  # gradients of several stages, summed with the lowest on each rank
-            mine = [each for each in sorted(stages) if rank in self._program.ranks[each]]
-            if len(stages) > 1 and mine and mine[0] == stage:
+            if len(stages) < 2 or stage not in stages:
+                continue
+            first, part = self._priced_with(name)
+            of_it_s = part * self._prices.update_s(first, kind)
+            own_s -= of_it_s if first in self._layers[stage] else 0.0
+            if stage == next(each for each in sorted(stages) if rank in self._program.ranks[each]):
+                tied_s += of_it_s
                 key = frozenset(stages)
                 sizes[key] = sizes.get(key, 0) + self._graph.parameters[name].num_bytes
         for together, size in sizes.items():
-            ties_s += self._sum_s(tuple(sorted({r for each in together for r in self._program.ranks[each]})), size)
+            ties_s += self._sum_s(self._on(together), size)
         if self._stages.is_sharded(stage):  # a part of it, then the parts are gathered: half a sum of gradients
             gathered_s = self._sum_s(group, self._stages.own_bytes(stage)) / 2 if self._stages.zero(stage) < 3 else 0.0
-            return ties_s + update_s / len(group) + gathered_s
-        return ties_s + update_s
+            return ties_s + beside * (own_s / len(group) + tied_s) + gathered_s
+        return ties_s + beside * (own_s + tied_s)
+
+    def meetings(self) -> list[frozenset[int]]:
+        """Ranks that come together before their first update, to sum gradients of what several stages use."""
+        together = {frozenset(self._on(stages)) for stages in self._users.values() if len(stages) > 1}
+        return [ranks for ranks in together if len(ranks) > 1] if self._program.trains else []
+
+    def _on(self, stages: Collection[int]) -> tuple[int, ...]:
+        """All ranks of some stages."""
+        return tuple(sorted({rank for stage in stages for rank in self._program.ranks[stage]}))
+
+    def _priced_with(self, name: str) -> tuple[Layer, float]:
+        """The first layer that uses a parameter, and what part it is of those that this is the first to use."""
+        if name not in self._first_uses:
+            known: set[str] = set()
+            for layer in self._graph.layers:
+                new = {each: self._graph.parameters[each].num_bytes for each in layer.parameters if each not in known}
+                known.update(new)
+                self._first_uses.update({each: (layer, size / max(1, sum(new.values()))) for each, size in new.items()})
+        return self._first_uses[name]
 
     def _in_slices_s(self, stage: int, op: Op) -> float:
         """Of a pass: halves of all-reduces, one for each bucket, that gather parameters or scatter gradients."""

@@ -68,6 +68,7 @@ ROWS: Mapping[str, Row] = {
     "inputs.request.allow": _ASKED,
     "inputs.request.recompute": _ASKED,
     "inputs.request.shard": _ASKED,
+    "inputs.request.batch_statistics": Row(PARTLY, "one of two", WHOLLY, "one micro-batch where a layer depends on it"),
     "inputs.request.zero": _ASKED,
     "inputs.request.halo_depth": _ASKED_MOST,
     "inputs.request.fix[].pattern": _ASKED_MOST,

@@ -86,6 +86,7 @@ class Step:
     Args:
         action_s: seconds of an action of a rank, given its place in the row; of a send or receive beside its messages.
         sum_of: (seconds, bytes/s) of the sum of a stage's gradients; (0, 0) where it is not known what it moves.
+        meetings: ranks that wait for one another before their first update, to sum gradients over stages.
         next_step: by rank, seconds of preparing the next step, whether a core beside does it, and what the rank loses
             to that in any case; empty: nobody does.
 
@@ -100,9 +101,12 @@ class Step:
         action_s: Callable[[int, Action, int], float],
         sum_of: Callable[[int], tuple[float, float]],
         next_step: Sequence[tuple[float, bool, float]] = (),
+        meetings: Sequence[frozenset[int]] = (),
     ) -> None:
         self.network, self.program, self.action_s, self.sum_of = network, program, action_s, sum_of
         self.next_step, self.left_s = next_step, [0.0 for _ in program.rows]
+        self.meetings: dict[Key, frozenset[int]] = {("meeting", n): ranks for n, ranks in enumerate(meetings)}
+        self.coming_to: dict[Key, set[int]] = {key: set(ranks) for key, ranks in self.meetings.items()}
         self.cluster, self.how, self.joined = network.cluster, program.streams, program.joined()
         self.arrived: set[Key] = set()
         self.called: set[Key] = set()
@@ -208,6 +212,8 @@ class Step:
                 continue
             else:
                 seconds = max(seconds, self._streamed_s(rank, action))
+                if action.op is Op.UPDATE and action.microbatch is None:
+                    since_s = now_s = yield from self._meet(rank, now_s)
                 from_s = ready_s.get((action.stage, action.microbatch), 0.0) if action.op is Op.FORWARD else 0.0
                 since_s = now_s = (yield Until(from_s)) if from_s > now_s else now_s
                 now_s = yield Work(seconds)
@@ -215,6 +221,17 @@ class Step:
         if self.spans[rank]:
             self.left_s[rank] = lost_s + max(0.0, to_prepare_s - (now_s if has_core else 0.0))
         yield Until(now_s + self.left_s[rank])
+
+    def _meet(self, rank: int, now_s: float) -> Generator[Until | Arrival, float, float]:
+        """Says to all that wait for it that the rank is there; when all are whom it waits for."""
+        mine = [key for key, ranks in self.meetings.items() if rank in ranks]
+        for key in mine:
+            self.coming_to[key].discard(rank)
+            if not self.coming_to[key] and key not in self.arrived:
+                self._arrive(key, now_s)
+        for key in mine:
+            now_s = now_s if key in self.arrived else (yield Arrival(key))
+        return now_s
 
     def _transfer(self, action: Action, sent: Message) -> Transfer:
         """What ``action`` sends or receives of a message."""

@@ -76,7 +76,7 @@ def reckon(profile: Profile | PriceBook, decision: Decision, program: Program) -
     sites = times * sum(found_bytes(rows, shared=plain.shares_sites) for rows in decision.micro_batches)
     accounts = (Account(book.profile, decision, program, rank, stages.holding, places, sites) for rank in ranks)
     peaks = tuple(account.peak_bytes() for account in accounts)
-    step = Step(book.network, program, plain.action_s, plain.summed, plain.next_step())
+    step = Step(book.network, program, plain.action_s, plain.summed, plain.next_step(), plain.meetings())
     step_s = step.seconds()
     spent = tuple(times_of(program, step.spans, step_s, plain.exchanged_s, step.left_s))
     sums = [sum_of_gradients_s(program.rows[rank], spans) for rank, spans in enumerate(step.spans)]

@@ -21,13 +21,16 @@ from planner.ir.problem import (
     SELECTIVE,
     SHARD,
     SPATIAL_DIMS,
+    STATISTICS,
     TIME_DIMS,
+    WHOLE,
     ZERO,
     Request,
     Rule,
 )
 from planner.ir.profile import Profile
 from planner.ir.schedule import FORWARD_PASS, Action
+from planner.layers import batch_dependent_layers
 from planner.layers.recomputed import cores_among
 from planner.layers.sized import REPLICA
 
@@ -43,7 +46,7 @@ def request_faults(plan: Plan, profile: Profile | None, rows: tuple[tuple[Action
     request = plan.inputs.request
     yield from _form_faults(request)
     yield from _schedule_faults(plan, any(action.op not in FORWARD_PASS for row in rows for action in row))
-    yield from _size_faults(plan)
+    yield from _size_faults(plan, profile)
     yield from _division_faults(plan)
     yield from _stage_faults(plan, profile)
     if profile is not None:
@@ -62,6 +65,7 @@ def _form_faults(request: Request) -> Iterator[str]:
         ("objective", request.objective, OBJECTIVES),
         ("recompute", request.recompute, RECOMPUTE),
         ("shard", request.shard, SHARD),
+        ("batch_statistics", request.batch_statistics, STATISTICS),
     ):
         if value not in known:
             yield f"{_PATH}.{name}: {value!r} is none of {', '.join(known)}"
@@ -104,7 +108,7 @@ def _is_forward(name: str) -> bool:
     return name in schedules.names() and not schedules.traits(name).trains
 
 
-def _size_faults(plan: Plan) -> Iterator[str]:
+def _size_faults(plan: Plan, profile: Profile | None) -> Iterator[str]:
     sizes, micro_batches = plan.inputs.request.micro_batch_sizes, plan.decision.micro_batches
     most = max(micro_batches)
     if set(micro_batches[:-1]) - {most} or micro_batches[-1] > most:
@@ -113,6 +117,10 @@ def _size_faults(plan: Plan) -> Iterator[str]:
     if known and micro_batches[0] not in known:
         asked = ", ".join(map(str, sizes))
         yield f"decision.micro_batches: micro-batches of {micro_batches[0]}, asked for {asked}"
+    dependent = () if profile is None else batch_dependent_layers(profile.graph)
+    if plan.inputs.request.batch_statistics == WHOLE and dependent and len(micro_batches) > 1:
+        counted = f"{len(micro_batches)} micro-batches, and layer {dependent[0]} depends on its batch"
+        yield f"decision.micro_batches: {counted}; asked for statistics of the whole batch"
 
 
 def _division_faults(plan: Plan) -> Iterator[str]:

@@ -25,6 +25,7 @@ from planner.layers import (
 )
 from planner.layers.recomputed import span_faults
 from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
+from planner.layers.stage_rules import require_stages, stage_errors
 
 
 def has_layouts(decision: Decision, stage: int) -> bool:
@@ -261,6 +262,19 @@ def model_faults(decision: Decision, graph: Graph) -> Iterator[str]:
             if here is not None and there is not None and there > here:
                 path = f"decision.layers.{layer.name}.stage"
                 yield f"{path}: layer {layer.name} of stage {here} reads {value}, which stage {there} makes"
+    yield from _tie_faults(decision, graph, stage_of)
+
+
+def _tie_faults(decision: Decision, graph: Graph, stage_of: Mapping[str, int]) -> Iterator[str]:
+    """Parameters of several stages are updated together, when all gradients of the step are there."""
+    known = _traits(decision.schedule)
+    if known is None or known.synchronous:
+        return
+    for name, layers in graph.tied_layers().items():
+        stages = sorted({stage_of[own] for index in layers if (own := graph.layers[index].name) in stage_of})
+        if len(stages) > 1:
+            text = f"{decision.schedule} updates within a step, and stages {', '.join(map(str, stages))} share {name}"
+            yield f"decision.schedule: {text}"
 
 
 def part_faults(decision: Decision, graph: Graph) -> Iterator[str]:
@@ -293,10 +307,11 @@ def require_possible(decision: Decision, graph: Graph) -> None:
 
     Raises:
         UnsupportedModelError: the decision has other micro-batches than the graph holds for, or several where the loss
-            needs the whole batch.
+            needs the whole batch; or its stages are not what layers ask for (:mod:`planner.layers.stage_rules`).
         CorruptFileError: layers cannot be divided, run in blocks, or computed again, as the decision says.
     """
     require_micro_batches(decision, graph)
+    require_stages(decision, graph)
     if decision.token_slices:
         from planner.layers.token_slices import require_sliceable  # late, as above
 
@@ -323,6 +338,8 @@ def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, 
     if fixes_samples(graph) and others:
         first = graph.layers[0].name
         yield first, f"layer {first} runs with {graph.samples} samples only, and a micro-batch has {others[0]}"
+    for name, error in stage_errors(decision, graph):
+        yield name, "; ".join((error.title, *error.details))
     for stage in range(len(decision.stages)):
         own = [name for name in decision.layers_of(stage) if name in mixing]
         if own and _shares_samples(decision, stage):

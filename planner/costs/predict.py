@@ -140,7 +140,8 @@ def paired_forecast(book: PriceBook, decision: Decision, num_draws: int) -> Pair
     )
     trace = run(compiled, prices)
     draws = paired_steps(compiled, costs, prices, trace, num_draws)
-    num_exchanges = len(compiled.messages) + sum(count > 1 for count in compiled.reductions) + inside
+    num_sums = sum(count > 1 for count in compiled.reductions) + len(compiled.ties)
+    num_exchanges = len(compiled.messages) + num_sums + inside
     return PairedForecast(draws, trace.step_s, num_exchanges)
 
 
@@ -231,7 +232,7 @@ def _compiled(book: PriceBook, decision: Decision) -> tuple[Program, StageCosts,
     costs = StageCosts(
         book, placements(book, decision), decision.sizes, program.trains, prepares_next_step=decision.prepares_next_step
     )
-    compiled = compile_program(program, decision.sizes)
+    compiled = compile_program(program, decision.sizes, costs.tied_ranks)
     return program, costs, compiled, transfer_bytes(program, compiled)
 
 

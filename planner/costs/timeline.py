@@ -20,7 +20,7 @@ class Trace:
 
     Attributes:
         starts, stops: by rank and position; a step that waits starts when its rank reaches it, but compute that waits
-            for what its host prepares when that is there.
+            for what its host prepares, or for ranks that use the same parameters, when these are there.
         sent, arrived: by message: when it got hold of its channel, and when it was there.
         released: by reduction: when its last member arrived.
         left_s: by rank: of what is prepared of the next step, what is done after the row's end; empty: nothing.

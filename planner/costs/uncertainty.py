@@ -44,6 +44,7 @@ from planner.costs.simulator.program import (
     RECEIVE_STEP,
     REDUCE_STEP,
     SEND_STEP,
+    TIED_STEP,
     CompiledProgram,
 )
 from planner.costs.stages.action_costs import StageCosts
@@ -297,6 +298,8 @@ class _Replay:
         self.waiting: dict[int, list[int]] = {}
         self.members: list[list[int]] = [[] for _ in compiled.reductions]
         self.released: list[Draws | None] = [None] * len(compiled.reductions)
+        self.tied: list[set[int]] = [set() for _ in compiled.ties]
+        self.came: dict[int, Draws] = {}  # when ranks came to their ties
         self.prepared: dict[int, Draws] = {}
         self.host_free = [np.zeros(num_draws) for _ in compiled.rows]
         self.waited_s = [np.zeros(num_draws) for _ in compiled.rows]
@@ -333,6 +336,11 @@ class _Replay:
                 stop = np.maximum(now, self.host_free[rank]) + lasts_s
                 self.prepared[numbers[0]] = self.host_free[rank] = stop
                 now = now if self.beside[rank] else stop
+            elif code == TIED_STEP:
+                if not self._met(rank, numbers, woken):
+                    break
+                others = {other for number in numbers for other in self.tied[number]}
+                now = np.max([self.came[other] for other in others], axis=0) + lasts_s
             else:
                 if code == PREPARED_STEP:
                     now = np.maximum(now, self.prepared[numbers[0]])
@@ -371,6 +379,16 @@ class _Replay:
                 now = now + self.prices.sending_s[self.compiled.messages[number][0]]
             woken += self.waiting.pop(number, [])
         return now
+
+    def _met(self, rank: int, ties: tuple[int, ...], woken: list[int]) -> bool:
+        """Whether all ranks of its ties are there; the last one takes the others along."""
+        self.came.setdefault(rank, self.clock[rank])
+        for number in ties:
+            there, everyone = self.tied[number], self.compiled.ties[number]
+            if rank not in there:
+                there.add(rank)
+                woken += [other for other in everyone if other != rank] if len(there) == len(everyone) else []
+        return all(len(self.tied[number]) == len(self.compiled.ties[number]) for number in ties)
 
     def _reduced(self, rank: int, reduction: int, woken: list[int]) -> Draws | None:
         """When the sum began; None until the last member is there, who takes the others along."""

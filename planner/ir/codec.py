@@ -50,7 +50,6 @@ MOST_KEYS = 200_000
 _INLINE_DEPTH = 3  # root is 0: sections are 1, their lists and maps 2, a record in them is one line
 _MOST_FAULTS_SHOWN = 20
 _NAME = re.compile(r'"halopipe"\s*:\s*"(\w+)"')
-_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 T = TypeVar("T")
 
@@ -87,6 +86,17 @@ def loads(text: str, cls: type[T], source: str = "text") -> T:
     senseless = validation.faults(value)
     if senseless:
         raise _corrupt(source, name, senseless)
+    return value
+
+
+def from_json(text: str | bytes, cls: type[T]) -> T:
+    """The ``cls`` that JSON without a header spells, such as processes of one release leave for one another.
+
+    Raises:
+        ValueError: it spells none: a key is missing or not known, or a value is of another type.
+    """
+    array = f"[{text}]" if isinstance(text, str) else b"[%b]" % text
+    value: T = _adapter(cls, is_finite=False).validate_json(array)[0]  # type: ignore[arg-type]  # classes are hashable
     return value
 
 
@@ -129,6 +139,11 @@ def fingerprint(value: object) -> str:
     return "sha256:" + hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
 
 
+def plan_fingerprint(plan: Plan) -> str:
+    """Of what a run of the plan executes: the model and the decision, whatever is predicted or was measured of it."""
+    return fingerprint({"model": plan.inputs.model_fingerprint, "decision": plan.decision})
+
+
 def require_match(what: str, expected: str, found: str, remedy: str) -> None:
     """Raises :class:`StaleFileError` unless the two fingerprints of ``what`` are equal."""
     if expected != found:
@@ -150,10 +165,11 @@ def schema(name: str) -> str:
 
 
 @functools.cache
-def _adapter(cls: type) -> TypeAdapter[Any]:
+def _adapter(cls: type, *, is_finite: bool = True) -> TypeAdapter[Any]:
     # pydantic hands the configuration of a plain container down to the standard dataclasses inside it, but takes none
     # for a dataclass at the top; hence the tuple, and nothing of pydantic in the types themselves.
-    return TypeAdapter(types.GenericAlias(tuple, (cls,)), config=_STRICT)  # type: ignore[arg-type]
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=not is_finite)
+    return TypeAdapter(types.GenericAlias(tuple, (cls,)), config=config)  # type: ignore[arg-type]
 
 
 def _format_of(cls: type) -> tuple[str, int]:

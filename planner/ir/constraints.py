@@ -15,6 +15,7 @@ To *fix* a rule is to hold it for every layer that its pattern matches; to *forb
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -63,6 +64,11 @@ def parse_rule(text: str) -> Rule:
 def format_rule(rule: Rule) -> str:
     """The text that :func:`parse_rule` reads as ``rule``."""
     return f"{rule.pattern}={rule.what}" if rule.what == TOGETHER else f"{rule.pattern}={rule.what}:{rule.value}"
+
+
+def escaped(name: str) -> str:
+    """A pattern that a layer of that name matches."""
+    return re.sub(r"[*?[]", r"[\g<0>]", name).replace(",", "?")
 
 
 def matching(rule: Rule, names: Sequence[str]) -> tuple[int, ...]:

@@ -241,7 +241,7 @@ class StageFailedError(WorkerError):
 
     code = "H502"
     usual = (
-        "mend the module at the place above; the same error comes on one device: halopipe plan --solver one-device",
+        "mend the module, or that step's data; the same error comes on one device: halopipe plan --solver one-device",
     )
 
 
@@ -275,7 +275,7 @@ class OutOfMemoryError(WorkerError):
     code = "H506"
     usual = (
         "plan again with less memory: halopipe plan --memory SIZE --recompute auto --shard auto",
-        "a smaller --global-batch or --micro-batch",
+        "plan with a smaller --global-batch or --micro-batch",
         "a device with more memory",
     )
 

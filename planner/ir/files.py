@@ -1,7 +1,8 @@
 """Files as bytes: what is read ends soon whatever the path is, what is written replaces nothing but regular files.
 
 Reading: regular files and pipes that somebody writes to, up to :data:`MOST_BYTES`.  A device, a folder, a pipe that is
-silent for :data:`SILENCE_S` seconds and a larger file are refused by name.
+silent for :data:`SILENCE_S` seconds and a larger file are refused by name.  What processes leave for one another, where
+others may write as well, is opened by :func:`open_plain`: a regular file in its own place, and no wait.
 
 Writing: a regular file is replaced in one move and keeps its mode (and owner, where that is ours to give); a link stays
 and its target is replaced; a device or a named pipe is written to; a folder is refused.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import difflib
+import errno
 import os
 import select
 import stat
@@ -67,6 +69,35 @@ def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise CorruptFileError(f"{path} is not text", [f"line {line} holds a null character"])
     return text.replace("\r\n", "\n")
+
+
+def open_plain(path: str | Path, flags: int = os.O_RDONLY, folder: int | None = None) -> int:
+    """A regular file, opened without a wait and through no link; the caller closes it.
+
+    Args:
+        flags: as of ``os.open``; a file that they make is this user's alone.
+        folder: an open one that ``path`` is looked for in.
+
+    Raises:
+        OSError: it is not there, or something else.
+    """
+    careful = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+    handle = os.open(path, flags | careful, 0o600, dir_fd=folder)
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)
+        raise OSError(errno.EINVAL, f"it is {_kind(kind)}, no regular file", str(path))
+    return handle
+
+
+def read_plain(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """What the regular file holds, up to ``most_bytes``.
+
+    Raises:
+        OSError: as :func:`open_plain`.
+    """
+    with os.fdopen(open_plain(path), "rb") as file:
+        return file.read(most_bytes)
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -28,6 +28,20 @@ FIXES_SAMPLES = "fixes_samples"
 SHARED_STATE = "shared_state"
 """Attribute of layers that use a buffer which one of them writes: its name.  They must be in one stage."""
 
+KEEPS_SAMPLES = "keeps_samples"
+"""Attribute of a layer that writes to a buffer what it makes of samples: its name.  Its stage has one rank."""
+
+NOT_LINEAR_BACKWARD = "not_linear_backward"
+"""Attribute of a layer with a Function whose backward is not linear in the gradient: its name.  Ranks that divide more
+than samples would give it the gradient in shares."""
+
+SEEDS = "seeds"
+"""Attribute of a layer of a sampled graph that ranks which share seeds would run otherwise than one device: ``draws``
+(random numbers for nodes, of which two ranks may both have one) or ``mixes`` (nodes of several seeds)."""
+
+SHARED_STATISTICS = "shared_statistics"
+"""Attribute of a batch norm that uses running statistics which other layers use as well: their name."""
+
 INTERLEAVES_SAMPLES = "interleaves_samples"
 """Attribute of a layer that keeps samples apart, but not each in one piece of its sample dim (time x sample)."""
 
@@ -160,6 +174,15 @@ class Graph:
             found.update((value_name(layer.name, index), spec) for index, spec in enumerate(layer.outputs))
         return found
 
+    def tied_layers(self) -> dict[str, tuple[int, ...]]:
+        """By parameter that several layers use, these layers by index, ascending."""
+        return _used_by_several(layer.parameters for layer in self.layers)
+
+    def sharing_layers(self) -> dict[str, tuple[int, ...]]:
+        """The same by buffer that one of them writes (``SHARED_STATE``)."""
+        marks = (layer.attributes.get(SHARED_STATE) for layer in self.layers)
+        return _used_by_several([str(mark)] if mark is not None else [] for mark in marks)
+
     def layer_at(
         self, layer: Layer, samples: int, values: Mapping[str, TensorSpec]
     ) -> tuple[Layer, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
@@ -213,6 +236,15 @@ def output_of(value: str) -> tuple[str, int]:
     """The layer that makes ``value``, and the number of its output: what :func:`value_name` put together."""
     layer, _, index = value.partition(":")
     return layer, int(index or 0)
+
+
+def _used_by_several(uses: Iterable[Iterable[str]]) -> dict[str, tuple[int, ...]]:
+    """By what several layers use, these by index; ``uses`` are of one layer after another."""
+    users: dict[str, list[int]] = {}
+    for index, names in enumerate(uses):
+        for name in dict.fromkeys(names):
+            users.setdefault(name, []).append(index)
+    return {name: tuple(layers) for name, layers in users.items() if len(layers) > 1}
 
 
 def producer(value: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -297,10 +298,14 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Something the search looked at and did not take."""
+    """Something the search looked at and did not take, or did not look at."""
 
     what: str
     why: str
+
+
+UNCUT = "no cut between "
+"""Begins what is said of layers that are kept in one stage: ``no cut between a and b``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,8 +415,26 @@ class Measured:
     transport: str = field(default="", metadata={"added": "0.1"})
     kinds: tuple[str, ...] = field(default=(), metadata={"added": "0.1"})
 
+    @classmethod
+    def of_steps(
+        cls, seconds: Sequence[float], prediction: Prediction, transport: str, kinds: tuple[str, ...]
+    ) -> Measured:
+        """What is measured of steps of these seconds, beside ``prediction``; of stages and ranks nothing is known."""
+        step_s = statistics.median(seconds)
+        quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [step_s] * 3
+        spread = (quartiles[2] - quartiles[0]) / step_s if step_s else 0.0
+        error = None
+        if prediction.is_of(transport, kinds):
+            error = step_s / prediction.step_s - 1 if prediction.step_s else 0.0
+        return cls(step_s, spread, len(seconds), (), (), (), error, transport=transport, kinds=kinds)
 
-@dataclass(frozen=True, slots=True)
+
+def timed_steps(seconds: Sequence[float], warmup: int) -> tuple[float, ...]:
+    """The steps behind the warm-up, which alone are measured; all where there are no others."""
+    return tuple(seconds[warmup:] or seconds)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """The file between ``plan`` and ``run``."""
 
@@ -421,3 +444,12 @@ class Plan:
     search: Search
     alternatives: tuple[Alternative, ...] = ()
     measured: Measured | None = None
+
+    def __repr__(self) -> str:
+        """What is decided and predicted, in a line; ``hp.explain`` says more."""
+        decision, batches = self.decision, self.decision.micro_batches
+        return (
+            f"Plan({self.inputs.model.factory}: {len(decision.stages)} stages on {len(decision.used_ranks)} devices, "
+            f"{decision.schedule}, {len(batches)} micro-batches of {max(batches)}, "
+            f"{self.prediction.step_s * 1e3:.3g} ms a step, {self.search.status})"
+        )

@@ -24,6 +24,9 @@ RECOMPUTE = (NEVER, AUTO, SELECTIVE, ALWAYS)
 DEFAULT_CONFIDENCE = 0.8
 """What people ask for who name none; the model's own optimum, whatever is uncertain, is a confidence of 0."""
 
+MICRO, WHOLE = STATISTICS = ("micro", "whole")
+"""What layers that depend on their batch, such as batch norm, see of it: a micro-batch, or the whole."""
+
 SHARD = (NEVER, AUTO, ALWAYS)
 """Whether the ranks of a stage divide the optimiser's state among them (``Stage.sharded``); auto: where it must be."""
 
@@ -72,6 +75,7 @@ class Request:
     rate_per_s: float = field(default=0.0, metadata={"added": "0.1"})
     token_slices: tuple[int, ...] = field(default=(), metadata={"added": "0.1"})
     zero: int = field(default=1, metadata={"added": "0.1"})
+    batch_statistics: str = field(default=MICRO, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,8 @@ class Problem:
             fastest.
         zero: what ranks of a stage divide if ``shard`` has them divide anything: 1 the optimiser's state, 2 gradients
             too, 3 parameters too (``Stage.zero``).
+        batch_statistics: one of ``STATISTICS``; ``whole``: where a layer depends on its batch, the whole batch is the
+            only micro-batch.
     """
 
     profile: Profile
@@ -127,6 +133,7 @@ class Problem:
     rate_per_s: float = 0.0
     token_slices: tuple[int, ...] = ()
     zero: int = 1
+    batch_statistics: str = MICRO
 
     @classmethod
     def of(cls, profile: Profile, global_batch: int, request: Request) -> Problem:

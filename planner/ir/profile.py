@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import isfinite
 from typing import Any, TypeVar
 
 from planner.ir.cluster import MEASURED, Cluster, Evidence
@@ -185,6 +186,28 @@ class Optimizer:
     def __str__(self) -> str:
         """As people write it: ``AdamW:lr=0.001,betas=(0.9,0.95)``."""
         return ":".join([self.name, *([spelled(self.arguments)] if self.arguments else [])])
+
+
+_BELOW_0 = ("lr", "weight_decay", "momentum", "eps")
+
+
+def argument_faults(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """What no optimiser of ``torch.optim`` can be meant to have; torch itself takes some of it, and trains to NaN."""
+    for name, value in arguments.items():
+        numbers = value if isinstance(value, tuple | list) else (value,)
+        if not all(map(_is_number, numbers)):
+            continue
+        shown = spelled({name: tuple(map(float, numbers)) if isinstance(value, tuple | list) else float(value)})
+        if not all(map(isfinite, numbers)):
+            yield f"{shown}: a number that is finite is needed"
+        elif name in _BELOW_0 and min(numbers) < 0:
+            yield f"{shown}: it cannot be below 0"
+        elif name == "betas" and not all(0 <= each < 1 for each in numbers):
+            yield f"{shown}: each is at least 0 and below 1"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def spelled(arguments: Mapping[str, Argument]) -> str:
@@ -393,7 +416,7 @@ class Calibration:
     corrections: tuple[Correction, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Profile:
     """Graph, cluster and measurements.
 
@@ -421,6 +444,11 @@ class Profile:
     preparations: Mapping[str, tuple[PreparationCost, ...]] = field(default_factory=dict, metadata={"added": "0.1"})
     site_halos: tuple[SiteHalo, ...] = field(default=(), metadata={"added": "0.1"})
     calibration: Calibration = field(default_factory=Calibration, metadata={"added": "0.1"})
+
+    def __repr__(self) -> str:
+        """What was profiled where, in a line."""
+        devices, measured = len(self.cluster.devices), sum(map(len, self.measurements.values()))
+        return f"Profile({self.model.factory}: {len(self.graph.layers)} layers, {devices} devices, {measured} costs)"
 
     @property
     def bare(self) -> Profile:

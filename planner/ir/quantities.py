@@ -36,6 +36,7 @@ _OF_FIELDS: Mapping[str, tuple[float, float]] = {
     "state_bytes_per_parameter_byte": (0.0, 1e3),
     "num_runs": (0.0, 1e12),
     "num_steps": (0.0, 1e12),
+    "warmup": (0.0, 1e12),
     "num_plans": (0.0, 1e9),
     "num_simulated": (0.0, 1e18),
     "num_candidates": (0.0, 1e18),

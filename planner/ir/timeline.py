@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
+
+from planner.ir.plan import Measured, Prediction, timed_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class MemorySample:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Timeline:
     """One step.
 
@@ -40,6 +43,10 @@ class Timeline:
     step_s: float
     spans: tuple[Span, ...]
     memory: tuple[MemorySample, ...] = ()
+
+    def __repr__(self) -> str:
+        """How long, and of how much, in a line."""
+        return f"Timeline({self.source}: {self.step_s * 1e3:.3g} ms, {len(self.spans)} spans)"
 
     def peak_bytes(self, rank: int) -> int:
         """The most memory ``rank`` had in use (0 if not known)."""
@@ -164,6 +171,8 @@ class TimelineFile:
         drift: None where no stage was run alone, or the profile was not there.
         restarts: of the job, in their order.
         kinds: of the devices that the ranks ran on, as of :class:`planner.ir.plan.Measured`.
+        plan: that was run, its :func:`planner.ir.codec.plan_fingerprint`; of older files empty.
+        warmup: how many of the first steps no median counts; of older files 0.
     """
 
     predicted: Timeline
@@ -174,3 +183,19 @@ class TimelineFile:
     drift: Drift | None = field(default=None, metadata={"added": "0.1"})
     restarts: tuple[Restart, ...] = field(default=(), metadata={"added": "0.1"})
     kinds: tuple[str, ...] = field(default=(), metadata={"added": "0.1"})
+    plan: str = field(default="", metadata={"added": "0.1"})
+    warmup: int = field(default=0, metadata={"added": "0.1"})
+
+    @property
+    def timed_seconds(self) -> tuple[float, ...]:
+        """The steps that are measured."""
+        return timed_steps(self.step_seconds or (self.measured.step_s,), self.warmup)
+
+    @property
+    def step_s(self) -> float:
+        """The measured step."""
+        return median(self.timed_seconds)
+
+    def measured_beside(self, prediction: Prediction) -> Measured:
+        """What the run measured of a step, beside what was predicted of its plan."""
+        return Measured.of_steps(self.timed_seconds, prediction, self.transport, self.kinds)

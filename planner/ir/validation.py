@@ -21,7 +21,7 @@ from planner.ir.constraints import format_rule, parse_rule
 from planner.ir.errors import UsageError
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec, value_name
 from planner.ir.plan import Decision, Placement, Plan
-from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD, ZERO
+from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD, STATISTICS, ZERO
 from planner.ir.profile import LEVEL_PAIRS, Measurement, PreparationCost, Profile
 from planner.ir.quantities import BYTES, SECONDS, Fault, out_of_limits
 from planner.ir.schedule import Action
@@ -324,6 +324,7 @@ def _request(plan: Plan) -> Iterator[Fault]:
     yield from _known(f"{path}.objective", "objective", request.objective, OBJECTIVES)
     yield from _known(f"{path}.recompute", "way to recompute", request.recompute, RECOMPUTE)
     yield from _known(f"{path}.shard", "way to shard", request.shard, SHARD)
+    yield from _known(f"{path}.batch_statistics", "batch of statistics", request.batch_statistics, STATISTICS)
     yield from _zero(f"{path}.zero", request.zero)
     for name in ("max_stages", "num_ranks", "memory_bytes"):
         yield from _at_least(f"{path}.{name}", getattr(request, name), 0, int(BYTES[1]))

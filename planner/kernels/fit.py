@@ -9,6 +9,7 @@ What ships is fitted once: ``python -m planner.kernels.fit`` writes ``data/fits.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -224,4 +225,5 @@ def known_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=write_stored.__doc__).parse_args()
     write_stored()

@@ -80,7 +80,7 @@ _DEVICES = {
 
 _DTYPES = {"": "float16", "fp16": "float16", "bf16": "float16", "bfloat16": "float16", "fp32": "float32"}
 _TF32 = ("A100", "H100", "GH200", "RTX-3090", "A40")
-_LEAST_S = 1e-6
+_LEAST_S, _MOST_S = 1e-6, 1e4
 
 
 def dtype_of(name: str) -> str:
@@ -132,6 +132,18 @@ def read_csv(path: str | Path) -> tuple[list[str], Iterator[tuple[int, dict[str,
     return list(reader.fieldnames or ()), enumerate(reader, start=2)
 
 
+def _seconds(line: Mapping[str, str], name: str, unit_s: float) -> float:
+    """A time of the line.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = unit_s * float(line[name])
+    if not 0 <= found <= _MOST_S:
+        raise ValueError(f"{name} is {line[name]}, which no kernel takes")
+    return found
+
+
 def _of_block(line: Mapping[str, str]) -> Iterator[Row]:
     """Of microsoft/vidur: half precision, forward, kernels of vLLM."""
     tokens, hidden, ffn, heads, kv_heads, ways = (
@@ -159,7 +171,7 @@ def _of_block(line: Mapping[str, str]) -> Iterator[Row]:
             "emb": ("embedding", 4 * tokens * hidden, 1),
         }[op]
         extents = (num_bytes, launches)
-    seconds = max(_LEAST_S, 1e-3 * float(line["median_ms"]))
+    seconds = max(_LEAST_S, _seconds(line, "median_ms", 1e-3))
     name, dtype = _DEVICES.get(line["device"], line["device"]), dtype_of(line.get("dtype", ""))
     yield Row(name, dtype, kind, extents, seconds, f"{hidden}/{ffn}")
 
@@ -193,7 +205,7 @@ def _of_operator(line: Mapping[str, str]) -> Iterator[Row]:
     }.get(op)
     if ways > 1 and op in ("attention-dense", "MLP-GEMM-2"):  # a sum over the ranks is in their times
         return
-    forward_s, backward_s = 1e-6 * float(line["forward_us"]), 1e-6 * float(line["backward_us"])
+    forward_s, backward_s = (_seconds(line, name, 1e-6) for name in ("forward_us", "backward_us"))
     if extents is not None:
         yield Row(name, of_products, GEMM, extents, forward_s, line["model"])
         return
@@ -235,7 +247,7 @@ def _of_shape(line: Mapping[str, str]) -> Iterator[Row]:
         extents = (extent("bytes"), extent("launches", "1"))
     else:
         raise ValueError(f"op {kind!r} is none of {', '.join((GEMM, ATTENTION, ATTENTION_BACKWARD, *MEMORY_BOUND))}")
-    seconds = max(_LEAST_S, 1e-3 * float(line["median_ms"]))
+    seconds = max(_LEAST_S, _seconds(line, "median_ms", 1e-3))
     yield Row(device, dtype, kind, extents, seconds, line.get("model") or f"{kind} {extents[1:3]}")
 
 

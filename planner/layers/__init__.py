@@ -26,18 +26,22 @@ from planner.layers._kinds import Kind, has_halo, is_convolution, kind, kinds
 from planner.layers._rules import window
 from planner.layers._samples import (
     MAPPED,
+    batch_dependent_layers,
     batch_wide_layers,
     check_samples_apart,
     fixes_samples,
     over_sites,
     prepared_inputs,
     require_micro_batches,
+    require_several_values,
+    statistics_text,
     throughout_sites,
 )
 
 __all__ = [
     "MAPPED",
     "Kind",
+    "batch_dependent_layers",
     "batch_wide_layers",
     "check_samples_apart",
     "fixes_samples",
@@ -48,6 +52,8 @@ __all__ = [
     "over_sites",
     "prepared_inputs",
     "require_micro_batches",
+    "require_several_values",
+    "statistics_text",
     "throughout_sites",
     "window",
 ]

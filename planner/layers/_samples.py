@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 from planner.ir.box import Interval, whole
-from planner.ir.errors import UnsupportedModelError
+from planner.ir.errors import UnsupportedModelError, UsageError
 from planner.ir.graph import (
     FIXES_SAMPLES,
     INTERLEAVES_SAMPLES,
@@ -46,6 +49,61 @@ def check_samples_apart(graph: Graph) -> tuple[str, ...]:
 def batch_wide_layers(graph: Graph) -> tuple[str, ...]:
     """Names of the layers because of which all samples of a step must be in one micro-batch, in order."""
     return tuple(layer.name for layer in graph.layers if NEEDS_WHOLE_BATCH in layer.attributes)
+
+
+def batch_dependent_layers(graph: Graph) -> tuple[str, ...]:
+    """Names of the layers whose output for a sample depends on which others are in its micro-batch, in order.
+
+    Batch normalisation by statistics of the batch, and what mixes samples otherwise; not the loss, whose parts are
+    weighted by their samples.  Ranks that share a micro-batch out share these statistics, so that micro-batches alone
+    show in the result.
+    """
+    values = graph.values()
+    return tuple(
+        layer.name
+        for layer in graph.layers
+        if layer.kind != "loss"
+        and (
+            (kind(layer.kind).REDUCTION == "statistics" and bool(layer.attributes.get("training", True)))
+            or MIXES_SAMPLES in layer.attributes
+            or _mixes(layer, tuple(values[name] for name in layer.inputs))
+        )
+    )
+
+
+def statistics_text(decision: Decision, graph: Graph) -> str:
+    """Where layers that depend on their batch see less than the whole of it, in words; empty where none does."""
+    layers, count = batch_dependent_layers(graph), len(decision.micro_batches)
+    if not layers or count < 2:
+        return ""
+    more = f" and {len(layers) - 1} more" * (len(layers) > 1)
+    return (
+        f"layer {layers[0]}{more}: statistics of each of {count} micro-batches, not of the whole batch of "
+        f"{decision.global_batch}, and running ones written {count} times a step"
+    )
+
+
+def require_several_values(graph: Graph, rows: Sequence[int], remedies: Sequence[str]) -> None:
+    """Raises :class:`UsageError` where a batch norm gets one value a channel, which has no variance.
+
+    Args:
+        rows: samples of each micro-batch of a training step.
+    """
+    if 1 not in rows:
+        return
+    for layer in graph.layers:
+        spec = layer.outputs[0]
+        is_batch_norm = kind(layer.kind).REDUCTION == "statistics" and bool(layer.attributes.get("training", True))
+        is_by_sample = len(spec.shape) > 1 and spec.dims[0] == SAMPLE and not spec.has_sites
+        if is_batch_norm and is_by_sample and prod(spec.shape[2:]) == 1:
+            raise UsageError(
+                f"layer {layer.name} normalises over the batch, and a micro-batch has 1 sample",
+                [
+                    f"1 value a channel, of output {list(spec.shape)} for {graph.samples} samples; 2 have a variance",
+                    f"micro-batches of {', '.join(map(str, rows))} samples",
+                ],
+                remedies,
+            )
 
 
 def fixes_samples(graph: Graph) -> bool:

@@ -192,7 +192,7 @@ class TokenAxes:
             for index, value in enumerate(layer.inputs):
                 moves = division.moves(name, index)
                 if any(move.src > move.dst for move in moves):
-                    yield _Fault(layer, value, "to make its first half it reads tokens of the second half of")
+                    yield _Fault(layer, value, _reads_later(layer, self.num_tokens))
                 elif moves and layer.kind in _WINDOWS:
                     yield _Fault(layer, value, "it moves a window over the tokens of")
             work = self.works.get(name)
@@ -280,10 +280,12 @@ def _num_tokens(graph: Graph) -> int:
     if len(lengths) != 1:
         said = [f"{name} has {length} tokens" for length, name in lengths.items()]
         title = "the sequences of a sample differ in length" if lengths else "no input has a dim of tokens (time)"
-        raise UnsupportedModelError(f"token slices: {title}", said, ["plan without --allow time"])
+        raise UnsupportedModelError(f"token slices: {title}", said, ["plan without --allow time and --token-slices"])
     length = next(iter(lengths))
     if length < 2:
-        raise UnsupportedModelError("token slices: sequences have one token", [], ["plan without --allow time"])
+        raise UnsupportedModelError(
+            "token slices: sequences have one token", [], ["plan without --allow time and --token-slices"]
+        )
     return length
 
 
@@ -342,12 +344,23 @@ def _upstream(graph: Graph, names: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
+def _reads_later(layer: Layer, num_tokens: int) -> str:
+    """Why a layer would read what later slices make."""
+    if layer.kind == "opaque":
+        return "which tokens it reads for one is not known, so that it would read later ones of"
+    if layer.kind in ("pad", "slice", "concat") and TIME not in [
+        dim for spec in layer.outputs for dim, extent in zip(spec.dims, spec.shape, strict=True) if extent == num_tokens
+    ]:
+        return f"it makes other than {num_tokens} tokens, so that they stand in other places than those of"
+    return "to make its first half it reads tokens of the second half of"
+
+
 def _refused(faults: tuple[_Fault, ...]) -> UnsupportedModelError:
     first = faults[0]
     every = [f"layer {each.layer.name} ({each.layer.kind}): {each.why} {each.value}" for each in faults]
     lines = list(dict.fromkeys(every))
     lines[3:] = [f"and {len(lines) - 3} more"] if len(lines) > 3 else []
-    remedies = ["plan without --allow time"]
-    if any(each.layer.kind in ("attention", "softmax", "opaque") for each in faults):
+    remedies = ["plan without --allow time and --token-slices"]
+    if any(each.layer.kind in ("attention", "softmax") for each in faults):
         remedies.insert(0, "attention: scaled_dot_product_attention(..., is_causal=True) is known to be causal")
     return UnsupportedModelError(f"layer {first.layer.name} cannot be run in token slices", lines, remedies)

@@ -39,7 +39,7 @@ from planner.layers.token_slices import require_sliceable
 from planner.solvers.candidates.candidate import Candidate, Recomputes, decision_of, micro_batches, plan_of
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import binding, slower
-from planner.solvers.candidates.feasibility import cut_positions, micro_batch_sizes
+from planner.solvers.candidates.feasibility import cut_positions, micro_batch_sizes, uncut
 
 METHOD = "token slices by TeraPipe's DP over measured times, the best by its formula simulated"
 _GRID = 32
@@ -96,11 +96,14 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
             [f"{tried}: none fits and keeps to what was asked for"],
             ["without --token-slices", "--schedule gpipe"],
         )
+    graph = problem.profile.graph
+    rejected = (
+        *plan.search.rejected,
+        *uncut(graph.tied_layers(), graph, "where sequences are cut into token slices: they share parameters"),
+    )
     if best is None:
-        why = f"none is faster: {tried}"
-        return replace(
-            plan, search=replace(plan.search, rejected=(*plan.search.rejected, Rejected("token slices", why)))
-        )
+        missed = Rejected("token slices", f"none is faster: {tried}")
+        return replace(plan, search=replace(plan.search, rejected=(*rejected, missed)))
     decision = decision_of(problem, best[0])
     seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
     peak = max(rank.peak_bytes for rank in plan.prediction.ranks)
@@ -114,7 +117,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         plan.search.num_simulated + num_simulated,
         plan.search.num_candidates + num_simulated,
         binding=binding(decision, seen),
-        rejected=plan.search.rejected,
+        rejected=rejected,
     )
     return plan_of(problem, decision, seen.prediction, search, (whole,))
 
@@ -194,7 +197,7 @@ def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[flo
     problem, graph = evaluator.problem, evaluator.book.profile.graph
     names = [name for name in evaluator.schedules if schedules.can_slice(name) and schedules.traits(name).trains]
     names = [name for name in names if not schedules.traits(name).windowed]
-    positions = cut_positions(graph)
+    positions = cut_positions(graph, parts_ties=False)
     for samples in micro_batch_sizes(problem, evaluator.book):
         batches = micro_batches(problem, samples)
         most = min(len(problem.ranks), problem.max_stages or len(problem.ranks), len(positions) - 1)

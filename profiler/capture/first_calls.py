@@ -121,7 +121,7 @@ class _Memory:
         self.after.values()
         if forgotten:
             self.before.forget_all()
-            self._write_buffers()
+        self._write_buffers()
 
     def without(self, name: str) -> None:
         """As after the first call, but for one value."""
@@ -166,8 +166,12 @@ class _Memory:
         return not _is_alike(found, self.call(tensors))
 
     def _named(self) -> dict[str, Tensor]:
-        modules = enumerate(self._model.owners.values())
-        return {f"{k} {name}": buffer for k, module in modules for name, buffer in module.named_buffers()}
+        """Buffers and frozen parameters, which a graph may write to."""
+        named: dict[str, Tensor] = {}
+        for k, module in enumerate(self._model.owners.values()):
+            named |= {f"{k} {name}": buffer for name, buffer in module.named_buffers()}
+            named |= {f"{k} {name}": each for name, each in module.named_parameters() if not each.requires_grad}
+        return named
 
 
 def _is_alike(a: _Outcome, b: _Outcome) -> bool:

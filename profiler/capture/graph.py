@@ -14,11 +14,8 @@ from torch.nn.parameter import is_lazy
 from cuda_ops.device.placing import move, on_device, tensors_of
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import (
-    FIXES_SAMPLES,
     MIXES_SAMPLES,
-    NEEDS_WHOLE_BATCH,
     SAMPLE,
-    SHARED_STATE,
     Attribute,
     Graph,
     Layer,
@@ -26,9 +23,9 @@ from planner.ir.graph import (
     value_name,
 )
 from planner.layers import MAPPED
-from profiler.capture.functional import is_write, written_buffer
 from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
 from profiler.capture.layers import Group, groups, is_output_of, output_names, specify, specify_input, tensor_arguments
+from profiler.capture.marks import marked
 from profiler.capture.operators import layer_names, name_read
 from profiler.capture.sample_independence import Dependence, dependence
 from profiler.capture.trace import Traced, attribute, trace, traces
@@ -80,6 +77,7 @@ class Captured:
         outputs: the value that each tensor of the module's output is, by the names that its user has for them
             (``logits``) and in their order; empty where the loss is not made of it, or a layer does not hand it out.
         fixed: where the user's code fixes the number of samples, if that is known; empty: elsewhere, or nowhere.
+        doubled: whether the example has one sample, which is repeated.
     """
 
     graph: Graph
@@ -97,6 +95,7 @@ class Captured:
     evaluation: str = ""
     outputs: Mapping[str, str] = field(default_factory=dict)
     fixed: str = ""
+    doubled: bool = False
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -110,11 +109,23 @@ class Captured:
             )
         if self.evaluation:
             found.append(f"plans can train this model, not evaluate it: {self.evaluation}")
+        if self.doubled:
+            found.append(
+                f"the example has 1 sample, which is repeated to {self.graph.samples} (export takes 1 for a constant); "
+                f"a plan has {self.graph.samples} samples a step unless its global batch says otherwise"
+            )
         if not self.polymorphic:
             found.append(
                 f"micro-batches have {self.graph.samples} samples, no other number: the model's code fixes it"
                 + (f" {self.fixed}" if self.fixed else "")
             )
+            samples = self.graph.samples
+            square = [name for name, spec in self.graph.inputs.items() if spec.shape.count(samples) > 1]
+            if square:
+                found.append(
+                    f"{', '.join(square)}: of {samples} along several dims, as many as the example has samples; where "
+                    "one is no tensor of samples (a mask over tokens), profile an example of another number of samples"
+                )
         return tuple(found)
 
 
@@ -229,8 +240,10 @@ def _of_traced(model: LoadedModel, traced: Traced, rules: Rules, judge: Judge, e
     names = _names(traced, found)
     values = _value_names(traced, found, names)
     layers = dict(zip(names, judge(traced, found, model), strict=True))
+    graph = _graph(traced, rules, found, names, values)
+    graph = marked(graph, layers, found, names, traced, samples_neighbours=_samples_neighbours(model))
     return Captured(
-        _with_pairs(_marked(_graph(traced, rules, found, names, values), layers, found, names, traced), model),
+        _with_pairs(graph, model),
         traced.module,
         {node.name: name for group, name in zip(found, names, strict=True) for node in group.nodes},
         {value: node.name for node, value in values.items() if isinstance(node.meta.get("val"), Tensor)},
@@ -245,7 +258,17 @@ def _of_traced(model: LoadedModel, traced: Traced, rules: Rules, judge: Judge, e
         evaluation,
         _outputs(traced, values),
         traced.fixed,
+        model.samples < traced.samples,
     )
+
+
+def _samples_neighbours(model: LoadedModel) -> bool:
+    """Whether a batch is seeds of a graph, whose neighbours are sampled."""
+    if model.clouds is None:
+        return False
+    from cuda_ops.sampling.preparation import SampledPreparation  # late: other networks do without
+
+    return isinstance(model.clouds.preparation, SampledPreparation)
 
 
 def _outputs(traced: Traced, values: Mapping[fx.Node, str]) -> dict[str, str]:
@@ -430,60 +453,3 @@ def _raw(model: LoadedModel) -> dict[str, TensorSpec]:
             dims[1] = "points"
         found[name] = TensorSpec(tuple(dims), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
     return found
-
-
-def _shared_state(found: tuple[Group, ...], names: tuple[str, ...]) -> dict[str, str]:
-    """By layer, the buffer that it uses with others, where one of them writes to it; of several that join, the last."""
-    users: dict[str, dict[str, None]] = {}
-    written: set[str] = set()
-    for group, name in zip(found, names, strict=True):
-        for node in group.nodes:
-            for argument in node.all_input_nodes:
-                if argument.op == "get_attr":
-                    users.setdefault(str(argument.target), {})[name] = None
-            first = node.args[0] if is_write(node) else None
-            if isinstance(first, fx.Node) and first.op == "get_attr":
-                written.add(str(first.target))
-    shared: dict[str, str] = {}
-    for buffer, layers in users.items():
-        if buffer in written and len(layers) > 1:
-            known = {shared[layer] for layer in layers if layer in shared}
-            joined = [layer for layer, other in shared.items() if other in known]
-            shared.update(dict.fromkeys([*joined, *layers], buffer))
-    return shared
-
-
-def _keepers(found: tuple[Group, ...], names: tuple[str, ...]) -> frozenset[str]:
-    """Layers that write what they see of samples to a buffer: ranks that share samples would each keep another one."""
-    seen: set[fx.Node] = set()
-    keepers = set()
-    for node in found[0].main.graph.nodes if found else ():
-        if node.op == "placeholder" or not seen.isdisjoint(node.all_input_nodes):
-            seen.add(node)
-    for group, name in zip(found, names, strict=True):
-        for node in group.nodes:
-            if node in seen and written_buffer(node):
-                keepers.add(name)
-    return frozenset(keepers)
-
-
-def _marked(
-    graph: Graph,
-    dependences: Mapping[str, Dependence],
-    found: tuple[Group, ...],
-    names: tuple[str, ...],
-    traced: Traced,
-) -> Graph:
-    shared, keepers = _shared_state(found, names), _keepers(found, names)
-
-    def marked(layer: Layer) -> Layer:
-        on = dependences[layer.name]
-        mark = MIXES_SAMPLES if layer.name in keepers else on.mark
-        marks: dict[str, Attribute] = {
-            mark: True for mark in (mark, NEEDS_WHOLE_BATCH if on.needs_whole_batch else "") if mark
-        }
-        marks |= {SHARED_STATE: shared[layer.name]} if layer.name in shared else {}
-        marks |= {} if traced.is_polymorphic else {FIXES_SAMPLES: True}
-        return replace(layer, attributes={**layer.attributes, **marks}) if marks else layer
-
-    return replace(graph, layers=tuple(map(marked, graph.layers)))

@@ -251,9 +251,10 @@ def upsample(node: fx.Node, arguments: Arguments) -> Attributes | None:
 
 def reshape(node: fx.Node, arguments: Arguments) -> Attributes | None:
     """Which dim of the input each dim of the output is, as far as that holds for every number of samples."""
-    source = next((each.meta["val"] for each in arguments.values() if isinstance(each, fx.Node)), None)
-    others = [each for each in node.all_input_nodes if isinstance(each.meta.get("val"), Tensor)]
-    if not isinstance(source, Tensor) or not isinstance(node.meta["val"], Tensor) or len(others) != 1:
+    values = [each.meta.get("val") for each in arguments.values() if isinstance(each, fx.Node)]
+    source = values[0] if values else None
+    num_tensors = sum(isinstance(value, Tensor) for value in values)  # two in h.view_as(h), which is one node
+    if not isinstance(source, Tensor) or not isinstance(node.meta["val"], Tensor) or num_tensors != 1:
         return {}
     if operation(node) in PERMUTATIONS:
         kept = _moved(node, source.ndim)

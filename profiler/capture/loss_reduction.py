@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops._torch import HigherOrderOperator, OpOverload, schema_of
+from cuda_ops.dense.state_writes import attributes_behind, written
 from planner.ir.graph import MIXES_SAMPLES, is_sites
-from profiler.capture.functional import is_write, written_buffer
+from profiler.capture.functional import is_write
 from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import MEANS_OVER_PLACES, RESHAPES, nodes_in, operation, overload_of
 from profiler.capture.sizes import NUM_SAMPLES
@@ -106,11 +107,8 @@ def _is_cheap(node: fx.Node) -> bool:
 
 def _written(graph: fx.Graph) -> frozenset[str]:
     """Buffers that the graph writes."""
-    found = set(filter(None, map(written_buffer, graph.nodes)))
-    for node in graph.nodes:
-        if operation(node) in ("batch_norm", "instance_norm"):
-            found |= {str(argument.target) for argument in node.all_input_nodes if argument.op == "get_attr"}
-    return frozenset(found)
+    behind = attributes_behind(graph)
+    return frozenset(buffer for node in graph.nodes for buffer in written(node, behind))
 
 
 def is_over_terms(node: fx.Node) -> bool:

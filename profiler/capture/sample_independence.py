@@ -24,7 +24,7 @@ from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
 from profiler.capture.functional import INDEX
 from profiler.capture.kinds import OPAQUE, kind_of
-from profiler.capture.layers import Group
+from profiler.capture.layers import Group, is_output_of
 from profiler.capture.operators import function_called, name_read, operation
 from profiler.capture.trace import Traced
 from profiler.capture.verify_capture import module_loss
@@ -398,9 +398,12 @@ def _compare(node: fx.Node, runs: list[_Run], traced: Traced) -> str:
     answer = ""
     parts: list[list[Tensor]] = [[], []]
     outputs = [_leaves(run.values.get(node)) for run in runs]
-    for meta, together, *alone in zip(_leaves(node.meta["val"]), *outputs, strict=True):
+    unread = _unread(node)
+    for place, (meta, together, *alone) in enumerate(zip(_leaves(node.meta["val"]), *outputs, strict=True)):
         dims, sites = sample_dims(meta, traced), loss_reduction.site_dims(meta, traced)
-        if dims and sites:
+        if place in unread:
+            found, halves = "", [together, together]
+        elif dims and sites:
             found, halves = MIXES_SAMPLES, [together, together]
         elif sites:
             found, halves = _with_rows(node, together, alone, sites)
@@ -413,6 +416,15 @@ def _compare(node: fx.Node, runs: list[_Run], traced: Traced) -> str:
             part.append(half)
     _hand_on(node, runs, parts)
     return answer
+
+
+def _unread(node: fx.Node) -> frozenset[int]:
+    """The places of outputs that no node reads, such as the offsets that ``embedding_bag`` keeps for its backward."""
+    values = node.meta["val"]
+    if isinstance(values, Tensor) or not all(is_output_of(user) for user in node.users):
+        return frozenset()
+    read = {user.args[1] for user in node.users if user.users}
+    return frozenset(range(len(_leaves(values)))) - read if all(isinstance(v, Tensor) for v in values) else frozenset()
 
 
 def _hand_on(node: fx.Node, runs: list[_Run], parts: list[list[Tensor]]) -> None:

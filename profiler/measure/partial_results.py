@@ -9,18 +9,12 @@ and by whether it repeats a contended one.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
-import types
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from pathlib import Path
-from typing import Any, TypeVar
 
-from planner.ir.codec import canonical, plain
-from planner.ir.files import write_text
+from planner.ir.codec import canonical, from_json
+from planner.ir.files import read_plain, write_text
 from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ParameterCost, PartShape, PreparationCost, SiteHalo
 from profiler.measure.noise import is_contended, is_throttled
@@ -141,8 +135,6 @@ class ModelCosts:
         return Chosen(tuple(sizes), tuple(shape for each in self.done.parts for shape in each.shapes))
 
 
-T = TypeVar("T")
-
 _KIND = "unfinished profile"
 
 
@@ -171,6 +163,12 @@ class Contents:
     job: str
     graph: str = ""
     processes: Mapping[str, Kept] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    halopipe: str
+    contents: Contents
 
 
 class Unfinished:
@@ -237,32 +235,13 @@ class Unfinished:
     def _write(self, contents: Contents) -> None:
         self.contents, self._is_old = contents, False
         if self._path is not None:
-            write_text(self._path, canonical({"halopipe": _KIND, "contents": plain(contents)}))
+            write_text(self._path, canonical(_File(_KIND, contents)))
 
 
 def _read(path: Path) -> Contents | None:
     """None if the file is damaged or of another release."""
     try:
-        root = json.loads(path.read_text(encoding="utf-8"))
-        return _built(Contents, root["contents"]) if root["halopipe"] == _KIND else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        file = from_json(read_plain(path), _File)
+    except (OSError, ValueError):
         return None
-
-
-def _built(kind: Any, value: Any) -> Any:
-    """``value``, which JSON gave, as the type that it was written from."""
-    if dataclasses.is_dataclass(kind):
-        types_of = typing.get_type_hints(kind)
-        make: Any = kind  # a class: ``is_dataclass`` also knows of instances
-        return make(**{name: _built(types_of[name], each) for name, each in value.items()})
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        return None if value is None else _built(next(each for each in arguments if each is not types.NoneType), value)
-    if origin is tuple:
-        kinds = repeat(arguments[0]) if arguments[-1] is Ellipsis else arguments
-        return tuple(_built(own, each) for own, each in zip(kinds, value, strict=False))
-    if origin is not None and issubclass(origin, Mapping):
-        return {key: _built(arguments[1], each) for key, each in value.items()}
-    if not isinstance(value, (kind, int) if kind is float else kind):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
-    return value
+    return file.contents if file.halopipe == _KIND else None

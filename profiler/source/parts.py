@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.ir.errors import FactoryError
+from profiler.capture.user_module import users_line_of
 from profiler.source.losses import Loss, own_loss
 from profiler.source.model import LoadedModel, parse_varying
 from profiler.source.structure import BatchStructure, is_loader
@@ -41,7 +42,10 @@ def import_remedies(error: BaseException) -> list[str]:
 
 
 def where(error: BaseException) -> str:
-    """File, line and function of the innermost frame of ``error``."""
+    """File, line and function of the innermost frame of ``error`` in the user's code; where it met none, of any."""
+    line, _ = users_line_of(error)
+    if line:
+        return line
     frames = traceback.extract_tb(error.__traceback__)
     return f"at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "at an unknown place"
 

@@ -41,7 +41,6 @@ import inspect
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -159,10 +158,7 @@ def _from_name(text: str, place: str) -> ModuleType:
 
 
 def _broken(place: str, error: Exception) -> ModelNotFoundError:
-    frames = traceback.extract_tb(error.__traceback__)
-    at = f"at {frames[-1].filename}:{frames[-1].lineno}" if frames else "at an unknown place"
-    if isinstance(error, SyntaxError):
-        at = f"at {error.filename}:{error.lineno}"
+    at = f"at {error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else where(error)
     return ModelNotFoundError(
         f"{place} cannot be imported: {type(error).__name__}", [str(error), at], import_remedies(error)
     )

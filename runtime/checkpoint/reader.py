@@ -12,6 +12,7 @@ import difflib
 import io
 import math
 import pickle
+import pickletools
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from planner.ir.box import Box, intersect, whole
 from planner.ir.errors import MissingFileError, StaleFileError
-from runtime.checkpoint.folders import complete_path, complete_steps
+from runtime.checkpoint.folders import MANIFEST, complete_path, complete_steps
 from runtime.checkpoint.manifest import Entry, Manifest, Part, check_place, compare, damaged, read_file, read_manifest
 from runtime.checkpoint.state import MODEL, Number
 from runtime.pipeline.messages import assemble, slices
@@ -51,6 +52,7 @@ def locations_of(content: bytes) -> Mapping[str, Location]:
         ValueError: it is not what this package writes, or names something that is not on the list.
     """
     try:
+        _require_bounded(content)
         found = _Reader(io.BytesIO(content)).load()
     except Exception as error:  # noqa: BLE001 - a damaged pickle may raise anything
         raise ValueError(f"not readable: {error}") from None
@@ -58,6 +60,22 @@ def locations_of(content: bytes) -> Mapping[str, Location]:
     if not isinstance(entries, dict):
         raise ValueError("it has no storage_data")
     return {_text(_field(index, "fqn")): _location(info) for index, info in entries.items()}
+
+
+_PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
+
+
+def _require_bounded(content: bytes) -> None:
+    """Refuses a pickle that asks for more memory than its own size.
+
+    It may number what it keeps as it likes, and say that it is longer than it is; Python's reader makes room first.
+
+    Raises:
+        ValueError: it does so.
+    """
+    for code, argument, _ in pickletools.genops(content):
+        if code.name in _PUTS and not 0 <= int(argument or 0) < len(content):
+            raise ValueError(f"it numbers an object {argument}, of {len(content)} bytes")
 
 
 class _Record:
@@ -239,6 +257,17 @@ class Checkpoint:
         if key not in self.manifest.numbers:
             raise self._unknown("number", key, self.manifest.numbers)
         return self.manifest.numbers[key]
+
+    def amount(self, key: str) -> float:
+        """The number under ``key``, which counts something; 0 where there is none, or None.
+
+        Raises:
+            CorruptFileError: it is text, below 0, or not finite.
+        """
+        found = self.manifest.numbers.get(key) or 0
+        if not isinstance(found, int | float) or not 0 <= found < math.inf:
+            raise damaged(self.path, f"{MANIFEST} says that {key} is {found!r}, which counts nothing")
+        return found
 
     def shape(self, key: str) -> tuple[int, ...]:
         """Shape of the whole tensor.

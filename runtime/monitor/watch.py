@@ -110,8 +110,10 @@ def host_store_at(host: str, port: int) -> TCPStore:
     """
     try:
         listener = socket.create_server((host, port), family=_family(host))
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:  # a training script has made torch's store there itself
+    except (OSError, UnicodeError) as error:  # UnicodeError: a..b
+        if (
+            isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        ):  # a training script has made torch's store there itself
             return join_store(host, port)
         raise TransportError(
             f"rank 0 cannot listen at {host}, port {port}",

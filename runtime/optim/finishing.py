@@ -199,5 +199,5 @@ def check_finishing(program: Program) -> None:
                         f"rank {rank} comes to {action} with or after its first update",
                         format_grid(program.rows, (rank, action), _GRID_WIDTH),
                     ],
-                    ["--schedule 1f1b"],
+                    ["halopipe plan --schedule 1f1b"],
                 )

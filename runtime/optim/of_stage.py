@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import Graph
 from runtime.optim.optimizer import MakeOptimizer, StageOptimizer
 from runtime.optim.sharding import GradientBuckets, ShardedParameters, StartSum
@@ -133,11 +132,8 @@ def updates_of(
 
     Raises:
         UsageError: the optimiser cannot be used.
-        UnsupportedModelError: parts of parameters with a divided optimiser.
     """
     rank, parts = transport.rank, parts or {}
-    if zero:
-        _refuse_parts(stage, parts)
     tie_of = {name: tie for tie in ties if rank in tie.ranks for name in tie.names if name in parameters}
     own = {name: parameter for name, parameter in parameters.items() if name not in tie_of}
     reduction: GradientBuckets | ShardedParameters | None = None
@@ -192,13 +188,3 @@ class _Sums:
         if ranks not in self._found:
             self._found[ranks] = partial(self._transport.start_sum, ranks=ranks, deadline_s=self._deadline_s)
         return self._found[ranks]
-
-
-def _refuse_parts(stage: int, parts: Parts) -> None:
-    name = next((name for name, part in parts.items() if part.is_divided), None)
-    if name is not None:
-        raise UnsupportedModelError(
-            f"stage {stage} divides parameters over its ranks, so it cannot divide their optimiser's state as well",
-            [f"each rank has its part of {name} alone, and keeps state for that"],
-            ["plan again without divided optimisers", "cut that stage along samples or space"],
-        )

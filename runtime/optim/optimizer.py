@@ -5,28 +5,24 @@ A factory of optimisers takes the stage's parameters, as ``torch.optim.AdamW`` d
 optimiser, as ``torch.optim.lr_scheduler.CosineAnnealingLR`` does; every stage has a schedule of its own, in step with
 the others.
 
-Where the user gives an optimiser object, those of the stages *follow* it (:class:`Followed`).
+Where the user gives an optimiser object, those of the stages *follow* it (:mod:`runtime.optim.followed`).
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
-from cuda_ops._torch import has_step_hooks, note_step, optimizer_attributes, optimizer_like, tree_leaves
 from planner.ir.errors import FactoryError, UnknownNameError, UsageError
 from planner.ir.profile import Optimizer, spelled
+from runtime.optim.followed import Followed, asks_for_closure, require_counting
 from runtime.optim.sharding import (
-    STEP,
     ParameterSlice,
     ShardedParameters,
     give_slices,
@@ -41,7 +37,6 @@ MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler] | LRScheduler
 """Makes a schedule; or the schedule of the optimiser that those of the stages follow."""
 
-_NO_SETTINGS = ("params", "param_names")
 _EMPTY = "optimizer got an empty parameter list"
 """What torch says where it is given no parameter."""
 
@@ -78,9 +73,11 @@ class StageOptimizer:
         *,
         is_alone: bool = True,
     ) -> None:
-        self.optimizer = _made(make, parameters)
-        self.scheduler: LRScheduler | None = None
+        self.parts: Mapping[str, Part] = {name: part for name, part in (parts or {}).items() if part.is_divided}
         self._followed = make if isinstance(make, Followed) else None
+        begun = make if self._followed is None else partial(self._followed, parts=self.parts)
+        self.optimizer = _made(begun, parameters)
+        self.scheduler: LRScheduler | None = None
         self._sharded = sharded
         names = {parameter: name for name, parameter in parameters.items()}
         _require_usable(self.optimizer, names)
@@ -88,7 +85,6 @@ class StageOptimizer:
             require_apart(self.optimizer)
         groups = self.optimizer.param_groups
         self.group_names = tuple(tuple(names[parameter] for parameter in group["params"]) for group in groups)
-        self.parts: Mapping[str, Part] = {name: part for name, part in (parts or {}).items() if part.is_divided}
         if self.parts:
             require_elementwise(self.optimizer, "a plan whose stages are cut along samples or space alone")
         self.slices: Mapping[str, ParameterSlice] = {}
@@ -111,7 +107,7 @@ class StageOptimizer:
             UsageError: it follows a metric, which stages do not see.
         """
         scheduler = make if isinstance(make, LRScheduler) else make(self.optimizer)
-        _require_counting(scheduler)
+        require_counting(scheduler)
         self.scheduler = scheduler
 
     def step(self) -> None:
@@ -139,178 +135,6 @@ class StageOptimizer:
         """Of each group, for the next step; groups may have none."""
         self.follow()
         return tuple(float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group)
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    """An optimiser without its parameters, which are named instead.
-
-    Attributes:
-        attributes: what it has beside groups and state.
-        groups: ``params`` are names.
-        state: by name.
-    """
-
-    cls: type[torch.optim.Optimizer]
-    attributes: Mapping[str, Any]
-    groups: Sequence[Mapping[str, Any]]
-    state: Mapping[str, Any]
-
-    def made(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-        """The same optimiser of these parameters."""
-        groups = [{**group, "params": [parameters[name] for name in group["params"]]} for group in self.groups]
-        state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
-        state.update((parameters[name], kept) for name, kept in self.state.items())
-        return optimizer_like(self.cls, self.attributes, groups, state)
-
-
-class Followed:
-    """An optimiser object of the user's, which those of all stages follow; makes them.
-
-    Each is of its class, with its attributes and all of its groups, of which it has the stage's own parameters, with
-    what was kept for them so far.  Before each update it takes over what changed in the user's groups: whatever the
-    script or a schedule did to them (learning rates) holds, and what its own steps write there, such as a number of
-    steps, stays.  The user's object itself never steps.
-
-    Args:
-        scheduler: made on ``optimizer``; stepped once an update (:meth:`updated`).
-
-    Raises:
-        UsageError: it keeps more than groups and state by parameter, or hooks; or the schedule is another's, or follows
-            a metric.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None = None) -> None:
-        self.optimizer, self.scheduler = optimizer, scheduler
-        self._names: Mapping[str, nn.Parameter] = {}
-        self._kept: dict[torch.Tensor, Any] | None = None
-        self._led: WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]] = WeakKeyDictionary()
-        _require_divisible(optimizer)
-        _require_counting(scheduler)
-        if scheduler is not None and scheduler.optimizer is not optimizer:
-            raise UsageError(
-                f"the {type(scheduler).__name__} was made on another optimiser than the {type(optimizer).__name__}",
-                ["it would set learning rates that nothing uses"],
-                ["give both: the optimiser, and the schedule that was made on it"],
-            )
-
-    def recognise(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Call before stages are made: the model's parameters by all their names.
-
-        Raises:
-            UsageError: the optimiser has others.
-        """
-        self._names = dict(parameters)
-        known = {id(parameter) for parameter in parameters.values()}
-        foreign = sum(id(p) not in known for group in self.optimizer.param_groups for p in group["params"])
-        if foreign:
-            raise UsageError(
-                f"the {type(self.optimizer).__name__} has {foreign} parameters that are not the model's",
-                [f"the model has {len(known)}"],
-                ["make it of the parameters of the very module that is given"],
-            )
-
-    def as_it_is(self) -> Followed:
-        """The same with a copy of what it keeps for each parameter, which later steps leave alone."""
-        found = copy.copy(self)
-        found._kept = {parameter: copy.deepcopy(state) for parameter, state in self.optimizer.state.items()}
-        return found
-
-    def __call__(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        """The optimiser of a stage."""
-        here: dict[int, list[nn.Parameter]] = {}
-        for name, parameter in named_parameters:
-            here.setdefault(id(self._names.get(name)), []).append(parameter)
-        state: dict[torch.Tensor, Any] = {}
-        groups = []
-        for group in self.optimizer.param_groups:
-            own = [(given, parameter) for given in group["params"] for parameter in here.get(id(given), ())]
-            state.update((parameter, self._state(given, parameter)) for given, parameter in own)
-            groups.append({**_without_parameters(group), "params": [parameter for _, parameter in own]})
-        kept: defaultdict[torch.Tensor, Any] = defaultdict(dict)
-        kept.update((parameter, each) for parameter, each in state.items() if each)
-        found = optimizer_like(type(self.optimizer), optimizer_attributes(self.optimizer), groups, kept)
-        self._led[found] = self.settings
-        return found
-
-    @property
-    def settings(self) -> list[dict[str, Any]]:
-        """Of each group."""
-        return [_without_parameters(group) for group in self.optimizer.param_groups]
-
-    @settings.setter
-    def settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
-        for group, found in zip(self.optimizer.param_groups, settings, strict=True):
-            group.update(found)
-
-    def described(self) -> Described:
-        """For another process, once parameters were recognised."""
-        name_of = {id(parameter): name for name, parameter in self._names.items()}
-        return Described(
-            type(self.optimizer),
-            optimizer_attributes(self.optimizer),
-            [
-                {**settings, "params": [name_of[id(parameter)] for parameter in group["params"]]}
-                for settings, group in zip(self.settings, self.optimizer.param_groups, strict=True)
-            ],
-            {name_of[id(parameter)]: dict(state) for parameter, state in self.optimizer.state.items()},
-        )
-
-    def lead(self, follower: torch.optim.Optimizer) -> None:
-        """Gives ``follower`` the settings of the user's groups that changed since it got them last.
-
-        Raises:
-            UsageError: there are others by now.
-        """
-        groups = self.optimizer.param_groups
-        if len(groups) != len(follower.param_groups):
-            raise UsageError(
-                f"the {type(self.optimizer).__name__} has {len(groups)} groups of parameters by now",
-                [f"it had {len(follower.param_groups)} when the stages were made"],
-                ["add all groups before"],
-            )
-        now = self.settings
-        before = self._led.get(follower, [{}] * len(now))
-        for settings, known, own in zip(now, before, follower.param_groups, strict=True):
-            own.update(
-                {key: value for key, value in settings.items() if key not in known or _differ(value, known[key])}
-            )
-        self._led[follower] = now
-
-    def take(self, follower: torch.optim.Optimizer, has_names: Iterable[bool]) -> None:
-        """Gets back the settings of those groups of which ``follower`` has parameters."""
-        for group, own, is_there in zip(self.optimizer.param_groups, follower.param_groups, has_names, strict=True):
-            if is_there:
-                group.update(_without_parameters(own))
-        self._led[follower] = self.settings
-
-    def updated(self) -> None:
-        """Call once after each update, on every rank: steps the schedule."""
-        note_step(self.optimizer)
-        if self.scheduler is not None:
-            self.scheduler.step()
-
-    def _state(self, given: nn.Parameter, parameter: nn.Parameter) -> dict[str, Any]:
-        """What was kept for ``given``, for what the stage has of it."""
-        kept = self.optimizer.state if self._kept is None else self._kept
-        found = dict(kept.get(given, {}))
-        for key, value in found.items():
-            if isinstance(value, torch.Tensor):
-                found[key] = self._tensor(key, value, given, parameter)
-        return found
-
-    def _tensor(self, key: str, value: torch.Tensor, given: nn.Parameter, parameter: nn.Parameter) -> torch.Tensor:
-        if value.shape != given.shape or key == STEP:
-            return value.clone()
-        if given.shape != parameter.shape:  # a part of it
-            if (value != value.flatten()[:1]).any():
-                raise UsageError(
-                    f"the {type(self.optimizer).__name__} has taken steps already, and the plan cuts its parameters",
-                    [f"{key} of shape {tuple(value.shape)} belongs to a parameter of which a rank has a part"],
-                    ["an optimiser that is new", "a plan whose stages are cut along samples or space alone"],
-                )
-            return value.flatten()[:1].expand(parameter.shape).to(parameter).clone()
-        return value.to(parameter.device, parameter.dtype if value.dtype == given.dtype else None, copy=True)
 
 
 def maker_of(spec: Optimizer) -> MakeOptimizer:
@@ -369,57 +193,6 @@ def scheduler_maker_of(name: str, arguments: Mapping[str, Any]) -> MakeScheduler
     return make
 
 
-def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in _NO_SETTINGS}
-
-
-def _differ(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return not torch.equal(one, other)
-    return one is not other and bool(one != other)
-
-
-def _require_divisible(optimizer: torch.optim.Optimizer) -> None:
-    name, ours = type(optimizer).__name__, ("param_groups", "state", "defaults")
-    beside = [
-        key
-        for key, value in vars(optimizer).items()
-        if key not in ours
-        and any(isinstance(each, torch.Tensor | nn.Module | torch.optim.Optimizer) for each in tree_leaves(value))
-    ]
-    if beside and not _asks_for_closure(optimizer):
-        raise UsageError(
-            f"this {name} cannot be divided over stages",
-            [f"it keeps {', '.join(beside)} beside its groups and the state of each parameter"],
-            ["give a function that makes one of a stage's parameters: lambda parameters: ..."],
-        )
-    if has_step_hooks(optimizer):
-        raise UsageError(
-            f"this {name} has hooks around its steps, and each stage makes a step of its own",
-            [],
-            [
-                "take the hooks off, and do after run.step(batch) what they do",
-                f"what is to happen to gradients: a subclass of {name} whose step does it, then super().step()",
-            ],
-        )
-
-
-def _require_counting(scheduler: LRScheduler | None) -> None:
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise UsageError(
-            "ReduceLROnPlateau follows a metric, which the ranks that do not make the loss do not have",
-            remedies=[
-                "a schedule that counts steps, such as CosineAnnealingLR:T_max=100",
-                "in a script with an optimiser object of its own: leave it out, and call scheduler.step(loss) there",
-            ],
-        )
-
-
-def _asks_for_closure(optimizer: torch.optim.Optimizer) -> bool:
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
-
-
 def _is_schedule(value: object) -> TypeGuard[type[LRScheduler]]:
     return isinstance(value, type) and issubclass(value, LRScheduler) and value is not LRScheduler
 
@@ -457,7 +230,7 @@ def takes_names(make: MakeOptimizer) -> bool:
 
 def _require_usable(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> None:
     name = type(optimizer).__name__
-    if _asks_for_closure(optimizer):
+    if asks_for_closure(optimizer):
         raise UsageError(
             f"{name} asks for a closure that computes the loss again, which a pipeline cannot give",
             [f"its step is {name}.step{inspect.signature(optimizer.step)}"],

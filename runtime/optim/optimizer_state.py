@@ -20,6 +20,7 @@ import torch
 from planner.ir.box import Box
 from planner.ir.errors import UsageError
 from runtime.checkpoint.state import BoxOf, Number, RankState, Slice
+from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.sharding import STEP
 
@@ -137,6 +138,30 @@ def load_state(stage: StageOptimizer, source: StateSource) -> None:
         stage.scheduler.load_state_dict(_filled(fresh, (), saved))
 
 
+def give_back(followed: Followed, source: StateSource) -> None:
+    """The user's object gets what :func:`state_of` gave of all optimisers that followed it, and their groups' settings.
+
+    What it kept for parameters that no stage trains stays.
+    """
+    entries = _entries(source)
+    tensors, numbers = source.tensors(), source.numbers()
+    trained = {key.removeprefix("group/").split("/")[0] for key in numbers if key.startswith("group/")}
+    name_of = {id(parameter): name for name, parameter in followed.names.items() if name in trained}
+    for group in followed.optimizer.param_groups:
+        name = next((name_of[id(each)] for each in group["params"] if id(each) in name_of), "")
+        if name:
+            group.update(_filled(_settings(group), (), partial(_read, source, "group", [name])))
+    followed.write(
+        {
+            name: {
+                entry: source.read(key) if (key := f"optimizer/{name}/{entry}") in tensors else source.number(key)
+                for entry in kept
+            }
+            for name, kept in entries.items()
+        }
+    )
+
+
 def _speaks(stage: StageOptimizer, name: str, speaks_for: Collection[str]) -> bool:
     """Whether this rank writes what there is once of a parameter, however many ranks have a part of it."""
     held = stage.parts.get(name)
@@ -220,6 +245,12 @@ def _filled(fresh: Any, path: _Path, read: Callable[[_Path, int | None], Number]
 
 def _like(fresh: Any, number: Number) -> Any:
     if not isinstance(fresh, torch.Tensor):
+        if isinstance(fresh, int | float) and isinstance(number, str):
+            raise UsageError(
+                f"the saved state of the optimiser has {number!r} where this optimiser keeps a number",
+                ["it was saved by an optimiser with other options, or the manifest was edited"],
+                ["give the options that it was saved with"],
+            )
         return number
     if not isinstance(number, int | float):
         raise UsageError(

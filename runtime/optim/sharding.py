@@ -234,7 +234,7 @@ def require_apart(optimizer: torch.optim.Optimizer) -> None:
             ["the plan has several stages, each with an optimiser that has the stage's own parameters alone"],
             [
                 "clip_norm=... (--clip-norm), which is of all gradients, instead of clipping in its step",
-                "a plan of one stage: --solver data-parallel, --solver one-device",
+                "a plan of one stage: halopipe plan --solver data-parallel, or --solver one-device",
             ],
         )
 

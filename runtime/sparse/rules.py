@@ -9,13 +9,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+from cuda_ops.dense.state_writes import arguments_of
 from cuda_ops.sparse import operators
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import MIXES_SAMPLES, Graph, Layer, is_sites
 from runtime.sparse.halo import SampleSums, shared_conv, with_halo
 from runtime.sparse.share import SiteShare
 from runtime.spatial.exchange import PeerGroup
-from runtime.stage.cut import arguments_of
 from runtime.stage.modes import MicrobatchSlice
 
 _OPS = torch.ops.halopipe

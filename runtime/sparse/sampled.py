@@ -12,7 +12,7 @@ known (:meth:`SampledPreparing.expect`).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,8 +25,8 @@ from torch import Tensor
 from cuda_ops.sampling.graph import GraphError
 from cuda_ops.sampling.preparation import SampledPreparation, draw_of
 from cuda_ops.sampling.sampler import Levels, joined
-from planner.ir.errors import StageFailedError, UnsupportedModelError
-from planner.ir.graph import MIXES_SAMPLES, SAMPLE, Graph, graph_of_sites, spec_of_sites
+from planner.ir.errors import StageFailedError
+from planner.ir.graph import SAMPLE, Graph, graph_of_sites, spec_of_sites
 from planner.ir.plan import Decision
 from planner.sites.partition import balanced_cuts
 from runtime.pipeline.microbatches import Batch, Shapes
@@ -39,27 +39,6 @@ _FEATURES = "features"
 def shares_seeds(prepared: Prepared) -> bool:
     """Whether ranks of a stage share out seeds, rather than sites."""
     return isinstance(prepared.preparation, SampledPreparation)
-
-
-def require_no_draws(graph: Graph, layers: Iterable[str], drawing: Container[str], stage: int) -> None:
-    """Raises :class:`UnsupportedModelError` if a layer of a stage of several ranks draws random numbers for nodes.
-
-    They are drawn by row, and a node that two ranks need has a row on each.
-    """
-    wanted = frozenset(layers)
-    for layer in graph.layers:
-        if layer.name in wanted and layer.name in drawing and any(spec.has_sites for spec in layer.outputs):
-            raise UnsupportedModelError(
-                f"stage {stage} cannot share out seeds: layer {layer.name} draws random numbers for their neighbours",
-                [
-                    f"{layer.attributes.get('op', layer.kind)} over {' x '.join(layer.outputs[0].dims)}",
-                    "a node that two ranks need would be dropped on one of them alone",
-                ],
-                [
-                    "dropout behind the last layer, where there is one row a seed",
-                    "a plan with one rank a stage (--allow without sample)",
-                ],
-            )
 
 
 @contextmanager
@@ -91,23 +70,8 @@ class SampledPreparing:
     def of(
         cls, decision: Decision, prepared: Prepared, preparation: SampledPreparation, aside: Beside | None = None
     ) -> SampledPreparing:
-        """For a plan.
-
-        Raises:
-            UnsupportedModelError: ranks share seeds, and a layer mixes what several of them have.
-        """
+        """For a plan (that its ranks can share seeds, :mod:`planner.layers.stage_rules` has seen to)."""
         speeds = {stage: found for stage in range(len(decision.stages)) if (found := site_speeds(decision, stage))}
-        mixing = [layer for layer in prepared.graph.layers if MIXES_SAMPLES in layer.attributes]
-        if speeds and mixing:
-            stage, layer = next(iter(speeds)), mixing[0]
-            raise UnsupportedModelError(
-                f"layer {layer.name} mixes nodes of several seeds, whose ranks sample for themselves",
-                [
-                    f"{layer.attributes.get('op', layer.kind)}; stage {stage} has {len(speeds[stage])} ranks",
-                    "a node that two ranks need counts once on one device, and twice in parts",
-                ],
-                ["nn.LayerNorm over channels instead of batch norm over nodes", "plan with one rank a stage"],
-            )
         return cls(prepared, preparation, decision, speeds, aside or Beside())
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from runtime.spatial.deferred import DeferredGradients
     from runtime.spatial.empties import connected
     from runtime.spatial.exchange import PeerGroup
-    from runtime.spatial.parameters import Part, Parts, boxes_in, groups_of_parameters, parts_of, sliced
+    from runtime.spatial.parameters import Part, Parts, groups_of_parameters, parts_of, sliced
     from runtime.spatial.slices import SlicePeers, of_micro_batches
     from runtime.spatial.step import groups_in
 
@@ -32,7 +32,6 @@ __all__ = [
     "Parts",
     "PeerGroup",
     "SlicePeers",
-    "boxes_in",
     "compiled",
     "connected",
     "groups_in",
@@ -57,7 +56,6 @@ _HOMES = {
     "Parts": "parameters",
     "PeerGroup": "exchange",
     "SlicePeers": "slices",
-    "boxes_in": "parameters",
     "compiled": "compiling.compiled",
     "connected": "empties",
     "groups_in": "step",

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from planner.ir.box import Box, volume, whole
-from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import Graph, TensorSpec
 from planner.ir.plan import Decision
 from planner.layers import kind
-from planner.layers.division import Division, LayerDivision, divides, layer_division
+from planner.layers.division import Division, LayerDivision, divides
+from planner.layers.stage_rules import refused_parts
 from runtime.pipeline.messages import slices
 from runtime.stage.captured import CapturedModel, attribute, main_nodes
 
@@ -202,11 +202,10 @@ def parts_of(model: CapturedModel, decision: Decision, stage: int, rank: int) ->
     """
     ranks = decision.stages[stage].ranks
     division = Division.of(model.graph, decision, stage, max(decision.micro_batches))
-    unlike = _unlike(model.graph, decision, stage)
     found: dict[str, Part] = {}
     for name, uses in uses_of(model, division).items():
         shape = tuple(attribute(model.graph_module, name).shape)
-        boxes = _agreed(name, shape, uses, stage, name in unlike)
+        boxes = _agreed(name, shape, uses, stage)
         found[name] = Part(shape, boxes, ranks, ranks.index(rank))
     return found
 
@@ -247,59 +246,24 @@ def _sliced(tensor: Tensor, part: Part | None) -> Tensor:
     return nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
 
 
-def _agreed(name: str, shape: tuple[int, ...], uses: Iterable[Use], stage: int, is_unlike: bool) -> Boxes:
-    """The boxes by position, which are the same for all uses."""
+def _agreed(name: str, shape: tuple[int, ...], uses: Iterable[Use], stage: int) -> Boxes:
+    """The boxes by position, which are the same for all uses (:mod:`planner.layers.stage_rules`)."""
     everything = tuple(uses)
     boxes = everything[0].boxes
     if all(box == whole(shape) for use in everything for box in use.boxes):
         return boxes
     layers = ", ".join(dict.fromkeys(use.layer for use in everything))
-    if is_unlike:
-        raise _refusal(name, stage, layers, "layers of another stage use it too, where it is whole or in other parts")
     if indirect := [use.layer for use in everything if not use.is_direct]:
-        raise _refusal(name, stage, layers, f"layer {indirect[0]} reads it through another operator (a view, a norm)")
+        raise refused_parts(
+            name, stage, layers, f"layer {indirect[0]} reads it through another operator (a view, a norm)"
+        )
     for use in everything[1:]:
         if use.boxes != boxes:
             position = next(at for at, pair in enumerate(zip(boxes, use.boxes, strict=True)) if pair[0] != pair[1])
             one, other = (_text(each.boxes[position]) for each in (everything[0], use))
             why = f"layer {everything[0].layer} uses {one} of it at position {position}, layer {use.layer} {other}"
-            raise _refusal(name, stage, layers, why)
+            raise refused_parts(name, stage, layers, why)
     return boxes
-
-
-def _refusal(name: str, stage: int, layers: str, why: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{name} cannot be divided over the ranks of stage {stage}, as the plan's cuts of {layers} would have it",
-        [why],
-        [
-            f"cut {layers} along samples or space, where every rank has all of {name}",
-            "plan again with --allow sample,spatial",
-            "a parameter of its own for each layer",
-        ],
-    )
-
-
-def boxes_in(graph: Graph, decision: Decision, stage: int, name: str) -> Boxes:
-    """What each rank of a stage, by position, uses of a parameter: as the first layer says that uses it there."""
-    ranks, shape = decision.stages[stage].ranks, graph.parameters[name].shape
-    placed = ((layer, decision.layers[layer.name]) for layer in graph.layers if name in layer.parameters)
-    layer, placement = next((layer, each) for layer, each in placed if each.stage == stage)
-    if not divides(decision, stage, graph):
-        return (whole(shape),) * len(ranks)
-    division = layer_division(graph, layer, graph.values(), placement, max(decision.micro_batches))
-    return division.weights[layer.parameters.index(name)]
-
-
-def _unlike(graph: Graph, decision: Decision, stage: int) -> set[str]:
-    """Parameters of the stage that layers of others use too, in other parts."""
-    users: dict[str, set[int]] = {}
-    for layer in graph.layers:
-        for name in layer.parameters:
-            users.setdefault(name, set()).add(decision.layers[layer.name].stage)
-    tied = [(name, stages) for name, stages in users.items() if stage in stages and len(stages) > 1]
-    return {
-        name for name, stages in tied if len({frozenset(boxes_in(graph, decision, each, name)) for each in stages}) > 1
-    }
 
 
 def _text(box: Box) -> str:

@@ -20,11 +20,12 @@ from planner.layers import require_micro_batches
 from planner.layers.boundary import Boundaries, loss_terms, without_gradient
 from planner.layers.division import Division, divides
 from planner.layers.recomputed import span_faults
+from planner.layers.stage_rules import boxes_in, refused_slices, require_stages
 from runtime import spatial
 from runtime.optim.of_stage import Tie, Updates, groups_of_ties, ties_of, updates_of
 from runtime.optim.sharding import GradientBuckets
 from runtime.stage.captured import CapturedModel, attribute
-from runtime.stage.cut import normalising_layers, refuse_drifting_buffers, refuse_partial_gradients
+from runtime.stage.cut import normalising_layers
 from runtime.stage.functions import StageCut, StageFunctions
 from runtime.stage.local_stage import Resident
 from runtime.stage.modes import Manner
@@ -62,7 +63,7 @@ def _in_parts(tie: Tie, decision: Decision, graph: Graph) -> Iterator[Tie]:
     """A tie for the ranks of each part; stages that use other parts are refused elsewhere (``parts_of``)."""
     names: dict[tuple[tuple[int, ...], ...], list[str]] = {}
     for name in tie.names:
-        boxes = [spatial.boxes_in(graph, decision, stage, name) for stage in tie.stages]
+        boxes = [boxes_in(graph, decision, stage, name) for stage in tie.stages]
         for box in dict.fromkeys(boxes[0]):
             ranks = tuple(
                 tuple(sorted(rank for rank, own in zip(decision.stages[stage].ranks, of, strict=True) if own == box))
@@ -143,7 +144,7 @@ class Builder:
         Raises:
             UnsupportedModelError: the plan asks for something that this model or runtime cannot do.
         """
-        refuse_drifting_buffers(self._model, self._decision)
+        require_stages(self._decision, self._model.graph)
         if self._decision.token_slices and self._compiler is not None:
             raise UnsupportedModelError(
                 "stages with token slices are not compiled", [], ["run without --compile", "plan without --allow time"]
@@ -171,7 +172,7 @@ class Builder:
         divided, manner, sites = self._divided(stage), self._manner(stage), self._sites(stage)
         is_shared = divided is not None and not decision.token_slices
         parts = spatial.parts_of(self._model, decision, stage, transport.rank) if is_shared else {}
-        passes = self._passes(stage, manner, divided)
+        passes = self._passes(stage, manner)
         functions = self._functions(stage, ranks, parts, manner, divided, sites, passes)
         function = functions.training
         received = tuple(name for name in function.inputs if name not in graph.inputs and not is_factor(name))
@@ -267,7 +268,6 @@ class Builder:
             return self._divided_by(stage, peers)
         if not divides(self._decision, stage, self._model.graph):
             return None
-        refuse_partial_gradients(stage, self._model, self._decision)
         ranks, collectives = self._decision.stages[stage].ranks, self._collectives.get(stage)
         if collectives is None:
             wire = spatial.PeerGroup(self._transport, ranks, self._deadline_s)
@@ -284,10 +284,9 @@ class Builder:
         if self._model.prepared is None or len(ranks) == 1:
             return None
         from runtime.sparse.rules import SharedSites, require_shareable
-        from runtime.sparse.sampled import require_no_draws, shares_seeds
+        from runtime.sparse.sampled import shares_seeds
 
         if shares_seeds(self._model.prepared):  # each rank samples for its own: there is nothing to exchange
-            require_no_draws(self._model.graph, self._decision.layers_of(stage), self._draws.layers, stage)
             return None
         require_shareable(self._model.graph, frozenset(self._decision.layers_of(stage)), stage)
         if divides(self._decision, stage, self._model.graph):
@@ -305,7 +304,7 @@ class Builder:
             spatial.PeerGroup(self._transport, ranks, self._deadline_s),
         )
 
-    def _passes(self, stage: int, manner: Manner, divided: spatial.DividedStage | None) -> ShardedPasses | None:
+    def _passes(self, stage: int, manner: Manner) -> ShardedPasses | None:
         """What follows the passes of a stage whose ranks have gradients or parameters in slices; None: they do not.
 
         Raises:
@@ -314,15 +313,15 @@ class Builder:
         decision = self._decision
         if decision.stages[stage].level < 2 or len(decision.stages[stage].ranks) < 2 or not manner.trains:
             return None
-        from runtime.stage.sharded_passes import ShardedPasses, require_shardable  # late: few plans divide so much
+        from runtime.stage.sharded_passes import ShardedPasses  # late: few plans divide so much
 
         wrong = {
-            "its layers are divided along more than samples": divided is not None,
             "weight gradients are left for later (a split backward)": bool(manner.split),
             f"schedule {decision.schedule} keeps versions of the weights": bool(manner.version_uses),
             "stages are compiled (run without --compile)": self._compiler is not None,
         }
-        require_shardable(decision, stage, self._model, (words for words, found in wrong.items() if found))
+        if any(wrong.values()):
+            raise refused_slices(decision, stage, [words for words, is_so in wrong.items() if is_so])
         return ShardedPasses(self._model, decision.layers_of(stage))
 
     def _manner(self, stage: int) -> Manner:

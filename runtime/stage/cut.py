@@ -7,19 +7,11 @@ The nodes of the stage's layers are copied as they are, but for those that a rul
 from the number of samples, and from other sizes that vary) belong to no layer and are copied wherever they are read.
 Parameters, buffers and constants become arguments, so that the function holds no state and a rank keeps alive only what
 its own stages use.
-
-Which nodes of a graph share memory with a parameter or buffer, and which of them write it.
-
-Buffers that layers write: where two ranks would write them differently, a plan cannot be run.
-
-Parameters may be shared, as gradients are summed; what a layer writes itself is not.  So such a buffer must be on one
-stage.  On a stage of several ranks what is written must not depend on a rank's own rows, as a count of batches does
-not, and as the statistics of batch normalisation do not that are taken over all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -28,96 +20,21 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from cuda_ops._torch import schema_of, wrap_with_set_grad_enabled
-from cuda_ops.dense.user_functions import LINEAR_BACKWARD, function_of
+from cuda_ops._torch import schema_of
+from cuda_ops.dense.state_writes import (
+    BATCH_NORM,
+    arguments_of,
+    attributes_behind,
+    users_of_attributes,
+    writes_in_place,
+    written,
+)
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision
 from runtime.numerics.finite import Traced
 from runtime.stage.captured import CapturedModel, attribute
 
 _BROADCAST = torch.ops.aten.broadcast_tensors.default
-_BATCH_NORM = torch.ops.aten.batch_norm.default
-_STATISTICS = {
-    _BATCH_NORM: "training",
-    torch.ops.aten.instance_norm.default: "use_input_stats",
-}
-"""Operators that write running statistics, which their schema does not tell, and the argument that says when."""
-
-
-def attributes_behind(graph: fx.Graph, given: Mapping[fx.Node, str] | None = None) -> dict[fx.Node, str]:
-    """The parameter, buffer or constant that a node is, is a view of, or has written in place.
-
-    Args:
-        given: what placeholders stand for, where that is such a one.
-    """
-    found: dict[fx.Node, str] = dict(given or {})
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            found[node] = str(node.target)
-            continue
-        returned = {name for each in _returns(node) for name in _aliases(each)}
-        for argument, value in _arguments(node):
-            if isinstance(value, fx.Node) and value in found and returned & _aliases(argument):
-                found[node] = found[value]
-    return found
-
-
-def written(node: fx.Node, behind: Mapping[fx.Node, str]) -> frozenset[str]:
-    """The attributes that a node writes, those included that a graph writes which it calls without gradients."""
-    if node.target is wrap_with_set_grad_enabled:
-        return _written_inside(node, behind)
-    values = [value for argument, value in _arguments(node) if argument.alias_info and argument.alias_info.is_write]
-    if node.target in _STATISTICS:
-        arguments = arguments_of(node)
-        if arguments[_STATISTICS[node.target]] is True:
-            values += [arguments["running_mean"], arguments["running_var"]]
-    return frozenset(behind[value] for value in values if isinstance(value, fx.Node) and value in behind)
-
-
-def _written_inside(node: fx.Node, behind: Mapping[fx.Node, str]) -> frozenset[str]:
-    module = node.graph.owning_module
-    inner = node.args[1]
-    if module is None or not isinstance(inner, fx.Node):
-        return frozenset()
-    graph = cast(fx.GraphModule, module.get_submodule(str(inner.target))).graph
-    outer = {
-        place: behind[argument]
-        for place, argument in zip(
-            (each for each in graph.nodes if each.op == "placeholder"), node.args[2:], strict=True
-        )
-        if isinstance(argument, fx.Node) and argument in behind
-    }
-    inside = attributes_behind(graph, outer)
-    return frozenset(name for each in graph.nodes for name in written(each, inside))
-
-
-def writes_in_place(node: fx.Node) -> bool:
-    """Whether a node's operator writes to an argument, as its schema tells."""
-    schema = schema_of(node.target)
-    return schema is not None and any(each.alias_info and each.alias_info.is_write for each in schema.arguments)
-
-
-def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """A node's arguments by the names that its operator gives them; those left at their defaults are not there."""
-    return {argument.name: value for argument, value in _arguments(node)}
-
-
-def _arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
-    schema = schema_of(node.target)
-    arguments = () if schema is None else schema.arguments
-    yield from zip(arguments, node.args, strict=False)
-    yield from ((argument, node.kwargs[argument.name]) for argument in arguments if argument.name in node.kwargs)
-
-
-def _returns(node: fx.Node) -> tuple[Any, ...]:
-    schema = schema_of(node.target)
-    return () if schema is None else tuple(schema.returns)
-
-
-def _aliases(argument: Any) -> set[str]:
-    return set() if argument.alias_info is None else set(argument.alias_info.before_set)
-
 
 NUM_SAMPLES = "num_samples"
 """The captured graph's first argument, where it may be run for any number of samples."""
@@ -411,74 +328,14 @@ def normalising_layers(model: CapturedModel) -> tuple[str, ...]:
 
 def takes_statistics(node: fx.Node) -> bool:
     """Whether it is batch normalisation in training mode."""
-    return node.target is _BATCH_NORM and arguments_of(node)["training"] is True
-
-
-def refuse_drifting_buffers(model: CapturedModel, decision: Decision) -> None:
-    """Raises :class:`UnsupportedModelError` where copies of a buffer would drift apart."""
-    dependent, behind = _dependent(model.graph_module.graph), attributes_behind(model.graph_module.graph)
-    writers: dict[str, tuple[int, str]] = {}
-    users = stages_using(model, decision)
-    for node in model.graph_module.graph.nodes:
-        layer = model.layer_of_node.get(node.name)
-        if layer is None:
-            continue
-        stage = decision.layers[layer].stage
-        for name in sorted(written(node, behind)):
-            writers[name] = stage, layer
-            is_summed = node.target is _BATCH_NORM
-            if len(decision.stages[stage].ranks) > 1 and node in dependent and not is_summed:
-                raise UnsupportedModelError(
-                    f"layer {layer} writes the buffer {name} from the rows it sees",
-                    [f"stage {stage} runs it on {len(decision.stages[stage].ranks)} ranks, each with other rows"],
-                    ["put that layer on a stage of one rank"],
-                )
-    for name, (stage, layer) in writers.items():
-        if others := sorted(users[name] - {stage}):
-            raise UnsupportedModelError(
-                f"the buffer {name} is written by layer {layer} on stage {stage} and used by stage {others[0]}",
-                ["a buffer that layers write must be on one stage"],
-                ["put all layers that use it on one stage"],
-            )
-
-
-def refuse_partial_gradients(stage: int, model: CapturedModel, decision: Decision) -> None:
-    """Raises :class:`UnsupportedModelError` where a rank would have a share of the gradient that a Function needs.
-
-    Ranks that hold the same of a value get the gradients of those parts of it that are read of each, and add up theirs;
-    that is right for a backward that is linear.
-    """
-    ranks = len(decision.stages[stage].ranks)
-    for node in model.graph_module.graph.nodes:
-        layer = model.layer_of_node.get(node.name)
-        if layer is None or decision.layers[layer].stage != stage or node.meta.get(LINEAR_BACKWARD, True):
-            continue
-        if len(decision.layers[layer].cuts.get(SAMPLE, (0, 1))) - 1 < ranks:
-            raise UnsupportedModelError(
-                f"layer {layer} runs {function_of(node)}, whose gradient ranks would have in shares",
-                [f"stage {stage} shares out more than samples, and its backward is not linear"],
-                ["plan with --allow sample alone", "write a backward that is linear in the gradient"],
-            )
+    return node.target is BATCH_NORM and arguments_of(node)["training"] is True
 
 
 def stages_using(model: CapturedModel, decision: Decision) -> dict[str, set[int]]:
     """By parameter, buffer or constant, the stages whose layers read or write it."""
-    behind = attributes_behind(model.graph_module.graph)
     users: dict[str, set[int]] = {}
-    for node in model.graph_module.graph.nodes:
+    for name, node in users_of_attributes(model.graph_module.graph):
         layer = model.layer_of_node.get(node.name)
-        if layer is None:
-            continue
-        for argument in node.all_input_nodes:
-            if argument in behind:
-                users.setdefault(behind[argument], set()).add(decision.layers[layer].stage)
+        if layer is not None:
+            users.setdefault(name, set()).add(decision.layers[layer].stage)
     return users
-
-
-def _dependent(graph: fx.Graph) -> set[fx.Node]:
-    """What depends on a micro-batch, be it on its number of rows alone."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.op == "placeholder" or any(argument in found for argument in node.all_input_nodes):
-            found.add(node)
-    return found

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from cuda_ops.dense.state_writes import attributes_behind, written
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Decision
 from runtime.stage.captured import CapturedModel, attribute
-from runtime.stage.cut import attributes_behind, stages_using, written
+from runtime.stage.cut import stages_using
 from runtime.stage.local_stage import Resident
 from runtime.transport import Transport
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from cuda_ops.dense.state_writes import arguments_of
 from planner.ir.errors import UsageError
 from runtime.stage.captured import CapturedModel
-from runtime.stage.cut import arguments_of
 
 _ATEN = torch.ops.aten
 _CLASSES = {

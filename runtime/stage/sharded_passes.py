@@ -8,7 +8,7 @@ that evaluate, gather in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops._torch import tree_leaves
-from planner.ir.errors import UnsupportedModelError
-from planner.ir.plan import Decision
+from cuda_ops.dense.state_writes import attributes_behind, writes_in_place, written
 from runtime.optim.pass_shards import PassShards, Places
 from runtime.stage.captured import CapturedModel
-from runtime.stage.cut import Rule, attributes_behind, without_gradient, writes_in_place, written
+from runtime.stage.cut import Rule, without_gradient
 from runtime.stage.modes import MicrobatchSlice
 
 
@@ -43,6 +42,13 @@ class ShardedPasses:
             node.name: place
             for place, node in enumerate(graph.nodes)
             if node.op == "call_function" and model.layer_of_node.get(node.name) in layers
+        }
+        self._handed_on = {
+            node.name
+            for node in graph.nodes
+            if node.name in self._place
+            and node in behind
+            and any(model.layer_of_node.get(user.name) not in layers for user in node.users)
         }
         self._writing = {
             node.name
@@ -88,7 +94,17 @@ class ShardedPasses:
             target: Any = node.target
             if function is None:
                 function = partial(without_gradient, target) if node.name in self._writing else target
-            return partial(self._call, place, function)
+            return partial(self._call, place, self._copying(function) if node.name in self._handed_on else function)
+
+        return found
+
+    def _copying(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Of a view of a parameter that another stage reads: a copy, as the parameter is gone when it is sent."""
+
+        def found(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            is_lent = self.shards is not None and self.shards.gathers and isinstance(result, Tensor)
+            return result.clone() if is_lent else result
 
         return found
 
@@ -125,21 +141,3 @@ class ShardedPasses:
 
 def _told(shards: PassShards, place: int, gradients: tuple[Tensor, ...]) -> None:
     shards.backward_at(place)
-
-
-def require_shardable(decision: Decision, stage: int, model: CapturedModel, others: Iterable[str]) -> None:
-    """Raises :class:`UnsupportedModelError` where gradients or parameters of a stage cannot be in slices.
-
-    Args:
-        others: what else is in the way, in words.
-    """
-    wrong = list(others)
-    if model.prepared is not None:
-        wrong.append("sites of clouds and sampled graphs: their layers sum what ranks have in ways of their own")
-    if wrong:
-        what = "parameters" if decision.stages[stage].zero > 2 else "gradients"
-        raise UnsupportedModelError(
-            f"stage {stage} cannot divide its {what} over its {len(decision.stages[stage].ranks)} ranks",
-            wrong,
-            ["divide the optimiser's state alone: plan with --zero 1"],
-        )

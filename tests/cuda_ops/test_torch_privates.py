@@ -264,3 +264,13 @@ def test_functions_of_users_derive_from_one_class() -> None:
 def test_no_compiler_looks_into_a_function_that_is_kept_from_it() -> None:
     kept = _torch.disable_dynamo(lambda x: x + 1)
     assert kept(torch.ones(1)).item() == 2
+
+
+@pytest.mark.parametrize("name", ["in", "None", "a-b", 'a"b', "a\\", "\ufb01", "ключ", "1x1", "plain"])
+def test_code_of_a_graph_reads_attributes_of_any_name(name: str) -> None:
+    module = nn.Module()
+    module.add_module(name, nn.Linear(2, 2))
+    graph = torch.fx.Graph()
+    weight = graph.get_attr(f"{name}.weight")
+    graph.output(weight)
+    assert torch.fx.GraphModule(module, graph)() is module.get_submodule(name).weight

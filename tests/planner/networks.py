@@ -115,12 +115,36 @@ def priced(
     duplex: bool = True,
 ) -> Profile:
     """A profile of the network on devices of these speeds."""
-    graph = network.graph(end)
+    return priced_graph(
+        network.graph(end),
+        network.flops,
+        speeds,
+        hosts,
+        memory_bytes,
+        latency_s,
+        bandwidth_bytes_per_s,
+        sizes,
+        duplex,
+    )
+
+
+def priced_graph(
+    graph: Graph,
+    flops: Mapping[str, float],
+    speeds: Sequence[float] = (1.0, 1.0),
+    hosts: Sequence[str] | None = None,
+    memory_bytes: float = 2**34,
+    latency_s: float = 0.0,
+    bandwidth_bytes_per_s: float = 1e10,
+    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32),
+    duplex: bool = True,
+) -> Profile:
+    """A profile of a graph, whose layers have these flops, on devices of these speeds."""
 
     def seconds(layer: Layer, samples: int) -> float:
         share = samples / graph.samples
         moved = 3 * sum(spec.num_bytes for spec in layer.outputs)
-        return share * (network.flops.get(layer.name, 0.0) / FLOP_PER_S + moved / BYTES_PER_S) + CALL_S
+        return share * (flops.get(layer.name, 0.0) / FLOP_PER_S + moved / BYTES_PER_S) + CALL_S
 
     def measurements(speed: float) -> tuple[Measurement, ...]:
         found = []

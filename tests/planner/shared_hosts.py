@@ -22,7 +22,7 @@ Points = tuple[tuple[int, float], ...]
 def random_plan(
     draw: random.Random, schedule: str, *, alone: bool = False, small: bool = False
 ) -> tuple[Profile, Decision]:
-    """Stages of 1 to 3 ranks on 2 to 4 hosts of several ranks each, links that differ in all that a link can.
+    """Stages of 1 to 3 ranks on 2 to 4 hosts of several ranks each, links that differ in all that a link can, and ties.
 
     Args:
         alone: each rank on a host of its own, cards that nothing fills, calls and cores that cost nothing.
@@ -37,7 +37,19 @@ def random_plan(
         groups.append(tuple(range(first, first + (draw.choice((1, 1, 2, 3)) if per_position == 1 else 1))))
     num_ranks, num_layers = sum(map(len, groups)), len(where) + draw.randint(0, 2)
     profile = _profile(draw, num_layers, num_ranks, alone, small)
-    return profile, _decision(draw, profile, schedule, where, tuple(groups))
+    decision = _decision(draw, profile, schedule, where, tuple(groups))
+    return _tied(draw, profile) if draw.random() < 0.5 else profile, decision
+
+
+def _tied(draw: random.Random, profile: Profile) -> Profile:
+    """Some layers use the parameters of others too, in whatever stages these are."""
+    layers = list(profile.graph.layers)
+    for _ in range(draw.randint(1, 2)):
+        first, *others = sorted(draw.sample(range(len(layers) - 1), min(len(layers) - 1, draw.choice((2, 3)))))
+        for index in others:
+            own = dict.fromkeys((*layers[index].parameters, *layers[first].parameters))
+            layers[index] = replace(layers[index], kind="opaque", parameters=tuple(own))
+    return replace(profile, graph=replace(profile.graph, layers=tuple(layers)))
 
 
 def _profile(draw: random.Random, num_layers: int, num_ranks: int, alone: bool, small: bool) -> Profile:

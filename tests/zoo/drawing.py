@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cuda_ops.dense.evaluation import is_random
 from runtime.stage.captured import CapturedModel
 from runtime.stage.random import layers
-from runtime.stage.random.streams import Draw, Draws, is_random
+from runtime.stage.random.streams import Draw, Draws
 
 _ATEN = torch.ops.aten
 _RECURRENT = (_ATEN.lstm.input, _ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input)

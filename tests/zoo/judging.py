@@ -3,7 +3,8 @@
 The oracle is the user's own module, called eagerly: a fresh one, which halopipe has never seen.  It knows nothing of
 graphs, stages or shares.  Both sides do two steps of SGD with momentum and weight decay in float64, and must then have
 equal losses, gradients, parameters and buffers, to 1e-10.  What halopipe does not run, it must have refused before the
-first step with an error of its own that says why; an error in a step is a crash, whoever wraps it.
+first step with an error of its own that says why; an error in a step is a crash, whoever wraps it.  The planner must
+have refused it: a plan that its rules admit and ranks then refuse is a defect.  Captured graphs pass through a file.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from planner.check.structure import require_possible
+from planner.ir import codec
+from planner.ir.cluster import Cluster, DeviceSpec
 from planner.ir.errors import HalopipeError, WorkerError
 from planner.ir.graph import Graph
 from planner.ir.layout import cut_points
 from planner.ir.plan import Decision
-from planner.ir.profile import ModelSource
+from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
 from planner.layers.sized import SPACE
 from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
@@ -46,6 +49,7 @@ NUM_STEPS = 2
 SEED = 0
 
 EQUAL, REFUSED, WRONG, CRASHED = "equal", "refused", "wrong", "crashed"
+ADMITTED = "refused by ranks alone"
 
 Batch = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 
@@ -56,7 +60,7 @@ class Verdict:
 
     Attributes:
         plan: one of the plans, or ``capture``.
-        outcome: equal, refused, wrong or crashed.
+        outcome: equal, refused, wrong, crashed, or refused by ranks though the planner's rules admit the plan.
         text: the refusal, the differences, or the error.
     """
 
@@ -99,6 +103,7 @@ def judge(entry: Entry, plans: Sequence[str] = PLANS) -> list[Verdict]:
     except Exception as error:  # noqa: BLE001  # every outcome is a verdict
         return [_of_error("capture", error, before_the_first_step=True)]
     first = [Verdict("capture", WRONG, f"the capture changed {'; '.join(changed)}")] if changed else []
+    first += _through_a_file(entry, captured.graph)
     possible = [plan for plan in plans if plan != SPATIAL or _space(captured.graph)]
     return [*first, *(_under(entry, plan, model, captured) for plan in possible)]
 
@@ -107,22 +112,36 @@ def _source(entry: Entry) -> ModelSource:
     return ModelSource(f"tests.zoo.{entry.name}", dtype="float64")
 
 
+def _through_a_file(entry: Entry, graph: Graph) -> Iterator[Verdict]:
+    """What reading a profile of the graph makes of it, where that is anything but the graph."""
+    device = DeviceSpec("host/cpu0", "cpu", "host", 2**30)
+    nothing = Cluster((device,), {}), {device.kind: ()}, {device.kind: {}}, Provenance({})
+    try:
+        read = codec.loads(codec.dumps(Profile(_source(entry), Optimizer(), graph, *nothing)), Profile).graph
+    except HalopipeError as error:
+        yield Verdict("capture", WRONG, f"its profile is no file: {error}")
+    else:
+        if read != graph:
+            yield Verdict("capture", WRONG, "another graph is read than was written")
+
+
 def _under(entry: Entry, plan: str, model: LoadedModel, captured: Captured) -> Verdict:
     try:
         micro_batches = entry.micro_batches_of(plan)
         if not captured.polymorphic:
             micro_batches = (captured.graph.samples,) * (1 if plan == DATA else 2)
         decision = _decision(plan, captured.graph, micro_batches)
-        check_layers(decision, captured.graph)
         require_possible(decision, captured.graph)
     except Exception as error:  # noqa: BLE001
         return _of_error(plan, error, before_the_first_step=True)
     batches = [_batch(model, sum(micro_batches), step) for step in range(NUM_STEPS)]
     ranks = _Ranks(decision, (model, captured), _source(entry))
     try:
+        check_layers(decision, captured.graph)
         found = ranks.trained(batches)
     except Exception as error:  # noqa: BLE001
-        return _of_error(plan, error, before_the_first_step=not ranks.began)
+        verdict = _of_error(plan, error, before_the_first_step=not ranks.began)
+        return replace(verdict, outcome=ADMITTED) if verdict.outcome == REFUSED else verdict
     together = entry.mixes or entry.draws
     parts = micro_batches if together else (sum(micro_batches),)
     try:

@@ -314,3 +314,19 @@ class PlainList(nn.Module):
 @network("layers in a plain Python list, which no optimiser sees", refused="list|registered|parameter|not part")
 def plain_list() -> Network:
     return PlainList(), classes(), F.cross_entropy
+
+
+class Largest(nn.Module):
+    """Of the embeddings of a bag the largest, by feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.fc = nn.EmbeddingBag(9, 6, mode="max"), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.bag(x))
+
+
+@network("nn.EmbeddingBag of maxima, whose further outputs nobody reads")
+def largest_of_bags() -> Network:
+    return Largest(), (torch.randint(9, (4, 5)), torch.arange(4) % 3), F.cross_entropy

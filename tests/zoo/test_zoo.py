@@ -15,6 +15,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.mark.cases(60)
 @pytest.mark.parametrize("entry", [pytest.param(entry, id=name) for name, entry in ALL.items()])
 def test_a_network_is_equal_to_its_module_or_refused(entry: Entry) -> None:
     wrong = [verdict for verdict in judge(entry) if not verdict.is_as(entry)]

@@ -21,7 +21,7 @@ from planner.costs.layers.cost_table import Array
 from planner.ir.errors import UsageError
 from planner.ir.graph import producer
 from planner.ir.problem import Problem
-from planner.solvers.candidates.feasibility import cut_positions
+from planner.solvers.candidates.feasibility import cut_positions, may_part_ties
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def network(problem: Problem, book: PriceBook, kind: str, size: int, prepares: b
         MissingMeasurementError: the profile says nothing about that size.
     """
     graph = problem.profile.graph
-    bounds = cut_positions(graph)
+    bounds = cut_positions(graph, may_part_ties(problem))
     block_of = [block for block, (first, last) in enumerate(pairwise(bounds)) for _ in range(first, last)]
     number = {layer.name: index for index, layer in enumerate(graph.layers)}
     sizes = {name: spec.at(size, graph.samples).num_bytes for name, spec in graph.values().items()}

@@ -19,7 +19,7 @@ Tables of (bytes, seconds), read between and beyond what was measured.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -53,6 +53,30 @@ def collective_s(cluster: Cluster, operation: str, ranks: tuple[int, ...], num_b
     at = np.where(size > 0, size, 1.0)
     seconds = _ring_s(links, len(ranks), at) * _efficiency(tables, links, len(ranks), at)
     return np.where(size > 0, seconds, 0.0)
+
+
+MANY_DEVICES = 64
+"""On more, nothing is said of the least that a collective takes over any of them."""
+
+
+def least_collective_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -> Array:
+    """``[n, sizes]``: no group of n ranks or more takes less for a collective of so many bytes, wherever they are.
+
+    0 on ``MANY_DEVICES``, and where links are stated pair by pair.
+    """
+    size, most = np.asarray(num_bytes, dtype=np.float64), len(cluster.devices)
+    found = np.full((most + 2, len(size)), np.inf)
+    if cluster.pairs or most > MANY_DEVICES:
+        return np.zeros_like(found)
+    for link, is_spread in product(cluster.links, (False, True)):
+        tables = _tables_of(cluster, operation, link, is_spread)
+        links = (cluster.links[link],)
+        for count in range(2, most + 1):
+            by_ring = _ring_s(links, count, size) * _efficiency(tables, links, count, size)
+            measured = (read_points(table.points, size) for table in tables if table.num_ranks == count)
+            found[count] = np.minimum.reduce([found[count], by_ring, *measured])
+    least: Array = np.minimum.accumulate(found[::-1])[::-1]
+    return np.where((size > 0) & np.isfinite(least), least, 0.0)
 
 
 def norm_s(cluster: Cluster, ranks: tuple[int, ...], num_bytes: ArrayLike) -> Array:
@@ -153,11 +177,13 @@ def _against_ring(table: Collective, links: tuple[Link, ...], count: int, size: 
 
 def _tables(cluster: Cluster, operation: str, ranks: tuple[int, ...]) -> list[Collective]:
     """Those of the operation on these links, of ranks spread alike if there are such."""
-    link = cluster.group_link_class(ranks)
+    return _tables_of(cluster, operation, cluster.group_link_class(ranks), num_hosts(cluster, ranks) == len(ranks))
+
+
+def _tables_of(cluster: Cluster, operation: str, link: str, is_spread: bool) -> list[Collective]:
     found = [t for t in cluster.collectives if (t.operation, t.link) == (operation, link) and t.points]
     if not found and operation == STATISTICS:
-        return _tables(cluster, ALL_REDUCE, ranks)
-    is_spread = num_hosts(cluster, ranks) == len(ranks)
+        return _tables_of(cluster, ALL_REDUCE, link, is_spread)
     alike = [table for table in found if (table.num_hosts in (0, table.num_ranks)) == is_spread]
     return alike or found
 

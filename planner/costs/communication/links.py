@@ -31,6 +31,7 @@ from planner.costs.communication.collectives import (
     call_s,
     collective_evidence,
     collective_s,
+    least_collective_s,
     read_delays,
     read_points,
     ring_links,
@@ -54,6 +55,7 @@ class Network:
     _transfers: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
     _delays: dict[tuple[str, int], tuple[float, float, float]] = field(default_factory=dict, repr=False)
     _collectives: dict[tuple[str, tuple[int, ...], int], float] = field(default_factory=dict, repr=False)
+    _least: dict[tuple[float, ...], NDArray[np.float64]] = field(default_factory=dict, repr=False)
     _pairs: frozenset[tuple[str, str]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,6 +94,13 @@ class Network:
         found = self._collectives.get(key)
         if found is None:
             found = self._collectives[key] = float(collective_s(self.cluster, ALL_REDUCE, ranks, num_bytes))
+        return found
+
+    def least_sums_s(self, sizes: tuple[float, ...]) -> NDArray[np.float64]:
+        """``[n, sizes]``: what an all-reduce takes at least over n ranks or more (:func:`least_collective_s`)."""
+        found = self._least.get(sizes)
+        if found is None:
+            found = self._least[sizes] = least_collective_s(self.cluster, ALL_REDUCE, sizes)
         return found
 
     def around_s(self, operation: str, num_bytes: float) -> float:

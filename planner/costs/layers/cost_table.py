@@ -5,7 +5,7 @@ How far off such costs may be where they were read between measured sizes: :clas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -324,6 +324,21 @@ class ParameterTable:
     update_s: Array
 
 
+@dataclass(frozen=True, slots=True)
+class TiedParameter:
+    """A parameter that several layers use.
+
+    Attributes:
+        layers: that use it, by index, ascending.
+        part: of what the parameters of the first of these layers cost, what this one does: by bytes.
+    """
+
+    name: str
+    num_bytes: int
+    layers: tuple[int, ...]
+    part: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphTable:
     """What does not depend on the device: running sums over layers.
@@ -333,6 +348,7 @@ class GraphTable:
         buffer_bytes: state that is not trained; ``own_buffer_bytes``: that of each layer alone.
         norm_channels: by layer, no sum: channels of a normalisation over the samples of all ranks, else 0.
         norm_bytes: by layer: bytes of one of its statistics.
+        tied: the parameters that several layers use.
     """
 
     parameter_bytes: Array
@@ -340,6 +356,7 @@ class GraphTable:
     own_buffer_bytes: Array
     norm_channels: NDArray[np.int64]
     norm_bytes: NDArray[np.int64]
+    tied: tuple[TiedParameter, ...]
 
 
 def parameter_table(profile: Profile, kind: str, graph: GraphTable) -> ParameterTable:
@@ -384,7 +401,14 @@ def graph_table(graph: Graph) -> GraphTable:
         running(buffers - shared),
         np.array([channels for channels, _ in norms], dtype=np.int64),
         np.array([num_bytes for _, num_bytes in norms], dtype=np.int64),
+        tuple(_tied(graph, parameters)),
     )
+
+
+def _tied(graph: Graph, own_bytes: Sequence[float]) -> Iterator[TiedParameter]:
+    for name, layers in graph.tied_layers().items():
+        size = graph.parameters[name].num_bytes
+        yield TiedParameter(name, size, layers, size / max(1.0, own_bytes[layers[0]]))
 
 
 def _norm(layer: Layer) -> tuple[int, int]:

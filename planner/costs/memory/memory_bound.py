@@ -35,6 +35,9 @@ Numbers = NDArray[np.int64]
 class Cuts(Protocol):
     """Places where stages may begin and end, as bounds see them."""
 
+    def __hash__(self) -> int:
+        """By identity."""
+
     def sums(self, by_layer: Array) -> Array:
         """The sum over the layers before each cut."""
 

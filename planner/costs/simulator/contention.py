@@ -23,6 +23,7 @@ from planner.costs.simulator.program import (
     PREPARED_STEP,
     RECEIVE_STEP,
     SEND_STEP,
+    TIED_STEP,
     CompiledProgram,
 )
 from planner.costs.timeline import TICK_DIGITS, Trace, require_done
@@ -71,6 +72,7 @@ class _Engine:
         # reductions and what is prepared
         self.members: list[list[int]] = [[] for _ in compiled.reductions]
         self.released = [_NOT_YET] * len(compiled.reductions)
+        self.tied: list[set[int]] = [set() for _ in compiled.ties]
         self.prepared, self.host_free = [_NOT_YET] * compiled.num_prepared, [0.0] * num_ranks
         # ranks: what is left of their computing (negative: they do not compute), since when, how fast, when they move
         self.work, self.worked, self.rate = [_NOT_YET] * num_ranks, [0.0] * num_ranks, [1.0] * num_ranks
@@ -126,6 +128,12 @@ class _Engine:
             else:
                 self.starts[rank].append(now)
                 self._work(rank, now, slot)
+        elif code == TIED_STEP:
+            if self._meet(rank, now, numbers):
+                self.starts[rank].append(now)
+                self._work(rank, now, slot)
+            else:
+                self.does[rank] = _LOOKS
         else:
             self.starts[rank].append(now)
             self._reduce(rank, now, slot, numbers[0])
@@ -206,6 +214,18 @@ class _Engine:
         self.stops[rank].append(stop)
         self.position[rank] += 1
         self._wake(rank, now)
+
+    def _meet(self, rank: int, now: float, ties: tuple[int, ...]) -> bool:
+        """Whether all ranks of its ties are there; the last one wakes the others."""
+        for number in ties:
+            there, everyone = self.tied[number], self.compiled.ties[number]
+            if rank not in there:
+                there.add(rank)
+                if len(there) == len(everyone):
+                    for other in everyone:
+                        if other != rank:
+                            self._wake(other, now)
+        return all(len(self.tied[number]) == len(self.compiled.ties[number]) for number in ties)
 
     def _reduce(self, rank: int, now: float, slot: int, reduction: int) -> None:
         """The last member to arrive releases the others."""

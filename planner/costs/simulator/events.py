@@ -3,7 +3,8 @@
 Resources: a compute stream for each rank; a channel for each ordered pair of ranks, on which messages travel one after
 another (one for both directions where the link is not duplex). A send keeps its rank, message by message, for the call
 that sends (``Link.sending``); a message starts with its call. A receive waits for the message, and keeps its rank for
-what the action behind it takes longer after a wait; a reduction starts when its last member has arrived. A message that
+what the action behind it takes longer after a wait; a reduction starts when its last member has arrived, and the first
+update of ranks that use parameters of other stages when all of these have come to theirs. A message that
 blocks holds its sender until it has left, and then its receiver for as long again (it is sent, then taken, by ranks
 that do nothing else meanwhile). What is prepared of a micro-batch occupies its rank or, beside an accelerator, a thread
 of the host: one after another, from when the rank asks for it, and the forward waits (``costs.stages.input_pipeline``);
@@ -36,6 +37,7 @@ from planner.costs.simulator.program import (
     PREPARED_STEP,
     RECEIVE_STEP,
     SEND_STEP,
+    TIED_STEP,
     CompiledProgram,
 )
 from planner.costs.stages.action_costs import StageCosts
@@ -144,6 +146,7 @@ class _Rows:
         self.waiting = [_NOBODY] * num_messages
         self.members: list[list[int]] = [[] for _ in compiled.reductions]
         self.released = [_NOT_YET] * len(compiled.reductions)
+        self.tied: list[dict[int, float]] = [{} for _ in compiled.ties]
         self.prepared, self.host_free = [_NOT_YET] * compiled.num_prepared, [0.0] * num_ranks
         self.clock, self.position = [0.0] * num_ranks, [0] * num_ranks
         self.starts: list[list[float]] = [[] for _ in compiled.rows]
@@ -192,6 +195,11 @@ class _Rows:
                     if one_by_one:
                         break
                     continue
+                elif code == TIED_STEP:
+                    begin = self._meet(rank, numbers, now)
+                    if begin < 0:
+                        break
+                    now, stop = begin, begin + seconds[slot]
                 else:
                     released = self._reduce(rank, numbers[0], now)
                     if released < 0:
@@ -231,6 +239,21 @@ class _Rows:
         begin = max(now, self.host_free[rank])
         stop = self.prepared[number] = self.host_free[rank] = begin + self.seconds[slot]
         return begin, stop
+
+    def _meet(self, rank: int, ties: tuple[int, ...], now: float) -> float:
+        """When all ranks of its ties are there; negative if that is not known yet."""
+        begin, missing = now, False
+        for number in ties:
+            there, everyone = self.tied[number], self.compiled.ties[number]
+            if rank not in there:
+                there[rank] = now
+                if len(there) == len(everyone):
+                    for other in everyone:
+                        if other != rank:
+                            heappush(self.ready, (round(now, TICK_DIGITS) if self.one_by_one else now, other))
+            missing = missing or len(there) < len(everyone)
+            begin = max(begin, *there.values())
+        return _NOT_YET if missing else begin
 
     def _reduce(self, rank: int, reduction: int, now: float) -> float:
         """When the reduction starts; negative if that is not known yet."""

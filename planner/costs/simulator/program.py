@@ -17,10 +17,11 @@ from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, MESSAGE, SEND, Action, 
 from planner.passes.lowering import Numbering
 from planner.passes.versions import versions_kept
 
-COMPUTE_STEP, SEND_STEP, RECEIVE_STEP, REDUCE_STEP, PREPARE_STEP, PREPARED_STEP = range(6)
+COMPUTE_STEP, SEND_STEP, RECEIVE_STEP, REDUCE_STEP, PREPARE_STEP, PREPARED_STEP, TIED_STEP = range(7)
 Step = tuple[int, int, tuple[int, ...]]
 """(what it is, price slot, messages sent or awaited, or the reduction's number, or that of what is prepared); a
-``PREPARED_STEP`` is compute that waits for what was prepared."""
+``PREPARED_STEP`` is compute that waits for what was prepared, a ``TIED_STEP`` compute that waits until all ranks of the
+ties of these numbers have come to theirs."""
 Hold = tuple[int, int, int]
 """(position in the row, activation slot, +1 where its memory is taken, -1 where it is given back, else 0); a forward
 that nothing follows takes it and gives it back."""
@@ -88,6 +89,7 @@ class CompiledProgram:
         trains: by rank, whether it has backwards.
         versions: by stage, how many versions of its weights are in use at once.
         sent_before: by message, those that are sent just before it to the same rank; only of messages that have some.
+        ties: groups of ranks that sum gradients of parameters which several stages use, before their first update.
     """
 
     rows: tuple[tuple[Step, ...], ...]
@@ -106,13 +108,17 @@ class CompiledProgram:
     reduced_stages: tuple[int, ...] = ()
     streams: str = ""
     sent_before: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    ties: tuple[tuple[int, ...], ...] = ()
 
 
-def compile_program(program: Program, micro_batches: Sequence[Size]) -> CompiledProgram:
+def compile_program(
+    program: Program, micro_batches: Sequence[Size], ties: tuple[tuple[int, ...], ...] = ()
+) -> CompiledProgram:
     """``program`` as integers.
 
     Args:
         micro_batches: samples of each, or which token slice it is: actions of equal ones cost the same.
+        ties: ranks that sum gradients together before their first update (``StageCosts.tied_ranks``).
 
     Raises:
         IllegalProgramError: an action requires one that is missing, or that comes later on its own rank.  (That all
@@ -120,7 +126,7 @@ def compile_program(program: Program, micro_batches: Sequence[Size]) -> Compiled
     """
     numbering = Numbering(program)
     _require(program, numbering)
-    numbers = _Numbers(numbering, tuple(micro_batches))
+    numbers = _Numbers(numbering, tuple(micro_batches), ties)
     rows = tuple(
         tuple(numbers.step(rank, action, number) for action, number in zip(row, numbering.rows[rank], strict=True))
         for rank, row in enumerate(program.rows)
@@ -143,6 +149,7 @@ def compile_program(program: Program, micro_batches: Sequence[Size]) -> Compiled
         tuple(stage for _, stage in numbers.reductions.values),
         program.streams,
         numbers.sent_before,
+        ties,
     )
 
 
@@ -175,9 +182,12 @@ class _Numbered(Generic[T]):
 class _Numbers:
     """Numbers for whatever the rows name, given out as they are met; lives while one program is compiled."""
 
-    def __init__(self, numbering: Numbering, micro_batches: tuple[Size, ...]) -> None:
+    def __init__(
+        self, numbering: Numbering, micro_batches: tuple[Size, ...], ties: tuple[tuple[int, ...], ...]
+    ) -> None:
         self.numbering = numbering
         self.micro_batches = micro_batches
+        self._ties_left = {rank: tuple(n for n, own in enumerate(ties) if rank in own) for own in ties for rank in own}
         self.actions: _Numbered[ActionSlot] = _Numbered()
         self.transfers: _Numbered[TransferSlot] = _Numbered()
         self.activations: _Numbered[ActivationSlot] = _Numbered()
@@ -214,6 +224,8 @@ class _Numbers:
             return PREPARE_STEP, slot, (self.prepared.number((rank, stage, microbatch), None),)
         if op is Op.FORWARD and stage in self.numbering.program.stages.prepares:
             return PREPARED_STEP, slot, (self.prepared.number((rank, stage, microbatch), None),)
+        if op is Op.UPDATE and microbatch is None and rank in self._ties_left:
+            return TIED_STEP, slot, self._ties_left.pop(rank)
         return COMPUTE_STEP, slot, ()
 
     def holds(self, rank: int, row: Sequence[Action]) -> Iterator[Hold]:

@@ -21,18 +21,19 @@ on here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from planner.costs.communication.collectives import memory_factor
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
-from planner.costs.layers.cost_table import SizeTable, before, layers_of, span
+from planner.costs.layers.cost_table import Array, SizeTable, before, layers_of, span
 from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.placement import StagePlacement, placements
 from planner.costs.stages.stage_sums import exchange_s
 from planner.ir.cluster import GRADIENT_SUMS, Evidence
 from planner.ir.plan import Size, TokenSlice, samples_in
-from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
+from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, RECEIVE, Action, Op
 
 __all__ = ["PriceBook", "StageCosts", "StagePlacement", "placements"]
 
@@ -82,18 +83,30 @@ class StageCosts:
         if action.op is Op.REDUCE_GRAD:
             return self.waited_s(action.stage)
         if action.op is Op.UPDATE:
-            beside = memory_factor(self.book.profile.cluster, stage.ranks)
-            update_s = beside * span(self.book.tables.parameters(self.kind(rank)).update_s, stage.runs)
-            ties_s = sum(
-                self.book.network.all_reduce_s(tie.ranks, tie.num_bytes)
-                for tie in stage.ties
-                if rank not in tie.held_below
-            )
-            if stage.sharded:
-                gather_s = self._reduce_s(action.stage) / 2 if stage.zero < 3 else 0.0
-                update_s = update_s / len(stage.ranks) + gather_s
-            return ties_s + update_s
+            return self._update_s(action.stage, rank)
         return 0.0
+
+    def _update_s(self, number: int, rank: int) -> float:
+        """Of a rank of a stage cut along samples: sums over stages, then what it updates, then what others did."""
+        stage = self.stages[number]
+        beside = memory_factor(self.book.profile.cluster, stage.ranks)
+        sums = self.book.tables.parameters(self.kind(rank)).update_s
+        update_s, tied_s, ties_s = span(sums, stage.runs), 0.0, 0.0
+        for tie in stage.ties:
+            update_s -= _part_of(sums, tie.inside)
+            if rank not in tie.held_below:  # a rank updates its copy once, with the lowest of its stages that use it
+                tied_s += _part_of(sums, (*tie.inside, *tie.outside))
+                ties_s += self.book.network.all_reduce_s(tie.ranks, tie.num_bytes)
+        if not stage.sharded:
+            return ties_s + beside * (update_s + tied_s)
+        gather_s = self._reduce_s(number) / 2 if stage.zero < 3 else 0.0
+        return ties_s + beside * (update_s / len(stage.ranks) + tied_s) + gather_s
+
+    @property
+    def tied_ranks(self) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks that sum the gradients of what several stages use, once a step."""
+        found = (tie.ranks for stage in self.stages for tie in stage.ties if len(tie.ranks) > 1)
+        return tuple(dict.fromkeys(found)) if self.trains else ()
 
     def kind(self, rank: int) -> str:
         """The kind of device that the rank's layers cost what they do on: with its parameters on chip, or not."""
@@ -298,9 +311,17 @@ class StageCosts:
             placed = self.stages[stage]
             samples = placed.samples[samples_in(self.micro_batches[microbatch])][member]
             kind, shared = self.kind(placed.ranks[member]), len(placed.ranks) > 1
-            found = self.book.sums(kind, samples, shared, placed.again).action_s(op, placed.runs, accumulates)
+            sums = self.book.sums(kind, samples, shared, placed.again)
+            found = sums.action_s(op, placed.runs, accumulates)
+            if accumulates and op in ADDS_GRADIENTS:
+                found += sum(_part_of(sums.accumulate_s, tie.outside) for tie in placed.ties)
             self._local[key] = found
         return found
+
+
+def _part_of(sums: Array, parts: Iterable[tuple[int, float]]) -> float:
+    """What parameters cost that are parts of those of layers; ``sums`` run over layers."""
+    return sum(part * float(sums[layer + 1] - sums[layer]) for layer, part in parts)
 
 
 def left_to_others(stage: StagePlacement) -> int:

@@ -34,6 +34,7 @@ from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, output_of, pr
 from planner.ir.problem import SAMPLE_DIMS
 from planner.layers import check_samples_apart
 from planner.layers.sized import SizedLayer
+from planner.layers.stage_rules import may_be_laid_out, sharing_weights
 
 Array = NDArray[np.float64]
 
@@ -83,6 +84,7 @@ class LayoutPrices:
     parts: MeasuredParts = field(init=False, repr=False)
     _values: dict[str, TensorSpec] = field(init=False, repr=False)
     _mixing: frozenset[str] = field(init=False, repr=False)
+    _sharing: frozenset[str] = field(init=False, repr=False)
     _axes: tuple[str, ...] = field(init=False, repr=False)
     _sized: dict[int, SizedLayer] = field(init=False, default_factory=dict, repr=False)
     _options: dict[object, tuple[Option, ...]] = field(init=False, default_factory=dict, repr=False)
@@ -97,6 +99,7 @@ class LayoutPrices:
         self.parts = self.book.tables.parts
         self._values = graph.values()
         self._mixing = frozenset(check_samples_apart(graph))
+        self._sharing = sharing_weights(graph)
         self._axes = axes_of(graph, self.allow)
         seen: set[str] = set()
         self._own = {}
@@ -126,13 +129,18 @@ class LayoutPrices:
         return found
 
     def options(self, index: int) -> tuple[Option, ...]:
-        """What a layer may choose from."""
+        """What a layer may choose from, of what the runtime runs (:mod:`planner.layers.stage_rules`)."""
         sized = self.sized(index)
-        found = self._options.get(sized.signature)
+        shares_weight = sized.layer.name in self._sharing
+        key = (sized.signature, shares_weight)
+        found = self._options.get(key)
         if found is None:
-            layouts = candidate_layouts(sized, self.speeds(), self._axes)
-            plain = tuple(Option.of(layout) for layout in layouts)
-            found = self._options[sized.signature] = (*plain, *self._with_margins(sized, plain))
+            layouts = (Option.of(each) for each in candidate_layouts(sized, self.speeds(), self._axes))
+            ranks = len(self.ranks)
+            plain = tuple(
+                each for each in layouts if may_be_laid_out(sized.layer, dict(each.grid), ranks, shares_weight)
+            )
+            found = self._options[key] = (*plain, *self._with_margins(sized, plain))
         return found
 
     def shards(self, index: int, options: tuple[Option, ...]) -> Shards:

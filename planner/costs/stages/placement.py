@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
-from planner.costs.layers.cost_table import Run, runs_of
+from planner.costs.layers.cost_table import Run, TiedParameter, runs_of
 from planner.costs.layers.token_slices import SAVED, WORKSPACE
 from planner.costs.shards.option import Option
 from planner.costs.stages.blocks import stage_cost_in_blocks
@@ -18,7 +18,7 @@ from planner.costs.stages.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIG
 from planner.costs.stages.stage_cost import LayerBytes, StageCost, stage_cost
 from planner.costs.stages.stage_sums import Again, with_recompute
 from planner.ir.cluster import INTERPOLATED
-from planner.ir.graph import SAMPLE, Graph
+from planner.ir.graph import SAMPLE
 from planner.ir.layout import Layout
 from planner.ir.plan import Block, Decision, Size, TokenSlice
 from planner.ir.problem import SAMPLE_DIMS
@@ -33,11 +33,15 @@ class Tie:
     Attributes:
         ranks: of all these stages.
         held_below: ranks that have them for a lower stage already.
+        inside, outside: the layer whose parameters one of them is priced with (``TiedParameter.part``), and what part
+            of these it is; layers of this stage, and of others.
     """
 
     ranks: tuple[int, ...]
     num_bytes: int
     held_below: frozenset[int]
+    inside: tuple[tuple[int, float], ...] = ()
+    outside: tuple[tuple[int, float], ...] = ()
 
 
 def _size_first(item: tuple[Size, object]) -> tuple[int, ...]:
@@ -110,9 +114,9 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
     if decision.token_slices:
         return _sliced(book, decision, index)
     evaluates = not any(action.op not in FORWARD_PASS for row in decision.rows() for action in row)
-    sizes, users = set(decision.micro_batches), _users(graph, decision)
+    sizes = set(decision.micro_batches)
     layouts = LayoutBook(book, evaluates=evaluates)
-    ties, tied = _ties(graph, decision, users), frozenset(name for name, stages in users.items() if len(stages) > 1)
+    ties, tied = _ties_of(book, decision)
     sites = throughout_sites(graph)
     found = []
     for stage, group in enumerate(decision.stages):
@@ -144,8 +148,7 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
 def _sliced(book: PriceBook, decision: Decision, index: Mapping[str, int]) -> tuple[StagePlacement, ...]:
     """The stages of a plan with token slices, each on one rank."""
     graph = book.profile.graph
-    users = _users(graph, decision)
-    ties, tied = _ties(graph, decision, users), frozenset(name for name, stages in users.items() if len(stages) > 1)
+    ties, tied = _ties_of(book, decision)
     found = []
     for stage, group in enumerate(decision.stages):
         names = decision.layers_of(stage)
@@ -171,30 +174,50 @@ def loads(layout: Layout, rows: int, full: int, throughout: bool) -> tuple[float
     return tuple(rows * (b - a) / points[-1] for a, b in pairwise(points))
 
 
-def _users(graph: Graph, decision: Decision) -> dict[str, set[int]]:
-    """By parameter, the stages that use it."""
-    found: dict[str, set[int]] = {}
-    for layer in graph.layers:
-        for name in layer.parameters:
-            found.setdefault(name, set()).add(decision.layers[layer.name].stage)
-    return found
+def _ties_of(book: PriceBook, decision: Decision) -> tuple[list[tuple[Tie, ...]], frozenset[str]]:
+    stage_of = [decision.layers[layer.name].stage for layer in book.profile.graph.layers]
+    return ties_between(book.tables.graph.tied, stage_of, [stage.ranks for stage in decision.stages])
 
 
-def _ties(graph: Graph, decision: Decision, stages_of: Mapping[str, set[int]]) -> list[tuple[Tie, ...]]:
-    """By stage."""
-    num_bytes: dict[tuple[int, ...], int] = {}
-    for name, stages in stages_of.items():
-        if len(stages) > 1:
-            key = tuple(sorted(stages))
-            num_bytes[key] = num_bytes.get(key, 0) + graph.parameters[name].num_bytes
-    found: list[list[Tie]] = [[] for _ in decision.stages]
-    for together, size in num_bytes.items():
-        ranks = {stage: decision.stages[stage].ranks for stage in together}
-        everyone = tuple(sorted({rank for group in ranks.values() for rank in group}))
+def ties_between(
+    parameters: Sequence[TiedParameter], stage_of: Sequence[int], ranks: Sequence[tuple[int, ...]]
+) -> tuple[list[tuple[Tie, ...]], frozenset[str]]:
+    """By stage, what it shares with others; and the names of all that several stages use.
+
+    Args:
+        stage_of: by layer.
+        ranks: by stage.
+    """
+    shared: dict[tuple[int, ...], list[TiedParameter]] = {}
+    for parameter in parameters:
+        together = tuple(sorted({stage_of[layer] for layer in parameter.layers}))
+        if len(together) > 1:
+            shared.setdefault(together, []).append(parameter)
+    found: list[list[Tie]] = [[] for _ in ranks]
+    for together, own in shared.items():
+        everyone, size = ranks_of(together, ranks), sum(parameter.num_bytes for parameter in own)
         for stage in together:
             below = frozenset(rank for other in together if other < stage for rank in ranks[other])
-            found[stage].append(Tie(everyone, size, below))
-    return [tuple(each) for each in found]
+            where: tuple[list[tuple[int, float]], list[tuple[int, float]]] = ([], [])
+            for parameter in own:
+                first = parameter.layers[0]
+                where[stage_of[first] != stage].append((first, parameter.part))
+            found[stage].append(Tie(everyone, size, below, *map(tuple, where)))
+    return [tuple(each) for each in found], frozenset(p.name for own in shared.values() for p in own)
+
+
+def bytes_elsewhere(parameters: Sequence[TiedParameter], stage_of: Sequence[int], stage: int) -> int:
+    """Of parameters that layers of ``stage`` use and that count at a layer of another one."""
+    return sum(
+        parameter.num_bytes
+        for parameter in parameters
+        if stage_of[parameter.layers[0]] != stage and any(stage_of[layer] == stage for layer in parameter.layers)
+    )
+
+
+def ranks_of(stages: Sequence[int], ranks: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """All ranks of some stages, by growing number."""
+    return tuple(sorted({rank for stage in stages for rank in ranks[stage]}))
 
 
 def cut_alike(cuts: Collection[object]) -> bool:

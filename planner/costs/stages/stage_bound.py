@@ -7,13 +7,14 @@ least and a rank's own work the most.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner.costs.cost_model import PriceBook
-from planner.costs.layers.cost_table import Array
+from planner.costs.layers.cost_table import Array, TiedParameter
 from planner.costs.memory.memory_bound import Cuts, Memory, Numbers, holder_of, may_bind
 from planner.costs.stages.gradient_overlap import least_reduction_s
 from planner.costs.stages.stage_sums import Again
@@ -69,6 +70,19 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Parted:
+    """What stages have to do with parameters that other stages use too, at least; by first and last cut.
+
+    Attributes:
+        inside_bytes: of those that count at a layer of the stage: they are not summed over its ranks alone.
+        seconds: of their sums over all ranks that use them, and of updates beyond those that count at its layers.
+    """
+
+    inside_bytes: Array
+    seconds: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StageBound:
     """What any stage costs at least on devices of given kinds, hosts apart; see :class:`Stage`.
 
@@ -78,6 +92,7 @@ class StageBound:
         is_even: whether all micro-batches are of one size.
         parameter_bytes: at each cut.
         zero: what its ranks divide among them (``planner.ir.plan.Stage.level``).
+        parted: None where no layers share a parameter, or nothing is trained.
     """
 
     book: PriceBook
@@ -98,6 +113,7 @@ class StageBound:
     parameter_bytes: Array
     zero: int
     memory: Memory | None
+    parted: Parted | None = None
 
     def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> Stage:
         """Stages between ``first`` and ``last``, arrays that broadcast."""
@@ -130,9 +146,12 @@ class StageBound:
 
     def _tail_s(self, first: Numbers, last: Numbers) -> Array:
         update_s = self.updates.most(first, last)
+        num_bytes = np.maximum(self.parameter_bytes[last] - self.parameter_bytes[first], 0.0)
+        if self.parted is not None:
+            update_s = update_s + self.parted.seconds[first, last]
+            num_bytes = np.maximum(num_bytes - self.parted.inside_bytes[first, last], 0.0)
         if len(self.ranks) < 2 or self.actions < 2:
             return update_s
-        num_bytes = np.maximum(self.parameter_bytes[last] - self.parameter_bytes[first], 0.0)
         back_s = self.whole_backs.most(first, last) + self.exchange_backward[last] - self.exchange_backward[first]
         return update_s + least_reduction_s(self.book.profile.cluster, self.ranks, num_bytes, back_s, self.zero)
 
@@ -149,6 +168,46 @@ class StageBound:
         if found is None:
             raise ValueError("a stage has no member")
         return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PartedSums:
+    """Of parameters that some layers of a stage use, and other stages too, by first and last cut.
+
+    Attributes:
+        num_bytes: of all; ``inside_bytes`` of those that count at a layer of the stage.
+        updates, inside_updates: by kind of device, seconds of updating them.
+    """
+
+    num_bytes: Array
+    inside_bytes: Array
+    updates: Mapping[str, Array]
+    inside_updates: Mapping[str, Array]
+
+
+@functools.lru_cache(maxsize=2)  # one search asks with the same cuts for every size of its micro-batches
+def _parted_sums(book: PriceBook, cuts: Cuts) -> _PartedSums:
+    layers, kinds = np.arange(len(book.profile.graph.layers)), sorted(book.profile.measurements)
+    groups: dict[tuple[int, ...], list[TiedParameter]] = {}
+    for parameter in book.tables.graph.tied:
+        groups.setdefault(parameter.layers, []).append(parameter)
+    shape = 2 * (len(cuts.sums(np.zeros(len(layers)))),)
+    num_bytes, inside_bytes = np.zeros(shape), np.zeros(shape)
+    updates, inside_updates = ({kind: np.zeros(shape) for kind in kinds} for _ in range(2))
+    for users, own in groups.items():
+        used, begins = (cuts.sums(np.isin(layers, some).astype(np.float64)) for some in (users, users[:1]))
+        count = used[None, :] - used[:, None]
+        parted = ((count > 0.5) & (count < len(users) - 0.5)).astype(np.float64)
+        inside = parted * (begins[None, :] - begins[:, None])
+        size, part = sum(parameter.num_bytes for parameter in own), sum(parameter.part for parameter in own)
+        num_bytes += size * parted
+        inside_bytes += size * inside
+        for kind in kinds:
+            sums = book.tables.parameters(kind).update_s
+            seconds = part * float(sums[users[0] + 1] - sums[users[0]])
+            updates[kind] += seconds * parted
+            inside_updates[kind] += seconds * inside
+    return _PartedSums(num_bytes, inside_bytes, updates, inside_updates)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,7 +275,25 @@ class StageBounds:
             parameter_bytes=self._sums(tables.graph.parameter_bytes),
             zero=zero,
             memory=self._memory(members, again, parts, zero),
+            parted=self._parted(len(ranks), kinds, parts) if self.trains and tables.graph.tied else None,
         )
+
+    def _parted(self, num_ranks: int, kinds: Sequence[str], parts: int) -> Parted:
+        """Of stages on so many ranks of some kinds, which divide the optimiser's state in ``parts``."""
+        found = _parted_sums(self.book, self.cuts)
+        updates = [found.updates[kind] - found.inside_updates[kind] / parts for kind in kinds]
+        sums_s = found.num_bytes * self._least_s_per_byte(num_ranks + 1)
+        return Parted(found.inside_bytes, np.minimum.reduce(updates) + sums_s)
+
+    def _least_s_per_byte(self, num_ranks: int) -> float:
+        """No sum over stages of ``num_ranks`` ranks or more takes less for a byte; how many sums there are is open."""
+        each = [float(parameter.num_bytes) for parameter in self.book.tables.graph.tied]
+        least, most = max(1.0, min(each)), max(1.0, sum(each))
+        points = [float(at) for table in self.book.profile.cluster.collectives for at, _ in table.points]
+        inside = [at for at in points if least < at < most]
+        sizes = np.unique([least, most, *inside, *np.geomspace(least, most, 64 if len(each) > 1 else 1)])
+        least_s = self.book.network.least_sums_s(tuple(sizes.tolist()))[num_ranks]
+        return float((least_s / sizes).min())
 
     def _work_s(
         self,

@@ -2,8 +2,8 @@
 
 An ideal is a set of layers that holds, with a layer, all it reads from; the stages of a pipeline are the differences of
 a growing chain of ideals.  All ideals are looked at while there are at most ``MANY_IDEALS``; else the prefixes of the
-graph's own order of layers.  Left out are ideals that part layers which share a parameter, and those that part a layer
-from one that it stays with for nothing (``_followers``).
+graph's own order of layers.  Left out are ideals that part a layer from one that it stays with for nothing
+(``_followers``), and, where no schedule allows it, those that part layers which share a parameter.
 """
 
 from __future__ import annotations
@@ -161,12 +161,16 @@ class Cuts:
         return tuple((len(chain) - 1 - counted).astype(np.int64).tolist())
 
 
-def cuts_of(book: PriceBook, most: int = MANY_IDEALS) -> Cuts:
-    """The places to cut that are worth trying."""
+def cuts_of(book: PriceBook, most: int = MANY_IDEALS, parts_ties: bool = True) -> Cuts:
+    """The places to cut that are worth trying.
+
+    Args:
+        parts_ties: whether layers that share a parameter may be in several stages.
+    """
     graph = book.profile.graph
     reads = _reads(graph)
     blocks = _blocks(len(graph.layers), _followers(graph, _free_layers(book)))
-    ties = _ties(graph)
+    ties = [] if parts_ties else [sum(1 << layer for layer in layers) for layers in graph.tied_layers().values()]
     found = _all_ideals(reads, blocks, most)
     complete = found is not None
     if found is None:
@@ -264,15 +268,6 @@ def _blocks(count: int, stays: Mapping[int, int]) -> list[int]:
 def _may_cut(ideal: int, whole: list[int]) -> bool:
     """Whether each of the sets is in the ideal as a whole or not at all."""
     return not any(ideal & block and block & ~ideal for block in whole)
-
-
-def _ties(graph: Graph) -> list[int]:
-    """Sets of layers that share a parameter."""
-    users: dict[str, int] = {}
-    for index, layer in enumerate(graph.layers):
-        for name in layer.parameters:
-            users[name] = users.get(name, 0) | 1 << index
-    return [found for found in set(users.values()) if found.bit_count() > 1]
 
 
 def _read_bytes(graph: Graph) -> list[dict[str, float]]:

@@ -17,7 +17,8 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.ir.constraints import format_rule
 from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
-from planner.ir.problem import ALWAYS, AUTO, NEVER, SELECTIVE, THROUGHPUT, Problem
+from planner.ir.problem import ALWAYS, AUTO, MICRO, NEVER, SELECTIVE, THROUGHPUT, Problem
+from planner.layers.stage_rules import why_gradients_stay_whole
 from planner.schedules import traits
 from planner.solvers.best_first.bound import GroupChoice
 from planner.solvers.best_first.device_groups import Counts
@@ -27,6 +28,7 @@ from planner.solvers.best_first.search import BestFirstSearch
 from planner.solvers.best_first.warm_start import Start, spaces
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import infeasible, size_text
+from planner.solvers.candidates.feasibility import sees_whole_batch
 
 _QUICKLY_S = 5.0
 
@@ -135,16 +137,18 @@ def _would_fit(evaluator: Evaluator) -> Iterator[str]:
         "without --micro-batch": replace(problem, micro_batch_sizes=()) if problem.micro_batch_sizes else None,
         "without --schedule": replace(problem, schedules=()) if problem.schedules else None,
         "without --ranks": replace(problem, num_ranks=0) if problem.num_ranks else None,
+        "--batch-statistics micro": replace(problem, batch_statistics=MICRO) if sees_whole_batch(problem) else None,
         "without --max-stages": replace(problem, max_stages=0) if problem.max_stages else None,
     }
     restrictions = {words: other for words, other in relaxed.items() if other is not None}
     if len(restrictions) > 1:
-        free = replace(problem, micro_batch_sizes=(), schedules=(), num_ranks=0, max_stages=0)
+        free = replace(problem, batch_statistics=MICRO, micro_batch_sizes=(), schedules=(), num_ranks=0, max_stages=0)
         restrictions["without all these restrictions"] = free
+    may_divide = not why_gradients_stay_whole(problem.profile.graph)
     means = {
         "--recompute auto": replace(problem, recompute=AUTO) if problem.recompute in (NEVER, SELECTIVE) else None,
         "--shard auto": replace(problem, shard=ALWAYS) if problem.shard == NEVER else None,
-        "--shard auto --zero 3": replace(problem, shard=ALWAYS, zero=3) if problem.zero < 3 else None,
+        "--shard auto --zero 3": replace(problem, shard=ALWAYS, zero=3) if may_divide and problem.zero < 3 else None,
         f"--global-batch {batch}": replace(problem, global_batch=batch, micro_batch_sizes=()) if batch else None,
     }
     for group in (restrictions, {words: other for words, other in means.items() if other is not None}):

@@ -58,6 +58,7 @@ from planner.solvers.candidates.feasibility import (
     mixing_layers,
     recompute_choices,
     schedule_names,
+    uncut,
 )
 from planner.solvers.layouts.stage import LEAST, NONE, WHOLE, Options, Question, best_layouts, options_of
 
@@ -91,6 +92,8 @@ def left_out(problem: Problem) -> tuple[Rejected, ...]:
     found = []
     if SPATIAL_DIMS in problem.allow and not problem.halo_depth and not runs_in_blocks(problem):
         found.append(Rejected("rows computed twice to save halos", "not asked for (--halo-depth)"))
+    graph = problem.profile.graph
+    found += uncut(graph.tied_layers(), graph, "where layers are cut along more than samples: they share parameters")
     if len(pools(problem)) > 1:
         why = "all ranks together are looked at, else groups within a host and kind"
         found.append(Rejected("layers cut along space or channels over ranks of several pools", why))
@@ -162,7 +165,7 @@ class _Search:
             return work_s
         problem = self.evaluator.problem
         found_pools = pools(problem, self.plans.constraints)
-        positions = cut_positions(problem.profile.graph)
+        positions = cut_positions(problem.profile.graph, parts_ties=False)
         maker = TableMaker(self.evaluator, self.plans.constraints, size, self.plans.backward)
         few = num_states(found_pools, positions) <= MOST_STATES
         alone = [problem.ranks] if few else [problem.ranks, *(pool.ranks for pool in found_pools)]

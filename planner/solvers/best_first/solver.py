@@ -121,7 +121,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     proof = Search(
         method=METHOD,
         solver="best-first",
-        status="within gap" if outcome.status == "proven" and not proven else outcome.status,
+        status=_status(outcome.status, proven=proven),
         bound_s=bound_s,
         gap=step_s / bound_s - 1 if bound_s > 0 else 0.0,
         num_simulated=evaluator.num_simulated,
@@ -139,6 +139,13 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     others = alternatives(evaluator, taken, start.choices, outcome.by_num_stages, fastest)
     plan = plan_of(problem, decision, seen.prediction, proof, others)
     return with_token_slices(evaluator, plan) if slices_time(problem) else plan
+
+
+def _status(ended: str, *, proven: bool) -> str:
+    """Of a search that ``ended`` so: a plan at its bound is proven, whatever ended it, but for who asked it to end."""
+    if proven and ended != "stopped":
+        return "proven"
+    return "within gap" if ended == "proven" else ended
 
 
 def _nothing_found(evaluator: Evaluator, outcome: Outcome) -> Exception:

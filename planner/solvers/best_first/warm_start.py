@@ -26,7 +26,7 @@ from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
 from planner.solvers.candidates.choose import Choice
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.feasibility import micro_batch_sizes, schedule_names
+from planner.solvers.candidates.feasibility import may_part_ties, micro_batch_sizes, schedule_names, uncut
 
 FEW_CUTS = 24
 """Cuts of the first quick look."""
@@ -70,7 +70,7 @@ class Start:
                 yield choice
         sizes, found_pools = micro_batch_sizes(problem, book), pools(problem, freedom.constraints)
         devices = Devices(found_pools, freedom.may_replicate)
-        cuts = cuts_of(book)
+        cuts = cuts_of(book, parts_ties=may_part_ties(problem))
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         if devices.restrictions:
@@ -150,8 +150,13 @@ class Start:
 
     def _note(self, cuts: Cuts, devices: Devices) -> None:
         if cuts.num_left_out:
-            why = f"next to layers that cost nothing, or between tied ones; {cuts.last - 1} places remain"
+            why = f"next to layers that cost nothing; {cuts.last - 1} places remain"
             self.rejected.append(Rejected(f"{cuts.num_left_out} places to cut", why))
+        graph = self.evaluator.problem.profile.graph
+        if not may_part_ties(self.evaluator.problem):
+            why = "they share parameters, and the schedule updates within a step, with some of the gradients alone"
+            self.rejected += uncut(graph.tied_layers(), graph, why)
+        self.rejected += uncut(graph.sharing_layers(), graph, "they use a buffer that one of them writes")
         if any(traits(name).windowed for name in schedule_names(self.evaluator.problem)):
             multiples = ", ".join(map(str, CAPS))
             why = f"where these are many: {multiples} times the stages downstream are tried, as memory allows"
@@ -165,7 +170,8 @@ class Start:
 def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
     """Every way to cut the batch that can be priced."""
     problem, freedom = evaluator.problem, Freedom.of(evaluator.problem)
-    found_pools, cuts = pools(problem, freedom.constraints), cuts_of(evaluator.book)
+    found_pools = pools(problem, freedom.constraints)
+    cuts = cuts_of(evaluator.book, parts_ties=may_part_ties(problem))
     devices = Devices(found_pools, freedom.may_replicate)
     for size in micro_batch_sizes(problem, evaluator.book):
         prices = Prices(problem, evaluator.book, found_pools, cuts, micro_batches(problem, size), freedom)

@@ -1,6 +1,7 @@
 """A problem's fix and forbid rules, compiled for a search: the stages they allow, all stretches of layers at once.
 
-What a rule means is said in :mod:`planner.ir.constraints`; this is the same in numpy.
+What a rule means is said in :mod:`planner.ir.constraints`; this is the same in numpy.  What the layers of a network ask
+of their stages themselves (:mod:`planner.layers.stage_rules`) is held like what a user fixes.
 
 Rules that no plan can satisfy together, found before any search: the error names the two.
 
@@ -56,6 +57,7 @@ from planner.ir.problem import (
 )
 from planner.layers import check_samples_apart
 from planner.layers.sized import AXES, SizedLayer
+from planner.layers.stage_rules import rules_of_state
 
 Flags = NDArray[np.bool_]
 Counts = NDArray[np.int64]
@@ -68,11 +70,13 @@ class Constraints:
 
     Attributes:
         problem: whose rules they are.
-        rules: fixes first, then what is forbidden.
+        rules: those of the network itself first, then fixes, then what is forbidden.
+        tied: the problem's ties (``Graph.tied_layers``).
     """
 
     problem: Problem
     rules: tuple[Applied, ...]
+    tied: Mapping[str, tuple[int, ...]]
 
     @classmethod
     def of(cls, problem: Problem) -> Constraints:
@@ -82,13 +86,14 @@ class Constraints:
             UnknownNameError: a rule matches no layer, or names a device or kind that the cluster does not have.
             InfeasibleError: two rules, or a rule and another constraint, contradict each other.
         """
-        names = tuple(layer.name for layer in problem.profile.graph.layers)
-        rules = []
+        graph = problem.profile.graph
+        names = tuple(layer.name for layer in graph.layers)
+        rules = [Applied(rule, True, matching(rule, names), why) for rule, why in rules_of_state(graph).items()]
         for rule, fixed in (*((rule, True) for rule in problem.fix), *((rule, False) for rule in problem.forbid)):
             check_names(rule, problem.profile.cluster)
             rules.append(Applied(rule, fixed, matching(rule, names)))
         check(problem, rules)
-        return cls(problem, tuple(rules))
+        return cls(problem, tuple(rules), problem.profile.graph.tied_layers())
 
     def allows_stage(
         self,
@@ -250,14 +255,19 @@ class _Between:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A rule with the layers it matches, by index; fixed, or forbidden."""
+    """A rule with the layers it matches, by index; fixed, or forbidden.
+
+    Attributes:
+        why: of a rule that nobody asked for: what of the network it follows from.
+    """
 
     rule: Rule
     fixed: bool
     layers: tuple[int, ...]
+    why: str = ""
 
     def __str__(self) -> str:
-        return f"--{'fix' if self.fixed else 'forbid'} {format_rule(self.rule)}"
+        return self.why or f"--{'fix' if self.fixed else 'forbid'} {format_rule(self.rule)}"
 
 
 def check(problem: Problem, rules: Sequence[Applied]) -> None:
@@ -325,11 +335,11 @@ def _check_layer(layer: str, rules: Sequence[Applied]) -> None:
     for one, two in combinations(rules, 2):
         same, value = one.rule.what == two.rule.what, one.rule.value == two.rule.value
         if same and one.fixed and two.fixed and not value and one.rule.what not in (DEVICE, KIND):
-            raise _error(str(one), str(two), f"{layer} can have one of them")
+            raise _error_between(one, two, f"{layer} can have one of them")
         if same and value and one.fixed != two.fixed:
-            raise _error(str(one), str(two), f"drop one of them, for {layer}")
+            raise _error_between(one, two, f"drop one of them, for {layer}")
         if _more_parts_than_ranks(one, two) or _more_parts_than_ranks(two, one):
-            raise _error(str(one), str(two), f"{layer} cannot have more parts than its stage has ranks")
+            raise _error_between(one, two, f"{layer} cannot have more parts than its stage has ranks")
 
 
 def _more_parts_than_ranks(parts: Applied, ranks: Applied) -> bool:
@@ -343,7 +353,7 @@ def _check_devices(problem: Problem, layer: str, rules: Sequence[Applied]) -> No
     left = {applied: _devices(problem, applied) for applied in about}
     for one, two in combinations(about, 2):
         if not left[one] & left[two]:
-            raise _error(str(one), str(two), f"no device is left for {layer}")
+            raise _error_between(one, two, f"no device is left for {layer}")
     everything = frozenset(problem.ranks)
     remaining = everything.intersection(*left.values())
     wanted = [applied for applied in rules if applied.rule.what == REPLICAS and applied.fixed]
@@ -409,6 +419,12 @@ def _blocks(num_layers: int, rules: Sequence[Applied]) -> list[int]:
             joined = {block[one.layers[0]], block[two.layers[0]]}
             block = [min(joined) if number in joined else number for number in block]
     return block
+
+
+def _error_between(one: Applied, two: Applied, remedy: str) -> InfeasibleError:
+    """Of two rules; one that follows from the network stays, so that the other has to go."""
+    asked = next((str(each) for each in (one, two) if not each.why), "")
+    return _error(str(one), str(two), f"leave out {asked}" if asked and (one.why or two.why) else remedy)
 
 
 def _error(one: str, two: str, remedy: str) -> InfeasibleError:

@@ -20,7 +20,7 @@ from planner.costs.simulator.prices import Prices, prices_of, resources
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import is_core
-from planner.costs.stages.placement import LayoutBook, StagePlacement
+from planner.costs.stages.placement import LayoutBook, StagePlacement, bytes_elsewhere, ties_between
 from planner.costs.ties import Ties
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import parts_of, samples_of
@@ -175,7 +175,7 @@ class Evaluator:
         trains = schedules.traits(candidate.schedule).trains
         costs = StageCosts(self.book, self._placed(candidate), candidate.micro_batches, trains)
         edges = self._edges(candidate)
-        compiled, wires = self._shape(candidate, edges)
+        compiled, wires = self._shape(candidate, edges, costs.tied_ranks)
         sizes, carried = _transfer_bytes(compiled, edges, candidate.micro_batches)
         memories = rank_memories(costs, compiled, sizes, carried)
         excess = self._excess_rank(memories)
@@ -213,7 +213,7 @@ class Evaluator:
             longer = replace(candidate, micro_batches=candidate.micro_batches * times)
             costs = StageCosts(self.book, self._placed(longer), longer.micro_batches, False)
             edges = self._edges(longer)
-            compiled, wires = self._shape(longer, edges)
+            compiled, wires = self._shape(longer, edges, ())
             sizes, _ = _transfer_bytes(compiled, edges, longer.micro_batches)
             return run(compiled, prices_of(compiled, costs, sizes, wires)).step_s
 
@@ -262,7 +262,8 @@ class Evaluator:
         layers: list[list[int]] = [[] for _ in candidate.groups]
         for index, stage in enumerate(candidate.stage_of):
             layers[stage].append(index)
-        parameters = self.book.tables.graph.parameter_bytes
+        graph = self.book.tables.graph
+        ties, tied = ties_between(graph.tied, candidate.stage_of, candidate.groups)
         found = []
         for stage, (group, shares) in enumerate(zip(candidate.groups, candidate.shares, strict=True)):
             runs, spans = runs_of(layers[stage]), self._spans(candidate, stage, layers[stage])
@@ -277,9 +278,11 @@ class Evaluator:
                     runs,
                     group,
                     {} if own else self._loads(shares, candidate.micro_batches, layers[stage]),
-                    round(span(parameters, runs)),
+                    round(span(graph.parameter_bytes, runs)) + bytes_elsewhere(graph.tied, candidate.stage_of, stage),
                     candidate.recomputes(stage),
                     0 if own else self.problem.zero_over(len(group)),
+                    ties[stage],
+                    tied,
                     laid_out=self.layouts.costs(group, own, sizes, candidate.blocks_of(stage)) if own else {},
                     recomputed=spans,
                 )
@@ -321,7 +324,9 @@ class Evaluator:
                         total[pair] = Load(*map(add, total[pair], more)) if pair in total else more
         return found
 
-    def _shape(self, candidate: Candidate, edges: Edges) -> tuple[CompiledProgram, list[int]]:
+    def _shape(
+        self, candidate: Candidate, edges: Edges, ties: tuple[tuple[int, ...], ...]
+    ) -> tuple[CompiledProgram, list[int]]:
         """The compiled program of all candidates that differ in prices alone, and the wires of its channels."""
         crossing = frozenset(
             (edge, rows, pair, load.forward > 0, load.backward > 0)
@@ -330,12 +335,12 @@ class Evaluator:
             for pair, load in pieces.items()
         )
         prepares = frozenset(candidate.stage_of[index] for index in self._preparing)
-        ways = (prepares, candidate.prepares_ahead)
+        ways = (prepares, candidate.prepares_ahead, ties)
         key = (candidate.schedule, candidate.windows, candidate.micro_batches, candidate.groups, crossing, ways)
         found = self._shapes.get(key)
         if found is None:
             program = program_of(self.problem.profile.graph, candidate)
-            compiled = compile_program(program, candidate.micro_batches)
+            compiled = compile_program(program, candidate.micro_batches, ties)
             found = self._shapes[key] = (compiled, resources(compiled, self.book.network))
         return found
 

@@ -4,10 +4,12 @@ The schedules, micro-batch sizes, places to cut and recomputation that may be us
 candidates.  ``unmet`` is the one place that says whether a candidate may be an answer:
 
     global batch, micro-batch   the micro-batches add up to the batch, the full ones have a size that may be used
+    batch statistics            one micro-batch, where layers that depend on their batch are to see all of it
     schedule                    one of those that may be used
     devices, stages             ranks that may be used, no more stages than asked for
     recompute                   nowhere, or everywhere, or of attention's cores, unless it is left open
     allow, halo depth           no layer is cut along another family of dims, no rank works further beyond its part
+    ties                        stages share a parameter only under a schedule that updates when the step is over, whole
     fix, forbid                 every rule, of every layer
     layouts                     no rank is left without a part of a layer, or of a hand-over
 
@@ -17,7 +19,7 @@ planners.  Memory is the simulator's business (``Evaluation.fits``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,14 +28,15 @@ from planner import schedules
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.costs.stages.placement import LayoutBook
-from planner.ir.constraints import FAMILIES, Ways, broken
+from planner.ir.constraints import FAMILIES, REPLICAS, Ways, broken
 from planner.ir.errors import InfeasibleError, UsageError
-from planner.ir.graph import Graph
+from planner.ir.graph import KEEPS_SAMPLES, Graph
 from planner.ir.layout import parts_of, samples_of
-from planner.ir.plan import Decision, Stage
-from planner.ir.problem import ALWAYS, AUTO, LATENCY, NEVER, SAMPLE_DIMS, SELECTIVE, SPATIAL_DIMS, Problem
-from planner.layers import batch_wide_layers, check_samples_apart, fixes_samples
+from planner.ir.plan import UNCUT, Decision, Rejected, Stage
+from planner.ir.problem import ALWAYS, AUTO, LATENCY, NEVER, SAMPLE_DIMS, SELECTIVE, SPATIAL_DIMS, WHOLE, Problem
+from planner.layers import batch_dependent_layers, batch_wide_layers, check_samples_apart, fixes_samples
 from planner.layers.recomputed import attention_cores
+from planner.layers.stage_rules import rules_of_state
 from planner.solvers.candidates.candidate import Candidate, Recomputes, boundaries_of
 from planner.solvers.candidates.constraints import Constraints
 
@@ -115,8 +118,8 @@ def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
 
     Raises:
         UsageError: the global batch or a size is not positive.
-        InfeasibleError: the loss needs the whole batch at once, or the graph holds for one number of samples, and
-            micro-batches may not be so large.
+        InfeasibleError: the loss, or statistics of the whole batch, need all of it at once, or the graph holds for one
+            number of samples, and micro-batches may not be so large.
     """
     batch = problem.global_batch
     if batch < 1:
@@ -124,7 +127,7 @@ def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
     if any(size < 1 for size in problem.micro_batch_sizes):
         raise UsageError(f"a micro-batch of {min(problem.micro_batch_sizes)} samples", remedies=["give sizes above 0"])
     covered = sum(book.tables.largest_measured(book.kind(rank)) for rank in problem.ranks)
-    if batch_wide_layers(problem.profile.graph):
+    if batch_wide_layers(problem.profile.graph) or sees_whole_batch(problem):
         return _whole_batch(problem, covered)
     if fixes_samples(problem.profile.graph):
         return _as_captured(problem)
@@ -135,19 +138,37 @@ def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
     return tuple(sorted(size for size in sizes if size <= min(batch, covered)))
 
 
+def sees_whole_batch(problem: Problem) -> bool:
+    """Whether some layer depends on its batch, and is to see the whole of it."""
+    return problem.batch_statistics == WHOLE and bool(batch_dependent_layers(problem.profile.graph))
+
+
 def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
     """The global batch as the only size."""
     batch, asked = problem.global_batch, problem.micro_batch_sizes
     if max(asked, default=batch) >= batch and (asked or batch <= covered):
         return (batch,)
     why = f"micro-batches of {max(asked)} samples were asked for" if asked else f"up to {covered} were measured"
+    wide, joined = batch_wide_layers(problem.profile.graph), batch_dependent_layers(problem.profile.graph)
+    if not wide:
+        raise InfeasibleError(
+            "statistics of the whole batch need all samples of a step at once",
+            [f"layer {joined[0]} depends on its batch", f"a global batch of {batch} samples, {why}"],
+            [
+                "--batch-statistics micro",
+                f"--micro-batch {batch}" if asked else f"profile an example of {batch} samples",
+            ],
+        )
     raise InfeasibleError(
         "the loss needs all samples of a step at once",
         [
-            f"layer {batch_wide_layers(problem.profile.graph)[0]} joins samples: its parts are not the loss",
+            f"layer {wide[0]} joins samples: its parts are not the loss",
             f"a global batch of {batch} samples, {why}",
         ],
-        [f"--micro-batch {batch}" if asked else f"profile an example of {batch} samples", "a smaller --batch"],
+        [
+            f"--micro-batch {batch}" if asked else f"profile an example of {batch} samples",
+            f"--global-batch {max(asked) if asked else covered}",
+        ],
     )
 
 
@@ -186,15 +207,33 @@ def usable(
     )
 
 
-def cut_positions(graph: Graph) -> tuple[int, ...]:
-    """Where the list of layers may be cut, both ends included: not between layers that share a parameter."""
+def cut_positions(graph: Graph, parts_ties: bool = True) -> tuple[int, ...]:
+    """Where the list of layers may be cut, both ends included.
+
+    Args:
+        parts_ties: also between layers that share a parameter.
+    """
     allowed = np.ones(len(graph.layers) + 1, dtype=bool)
-    first: dict[str, int] = {}
-    for index, layer in enumerate(graph.layers):
-        for name in layer.parameters:
-            start = first.setdefault(name, index)
-            allowed[start + 1 : index + 1] = False
+    for layers in () if parts_ties else graph.tied_layers().values():
+        allowed[layers[0] + 1 : layers[-1] + 1] = False
     return tuple(int(position) for position in np.flatnonzero(allowed))
+
+
+def may_part_ties(problem: Problem) -> bool:
+    """Whether layers that share a parameter may be in several stages, under some schedule that may be used.
+
+    Their gradients are summed over the stages when all of the step's are there: a schedule that updates within the step
+    has no such moment.
+    """
+    names = (*schedule_names(problem), *virtual_schedule_names(problem))
+    return any(schedules.traits(name).synchronous for name in names)
+
+
+def uncut(together: Mapping[str, Sequence[int]], graph: Graph, why: str) -> tuple[Rejected, ...]:
+    """``no cut between a and b``, for layers (by index) that are kept in one stage as they share something."""
+    ends = dict.fromkeys((layers[0], layers[-1]) for layers in together.values())
+    names = [layer.name for layer in graph.layers]
+    return tuple(Rejected(f"{UNCUT}{names[first]} and {names[last]}", why) for first, last in ends)
 
 
 def mixing_layers(graph: Graph) -> frozenset[str]:
@@ -203,8 +242,11 @@ def mixing_layers(graph: Graph) -> frozenset[str]:
 
 
 def mixing_text(graph: Graph) -> str:
-    """How many layers mix samples, with an example; empty if none does."""
+    """How many layers mix samples, with an example, or which one keeps what it sees of them; empty if none does."""
     mixing = mixing_layers(graph)
+    why = next((why for rule, why in rules_of_state(graph).items() if rule.what == REPLICAS), "")
+    if why and mixing <= {layer.name for layer in graph.layers if KEEPS_SAMPLES in layer.attributes}:
+        return why
     count = f"{len(mixing)} layers mix" if len(mixing) > 1 else "1 layer mixes"
     return f"{count} samples, such as {min(mixing)}" if mixing else ""
 
@@ -241,6 +283,7 @@ def unmet(constraints: Constraints, candidate: Candidate) -> str:
         or _shape(problem, candidate)
         or _recompute(problem, candidate)
         or _cuts(problem, candidate)
+        or _ties(constraints, candidate)
         or _rules(constraints, candidate)
     )
 
@@ -252,6 +295,8 @@ def _batches(problem: Problem, candidate: Candidate) -> str:
     sizes = {min(size, problem.global_batch) for size in problem.micro_batch_sizes}
     if sizes and size not in sizes:
         return f"micro-batches of {size}, asked: {', '.join(map(str, sorted(sizes)))}"
+    if len(candidate.micro_batches) > 1 and sees_whole_batch(problem):
+        return f"{len(candidate.micro_batches)} micro-batches, asked: statistics of the whole batch"
     return ""
 
 
@@ -296,6 +341,25 @@ def _cuts(problem: Problem, candidate: Candidate) -> str:
     return ""
 
 
+def _ties(constraints: Constraints, candidate: Candidate) -> str:
+    """Layers that share a parameter are in several stages only where its copies can be kept equal, and are priced."""
+    stage_of = candidate.stage_of
+    for name, layers in constraints.tied.items():
+        stages = sorted({stage_of[layer] for layer in layers})
+        if len(stages) < 2:
+            continue
+        text = f"stages {', '.join(map(str, stages))} share {name}"
+        if not schedules.traits(candidate.schedule).synchronous:
+            return f"{text}, and {candidate.schedule} updates within a step, with some of the gradients alone"
+        if candidate.token_slices:
+            return f"{text}, and sequences are cut into token slices: what a second copy takes then is not known"
+        divided = [s for s, own in zip(stage_of, candidate.options, strict=False) if own is not None and s in stages]
+        divided += [stage for stage in stages if candidate.blocks_of(stage)]
+        if divided:
+            return f"{text}, and stage {divided[0]} divides each layer in its own way: ranks may hold parts of it"
+    return ""
+
+
 def _rules(constraints: Constraints, candidate: Candidate) -> str:
     problem = constraints.problem
     if not constraints.rules:
@@ -323,7 +387,9 @@ def _broken_rule(problem: Problem, candidate: Candidate) -> str:
     )
     layers = {layer.name: candidate.placement_of(index) for index, layer in enumerate(problem.profile.graph.layers)}
     decision = Decision(candidate.schedule, candidate.micro_batches, stages, layers, ())
-    return next(iter(broken(problem.fix, problem.forbid, decision, problem.profile.cluster)), "a side constraint")
+    cluster, of_network = problem.profile.cluster, rules_of_state(problem.profile.graph)
+    wrong = next((why for rule, why in of_network.items() if broken((rule,), (), decision, cluster)), "")
+    return wrong or next(iter(broken(problem.fix, problem.forbid, decision, cluster)), "a side constraint")
 
 
 def gives_all_work(

@@ -33,6 +33,7 @@ from planner.solvers.candidates.explain import binding, infeasible
 from planner.solvers.candidates.feasibility import (
     as_asked,
     cut_positions,
+    may_part_ties,
     may_stream,
     micro_batch_sizes,
     mixing_layers,
@@ -207,7 +208,7 @@ class Enumeration:
         problem, book = self.evaluator.problem, self.evaluator.book
         graph = problem.profile.graph
         cluster = without_time(book.profile.cluster) if may_stream(problem) else book.profile.cluster
-        cuts = cut_positions(graph)
+        cuts = cut_positions(graph, may_part_ties(problem))
         crossing, classes = Crossing.of(graph, cuts), device_classes(problem, self.constraints)
         mixing = np.array([layer.name in mixing_layers(graph) for layer in graph.layers])
         overhead = {kind.kind: book.tables.overhead_s(kind.kind) for kind in classes}

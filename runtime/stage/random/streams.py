@@ -29,12 +29,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from cuda_ops._torch import schema_of
+from cuda_ops.dense.evaluation import is_random
 from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import StageFailedError
 from runtime.pipeline.messages import slices
 from runtime.stage.captured import CapturedModel, makers
-from runtime.stage.cut import Rule, arguments_of
+from runtime.stage.cut import Rule
 from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.random.layers import OPERATORS, Filled
 from runtime.stage.shapes import SampleDims, cannot_share
@@ -289,21 +289,6 @@ class Draws:
     def noise(self, node: fx.Node, draw: Draw) -> Noise:
         """Where the numbers of ``node`` come from on one device."""
         return Noise(draw, node.name, self._dims.of(node, self._layer_of_node.get(node.name, node.name), 1))
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether ``node`` draws random numbers; dropout of nothing does not."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return False
-    arguments = arguments_of(node)
-    switches = [arguments[name] for name in ("train", "training") if name in arguments]
-    if node.target is torch.ops.aten.rrelu.default and not switches:
-        return False  # off unless it is said to train
-    operator: Any = node.target
-    names = {argument.name for argument in schema_of(operator).arguments} & {"dropout", "dropout_p"}
-    is_dropout = names or "dropout" in str(node.target)
-    rates = [arguments[name] for name in (*names, "p") if name in arguments]
-    return False not in switches and not (is_dropout and not any(rates))
 
 
 def _default_generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:

@@ -20,11 +20,12 @@ from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cuda_ops._torch import TorchDispatchMode, schema_of
+from cuda_ops.dense.evaluation import is_random
+from cuda_ops.dense.state_writes import arguments_of
 from runtime.stage.captured import CapturedModel
-from runtime.stage.cut import arguments_of
 from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.random.layers import OPERATORS, Filled
-from runtime.stage.random.streams import Draw, Draws, Noise, is_random
+from runtime.stage.random.streams import Draw, Draws, Noise
 
 _ATEN = torch.ops.aten
 _BY_MASK = {_ATEN.dropout, _ATEN.alpha_dropout, _ATEN.scaled_dot_product_attention}

@@ -10,6 +10,7 @@ from benchmarks.robustness.hostile_inputs import rows, verdict
 ROWS = rows()
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name.encode("ascii", "backslashreplace").decode())
 def test_hostile_input_is_refused_with_its_place(row: Hostile, tmp_path: Path) -> None:
     assert verdict(row, tmp_path) == ""

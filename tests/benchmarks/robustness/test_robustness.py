@@ -7,7 +7,7 @@ import pytest
 from benchmarks.report import Row
 from benchmarks.robustness import __main__ as robustness
 from tests.zoo.entries import DATA, PIPELINE, Entry
-from tests.zoo.judging import CRASHED, EQUAL, REFUSED, WRONG, Verdict
+from tests.zoo.judging import ADMITTED, CRASHED, EQUAL, REFUSED, WRONG, Verdict
 
 
 def entry(refused: dict[str, str] | None = None) -> Entry:
@@ -26,6 +26,7 @@ def verdicts(*outcomes: str, text: str = "the buffer mean is written") -> list[V
         ({PIPELINE: "buffer mean"}, (EQUAL, EQUAL), robustness.EQUAL),
         ({PIPELINE: "hook"}, (REFUSED, EQUAL), robustness.NEEDLESS),
         ({}, (EQUAL, REFUSED), robustness.NEEDLESS),
+        ({DATA: "buffer mean"}, (EQUAL, ADMITTED), robustness.NEEDLESS),
         ({PIPELINE: "buffer mean"}, (REFUSED, WRONG), robustness.WRONG),
         ({}, (CRASHED, WRONG), robustness.WRONG),
         ({}, (EQUAL, CRASHED), robustness.UNTYPED),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cuda_ops.device import fork_server
+from cuda_ops.device.compiling import own_folder
 from cuda_ops.device.fork_server import Process, start
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,6 +70,13 @@ def begin(name: str, arguments: Sequence[object], output: int, **options: object
     return start(f"{THIS}:{name}", arguments, environment=environment, output=output, **options)  # type: ignore[arg-type]
 
 
+def compile_nowhere(temporary: str) -> None:
+    """As a rank does whose cache cannot be written; it ends by an exception."""
+    tempfile.tempdir = temporary
+    made = own_folder(Path("/dev/null/cache"))
+    raise SystemExit(0 if made.parent == Path(temporary) and made.is_dir() else 1)
+
+
 @both
 def test_a_process_has_its_arguments_environment_folder_and_output(
     afresh: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,6 +120,11 @@ def test_a_process_is_killed(afresh: bool) -> None:
         assert process.wait(60) == -signal.SIGKILL
         process.kill()
         assert process.poll() == -signal.SIGKILL
+
+
+def test_a_process_leaves_no_folder_of_compiled_code(tmp_path: Path) -> None:
+    assert run("compile_nowhere", str(tmp_path))[0] == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_gradients_are_found_in_a_forked_process() -> None:

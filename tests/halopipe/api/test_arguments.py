@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import halopipe as hp
+from halopipe.api.arguments import checked
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from tests.planner.factories import chain_decision, chain_profile, plan_of
@@ -79,3 +80,33 @@ def test_every_call_describes_what_it_takes_and_raises(name: str) -> None:
     if len(inspect.signature(call).parameters) > 2:
         assert "Args:" in text, name
     assert re.search(r"Raises:|[Rr]aises as|see :", text) or name == "on_cluster", name
+
+
+def test_errors_that_the_command_line_shares_name_arguments_here() -> None:
+    @checked
+    def plan(*, schedules: Sequence[str] = (), batch_statistics: str = "", global_batch: int = 0) -> None:
+        raise UsageError(
+            f"--global-batch is {global_batch}",
+            ["--schedule and --token-slices"],
+            ["--global-batch 32", "--schedule 1f1b,gpipe", "--batch-statistics micro", "halopipe plan --schedule x"],
+        )
+
+    with pytest.raises(UsageError) as caught:
+        plan()
+    assert caught.value.title == "global_batch is 0"
+    assert caught.value.details == ("schedules and --token-slices",)
+    assert caught.value.remedies == (
+        "global_batch=32",
+        "schedules=['1f1b', 'gpipe']",
+        "batch_statistics='micro'",
+        "halopipe plan --schedule x",
+    )
+
+
+def test_plans_and_profiles_are_shown_in_a_line() -> None:
+    profile = PROFILE
+    assert re.fullmatch(r"Profile\(.*: \d+ layers, \d+ devices, \d+ costs\)", repr(profile))
+    found = hp.plan(profile, global_batch=2)
+    assert re.fullmatch(
+        r"Plan\(.*: \d stages on \d devices, .*, \d micro-batches of \d, .* ms a step, .*\)", str(found)
+    )

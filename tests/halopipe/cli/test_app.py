@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from halopipe.run_spec.options import ASKED, flag_of
+from halopipe.terminal.console import report
 from planner.ir import codec
 from planner.ir.codec import dump
 from planner.ir.timeline import Span, Timeline, TimelineFile
@@ -155,6 +157,46 @@ def test_a_reader_that_has_had_enough_is_no_error(folder: Path) -> None:
     line = f"'{sys.executable}' -m halopipe schema profile | head -n 1; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "{\n", "")
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("{program} devices >&-", 3, "error[H301] cannot write to standard output"),
+        ("{program} plan nowhere.json 2>&-", 3, ""),
+        ("{program} plan nowhere.json <&- >&- 2>&-", 3, ""),
+        ("mkdir gone; cd gone; rmdir ../gone; {program} devices", 3, "error[H301] the working folder is gone"),
+    ],
+)
+def test_a_shell_that_closes_what_programs_rely_on_is_told(folder: Path, line: str, code: int, said: str) -> None:
+    program = f"PYTHONPATH='{HOME}' timeout 60 '{sys.executable}' -m halopipe"
+    command = ["bash", "-c", f"cd '{folder}'; {line.format(program=program)}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == code, result.stderr
+    assert result.stderr.startswith(said)
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "pipe.pt"],
+        ["checkpoint", "import", "x", "--from", "pipe.pt", "--plan", "by_hand.json"],
+        ["profile", "pipe.pt"],
+    ],
+)
+def test_a_pipe_that_is_silent_is_no_input(folder: Path, arguments: list[str]) -> None:
+    os.mkfifo("pipe.pt")
+    result = call(*arguments)
+    assert result.exit_code in (2, 3)
+    assert "pipe" in result.stderr
+
+
+def test_too_few_files_are_no_mistake_of_halopipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(OSError(errno.EMFILE, os.strerror(errno.EMFILE))) == 3
+    assert "try: ulimit -n" in capsys.readouterr().err
 
 
 LOADED = """

@@ -27,6 +27,7 @@ from halopipe.training.optimizer_spec import spec_of
 from planner.ir.errors import InfeasibleError, MissingFileError, UsageError, WorkerError
 from planner.ir.profile import ModelSource, Optimizer
 from profiler.source.source import load_model
+from runtime.optim.followed import Followed
 from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
 from tests.planner.factories import chain_profile
@@ -129,7 +130,42 @@ def test_a_module_is_trained_from_a_script_as_in_its_own_loop(tmp_path: Path) ->
         assert "on rank" in str(caught.value)
         with pytest.raises(UsageError, match="this run is over"):
             run.step(batch(0))
-    assert optimizer.state == {}
+    assert optimizer.state == {}  # of a run that failed nothing comes, neither weights nor this
+
+
+def test_one_optimiser_goes_through_a_checkpoint_two_runs_and_a_loop_as_on_one_device() -> None:
+    """Starts two processes twice: 4 s."""
+    twin = load_model(SOURCE).module
+    own, own_schedule = adamw(twin)
+
+    def step_of_one_device(
+        network: nn.Module, optimizer: torch.optim.Optimizer, schedule: lr_scheduler.LRScheduler, step: int
+    ) -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(batch(step)[0]), batch(step)[1]).backward()
+        optimizer.step()
+        schedule.step()
+
+    step_of_one_device(twin, own, own_schedule, 0)
+    module = copy.deepcopy(twin)
+    optimizer, schedule = adamw(module)
+    optimizer.load_state_dict(copy.deepcopy(own.state_dict()))
+    schedule.load_state_dict(own_schedule.state_dict())
+    plan = plan_of(SOURCE, [0.5], (3, 3))
+    with hp.parallelize(module, plan=plan, optimizer=optimizer, scheduler=schedule) as run:
+        run.step(batch(1))
+        counts = [int(kept["step"]) for kept in optimizer.state_dict()["state"].values()]
+        assert counts == [2] * 4  # as a script's own checkpoint has it
+    with hp.parallelize(module, plan=plan, optimizer=optimizer, scheduler=schedule, accumulate=2) as run:
+        run.step(batch(2))
+        run.step(batch(2))
+        run.step(batch(5))  # of an update that never comes
+    step_of_one_device(module, optimizer, schedule, 3)
+    for step in (1, 2, 3):
+        step_of_one_device(twin, own, own_schedule, step)
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(tensor, twin.state_dict()[name], rtol=1e-10, atol=1e-12)
+    assert schedule.get_last_lr() == own_schedule.get_last_lr()
 
 
 def test_what_cannot_be_kept_is_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +203,20 @@ def test_a_loop_that_looks_ahead_tells_the_ranks_the_batch_behind_the_one_they_t
     assert done[-1] == ("d",)
 
 
+def test_an_optimiser_whose_state_no_process_can_tell_another_is_refused_in_a_second_run() -> None:
+    module = nn.Linear(2, 2)
+    run = object.__new__(parallelize.Parallel)
+    run._followed, run._kept_of, run.num_steps = Followed(torch.optim.SGD(module.parameters())), 0, 3
+
+    def call(*_: object, **__: object) -> None:
+        raise UsageError("SGD keeps a dict (seen) for weight, which cannot be saved")
+
+    run.ranks = SimpleNamespace(call=call, is_alive=True, folder=Path())
+    run._fetch_kept()
+    with pytest.raises(UsageError, match=r"stayed with the ranks of an earlier run[\s\S]*keeps a dict \(seen\)"):
+        Followed(run._followed.optimizer)
+
+
 def test_in_a_job_of_torchrun_rank_0_plans_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     store, plan = torch.distributed.HashStore(), plan_of(SOURCE, [0.5], (3, 3))
     monkeypatch.setattr(parallelize, "job_stores", lambda rank, num_ranks: (store, store))
@@ -201,7 +251,9 @@ def test_a_plan_is_made_of_what_is_given(monkeypatch: pytest.MonkeyPatch) -> Non
         return given[6]()
 
     monkeypatch.setattr("halopipe.api.plans.profile", measured)
-    monkeypatch.setattr("halopipe.api.plans.plan", lambda found, global_batch: (found, global_batch, plan)[-1])
+    monkeypatch.setattr(
+        "halopipe.api.plans.plan", lambda found, global_batch, batch_statistics: (found, global_batch, plan)[-1]
+    )
     monkeypatch.setattr("halopipe.launch.parallelize.parallelize", started)
     module = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.25, betas=(0.5, 0.75))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -248,6 +249,30 @@ def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: P
     assert other.history == History()
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("name", ["history.json", "error.json", "journal-0.jsonl"])
+@pytest.mark.parametrize("text", ["", "[]", '{"job": "one job"}', '{"job": "one job", "history": {"steps": 1}}', "{}"])
+def test_what_no_attempt_left_there_is_taken_for_nothing(tmp_path: Path, name: str, text: str) -> None:
+    journals = Journals(tmp_path, "one job")
+    journals.settled(mined(), RunOptions(8, checkpoint=str(tmp_path), resume="auto"))
+    (journals.folder / name).unlink(missing_ok=True)
+    (journals.folder / name).write_text(text) if text else os.mkfifo(journals.folder / name)
+    options = RunOptions(8, checkpoint=str(tmp_path), resume="auto")
+    assert Journals(tmp_path, "one job").settled(mined(), options).step == 0
+    assert [path.name for path in journals.folder.iterdir()] == ["history.json"]
+
+
+def test_a_link_in_the_place_of_their_folder_is_not_followed(tmp_path: Path) -> None:
+    saved, private = tmp_path / "saved", tmp_path / "private"
+    saved.mkdir()
+    private.mkdir()
+    (private / "letter").touch()
+    journals = Journals(saved, "one job")
+    journals.folder.symlink_to(private)
+    journals.settled(mined(), RunOptions(8, checkpoint=str(saved), resume="auto"))
+    assert [path.name for path in private.iterdir()] == ["letter"]
+
+
 def test_the_plan_of_the_next_attempt_is_what_was_decided(
     job: Callable[..., tuple[RunResult, Attempts, list[str]]],
 ) -> None:
@@ -278,6 +303,9 @@ def test_who_loses_a_rank_is_told_from_which_step_to_go_on(
         job((3, lost("first")), restarts=0)
     assert caught.value.remedies[-1].startswith("--resume, to go on from step ")
     assert caught.value.remedies[-1].endswith("; --restarts N does so by itself")
+    with pytest.raises(errors.StageFailedError) as failed:
+        job((3, errors.StageFailedError("layer fc raised")), restarts=0)
+    assert failed.value.remedies[-1].startswith("once that is mended: --resume, to go on from step ")
 
 
 def test_what_a_rank_names_twice_at_the_same_step_is_not_tried_again(

@@ -138,6 +138,13 @@ def test_a_job_that_does_not_say_where_to_meet_is_refused(
         job_stores(0, 2)
 
 
+@pytest.mark.parametrize("address", ["a..b", "x" * 64])
+def test_an_address_that_is_no_name_of_a_host_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setattr(os, "environ", {"MASTER_ADDR": address, "MASTER_PORT": str(free_port())})
+    with pytest.raises(TransportError, match="is no host"):
+        job_stores(0, 2)
+
+
 def test_the_error_of_the_rank_that_failed_first_is_raised_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrun, "_FAREWELL_S", 0.0)
     store = Board(dist.HashStore())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -12,24 +13,34 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import torch.distributed as dist
 
-from halopipe.launch import spawn
-from halopipe.launch.processes import Ended
+from halopipe.launch import spawn, worker
+from halopipe.launch.processes import Ended, workers_of
 from halopipe.launch.run import run_plan
-from halopipe.run_spec.job import Job, RankResult
+from halopipe.run_spec.job import NO_ROOM, Job, RankResult, result_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress, RunResult
 from planner.ir.codec import dump
-from planner.ir.errors import DeadlineError, EndedError, RankCountError, StageFailedError, UsageError, WorkerDiedError
+from planner.ir.errors import (
+    DeadlineError,
+    EndedError,
+    MissingFileError,
+    RankCountError,
+    StageFailedError,
+    UsageError,
+    WorkerDiedError,
+)
 from planner.ir.plan import Plan
 from planner.ir.timeline import Timeline
 from runtime.checkpoint import Checkpoint, complete_steps
 from runtime.checkpoint.lock import held
 from runtime.monitor.activity import Activity, Heartbeat
+from runtime.monitor.failure import read_error
 from tests.forks import forked
 from tests.halopipe import learners
 from tests.halopipe.bombs import POISONED_STEP
@@ -71,7 +82,7 @@ def test_a_plan_of_three_processes_computes_what_one_device_does() -> None:
     assert set(result.numerics.worst) == {"loss", "gradient", "parameter", "buffer"}
     assert max(each.error for each in result.numerics.worst.values()) < 1e-10
     assert (seen[-1].step, seen[-1].num_steps, seen[-1].loss) == (6, 6, result.losses[-1])
-    file = result.timeline_file(Timeline("predicted", 0.01, ()))
+    file = result.timeline_file(plan, Timeline("predicted", 0.01, ()))
     rows = [[span.action for span in file.measured.spans if span.rank == rank] for rank in range(3)]
     assert [tuple(row) for row in rows] == list(plan.decision.program)
     assert all(file.measured.peak_bytes(rank) > 10_000 for rank in range(3))
@@ -148,6 +159,26 @@ def test_a_worker_that_is_stopped_is_found_by_its_silence() -> None:
     assert "for rank 1 (gradient of micro-batch 1, stage 1 -> stage 0), which has said nothing for " in text
     assert "it is stopped, or its host or link is gone" in text
     assert caught.value.ranks == (1,)
+
+
+def test_what_a_rank_has_done_outlives_the_folder_of_its_job(tmp_path: Path) -> None:
+    folder = tmp_path / "halopipe-job-x"
+    assert worker.told(folder, 0, lambda: "done") == 0
+    assert result_path(folder, 0).read_text() == "done"
+    with pytest.raises(MissingFileError, match="is gone"):
+        workers_of(tmp_path / "gone", {0: "0"}).start()
+
+
+def test_a_rank_that_can_leave_nothing_says_so_by_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(path: Path, text: str) -> None:
+        raise MissingFileError(f"cannot write {path}", [os.strerror(errno.ENOSPC)])
+
+    monkeypatch.setattr(worker, "write_text", no_room)
+    assert worker.told(tmp_path, 0, lambda: "done") == NO_ROOM
+    crew = workers_of(tmp_path, {0: "0"})
+    crew._processes[0] = SimpleNamespace(poll=lambda: NO_ROOM)  # type: ignore[assignment]
+    error = read_error(crew.ended()[0].error)
+    assert (error.code, error.remedies[1]) == ("H301", "TMPDIR=FOLDER, where there is room")
 
 
 def test_a_job_of_another_size_is_refused_with_the_command_to_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from halopipe.planning.compare import Comparison, differences, tie_text
-from planner.ir.plan import Tie
+from halopipe.planning.compare import Comparison, differences, proof_text, tie_text
+from planner.ir.plan import Measured, Search, Tie
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 
 PROFILE = chain_profile(6)
@@ -96,6 +96,28 @@ def test_the_table_says_which_is_best_and_what_does_not_fit() -> None:
     assert "fast.json, against slow.json:" in lines
     assert "  2 layers l3 ... l4: on n0/cpu1 instead of n0/cpu0" in lines
     assert comparison.data()["differences"] == {"fast.json": ["2 layers l3 ... l4: on n0/cpu1 instead of n0/cpu0"]}
+
+
+def test_what_was_measured_stands_beside_what_was_predicted_in_the_same_units() -> None:
+    ran = plan_of(PROFILE, REFERENCE, step_s=2e-3)
+    ran = replace(ran, measured=Measured.of_steps((4e-3,), ran.prediction, "", ()))
+    header, (one, other) = Comparison({"ran": ran, "not": plan_of(PROFILE, REFERENCE, step_s=2e-3)}).table()
+    assert header[1:5] == ["step", "samples/s", "measured step", "measured samples/s"]
+    assert (one[3:5], other[3:5]) == (["4.00 ms", "1,000"], ["–", "–"])
+
+
+@pytest.mark.parametrize(
+    ("status", "gap", "text"),
+    [
+        ("proven", 0.0, "proven"),
+        ("within gap", 0.021, "within 2.1 %"),
+        ("within gap", 1e-5, "within 0.1 %"),
+        ("time limit", 0.124, "time limit, within 12 %"),
+    ],
+)
+def test_a_proof_says_how_far_from_the_best_a_plan_can_be(status: str, gap: float, text: str) -> None:
+    assert proof_text(Search("m", "s", status, 1e-3, gap, 0, 0)) == text
+    assert proof_text(Search("m", "s", "heuristic", 0.0, 0.0, 0, 0)) == "heuristic"
 
 
 def test_plans_that_decide_the_same_are_told_of_together() -> None:

@@ -51,6 +51,28 @@ def test_recomputation_and_layouts_are_shown_where_there_are_any() -> None:
     assert "stage 0 divides 6 layers by samples 2:2, 1 layer by feature 1:1" in shown
 
 
+def test_the_headline_says_between_which_layers_no_cut_was_looked_at() -> None:
+    def with_uncut(*pairs: str) -> Plan:
+        rejected = tuple(Rejected(f"no cut between {pair}", "they share parameters") for pair in pairs)
+        return replace(plan(), search=replace(SEARCH, rejected=(*SEARCH.rejected, *rejected)))
+
+    assert "uncut" not in explain.headline(plan())
+    one, several = with_uncut("l1 and l3"), with_uncut("l1 and l3", "l2 and l4", "l2 and l5")
+    assert "\n  uncut     no cut between l1 and l3: they share parameters" in explain.headline(one)
+    assert "no cut between l1 and l3 (and 2 more places): they share parameters" in explain.headline(several)
+    assert "no cut between l2 and l5" in explain.explain(several)
+
+
+def test_the_headline_says_along_which_dims_layers_are_divided() -> None:
+    shared = chain_decision(PROFILE, micro_batches=(4,), ranks=((0, 1),), shares=((2, 2),))
+    made = replace(plan(), decision=shared)
+    assert "divided" not in explain.headline(made)
+    rows = {name: replace(shared.layers[name], cuts={"height": (0, 4, 8)}) for name in ("l1", "l2")}
+    layers = {**shared.layers, **rows, "l3": replace(shared.layers["l3"], cuts={})}
+    cut = replace(made, decision=replace(shared, layers=layers))
+    assert "\n  divided   4 layers along samples, 2 layers along height, 1 layer not" in explain.headline(cut)
+
+
 def test_the_headline_names_another_objective() -> None:
     assert "objective" not in explain.headline(plan())
     assert "  objective memory: 1.00 MiB on the fullest rank" in explain.headline(plan(), objective="memory")

@@ -53,8 +53,9 @@ def test_files_are_told_apart_by_what_they_hold(tmp_path: Path) -> None:
     for name, value in (("a", RUN), ("b", PLAN), ("c", planned((2,))), ("d", PROFILE)):
         dump(value, tmp_path / name)
     paths = [str(tmp_path / name) for name in "abcd"]
-    assert report.read(paths) == report.Sources("b", PLAN, PROFILE, RUN, {"c": planned((2,))})
-    assert report.read([PLAN, RUN, PROFILE]) == report.Sources("best-first", PLAN, PROFILE, RUN)
+    ran = replace(PLAN, measured=RUN.measured_beside(PLAN.prediction))
+    assert report.read(paths) == report.Sources("b", ran, PROFILE, RUN, {"c": planned((2,))})
+    assert report.read([PLAN, RUN, PROFILE]) == report.Sources("best-first", ran, PROFILE, RUN)
     assert report.read([PLAN]).profile is None
 
 
@@ -111,7 +112,7 @@ def test_what_is_known_is_on_the_page(page: str) -> None:
 def test_a_plan_alone_says_what_is_not_shown() -> None:
     bare = report.page(report.Sources("plan.json", PLAN))
     assert "When actions run is not known" in bare
-    assert "halopipe report plan.json profile.json" in bare
+    assert "halopipe report plan.json PROFILE" in bare
     assert "it is no Pareto front of all plans" in bare
     assert 'id="step-chart"' not in bare
 

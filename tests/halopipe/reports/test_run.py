@@ -68,7 +68,7 @@ def test_a_job_that_was_started_again_says_so_wherever_it_is_told() -> None:
     line = "started again after step 4 (1 step again, 800 ms): rank 1 ended by signal SIGKILL without a word"
     assert line in run.report(PLAN, result, RESULT.timeline).splitlines()
     assert run.data(PLAN, result)["restarts"][0]["resumed_step"] == 4
-    assert loads(dumps(result.timeline_file(RESULT.timeline)), TimelineFile).restarts == (lost,)
+    assert loads(dumps(result.timeline_file(PLAN, RESULT.timeline)), TimelineFile).restarts == (lost,)
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, result: RunResult | None) -> RunResult | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from halopipe.run_spec.job import Done, Journal, job_folder, journal_path, sweep
+from halopipe.run_spec.job import _OWNER, Done, Journal, job_folder, journal_path, sweep
 from halopipe.run_spec.result import Saves, Score
 
 
@@ -30,6 +30,50 @@ def test_the_folder_of_a_job_whose_owner_was_killed_is_removed_by_the_next(
     assert list(tmp_path.iterdir()) != [foreign]
     with job_folder() as other:
         assert sorted(tmp_path.iterdir()) == sorted([other, foreign])
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "linked folder", "another user's"])
+def test_what_others_put_among_the_temporary_files_is_neither_opened_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place, elsewhere = tmp_path / "halopipe-job-x", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    os.mkfifo(elsewhere / "pipe")
+    (elsewhere / _OWNER).touch()  # nobody holds it
+    if kind == "linked folder":
+        place.symlink_to(elsewhere)
+    else:
+        place.mkdir()
+        if kind == "pipe":
+            os.mkfifo(place / _OWNER)
+        elif kind == "another user's":
+            (place / _OWNER).touch()
+            monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        else:
+            (place / _OWNER).symlink_to(elsewhere / "pipe")
+    sweep()
+    assert {path.name for path in elsewhere.iterdir()} == {"pipe", _OWNER}
+    assert os.path.lexists(place)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"step": "x"}', "[]", '{"step": 1, "loss": "x"}', '{"score": 1}', '{"saves": {"number": "x"}}', "[" * 10**5],
+)
+def test_lines_that_no_rank_wrote_are_left_out(tmp_path: Path, line: str) -> None:
+    journal_path(tmp_path, 0).write_text(f'{line}\n{{"step": 3, "loss": 0.5, "step_s": 1.0, "at_s": 5.0}}\n')
+    done = Done.read(tmp_path)
+    assert (done.losses, done.scores, done.saves) == ({3: 0.5}, {}, Saves())
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_is_no_journal(tmp_path: Path) -> None:
+    os.mkfifo(journal_path(tmp_path, 0))
+    with pytest.raises(OSError, match="No such device"):
+        Journal(journal_path(tmp_path, 0))
+    assert Done.read(tmp_path).losses == {}
 
 
 def test_what_all_ranks_had_done_is_read_from_their_journals(tmp_path: Path) -> None:

@@ -81,6 +81,16 @@ def test_what_the_command_line_said_comes_back_from_the_job_file_that_it_wrote(
     assert call(*command, "--write-job", "x.txt").exit_code == 2
 
 
+@pytest.mark.parametrize("option", ["--write-job", "-o", "--trace", "--metrics"])
+def test_a_job_file_that_is_read_is_not_replaced(asked: list[RunOptions], option: str) -> None:
+    Path("jobs/a.yaml").write_text(HEAD)
+    Path("link.yaml").symlink_to("jobs/a.yaml")
+    result = call("run", "jobs/a.yaml", option, "link.yaml")
+    assert (result.exit_code, asked) == (2, [])
+    assert "link.yaml is read, and would be replaced" in result.stderr
+    assert Path("jobs/a.yaml").read_text() == HEAD
+
+
 @pytest.mark.parametrize(
     ("words", "meant"),
     [

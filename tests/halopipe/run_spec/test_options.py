@@ -14,6 +14,7 @@ from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.run_spec.job import Compared, Job, RankResult
 from halopipe.run_spec.options import FIELDS, RunOptions, ScriptOptions, flag_of, option_of
 from halopipe.run_spec.result import RunResult, Score
+from planner.ir.codec import plan_fingerprint
 from planner.ir.plan import Prediction, RankPrediction
 from planner.ir.timeline import Span, Timeline
 from tests.planner.factories import chain_decision, chain_profile, plan_of
@@ -45,8 +46,11 @@ def test_a_run_of_warm_up_only_is_measured_all_the_same() -> None:
 
 def test_the_timeline_file_holds_all_steps() -> None:
     predicted = Timeline("predicted", 1.0, ())
-    file = result(3.0, 1.0).timeline_file(predicted)
-    assert (file.predicted, file.step_seconds, file.losses) == (predicted, (3.0, 1.0), (1.0, 1.0))
+    profile = chain_profile(2)
+    plan = plan_of(profile, chain_decision(profile))
+    file = result(3.0, 9.0, 1.0).timeline_file(plan, predicted)
+    assert (file.predicted, file.step_seconds, file.losses) == (predicted, (3.0, 9.0, 1.0), (1.0, 1.0, 1.0))
+    assert (file.plan, file.warmup, file.step_s) == (plan_fingerprint(plan), 2, 1.0)
 
 
 def test_a_job_comes_through_its_file_whole(tmp_path: Path) -> None:

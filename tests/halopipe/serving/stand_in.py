@@ -27,6 +27,7 @@ class StandIn:
     def __init__(self, module: nn.Module, room: int = 3, *, held: bool = False) -> None:
         self.module, self.room, self.learns, self.failure = module, room, False, None
         self.counts, self.go, self.most_waiting = Counts(), threading.Event(), 0
+        self.dtype = torch.float64
         self._structure = BatchStructure.plain(1, 0)
         self._waiting: list[tuple[Future[Answer], Tensor]] = []
         self._lock = threading.Lock()
@@ -40,6 +41,10 @@ class StandIn:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        return dict.fromkeys(self.input_names, self.dtype)
 
     def request(self, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
         return examples.request(self._structure, tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import threading
 import time
@@ -61,9 +62,18 @@ def test_lines_of_json_are_answered_in_order() -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        (b"[1, 2]", "no object"),
-        (b'{"inputs": [[1, NaN, 3]]}', "NaN is no number of JSON"),
-        (b'{"inputs": [[1, 2], [3]]}', "inhomogeneous"),
+        (b"[1, 2]", "an object is wanted"),
+        (b'{"inputs": [[1, NaN, 3]]}', "'NaN', which is no number of JSON"),
+        (b'{"inputs": [[1, 1e999, 3]]}', "inputs holds a number beyond those of float64"),
+        (b'{"inputs": [[1, true, 3]]}', "inputs holds bool, the model takes float64"),
+        (b'{"inputs": [[1, 2, 3]], "inputs": [[4, 5, 6]]}', "inputs is there twice"),
+        (b'{"inputs": [[1, 2], 3]}', "lists of equal lengths"),
+        (b'{"inputs": [1[,2]]}', "beside a bracket"),
+        (b'{"inputs": [[1, 2, 3],]}', "lists of equal lengths"),
+        (b'{"inputs": [[]]}', "an empty list"),
+        (b'{"inputs": [[1, 2, 3]]} x', "does not end there"),
+        (b'{"inputs": [1, 2, 3]}', "inputs has shape (3,)"),
+        (b'{"inputs": [[1, 2], [3]]}', "lists of equal lengths"),
         (b'{"inputs": "abc"}', "numbers in nested lists"),
         (b'{"images": [[1, 2, 3]]}', "not known: images"),
         (b'{"inputs": [[1, 2, 3]' + b" " * 300 + b"]}", "at most 200 bytes"),
@@ -73,7 +83,7 @@ def test_lines_of_json_are_answered_in_order() -> None:
 def test_a_line_that_is_no_request_ends_the_stream_with_its_number(line: bytes, text: str) -> None:
     serving, answers = StandIn(network()), io.BytesIO()
     lines = b'{"inputs": [[1, 2, 3]]}\n' + line + b"\n"
-    with pytest.raises(FormatError, match="line 2") as told:
+    with pytest.raises(FormatError, match=r"(line|request) 2") as told:
         pumped(serving, feeds.of_lines(serving, io.BytesIO(lines), answers, 200))  # type: ignore[arg-type]
     assert text in str(told.value)
     assert len(answers.getvalue().splitlines()) == 1  # what came before is answered
@@ -84,7 +94,7 @@ def test_arrays_behind_one_another_are_answered_by_arrays() -> None:
     for number in range(5):
         np.save(given, rows(number))
     given.seek(0)
-    pumped(serving, feeds.of_arrays(serving, given, answers))  # type: ignore[arg-type]
+    pumped(serving, feeds.of_arrays(serving, given, answers, 10_000))  # type: ignore[arg-type]
     answers.seek(0)
     for number in range(5):
         expected = serving.module(torch.from_numpy(rows(number))).detach().numpy()
@@ -95,14 +105,17 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
     serving = StandIn(network())
     given = io.BytesIO()
     np.save(given, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(FormatError, match="array 0 cannot be read"):
-        pumped(serving, feeds.of_arrays(serving, io.BytesIO(given.getvalue()), io.BytesIO()))  # type: ignore[arg-type]
-    with pytest.raises(FormatError, match="this is no array"):
-        feeds.array_of(serving, io.BytesIO(given.getvalue()))  # type: ignore[arg-type]
+    with pytest.raises(FormatError, match="array 0"):
+        pumped(serving, feeds.of_arrays(serving, io.BytesIO(given.getvalue()), io.BytesIO(), 10_000))  # type: ignore[arg-type]
+    with pytest.raises(FormatError, match="inputs is object"):
+        feeds.array_of(serving, io.BytesIO(given.getvalue()), 10_000)  # type: ignore[arg-type]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.pt").write_bytes(pickle.dumps(Path("x")))
-    with pytest.raises(CorruptFileError, match=r"a\.pt cannot be read"):
-        pumped(serving, feeds.of_folder(serving, tmp_path / "in", tmp_path / "out", "", feeds.Draining(), follow=False))
+    with pytest.raises(CorruptFileError, match=r"a\.pt"):
+        pumped(
+            serving,
+            feeds.of_folder(serving, tmp_path / "in", tmp_path / "out", "", feeds.Draining(), 10_000, follow=False),
+        )
 
 
 def test_files_are_answered_under_their_names(tmp_path: Path) -> None:
@@ -112,13 +125,13 @@ def test_files_are_answered_under_their_names(tmp_path: Path) -> None:
     np.savez(given / "b.npz", inputs=rows(1))
     torch.save({"inputs": torch.from_numpy(rows(2))}, given / "c.pt")
     (given / "notes.txt").write_text("not looked at")
-    pumped(serving, feeds.of_folder(serving, given, output, "", feeds.Draining(), follow=False))
-    assert sorted(each.name for each in output.iterdir()) == ["a.npz", "b.npz", "c.pt"]
-    with np.load(output / "b.npz") as found:
+    pumped(serving, feeds.of_folder(serving, given, output, "", feeds.Draining(), 10_000, follow=False))
+    assert sorted(each.name for each in output.iterdir()) == ["a.npy.npz", "b.npz.npz", "c.pt.pt"]
+    with np.load(output / "b.npz.npz") as found:
         np.testing.assert_array_equal(found["parts.1"], rows(1) - 1)
-    torch.testing.assert_close(torch.load(output / "c.pt")["twice"], 2 * torch.from_numpy(rows(2)))
+    torch.testing.assert_close(torch.load(output / "c.pt.pt")["twice"], 2 * torch.from_numpy(rows(2)))
     with pytest.raises(MissingFileError, match="nothing to answer"):
-        pumped(serving, feeds.of_folder(serving, output / "..", output, "", feeds.Draining(), follow=False))
+        pumped(serving, feeds.of_folder(serving, output / "..", output, "", feeds.Draining(), 10_000, follow=False))
 
 
 def read_text(path: Path) -> Tensor:
@@ -130,9 +143,9 @@ def test_other_files_are_read_by_a_function_of_the_users(tmp_path: Path) -> None
     given.mkdir()
     (given / "a.txt").write_text("1 2 3")
     reader = f"{__name__}:read_text"
-    pumped(serving, feeds.of_folder(serving, given, tmp_path / "out", reader, feeds.Draining(), follow=False))
+    pumped(serving, feeds.of_folder(serving, given, tmp_path / "out", reader, feeds.Draining(), 10_000, follow=False))
     expected = serving.module(torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64))
-    torch.testing.assert_close(torch.load(tmp_path / "out" / "a.pt"), expected.detach())
+    torch.testing.assert_close(torch.load(tmp_path / "out" / "a.txt.pt"), expected.detach())
 
 
 def test_a_source_is_read_no_faster_than_it_is_answered() -> None:
@@ -226,3 +239,60 @@ def test_one_source_is_named_with_what_belongs_to_it(fields: dict[str, Any], tex
     with pytest.raises(UsageError) as told:
         require_fitting(ServeOptions(**fields))
     assert text in str(told.value)
+
+
+def test_files_of_one_stem_have_answers_of_their_own_and_none_replaces_a_file(tmp_path: Path) -> None:
+    serving, given, output = StandIn(network()), tmp_path / "in", tmp_path / "out"
+    given.mkdir()
+    np.save(given / "x.npy", rows(0))
+    np.savez(given / "x.npz", inputs=rows(1))
+    torch.save(torch.from_numpy(rows(2)), given / "x.pt")
+    pumped(serving, feeds.of_folder(serving, given, output, "", feeds.Draining(), 10_000, follow=False))
+    assert sorted(each.name for each in output.iterdir()) == ["x.npy.npy", "x.npz.npy", "x.pt.pt"]
+    expected = serving.module(torch.from_numpy(rows(1))).detach().numpy()
+    np.testing.assert_array_equal(np.load(output / "x.npz.npy"), expected)
+    with pytest.raises(UsageError, match="answers would replace files"):
+        feeds.require_free(output, feeds.questions(given, any_file=False), any_file=False)
+    with pytest.raises(UsageError, match="answers would replace files"):
+        pumped(serving, feeds.of_folder(serving, given, output, "", feeds.Draining(), 10_000, follow=False))
+
+
+def test_an_archive_that_grows_beyond_its_limit_is_not_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    np.savez_compressed(tmp_path / "in" / "x.npz", inputs=np.zeros((1000, 1000)))
+    requests = feeds.of_folder(
+        StandIn(network()), tmp_path / "in", tmp_path / "out", "", feeds.Draining(), 99, follow=False
+    )
+    with pytest.raises(FormatError, match="inputs is too large"):
+        next(requests)
+
+
+def test_arrays_come_over_a_pipe() -> None:
+    serving, answers = StandIn(network()), io.BytesIO()
+    end, begin = os.pipe()
+    with os.fdopen(end, "rb") as given:
+        with os.fdopen(begin, "wb") as asks:
+            for number in range(3):
+                one = io.BytesIO()
+                np.save(one, np.asfortranarray(rows(number).astype(">f8")))
+                asks.write(one.getvalue())
+        pumped(serving, feeds.of_arrays(serving, given, answers, 10_000))
+    answers.seek(0)
+    for number in range(3):
+        expected = serving.module(torch.from_numpy(rows(number))).detach().numpy()
+        np.testing.assert_array_equal(np.load(answers), expected)
+
+
+def read_exit(path: Path) -> Tensor:
+    raise SystemExit(path.name) if path.suffix == ".end" else ZeroDivisionError("no")
+
+
+@pytest.mark.parametrize(("name", "error"), [("a.end", SystemExit), ("a.txt", HalopipeError)])
+def test_a_reader_that_fails_in_any_way_is_not_waited_for(tmp_path: Path, name: str, error: type) -> None:
+    serving, draining = StandIn(network()), feeds.Draining()
+    (tmp_path / name).write_text("")
+    found = feeds.of_folder(
+        serving, tmp_path, tmp_path / "out", f"{__name__}:read_exit", draining, 10_000, follow=False
+    )
+    with pytest.raises(error, match=name):
+        list(feeds.patiently(found, serving, draining))

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import pickle
-from collections.abc import Sequence
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from http.client import HTTPConnection
 from typing import Any
 
 import numpy as np
@@ -16,7 +21,7 @@ from torch import nn
 
 from halopipe.serving import http
 from halopipe.serving.feeds import Draining
-from planner.ir.errors import UsageError, WorkerDiedError
+from planner.ir.errors import FormatError, UsageError, WorkerDiedError
 from tests.halopipe.serving.stand_in import StandIn
 
 JSON = {"content-type": "application/json"}
@@ -156,3 +161,152 @@ def test_nobody_else_is_listened_to_unless_it_is_asked_for() -> None:
     for text in ("", "x", "localhost:", "99999", "-1"):
         with pytest.raises(UsageError, match="is no address"):
             http.opened(text)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        (ARRAY, npy(ROWS.astype(np.complex64))),
+        (ARRAY, b"PK\3\4" + bytes(200)),
+        (ARRAY, npy(ROWS)[:-1]),
+        (ARRAY, npy(ROWS) * 2),
+        (ARRAY, b"\x93NUMPY\1\0\x45\0{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,)}\n"),
+        (JSON, b'{"inputs": [[1e999, 1, 2]]}'),
+        (JSON, b'{"inputs": [[true, 1, 2]]}'),
+        (JSON, b'{"inputs": [[' + b"9" * 5000 + b", 1, 2]]}"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_with_a_code(headers: dict[str, str], body: bytes) -> None:
+    status, _, content = one(StandIn(network()), headers=headers, body=(body,))
+    assert status == 400
+    assert json.loads(content)["code"] == "H307"
+
+
+def test_complex_answers_are_no_json() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 1j
+
+    status, _, content = one(StandIn(Turned()))
+    assert status == 500
+    assert "complex" in json.loads(content)["error"]
+
+
+@pytest.mark.parametrize("text", ["1" * 5000, "a..b:80", "x" * 100 + ":80", "a\0b:80", "1.2.3.4:80", "\u0661:\u00b2"])
+def test_an_address_that_nobody_has_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        http.opened(text)
+
+
+def test_large_bodies_together_have_a_limit() -> None:
+    application = http.Application(StandIn(network()), 100, Draining(), 20.0)  # type: ignore[arg-type]
+
+    async def crowd() -> list[int]:
+        stalled = [asyncio.create_task(asked(application, body=(b" " * 100,), stalls=True)) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        refused = (await asked(application, body=(b" " * 60,)))[0]
+        for task in stalled:
+            task.cancel()
+        await asyncio.gather(*stalled, return_exceptions=True)
+        return [refused, (await asked(application))[0]]
+
+    assert asyncio.run(crowd()) == [503, 200]
+
+
+@contextlib.contextmanager
+def port_of(serving: StandIn, most_bytes: int = 2**20) -> Iterator[int]:
+    draining, door = Draining(), http.opened("0")
+    door.listen()
+    thread = threading.Thread(target=http.listen, args=(serving, door, most_bytes, draining))
+    thread.start()
+    try:
+        yield door.getsockname()[1]
+    finally:
+        draining.set()
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+def answer(port: int, body: bytes = REQUEST) -> tuple[int, Any]:
+    link = HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        link.request("POST", "/infer", body, JSON)
+        found = link.getresponse()
+        return found.status, json.loads(found.read())
+    finally:
+        link.close()
+
+
+def connected(port: int, text: bytes = b"") -> socket.socket:
+    found = socket.create_connection(("127.0.0.1", port), timeout=20)
+    found.sendall(text)
+    return found
+
+
+def is_closed(link: socket.socket) -> bool:
+    link.settimeout(0)
+    try:
+        return not link.recv(1)
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+SLOW = b"POST /infer HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+
+
+def test_connections_that_send_nothing_or_little_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_MOST_CONNECTIONS", 20)
+    serving = StandIn(network())
+    with port_of(serving) as port, contextlib.ExitStack() as held:
+        links = [held.enter_context(connected(port, (b"", b"POST /inf", SLOW)[number % 3])) for number in range(60)]
+        for _ in range(3):
+            assert answer(port)[0] == 200
+        assert sum(map(is_closed, links)) >= 40
+
+
+def test_others_are_answered_while_a_body_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsing, go, late = threading.Event(), threading.Event(), list[bool]()
+
+    def slow(*_: object) -> Any:
+        parsing.set()
+        late.append(not go.wait(5))
+        raise FormatError("this is no request")
+
+    monkeypatch.setattr(http.feeds, "request_of_json", slow)
+    with port_of(StandIn(network())) as port, connected(port, SLOW + b" " * 99) as link:
+        assert parsing.wait(20)
+        with connected(port, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n") as health:
+            assert b"200 OK" in health.recv(1000)
+        assert not late
+        go.set()
+        assert b"400" in link.recv(1000)
+
+
+def test_headers_that_do_not_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_HEADERS_S", 0.05)
+    with port_of(StandIn(network())) as port:
+        for text in (b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n", SLOW.replace(b"json", b"xml")):
+            with connected(port, text) as link:
+                while link.recv(1000):
+                    pass
+        with connected(port, b"GET /" + b"a" * 50_000) as link:
+            assert b"400" in link.recv(1000)
+            while link.recv(1000):
+                pass
+
+
+def test_whoever_waits_when_the_server_ends_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_DRAIN_S", 0.2)
+    serving, found = StandIn(network(), held=True), list[tuple[int, Any]]()
+    with port_of(serving) as port:
+        asks = threading.Thread(target=lambda: found.append(answer(port)))
+        asks.start()
+        while not serving.num_waiting:
+            time.sleep(1e-3)
+    asks.join(20)
+    serving.go.set()
+    assert [status for status, _ in found] == [503]
+    assert "ended before" in found[0][1]["error"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +21,14 @@ from torch import Tensor, nn
 
 import halopipe as hp
 from halopipe.serving.rank_loop import decoded, described, encoded, inputs_of
+from halopipe.serving.serving import Answer, Serving, _Waiting
 from planner.ir.codec import dump
 from planner.ir.errors import BusyError, UsageError, WorkerError
 from planner.ir.graph import TensorSpec
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from runtime.pipeline.microbatches import InputSpecs
+from runtime.stage.index_ranges import IndexRange
 from tests.halopipe.plans import plan_of
 from tests.runtime import test_local_losses
 
@@ -50,7 +55,8 @@ def test_frames_keep_tensors_to_the_last_bit(dtype: torch.dtype) -> None:
 
 def test_what_a_model_takes_is_told_whole() -> None:
     spec = TensorSpec(("sample", "time"), (4, 6), "float64")
-    inputs = InputSpecs({"x": spec}, 4, frozenset({("x", 1)}))
+    ranges = {"x": (IndexRange("words", 50, cut=((1, 0, 3),)), IndexRange("loss", 7, -100))}
+    inputs = InputSpecs({"x": spec}, 4, frozenset({("x", 1)}), ranges)
     assert inputs_of(json.loads(json.dumps(described(inputs)))) == inputs
 
 
@@ -69,6 +75,14 @@ def test_requests_are_answered_in_order_by_ranks_that_keep_state() -> None:
                     torch.testing.assert_close(output[name], tensor, **TOLERANCE)
         assert serving.counts.requests == 9
         assert serving.counts.samples == 18
+        owned = [serving.submit(batch(n)) for n in (20, 21, 22)]
+        owned[0].add_done_callback(lambda _: sys.exit("a callback"))
+        assert not owned[0].cancel()
+        with contextlib.suppress(InvalidStateError):
+            owned[1].set_result(None)  # type: ignore[arg-type]
+        with torch.no_grad():
+            expected = [twin(batch(n))["scores"] for n in (20, 21, 22)]
+        torch.testing.assert_close(owned[2].result(60).output["scores"], expected[2], **TOLERANCE)
         with pytest.raises(UsageError, match="has shape"):
             serving.submit(torch.zeros(2, 4, dtype=torch.float64))  # the stream is as it was
         with pytest.raises(UsageError, match="3 samples"):
@@ -91,6 +105,20 @@ def test_requests_are_answered_in_order_by_ranks_that_keep_state() -> None:
             serving.close()
     assert lost.value.exit_code == 5
     assert "rank 0" in lost.value.title
+
+
+def test_a_thread_that_ends_before_the_stream_says_so_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = object.__new__(Serving)
+    future: Future[Answer] = Future()
+    serving._waiting, serving._lock = {0: _Waiting(future, 1, 0.0, False, {0})}, threading.Lock()
+    serving._slots, serving._is_over, serving._failure = threading.BoundedSemaphore(1), False, None
+    assert serving._slots.acquire()
+    monkeypatch.setattr(Serving, "_answer_all", lambda self: sys.exit("gone"))
+    serving._listen()
+    assert isinstance(serving.failure, WorkerError)
+    with pytest.raises(WorkerError, match="SystemExit: gone"):
+        future.result(0)
+    assert serving._slots.acquire(blocking=False)
 
 
 @pytest.mark.exhaustive("three processes that load torch, 15 s; the engine's own test learns in threads")

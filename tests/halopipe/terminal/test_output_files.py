@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from halopipe.terminal.console import emit, remark, visible
-from halopipe.terminal.output_files import claimed
+from halopipe.terminal.output_files import claimed, made
 from planner.ir.errors import MissingFileError, UsageError
+from runtime.checkpoint.folders import MANIFEST_HASH, complete_path, incomplete_path
 
 FORK = multiprocessing.get_context("fork")
 
@@ -47,6 +48,22 @@ def test_an_input_is_not_claimed_for_output_by_any_of_its_names(tmp_path: Path) 
     for name in ("profile.json", "link", "twin", "./profile.json"):
         with pytest.raises(UsageError, match="is read, and would be replaced"), claimed([tmp_path / name], [source]):
             pass
+
+
+@pytest.mark.parametrize(
+    "name", ["step-500", "step-0.tmp", "step-9/weights.pt", "step-8/weights.pt", "step-7.damaged-1"]
+)
+def test_no_output_is_put_where_a_checkpoint_is_or_may_be(tmp_path: Path, name: str) -> None:
+    folder, path = tmp_path / "saved", tmp_path / "saved" / name
+    complete_path(folder, 9).mkdir(parents=True)
+    with claimed([folder / "step-9.txt", made(folder / "weights.pt")]):
+        pass
+    (complete_path(folder, 9) / MANIFEST_HASH).touch()
+    assert incomplete_path(folder, 0).name == "step-0.tmp"
+    with pytest.raises(UsageError, match="would be taken for a checkpoint"), claimed([made(path)]):
+        pass
+    with claimed([folder / "step-9.txt", made(folder / "weights.pt")]):
+        pass
 
 
 def test_an_output_is_tried_before_the_work(tmp_path: Path) -> None:

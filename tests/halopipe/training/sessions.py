@@ -23,7 +23,7 @@ from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.monitor.waits import Voice
-from runtime.optim.optimizer import Followed
+from runtime.optim.followed import Followed
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
 from runtime.transport import InProcessTransport
@@ -112,12 +112,14 @@ def stepped(module: nn.Module) -> tuple[torch.optim.Optimizer, None]:
     return optimizer, None
 
 
-def one_device(make: Make, num_steps: int, rows: int = 6) -> tuple[list[float], dict[str, Tensor]]:
+def one_device(
+    make: Make, num_steps: int, rows: int = 6, first: int = 0, module: nn.Module | None = None
+) -> tuple[list[float], dict[str, Tensor]]:
     """A training loop as people write it."""
-    module = load_model(CALM).module
+    module = load_model(CALM).module if module is None else module
     optimizer, schedule = make(module)
     losses = []
-    for step in range(num_steps):
+    for step in range(first, first + num_steps):
         inputs, targets = batch(rows, step)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(module(inputs), targets)

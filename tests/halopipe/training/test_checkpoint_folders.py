@@ -16,8 +16,9 @@ from typer.testing import CliRunner, Result
 
 from halopipe.cli.app import app
 from halopipe.training.checkpoint_folders import load_weights
+from halopipe.training.resuming import Saved
 from planner.ir.codec import dump
-from planner.ir.errors import UsageError
+from planner.ir.errors import CorruptFileError, UsageError
 from planner.ir.plan import Plan
 from profiler.source.parts import model_of
 from runtime.checkpoint import Checkpoint, complete_steps
@@ -97,6 +98,9 @@ def test_every_byte_is_verified_and_damage_is_an_exit_code(folder: Path) -> None
 
 
 def test_weights_go_out_and_come_in_and_training_begins_from_them(folder: Path) -> None:
+    for place in ("saved/step-500", "saved/step-3/weights.pt", "saved/step-7/weights.pt"):
+        refused = call(f"checkpoint export saved --to {place}")
+        assert (refused.exit_code, "would be taken for a checkpoint" in refused.stderr) == (2, True)
     assert call("checkpoint export saved --to weights.pt --step 3").exit_code == 0
     old = call("checkpoint saved --step 3 --to same.pt")
     assert (old.exit_code, Path("same.pt").read_bytes()) == (0, Path("weights.pt").read_bytes())
@@ -162,6 +166,20 @@ def test_checkpoints_of_before_say_how_many_ranks_there_were(folder: Path) -> No
     forge(folder / "step-4", lambda text: re.sub(r'    "run/plan": ".*",\n', "", text))
     assert re.search(r"2 ranks +complete", call("checkpoint list saved").stdout)
     assert call("checkpoint saved").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("run/step", '"four"'), ("run/seed", '"x"'), ("run/micro_batches", '"two"'), ("data/epoch", "-1")],
+)
+def test_a_manifest_that_counts_with_words_is_damaged(folder: Path, key: str, value: str) -> None:
+    forge(folder / "step-4", lambda text: re.sub(rf'("{key}": ).*?(,?)\n', rf"\g<1>{value}\2\n", text))
+    shown = call("checkpoint saved --step 4")
+    found = Saved(Checkpoint.open(folder, 4))
+    with pytest.raises(CorruptFileError, match="step-4 is damaged") as caught:
+        (found.step, found.seed(0), found.position, found.micro_batches)
+    assert key in caught.value.details[0]
+    assert shown.exit_code == (3 if key in ("run/step", "data/epoch") else 0), shown.stderr
 
 
 def test_weights_of_a_loss_stay_where_a_state_has_none() -> None:

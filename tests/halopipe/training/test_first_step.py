@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from halopipe.launch import spawn
 from halopipe.run_spec.job import Job, failed_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
@@ -24,7 +26,14 @@ from halopipe.training.parting import parting
 from halopipe.training.rank import terms_of
 from halopipe.training.reference import Reference
 from halopipe.training.single_device import IN_PARTS, WHOLE, make_reference, reference_of
-from planner.ir.errors import HalopipeError, NumericsError, StaleFileError, UnsupportedModelError, UsageError
+from planner.ir.errors import (
+    HalopipeError,
+    MissingFileError,
+    NumericsError,
+    StaleFileError,
+    UnsupportedModelError,
+    UsageError,
+)
 from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
@@ -355,6 +364,25 @@ def test_what_one_device_left_behind_is_the_reason(tmp_path: Path) -> None:
     job = Job(plan(), RunOptions(), tmp_path)
     failed_path(job.reference_path).write_text("killed")
     assert first_step.read_when_written(job.reference_path).skipped == "killed"
+
+
+@pytest.mark.timeout(10)
+def test_where_one_device_can_leave_nothing_it_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "halopipe-job-x"
+    folder.mkdir()
+    job = Job(plan(), RunOptions(), folder)
+    monkeypatch.setattr(spawn, "write_text", lambda path, text: _no_room(path))
+    spawn._leave(failed_path(job.reference_path), "it was killed")
+    assert first_step.read_when_written(job.reference_path).skipped == f"there was no room in {folder}"
+    shutil.rmtree(folder)
+    spawn._leave(failed_path(job.reference_path), "it was killed")
+    assert first_step.read_when_written(job.reference_path).skipped == f"the job's folder {folder} was removed"
+
+
+def _no_room(path: Path) -> None:
+    raise MissingFileError(f"cannot write {path}")
 
 
 def terms(**given: Any) -> opening.Terms:

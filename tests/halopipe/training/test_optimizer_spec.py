@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from halopipe.launch.execute import _maker
 from halopipe.training.optimizer_spec import (
     _DEFAULTS,
     _UNUSABLE,
@@ -23,6 +24,7 @@ from halopipe.training.optimizer_spec import (
 from planner.ir.errors import FactoryError, ModelNotFoundError, UnknownNameError, UsageError
 from planner.ir.profile import Optimizer
 from runtime.optim.optimizer import StageOptimizer
+from tests.halopipe import learners
 
 HERE = "tests.halopipe.training.test_optimizer_spec"
 
@@ -179,10 +181,25 @@ def test_reading_names_that_are_known_needs_no_torch() -> None:
 
 @pytest.mark.parametrize("text", ["SGD:lr=-1", "SGD:rl=0.1", "AdamW:betas=(2,3)"])
 def test_arguments_that_torch_refuses_are_known_before_anything_is_measured(text: str) -> None:
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match=r"cannot be made|cannot train with"):
         require_arguments(parse_optimizer(text))
 
 
 def test_every_optimiser_that_can_be_named_can_be_made() -> None:
     for name in OPTIMIZERS:
         require_arguments(parse_optimizer(name))
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    "text", ["SGD:lr=nan", "AdamW:lr=inf", "Adam:lr=-1", "AdamW:betas=(0.9,1.5)", "SGD:momentum=-0.1"]
+)
+def test_numbers_that_cannot_be_meant_are_refused_as_they_are_read(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot train with these numbers"):
+        parse_optimizer(text)
+
+
+def test_an_optimiser_object_without_a_rate_is_refused_before_anything_starts() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2))]
+    with pytest.raises(UsageError, match="lr=nan: a number that is finite is needed"):
+        _maker(learners.plan(), torch.optim.SGD(parameters, lr=float("nan")), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 
@@ -15,7 +16,7 @@ from halopipe.training.optimizer_spec import _DEFAULTS, make_optimizer_of, parse
 from halopipe.training.session import Execution
 from planner.ir.errors import UsageError
 from runtime.numerics.finite import OnNan
-from runtime.optim.optimizer import Followed
+from runtime.optim.followed import Followed
 from tests.halopipe import learners
 from tests.halopipe.training.sessions import (
     CALM_PLANS,
@@ -43,6 +44,72 @@ def test_the_users_own_optimiser_and_schedule_train_as_in_the_users_own_loop(nam
     for losses, state in together(CALM_PLANS[name](), run, make=make):
         assert losses == pytest.approx(expected, rel=1e-10)
         require_close(state, weights)
+
+
+def momentum(module: nn.Module) -> tuple[torch.optim.Optimizer, None]:
+    """With a factor of the rate that its own steps raise, as optimisers of people's own do."""
+    return torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.9, foreach=True), None
+
+
+def fused(module: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
+    """Counts its steps in tensors; the rate is one too."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=torch.tensor(0.1, dtype=torch.float64), fused=True)
+    return optimizer, lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+@pytest.mark.parametrize("make", [adamw, momentum, fused])
+@pytest.mark.parametrize("name", CALM_PLANS)
+def test_a_loop_of_the_users_own_goes_on_with_the_optimiser_that_ranks_stepped(name: str, make: Make) -> None:
+    def run(execution: Execution) -> tuple[list[float], list[float]]:
+        losses = steps(0, 2)(execution)
+        execution.optimizer_state_dict()
+        module, followed = execution.module, execution.followed
+        assert followed is not None
+        goes_on = one_device(lambda _: (followed.optimizer, followed.scheduler), 2, first=2, module=module)
+        return losses, goes_on[0]
+
+    expected, _ = one_device(make, 4)
+    for losses, goes_on in together(CALM_PLANS[name](), run, make=make):
+        assert [*losses, *goes_on] == pytest.approx(expected, rel=1e-10)
+
+
+def test_an_optimiser_whose_state_is_elsewhere_is_refused() -> None:
+    def run(execution: Execution) -> torch.optim.Optimizer:
+        assert execution.followed is not None
+        mine = execution.followed.optimizer
+        execution.step(batch(6, 0))
+        with pytest.raises(UsageError, match=r"has not what the ranks' keep[\s\S]*run.optimizer_state_dict\(\) first"):
+            mine.state_dict()
+        execution.optimizer_state_dict()
+        kept = mine.state_dict()
+        mine.load_state_dict(copy.deepcopy(kept))
+        with pytest.raises(UsageError, match="the script has changed what its AdamW keeps"):
+            execution.step(batch(6, 1))
+        mine.state.clear()
+        return mine
+
+    def leave(execution: Execution) -> torch.optim.Optimizer:
+        assert execution.followed is not None
+        execution.step(batch(6, 0))
+        return execution.followed.optimizer
+
+    Followed(together(CALM_PLANS["two stages"](), run, make=adamw)[0])
+    left = together(CALM_PLANS["two stages"](), leave, make=adamw)[0]
+    with pytest.raises(UsageError, match=r"stayed with the ranks of an earlier run[\s\S]*was not called") as caught:
+        Followed(left)
+    assert caught.value.remedies[0] == "optimizer.load_state_dict(...)"
+    left.load_state_dict(adamw_kept(left))
+    Followed(left)
+
+
+def adamw_kept(optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    """A checkpoint of one device: it has taken a step."""
+    twin = copy.deepcopy(optimizer)
+    for group in twin.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    twin.step()
+    return twin.state_dict()
 
 
 @pytest.mark.parametrize("name", [each for each in _DEFAULTS if each != "Muon"])

@@ -43,9 +43,9 @@ NUM_MICROBATCHES = 16
 
 def simulated(profile: Profile, decision: Decision) -> tuple[CompiledProgram, StageCosts, Prices, Trace]:
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
-    compiled = compile_program(program, decision.micro_batches)
     book = PriceBook(profile)
     costs = StageCosts(book, placements(book, decision), decision.micro_batches)
+    compiled = compile_program(program, decision.micro_batches, costs.tied_ranks)
     prices = prices_of(compiled, costs, transfer_bytes(program, compiled))
     return compiled, costs, prices, run(compiled, prices)
 

@@ -98,3 +98,22 @@ def test_slices_have_to_make_up_a_sequence(slices: tuple[int, ...]) -> None:
     with pytest.raises(UnsupportedModelError, match="do not make up a sequence") as refused:
         require_sliceable(graph(1), slices)
     assert str(TOKENS) in refused.value.details[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "reason"),
+    [
+        ("pad", TOKENS + 1, f"it makes other than {TOKENS} tokens"),
+        ("opaque", TOKENS, "which tokens it reads for one is not known"),
+    ],
+)
+def test_what_shifts_tokens_or_is_not_known_is_refused_for_that_reason(kind: str, tokens: int, reason: str) -> None:
+    whole = graph(1)
+    first, *others = whole.layers
+    spec = replace(first.outputs[0], shape=(first.outputs[0].shape[0], tokens, *first.outputs[0].shape[2:]))
+    attributes = {"before": (0, 1, *(0,) * (len(spec.shape) - 2))} if kind == "pad" else {}
+    moved = Layer("moved", kind, (first.name,), (spec,), attributes=attributes)
+    with pytest.raises(UnsupportedModelError, match="cannot be run in token slices") as caught:
+        require_sliceable(replace(whole, layers=(first, moved, *others)), (8, 8))
+    assert any(reason in each for each in caught.value.details)
+    assert caught.value.remedies == ("plan without --allow time",)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import off_chip
-from planner.ir.graph import Graph, producer
+from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost
@@ -85,6 +85,33 @@ def branching_problem(seed: int) -> Problem:
         layers.append(replace(layer, kind="opaque", inputs=tuple(reads), outputs=(output,)))
     branched = replace(graph, layers=(*layers, graph.layers[-1]))
     return replace(problem, profile=replace(problem.profile, graph=branched))
+
+
+def tied_problem(seed: int, make: Callable[[int], Problem] = random_problem) -> Problem:
+    """The same with small parameters that two layers or three share, and large ones of their own, which part stages."""
+    problem, draw = make(seed), random.Random(seed + 20_000)
+    profile, graph, times = problem.profile, problem.profile.graph, draw.choice([1, 1000, 10_000])
+    parameters = {
+        name: replace(spec, shape=(times * spec.shape[0], *spec.shape[1:])) for name, spec in graph.parameters.items()
+    }
+    layers, costs = list(graph.layers), dict[str, ParameterCost]()
+    for number in range(draw.choice([1, 1, 2])):
+        users = draw.sample(range(len(layers) - 1), min(len(layers) - 1, draw.choice([2, 2, 3])))
+        keeps, name = draw.random() < 0.5, f"tied{number}"
+        parameters[name] = TensorSpec(("dim0",), (draw.randint(1, 150),), "float32")
+        for index in users:
+            own = layers[index].parameters if keeps else ()
+            layers[index] = replace(layers[index], kind="opaque", parameters=(*own, name))
+    known = set[str]()
+    for layer in layers:  # what another layer uses before is priced with that one
+        updates_s = draw.choice([1e-5, 1e-4, 4e-4]) if set(layer.parameters) - known else 0.0
+        costs[layer.name] = ParameterCost(draw.choice([0.0, 1e-4]) if updates_s else 0.0, updates_s)
+        known |= set(layer.parameters)
+    used = {name: spec for name, spec in parameters.items() if name in known}
+    graph = replace(graph, layers=tuple(layers), parameters=used)
+    changed = replace(profile, graph=graph, parameters=dict.fromkeys(profile.parameters, costs))
+    memory = draw.choice([2**30, 2**30, 6000 * times])
+    return with_memory(replace(problem, profile=changed), memory)
 
 
 def heavy_problem(seed: int) -> Problem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -29,11 +30,15 @@ from tests.planner.solvers.instances import (
     branching_problem,
     heavy_problem,
     random_problem,
+    tied_problem,
     with_memory,
 )
 
+tied_branches = partial(tied_problem, make=branching_problem)
 MAKERS = pytest.mark.parametrize(
-    "make", [random_problem, branching_problem, heavy_problem], ids=["chains", "branches", "heavy"]
+    "make",
+    [random_problem, branching_problem, heavy_problem, tied_problem, tied_branches],
+    ids=["chains", "branches", "heavy", "ties", "branches with ties"],
 )
 
 

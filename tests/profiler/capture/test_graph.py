@@ -226,3 +226,34 @@ def test_an_example_whose_target_is_its_input_is_captured_as_two_inputs() -> Non
     inputs, targets = torch.randn(2, 3, 4)
     expected = nn.functional.mse_loss(module(inputs), targets)
     torch.testing.assert_close(found.graph_module(3, inputs, targets), expected)
+
+
+def test_an_example_of_one_sample_is_said_to_be_repeated() -> None:
+    (said,) = capture(LoadedModel(nn.Linear(3, 2), (torch.randn(1, 3),), (torch.randn(1, 2),), _of_squares)).remarks
+    assert said.startswith("the example has 1 sample, which is repeated to 2")
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 8), nn.Linear(8, 9)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        h = self.table(tokens)
+        return self.head(nn.functional.scaled_dot_product_attention(h, h, h, attn_mask=mask))
+
+
+def test_a_mask_over_as_many_tokens_as_samples_is_named_and_another_number_of_samples_helps() -> None:
+    def remarks(samples: int) -> tuple[str, ...]:
+        tokens, mask = torch.randint(9, (samples, 4)), torch.zeros(4, 4)
+        return capture(LoadedModel(Attending(), (tokens, mask), (torch.randn(samples, 4, 9),), _of_squares)).remarks
+
+    fixed, square = remarks(4)
+    assert "micro-batches have 4 samples" in fixed
+    assert __file__ in fixed
+    assert square.startswith("inputs, inputs_2, targets: of 4 along several dims, as many as the example has samples")
+    assert not remarks(5)
+
+
+def _of_squares(output: Tensor, targets: tuple[Tensor, ...]) -> Tensor:
+    return nn.functional.mse_loss(output, *targets)

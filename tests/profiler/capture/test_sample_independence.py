@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -176,3 +177,49 @@ def test_of_a_fixed_number_of_samples_the_module_itself_is_asked() -> None:
 
 def test_complex_values_of_samples_are_told_from_mixed_ones() -> None:
     assert mixing(lambda x: torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real) == ()
+
+
+VECTORS, ROWS = (4, 5), (4,)
+LOSSES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
+    name: (getattr(nn.functional, name), shapes)
+    for name, shapes in {
+        "binary_cross_entropy_with_logits": (VECTORS,),
+        "cosine_embedding_loss": (VECTORS, ROWS),
+        "huber_loss": (VECTORS,),
+        "hinge_embedding_loss": (VECTORS,),
+        "l1_loss": (VECTORS,),
+        "margin_ranking_loss": (VECTORS, VECTORS),
+        "mse_loss": (VECTORS,),
+        "multilabel_soft_margin_loss": (VECTORS,),
+        "poisson_nll_loss": (VECTORS,),
+        "smooth_l1_loss": (VECTORS,),
+        "soft_margin_loss": (VECTORS,),
+        "triplet_margin_loss": (VECTORS, VECTORS),
+        "triplet_margin_with_distance_loss": (VECTORS, VECTORS),
+    }.items()
+}
+LOSSES |= {
+    "triplet_margin_loss, swapped": (partial(nn.functional.triplet_margin_loss, swap=True), (VECTORS, VECTORS)),
+    "triplet_margin_with_distance_loss, swapped": (
+        partial(nn.functional.triplet_margin_with_distance_loss, swap=True),
+        (VECTORS, VECTORS),
+    ),
+    "kl_div, batchmean": (partial(nn.functional.kl_div, reduction="batchmean"), (VECTORS,)),
+    "normalised by the batch": (lambda x, y: (x / x.norm() - y).square().mean(), (VECTORS,)),
+    "of pairs": (lambda x, y: (x @ y.t()).logsumexp(1).mean(), (VECTORS,)),
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_said_to_need_the_whole_batch_where_it_is_no_mean_of_its_parts(name: str) -> None:
+    function, shapes = LOSSES[name]
+    x, others = torch.randn(VECTORS), [torch.rand(shape).round() * 2 - 1 for shape in shapes]
+    if name.startswith(("kl", "binary", "multilabel", "poisson")):
+        others = [each.abs() + 0.1 for each in others]
+    whole = function(x, *others)
+    parts = [function(x[rows], *(each[rows] for each in others)) for rows in (slice(0, 2), slice(2, 4))]
+    is_mean = bool(torch.isclose(whole, sum(parts) / 2, rtol=1e-5))
+    captured = capture(LoadedModel(nn.Linear(5, 5), (x,), tuple(others), lambda output, aims: function(output, *aims)))
+    needs_all = any(layer.attributes.get("needs_whole_batch") for layer in captured.graph.layers)
+    assert needs_all != is_mean

@@ -273,3 +273,33 @@ def test_a_package_built_for_another_torch_is_told_apart_from_one_that_is_missin
     with pytest.raises(ModelNotFoundError) as caught:
         load_model(ModelSource(f"{tmp_path / 'missing.py'}:make"))
     assert caught.value.remedies == ("put what it imports where Python finds it: PYTHONPATH",)
+
+
+class Wide(nn.Module):
+    """Its second layer takes other features than the first makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 8), nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
+def test_a_width_that_does_not_fit_is_named_by_the_users_line() -> None:
+    with pytest.raises(FactoryError) as caught:
+        load_model(source_of(Wide(), example=(torch.randn(4, 3), torch.randn(4, 2)), loss_fn=nn.MSELoss()))
+    (place,) = (each for each in caught.value.details if each.startswith("at "))
+    assert __file__ in place
+    assert place.endswith("in forward")
+
+
+def test_a_loss_that_counts_its_calls_is_not_another_module() -> None:
+    calls = [0]
+
+    def fading(output: Tensor, aim: Tensor) -> Tensor:
+        calls[0] += 1
+        return (output - aim).square().mean() * 0.5 ** calls[0]
+
+    with pytest.raises(UnsupportedModelError, match="something else at each call"):
+        load_model(source_of(nn.Linear(3, 2), example=(torch.randn(4, 3), torch.randn(4, 2)), loss_fn=fading))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from cuda_ops.device.host import process_state
 from planner.ir.errors import MissingFileError, UsageError
 from runtime.checkpoint import lock
 from runtime.checkpoint.lock import LOCK, STALE_S, Owner, held
@@ -103,7 +105,15 @@ def test_the_same_job_may_start_again_on_another_host(
         assert lock._owner(tmp_path / LOCK) == here
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"pid": "x"}', "\0"])
+def since(value: object) -> str:
+    """A lock that another host took then."""
+    return json.dumps(asdict(elsewhere()) | {"since_s": value})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[1]", '{"pid": "x"}', "\0", *map(since, (1e30, -1, "today", float("nan"), None))],
+)
 def test_a_lock_that_says_nothing_is_waited_for_as_one_of_another_host(tmp_path: Path, text: str) -> None:
     path = tmp_path / LOCK
     path.write_text(text)
@@ -123,6 +133,7 @@ def test_a_lock_that_says_nothing_is_waited_for_as_one_of_another_host(tmp_path:
 
 def test_of_many_that_find_a_stale_lock_one_gets_the_folder(tmp_path: Path) -> None:
     leave(tmp_path, elsewhere(), STALE_S + 1)
+    (tmp_path / f"{LOCK}.taking").write_text(json.dumps(asdict(replace(Owner.here({}), started=1))))
     together, over = threading.Barrier(8), threading.Barrier(8)
     won: list[int] = []
 
@@ -142,6 +153,79 @@ def test_of_many_that_find_a_stale_lock_one_gets_the_folder(tmp_path: Path) -> N
         thread.join()
     assert len(won) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.every_case
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("name", [LOCK, f"{LOCK}.taking"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+def test_what_is_no_file_in_the_place_of_a_lock_is_refused_without_a_wait(tmp_path: Path, name: str, kind: str) -> None:
+    leave(tmp_path, elsewhere(), STALE_S + 1)
+    place, other = tmp_path / name, tmp_path / "other"
+    place.unlink(missing_ok=True)
+    os.mkfifo(other)
+    {"pipe": lambda: os.mkfifo(place), "folder": place.mkdir, "link": lambda: place.symlink_to(other)}[kind]()
+    with pytest.raises(MissingFileError, match=f"{name} is in the way") as caught, held(tmp_path):
+        pass
+    assert caught.value.remedies == (f"remove {place}",)
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_that_takes_the_place_of_a_lock_meanwhile_is_not_waited_for(tmp_path: Path) -> None:
+    with held(tmp_path):
+        (tmp_path / LOCK).unlink()
+        os.mkfifo(tmp_path / LOCK)
+
+
+def test_a_zombie_holds_nothing(tmp_path: Path) -> None:
+    mine = Owner.here({})
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has asked for its exit code
+    state = process_state(child)
+    assert state is not None
+    assert state.state == "Z"
+    leave(tmp_path, replace(mine, pid=child, started=state.started))
+    with held(tmp_path):
+        pass
+    os.waitpid(child, 0)
+
+
+def test_one_that_was_killed_while_it_took_a_lock_away_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_PATIENCE_S", 0.1)
+    dead, turn = replace(Owner.here({}), started=1), tmp_path / f"{LOCK}.taking"
+    leave(tmp_path, dead)
+    turn.write_text(json.dumps(asdict(dead)))
+    with held(tmp_path):
+        pass
+    leave(tmp_path, dead)
+    turn.write_text(json.dumps(asdict(elsewhere())))  # of another host: it may still be at it
+    with pytest.raises(UsageError, match="another job") as caught, held(tmp_path):
+        pass
+    assert re.search(r"start again in (59|60) s, or remove .*\.taking", caught.value.remedies[1])
+
+
+def test_where_the_system_tells_nothing_of_processes_a_lock_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "process_state", lambda pid: None)
+    monkeypatch.setattr(lock, "_place", lambda: "")
+    with held(tmp_path), pytest.raises(UsageError, match="another job"), held(tmp_path):
+        pass
+
+
+def test_a_full_disk_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock.json, "dumps", lambda value: _no_room())
+    with pytest.raises(MissingFileError, match="cannot write into"), held(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def _no_room() -> str:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def until(is_there: Callable[[], bool]) -> None:

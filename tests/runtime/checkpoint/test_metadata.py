@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,25 @@ def test_the_classes_of_torch_are_not_changed() -> None:
     with pytest.raises(ValueError, match="not readable"):
         locations_of(changed)
     assert not hasattr(Metadata, "changed")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x04Nr\x00\x00\x00\x02.",  # an object with the number 2**25
+        b"\x80\x04Np33554432\n.",
+        b"\x80\x05\x96" + (2**26).to_bytes(8, "little") + b".",  # an array of so many bytes, which do not follow
+    ],
+    ids=["number", "number in digits", "length"],
+)
+def test_a_few_bytes_take_no_more_memory_than_they_are(content: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="not readable"):
+            locations_of(content)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("path", ["../rank-1/" + DATA_FILE, "/etc/passwd", "", ".", "__1_0.distcp", None, 3])

@@ -10,7 +10,8 @@ from torch.optim import lr_scheduler
 
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer
-from runtime.optim.optimizer import Followed, StageOptimizer, maker_of, scheduler_maker_of
+from runtime.optim.followed import Followed
+from runtime.optim.optimizer import StageOptimizer, maker_of, scheduler_maker_of
 
 PARAMETERS = [nn.Parameter(torch.zeros(2))]
 

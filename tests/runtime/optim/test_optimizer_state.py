@@ -15,8 +15,9 @@ from planner.ir.box import whole as everything
 from planner.ir.errors import UsageError
 from planner.ir.layout import scaled_intervals
 from runtime.checkpoint.state import RankState
+from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.optimizer_state import _like, load_state, state_of
+from runtime.optim.optimizer_state import _like, give_back, load_state, state_of
 from runtime.optim.sharding import ELEMENTWISE, ShardedParameters
 from runtime.spatial.parameters import Part
 from runtime.transport import InProcessTransport
@@ -271,6 +272,30 @@ def test_what_was_saved_whole_goes_on_in_parts() -> None:
     saved = Saved(state_of(optimizer, frozenset(parameters)))
     found = train_parts(by_shape, parameters, 3, 3, 6, saved)[1]
     assert_same(found, expected(whole(by_shape, cosine)))
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_the_users_own_object_goes_on_in_parts_and_gets_back_what_they_keep(name: str) -> None:
+    parameters, alone = new(), new()
+    user, own = (getattr(torch.optim, name)(each.values(), lr=0.1) for each in (parameters, alone))
+    for step in range(6):
+        gradients(alone, step)
+        own.step()
+
+    def loop(step: int) -> None:
+        gradients(parameters, step)
+        user.step()
+
+    loop(0)
+    followed = Followed(user)
+    followed.recognise(parameters)
+    states, values = train_parts(followed, parameters, 3, 1, 5, None)
+    with torch.no_grad():
+        for key, value in values.items():
+            parameters[key].copy_(value)
+    give_back(followed, Saved(*states))
+    loop(5)
+    assert_same(parameters, alone)
 
 
 def test_an_optimiser_of_whole_tensors_may_not_have_parts() -> None:

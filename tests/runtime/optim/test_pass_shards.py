@@ -66,10 +66,30 @@ def mixed(*, input_shape: tuple[int, ...] = (8, 3, 5, 5)) -> tuple[nn.Module, tu
     return Mixed(), (torch.randn(input_shape), torch.arange(input_shape[0]) % 5), nn.CrossEntropyLoss()
 
 
+class Pieces(nn.Module):
+    """One parameter in pieces, of which distant layers use one each, as attention's projections do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(18, 6) * 0.4)
+        self.between, self.last = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.weight.split([6, 6, 6])
+        y = self.between(functional.linear(x, first).tanh())
+        return self.last(functional.linear(functional.linear(y, second).tanh(), third))
+
+
+def pieces(*, input_shape: tuple[int, ...] = (8, 6)) -> tuple[nn.Module, tuple[Tensor, Tensor], nn.Module]:
+    torch.manual_seed(0)
+    return Pieces(), (torch.randn(input_shape), torch.arange(input_shape[0]) % 3), nn.CrossEntropyLoss()
+
+
 NETWORKS: dict[str, Callable[[], LoadedModel]] = {
     "gpt": lambda: model_of("gpt:gpt", (8, 6), vocabulary=17, width=8, layers=2, heads=2, context=8),
     "llama": lambda: model_of("llama:llama", (8, 6), vocabulary=17, width=8, hidden=12, layers=2, heads=4, kv_heads=2),
     "mixed": lambda: load_model(ModelSource(f"{__name__}:mixed", {}, (8, 3, 5, 5), "float64")),
+    "pieces": lambda: load_model(ModelSource(f"{__name__}:pieces", {}, (8, 6), "float64")),
 }
 PLANS: dict[str, dict[str, object]] = {
     "two replicas": {"cuts": [], "ranks": [(0, 1)], "shares": [(1, 1)]},

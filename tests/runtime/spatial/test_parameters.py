@@ -14,6 +14,7 @@ from planner.ir.box import Interval
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision, Placement, Stage
 from planner.ir.profile import ModelSource
+from planner.layers.stage_rules import require_stages
 from profiler.capture.graph import capture
 from profiler.models.example import Example
 from profiler.source.source import load_model
@@ -168,7 +169,7 @@ def test_a_weight_that_layers_use_otherwise_is_refused_and_both_are_named() -> N
     first, second = (layer.name for layer in model[1].graph.layers if layer.kind == "linear")
     decision = divided(model, (3,), {second: ({"feature": (3, 1)}, 1)}, ({"feature": (1, 3)}, 1))
     with pytest.raises(UnsupportedModelError, match=r"first\.weight cannot be divided") as caught:
-        of(model, decision)
+        require_stages(decision, model[1].graph)
     assert caught.value.details[0].startswith(f"layer {first} uses [0, 1) x [0, 4) of it at position 0, layer {second}")
     assert len(caught.value.remedies) == 3
 
@@ -191,5 +192,5 @@ def test_a_parameter_of_two_stages_is_not_divided_in_one_of_them() -> None:
     layers = {name: Placement(1) if name in names[1:] else placed for name, placed in decision.layers.items()}
     two = replace(decision, layers=layers, stages=(*decision.stages, Stage((2,), ("n0/cpu2",))))
     with pytest.raises(UnsupportedModelError, match=r"first\.weight cannot be divided") as caught:
-        of(model, two)
+        require_stages(two, model[1].graph)
     assert "another stage" in caught.value.details[0]

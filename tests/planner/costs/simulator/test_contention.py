@@ -27,9 +27,9 @@ BANDWIDTH = 1e6
 
 def priced(profile: Profile, decision: Decision) -> tuple[CompiledProgram, Prices]:
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
-    compiled = compile_program(program, decision.micro_batches)
     book = PriceBook(profile)
     costs = StageCosts(book, placements(book, decision), decision.micro_batches)
+    compiled = compile_program(program, decision.micro_batches, costs.tied_ranks)
     return compiled, prices_of(compiled, costs, transfer_bytes(program, compiled))
 
 

@@ -299,3 +299,27 @@ def test_two_sends_of_an_action_to_one_rank_cost_one_latency() -> None:
     others = dict.fromkeys(((0, 1), (1, 2), (2, 3)), alone_s[4_000])
     assert found[4_000] == pytest.approx({(0, 3): both_s[4_000] - alone_s[4_000], **others})
     assert found[80_000] == pytest.approx(dict.fromkeys(found[4_000], alone_s[80_000]))
+
+
+def test_ranks_that_share_a_parameter_wait_for_one_another_before_they_update() -> None:
+    """The last stage is done first; its long update begins when the first stage's gradients are there too."""
+    profile = chain_profile(
+        2,
+        2,
+        forward_s=(1e-3, 2e-3),
+        activation_bytes=4,
+        parameter_bytes=(4_000_000, 4),
+        update_s=(2e-3, 7e-3),
+        bandwidth_bytes_per_s=1e9,
+    )
+    last = replace(profile.graph.layers[1], parameters=("l0.weight", "l1.weight"))
+    layers = (profile.graph.layers[0], last, *profile.graph.layers[2:])
+    tied = replace(profile, graph=replace(profile.graph, layers=layers))
+    decision = chain_decision(profile, (1,), (1,))
+    (apart, apart_line), (together, line) = (predict(each, decision) for each in (profile, tied))
+    first_ends_s, last_ends_s = (next(s.start_s for s in apart_line.spans if s.action == f"{n}UPDATE") for n in (0, 1))
+    assert last_ends_s < first_ends_s
+    assert apart.step_s == pytest.approx(max(first_ends_s + 2e-3, last_ends_s + 7e-3))
+    sum_s = PriceBook(profile).network.all_reduce_s((0, 1), 4_000_000)
+    assert together.step_s == pytest.approx(first_ends_s + sum_s + 7e-3 + 2e-3)  # the last stage updates its copy too
+    assert [s.start_s for s in line.spans if "UPDATE" in s.action] == pytest.approx([first_ends_s] * 2)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import product
 
 import pytest
 
@@ -12,7 +14,7 @@ from planner.ir.cluster import Link
 from planner.ir.codec import dumps
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UnknownNameError, UsageError
 from planner.ir.plan import Plan
-from planner.ir.problem import Problem
+from planner.ir.problem import ALWAYS, Problem
 from planner.solvers import SearchProgress, baselines, solver
 from planner.solvers.best_first.solver import solve
 from planner.solvers.candidates.candidate import decision_of
@@ -25,15 +27,23 @@ from tests.planner.solvers.instances import (
     heavy_problem,
     plans,
     random_problem,
+    tied_problem,
     with_memory,
 )
 from tests.sampling import some
 
+tied_branches = partial(tied_problem, make=branching_problem)
+
+
+def tied_and_divided(seed: int) -> Problem:
+    """What ranks of a stage have is divided among them, but for what other stages use too."""
+    return replace(tied_problem(seed), shard=ALWAYS, zero=1 + seed % 3)
+
 
 @pytest.mark.parametrize(
     "make",
-    [random_problem, branching_problem, heavy_problem, board_problem],
-    ids=["chains", "branches", "heavy", "boards"],
+    [random_problem, branching_problem, heavy_problem, board_problem, tied_problem, tied_branches, tied_and_divided],
+    ids=["chains", "branches", "heavy", "boards", "ties", "branches with ties", "ties beside ZeRO"],
 )
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_the_plan_is_the_best_of_all_plans(first: int, make: Callable[[int], Problem]) -> None:
@@ -51,6 +61,7 @@ def test_the_plan_is_the_best_of_all_plans(first: int, make: Callable[[int], Pro
         assert plan.search.bound_s == pytest.approx(plan.prediction.step_s, rel=1e-8)
         assert best is not None, seed
         assert plan.prediction.step_s == pytest.approx(best.step_s, rel=1e-9), seed
+        assert check(plan, problem.profile) == (), seed
         num_saved += num_plans > plan.search.num_simulated
     assert num_saved > 0
     assert num_infeasible < 10
@@ -60,6 +71,16 @@ def test_some_random_problems_are_infeasible_and_some_have_unlike_devices() -> N
     problems = [random_problem(seed) for seed in range(120)]
     assert best_by_exhaustion(problems[15])[0] is None  # the first
     assert any(len({d.kind for d in problem.profile.cluster.devices}) > 1 for problem in problems)
+
+
+def test_some_of_the_best_plans_part_layers_that_share_a_parameter() -> None:
+    num_parted = 0
+    for seed in (5, 13, 17, 30):
+        problem = tied_problem(seed)
+        placed, layers = solve(problem).decision.layers, problem.profile.graph.layers
+        users = problem.profile.graph.tied_layers().values()
+        num_parted += any(len({placed[layers[index].name].stage for index in own}) > 1 for own in users)
+    assert num_parted == 4
 
 
 def step_s(problem: Problem) -> float:
@@ -119,8 +140,8 @@ def test_the_order_of_like_devices_does_not_matter() -> None:
 
 
 def test_the_fast_evaluation_is_what_predict_says() -> None:
-    for seed in range(12):
-        problem = replace(random_problem(seed), recompute="auto")
+    for seed, make in product(range(12), (random_problem, tied_problem)):
+        problem = replace(make(seed), recompute="auto")
         evaluator = Evaluator(problem, PriceBook(problem.profile))
         for candidate in list(plans(problem))[::397]:
             found = evaluator.evaluate(candidate)
@@ -259,13 +280,18 @@ def test_micro_batches_and_stages_may_be_restricted() -> None:
     assert len(solved(replace(heavy(), num_ranks=1)).decision.program) == 1
 
 
-def test_layers_that_share_a_parameter_stay_together() -> None:
+def test_layers_that_share_a_parameter_are_parted_where_a_schedule_lets_them_and_else_that_is_said() -> None:
     problem = heavy()
     layers = problem.profile.graph.layers
     tied = tuple(replace(layer, parameters=("l1.weight",)) if layer.name in ("l1", "l4") else layer for layer in layers)
-    graph = replace(problem.profile.graph, layers=tied)
-    plan = solved(replace(problem, profile=replace(problem.profile, graph=graph)))
-    assert len({plan.decision.layers[name].stage for name in ("l1", "l2", "l3", "l4")}) == 1
+    profile = replace(problem.profile, graph=replace(problem.profile.graph, layers=tied))
+    plan = solved(replace(problem, profile=profile))
+    assert plan.decision.layers["l1"].stage != plan.decision.layers["l4"].stage
+    assert plan.search.status == "proven"
+    assert not any("no cut" in each.what for each in plan.search.rejected)
+    whole = solved(replace(problem, profile=profile, schedules=("pipedream",)))
+    assert len({whole.decision.layers[name].stage for name in ("l1", "l2", "l3", "l4")}) == 1
+    assert "no cut between l1 and l4" in [each.what for each in whole.search.rejected]
 
 
 def test_layers_that_mix_samples_are_not_replicated() -> None:

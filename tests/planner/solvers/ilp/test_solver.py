@@ -27,7 +27,7 @@ from planner.solvers.ilp.solver import Enumeration, Way, solve
 from planner.solvers.ilp.spans import Instance, prune
 from planner.solvers.progress import SearchProgress
 from tests.planner.factories import chain_profile
-from tests.planner.solvers.instances import branching_problem, plans, random_problem
+from tests.planner.solvers.instances import branching_problem, plans, random_problem, tied_problem
 from tests.sampling import everything, some
 
 PLAIN = ("1f1b", "gpipe")
@@ -41,7 +41,9 @@ RULES = (
     "*=sample:1",
     "l*=kind:*-1",
 )
-makes = pytest.mark.parametrize("make", [random_problem, branching_problem], ids=["chains", "branches"])
+makes = pytest.mark.parametrize(
+    "make", [random_problem, branching_problem, tied_problem], ids=["chains", "branches", "ties"]
+)
 
 
 def plain(seed: int, make: Callable[[int], Problem] = random_problem, rules: bool = False) -> Problem:

@@ -1,0 +1,143 @@
+"""Which nodes of a graph share memory with a parameter or buffer, which of them write it, and what of.
+
+What a rank writes to its copy of a buffer must be what every other rank writes to its own.  It is that wherever it
+follows from parameters and buffers alone, as the average of a teacher's weights does, or a count of calls; what follows
+from samples differs from rank to rank.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from cuda_ops._torch import schema_of, wrap_with_set_grad_enabled
+
+BATCH_NORM = torch.ops.aten.batch_norm.default
+_STATISTICS = {
+    BATCH_NORM: "training",
+    torch.ops.aten.instance_norm.default: "use_input_stats",
+}
+"""Operators that write running statistics, which their schema does not tell, and the argument that says when."""
+
+
+def attributes_behind(graph: fx.Graph, given: Mapping[fx.Node, str] | None = None) -> dict[fx.Node, str]:
+    """The parameter, buffer or constant that a node is, is a view of, or has written in place.
+
+    Args:
+        given: what placeholders stand for, where that is such a one.
+    """
+    found: dict[fx.Node, str] = dict(given or {})
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            found[node] = str(node.target)
+            continue
+        if node.target is operator.getitem and node.args[0] in found:  # of a list of views
+            found[node] = found[node.args[0]]
+            continue
+        returned = {name for each in _returns(node) for name in _aliases(each)}
+        makes_list = any(each.alias_info is not None and not _aliases(each) for each in _returns(node))
+        for argument, value in _arguments(node):
+            if isinstance(value, fx.Node) and value in found:
+                aliases = _aliases(argument)
+                if returned & aliases or (makes_list and aliases):
+                    found[node] = found[value]
+    return found
+
+
+def written(node: fx.Node, behind: Mapping[fx.Node, str]) -> frozenset[str]:
+    """The attributes that a node writes, those included that a graph writes which it calls without gradients."""
+    return frozenset(name for name, _ in _writes(node, behind, frozenset()))
+
+
+def written_of_samples(graph: fx.Graph) -> dict[fx.Node, frozenset[str]]:
+    """By node, the attributes that it writes from samples, be it from their number alone.
+
+    Running statistics of batch normalisation are none of them: they are taken over the samples of all ranks.
+    """
+    behind, dependent = attributes_behind(graph), _dependent(graph, None)
+    found = {}
+    for node in graph.nodes:
+        names = frozenset(name for name, of_samples in _writes(node, behind, dependent) if of_samples)
+        if names and node.target is not BATCH_NORM:
+            found[node] = names
+    return found
+
+
+def users_of_attributes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node]]:
+    """The parameters, buffers and constants with the nodes that read or write them, in the graph's order."""
+    behind = attributes_behind(graph)
+    for node in graph.nodes:
+        for name in dict.fromkeys(behind[argument] for argument in node.all_input_nodes if argument in behind):
+            yield name, node
+
+
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether a node's operator writes to an argument, as its schema tells."""
+    schema = schema_of(node.target)
+    return schema is not None and any(each.alias_info and each.alias_info.is_write for each in schema.arguments)
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """A node's arguments by the names that its operator gives them; those left at their defaults are not there."""
+    return {argument.name: value for argument, value in _arguments(node)}
+
+
+def _writes(node: fx.Node, behind: Mapping[fx.Node, str], dependent: Collection[fx.Node]) -> Iterator[tuple[str, bool]]:
+    """What a node writes, and whether it follows from what is ``dependent``."""
+    if node.target is wrap_with_set_grad_enabled:
+        yield from _writes_inside(node, behind, dependent)
+        return
+    values = [value for argument, value in _arguments(node) if argument.alias_info and argument.alias_info.is_write]
+    if node.target in _STATISTICS:
+        arguments = arguments_of(node)
+        if arguments[_STATISTICS[node.target]] is True:
+            values += [arguments["running_mean"], arguments["running_var"]]
+    yield from (
+        (behind[value], node in dependent) for value in values if isinstance(value, fx.Node) and value in behind
+    )
+
+
+def _writes_inside(
+    node: fx.Node, behind: Mapping[fx.Node, str], dependent: Collection[fx.Node]
+) -> Iterator[tuple[str, bool]]:
+    module = node.graph.owning_module
+    inner = node.args[1]
+    if module is None or not isinstance(inner, fx.Node):
+        return
+    graph = cast(fx.GraphModule, module.get_submodule(str(inner.target))).graph
+    places = [each for each in graph.nodes if each.op == "placeholder"]
+    outer = dict(zip(places, node.args[2:], strict=True))
+    inside = attributes_behind(graph, {place: behind[each] for place, each in outer.items() if each in behind})
+    from_outside = _dependent(graph, [place for place, each in outer.items() if each in dependent])
+    for each in graph.nodes:
+        yield from _writes(each, inside, from_outside)
+
+
+def _dependent(graph: fx.Graph, given: Collection[fx.Node] | None) -> frozenset[fx.Node]:
+    """What depends on ``given``, or on any input, where None."""
+    found: set[fx.Node] = set(given or ())
+    for node in graph.nodes:
+        is_given = given is None and node.op == "placeholder"
+        if is_given or any(argument in found for argument in node.all_input_nodes):
+            found.add(node)
+    return frozenset(found)
+
+
+def _arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
+    schema = schema_of(node.target)
+    arguments = () if schema is None else schema.arguments
+    yield from zip(arguments, node.args, strict=False)
+    yield from ((argument, node.kwargs[argument.name]) for argument in arguments if argument.name in node.kwargs)
+
+
+def _returns(node: fx.Node) -> tuple[Any, ...]:
+    schema = schema_of(node.target)
+    return () if schema is None else tuple(schema.returns)
+
+
+def _aliases(argument: Any) -> set[str]:
+    return set() if argument.alias_info is None else set(argument.alias_info.before_set)

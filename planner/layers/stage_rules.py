@@ -1,0 +1,299 @@
+"""What layers ask of the stages that hold them: one table, which searches keep to and the runtime refuses by.
+
+    what a layer has                                     what is asked                           said in the graph by
+    ---------------------------------------------------  --------------------------------------  ----------------------
+    a buffer that one layer writes and others use        all of them are in one stage            ``SHARED_STATE``
+    a buffer that it writes from samples                 its stage has one rank                  ``KEEPS_SAMPLES``
+    a Function whose backward is not linear              ranks of its stage divide samples only  ``NOT_LINEAR_BACKWARD``
+    a parameter that other layers of its stage use       all of them use the same part of it     ``Layer.parameters``
+    statistics of batch norm that others use as well     it is not cut along channels            ``SHARED_STATISTICS``
+    numbers drawn for nodes of a sampled graph           its stage has one rank                  ``SEEDS``
+    nodes of several seeds that it mixes                 every stage has one rank                ``SEEDS``
+    sites; a term of the loss that other layers read     gradients are not divided (ZeRO-2, 3)   dims, kinds
+    parameters in parts                                  an optimiser that is not divided        ``Layer.parameters``
+
+Copies of a buffer on several ranks stay equal where what is written follows from parameters and buffers alone, as the
+average of weights does that a mean teacher keeps; nothing is asked of such a layer.
+
+A search is given what concerns whole stages as side constraints (:func:`rules_of_state`), and looks at no layout that
+breaks the others (:func:`may_be_laid_out`); what divides gradients is asked of :func:`why_gradients_stay_whole` before.
+A plan is held against all of them by :func:`require_stages`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from planner.ir.box import Box, whole
+from planner.ir.constraints import REPLICAS, TOGETHER, YES, escaped
+from planner.ir.errors import UnsupportedModelError, operator_of
+from planner.ir.graph import (
+    KEEPS_SAMPLES,
+    NOT_LINEAR_BACKWARD,
+    SAMPLE,
+    SEEDS,
+    SHARED_STATE,
+    SHARED_STATISTICS,
+    Graph,
+    Layer,
+    producer,
+)
+from planner.ir.plan import Decision
+from planner.ir.problem import Rule
+from planner.layers._samples import prepared_inputs
+from planner.layers.division import LayerDivision, divides, layer_division
+from planner.layers.sized import AXES
+
+_CHANNELS = AXES["channel"][1]
+
+
+def rules_of_state(graph: Graph) -> dict[Rule, str]:
+    """What every plan of ``graph`` is to hold because of what layers write: side constraints, and why."""
+    found = {}
+    for buffer, names in _sharing_state(graph).items():
+        why = f"layers {', '.join(names)} use the buffer {buffer}, which one of them writes"
+        found[Rule(",".join(map(escaped, names)), TOGETHER, YES)] = why
+    for layer in graph.layers:
+        if KEEPS_SAMPLES in layer.attributes:
+            why = f"layer {layer.name} writes what it makes of samples to the buffer {layer.attributes[KEEPS_SAMPLES]}"
+            found[Rule(escaped(layer.name), REPLICAS, "1")] = why
+        if SEEDS in layer.attributes:
+            mixes = layer.attributes[SEEDS] == "mixes"
+            found[Rule("*" if mixes else escaped(layer.name), REPLICAS, "1")] = _of_seeds(layer)
+    return found
+
+
+def why_gradients_stay_whole(graph: Graph) -> str:
+    """Why no ranks of a stage can divide gradients or parameters of this network; empty: they can."""
+    if prepared_inputs(graph):
+        return "sites of clouds and sampled graphs: their layers sum what ranks have in ways of their own"
+    read = {producer(value) for layer in graph.layers for value in layer.inputs}
+    term = next((layer.name for layer in graph.layers if layer.kind == "loss" and layer.name in read), "")
+    return f"layer {term} makes a term of the loss, which other layers read: a sum over ranks" if term else ""
+
+
+def sharing_weights(graph: Graph) -> frozenset[str]:
+    """Names of the layers that use a weight which others use too."""
+    users = Counter(name for layer in graph.layers for name in dict.fromkeys(layer.parameters))
+    return frozenset(
+        layer.name
+        for layer in graph.layers
+        if SHARED_STATISTICS in layer.attributes or any(users[name] > 1 for name in layer.parameters)
+    )
+
+
+def may_be_laid_out(layer: Layer, parts: Mapping[str, int], num_ranks: int, shares_weight: bool) -> bool:
+    """Whether a search may divide the layer so, in a stage whose ranks divide more than samples.
+
+    That layers which share a weight happen to use the same parts of it, no search looks for: they are not cut along
+    channels.
+
+    Args:
+        parts: by dim.
+        shares_weight: whether it is one of :func:`sharing_weights`.
+    """
+    if NOT_LINEAR_BACKWARD in layer.attributes and parts.get(SAMPLE, 1) < num_ranks:
+        return False
+    return not shares_weight or all(parts.get(dim, 1) == 1 for dim in _CHANNELS)
+
+
+def require_stages(decision: Decision, graph: Graph) -> None:
+    """Raises :class:`UnsupportedModelError` where the stages of a decision are not what the layers in them ask for."""
+    for _, error in stage_errors(decision, graph):
+        raise error
+
+
+def stage_errors(decision: Decision, graph: Graph) -> Iterator[tuple[str, UnsupportedModelError]]:
+    """What is not as layers ask for: the layer, and the refusal."""
+    yield from _of_state(decision, graph)
+    for number, stage in enumerate(decision.stages):
+        if len(stage.ranks) < 2:
+            continue
+        layers = [layer for layer in graph.layers if decision.layers[layer.name].stage == number]
+        yield from ((each.name, _keeps(each, number, decision)) for each in layers if KEEPS_SAMPLES in each.attributes)
+        yield from _of_stage_of_seeds(decision, graph, number)
+        is_divided = not decision.token_slices and divides(decision, number, graph)
+        if stage.level > 1 and (whole_because := why_gradients_stay_whole(graph)):
+            yield layers[0].name, refused_slices(decision, number, [whole_because])
+        elif stage.level > 1 and is_divided:
+            why = "its layers are divided along more than samples"
+            yield layers[0].name, refused_slices(decision, number, [why])
+        if not is_divided:
+            continue
+        if stage.sharded:
+            yield from _of_divided_parameters(decision, graph, number, layers)
+        for layer in layers:
+            placed = decision.layers[layer.name]
+            if NOT_LINEAR_BACKWARD in layer.attributes and _parts(placed.cuts).get(SAMPLE, 1) < len(stage.ranks):
+                yield layer.name, _not_linear(layer, number)
+            along = next((dim for dim in _CHANNELS if _parts(placed.cuts).get(dim, 1) > 1), "")
+            if SHARED_STATISTICS in layer.attributes and (along or placed.ways > 1):
+                why = f"layer {layer.name} is cut along {along or 'channels'}, and other layers use it as well"
+                yield layer.name, refused_parts(str(layer.attributes[SHARED_STATISTICS]), number, layer.name, why)
+        yield from _of_parameters(decision, graph, number, layers)
+
+
+def refused_parts(name: str, stage: int, layers: str, why: str) -> UnsupportedModelError:
+    """The refusal of a parameter that layers would have in different parts."""
+    return UnsupportedModelError(
+        f"{name} cannot be divided over the ranks of stage {stage}, as the plan's cuts of {layers} would have it",
+        [why],
+        [
+            f"cut {layers} along samples or space, where every rank has all of {name}",
+            "plan again with --allow sample,spatial",
+            "a parameter of its own for each layer",
+        ],
+    )
+
+
+def refused_slices(decision: Decision, stage: int, reasons: Iterable[str]) -> UnsupportedModelError:
+    """The refusal of gradients or parameters in slices."""
+    what = "parameters" if decision.stages[stage].zero > 2 else "gradients"
+    return UnsupportedModelError(
+        f"stage {stage} cannot divide its {what} over its {len(decision.stages[stage].ranks)} ranks",
+        reasons,
+        ["divide the optimiser's state alone: plan with --zero 1"],
+    )
+
+
+def boxes_in(graph: Graph, decision: Decision, stage: int, name: str) -> tuple[Box, ...]:
+    """What each rank of a stage, by position, uses of a parameter: as the first layer says that uses it there."""
+    layer = next(each for each in graph.layers if name in each.parameters and decision.layers[each.name].stage == stage)
+    if not divides(decision, stage, graph):
+        return (whole(graph.parameters[name].shape),) * len(decision.stages[stage].ranks)
+    return _division(graph, layer, decision).weights[layer.parameters.index(name)]
+
+
+def _sharing_state(graph: Graph) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for layer in graph.layers:
+        if SHARED_STATE in layer.attributes:
+            found.setdefault(str(layer.attributes[SHARED_STATE]), []).append(layer.name)
+    return found
+
+
+def _of_state(decision: Decision, graph: Graph) -> Iterator[tuple[str, UnsupportedModelError]]:
+    for buffer, names in _sharing_state(graph).items():
+        first, *others = names
+        stage = decision.layers[first].stage
+        other = next((name for name in others if decision.layers[name].stage != stage), None)
+        if other is not None:
+            yield (
+                other,
+                UnsupportedModelError(
+                    f"the buffer {buffer} is used by layer {first} on stage {stage} and by layer {other} on stage"
+                    f" {decision.layers[other].stage}",
+                    ["one of them writes it; a buffer that layers write must be on one stage"],
+                    ["put all layers that use it on one stage", "plan again: halopipe plan PROFILE"],
+                ),
+            )
+
+
+def _keeps(layer: Layer, stage: int, decision: Decision) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"layer {layer.name} writes the buffer {layer.attributes[KEEPS_SAMPLES]} from the rows it sees",
+        [f"stage {stage} runs it on {len(decision.stages[stage].ranks)} ranks, each with other rows"],
+        ["put that layer on a stage of one rank", "plan again: halopipe plan PROFILE"],
+    )
+
+
+def _of_seeds(layer: Layer) -> str:
+    if layer.attributes[SEEDS] == "mixes":
+        return f"layer {layer.name} mixes nodes of several seeds, whose ranks sample for themselves"
+    return f"layer {layer.name} draws random numbers for neighbours of seeds, of which two ranks may have the same"
+
+
+def _of_stage_of_seeds(decision: Decision, graph: Graph, stage: int) -> Iterator[tuple[str, UnsupportedModelError]]:
+    """What ranks that share seeds would draw or mix otherwise than one device."""
+    for layer in graph.layers:
+        mixes = layer.attributes.get(SEEDS) == "mixes"
+        if not mixes and (SEEDS not in layer.attributes or decision.layers[layer.name].stage != stage):
+            continue
+        twice, helps = "counts once on one device, and twice in parts", "nn.LayerNorm over channels, not over nodes"
+        if not mixes:
+            twice, helps = "would be dropped on one of them alone", "dropout behind the last layer, a row a seed"
+        error = UnsupportedModelError(
+            f"stage {stage} cannot share out seeds: {_of_seeds(layer)}",
+            [
+                f"{operator_of(layer)} over {' x '.join(layer.outputs[0].dims)}",
+                f"stage {stage} has {len(decision.stages[stage].ranks)} ranks; a node that two of them need {twice}",
+            ],
+            [helps, "a plan with one rank a stage (--allow without sample)"],
+        )
+        yield layer.name, error
+
+
+def _of_divided_parameters(
+    decision: Decision, graph: Graph, stage: int, layers: Iterable[Layer]
+) -> Iterator[tuple[str, UnsupportedModelError]]:
+    for layer in layers:
+        weights = _division(graph, layer, decision).weights if layer.parameters else ()
+        for name, boxes in zip(layer.parameters, weights, strict=True):
+            if any(box != whole(graph.parameters[name].shape) for box in boxes):
+                what = "so it cannot divide their optimiser's state as well"
+                yield (
+                    layer.name,
+                    UnsupportedModelError(
+                        f"stage {stage} divides parameters over its ranks, {what}",
+                        [f"each rank has its part of {name} alone, and keeps state for that"],
+                        ["plan again without divided optimisers", "cut that stage along samples or space"],
+                    ),
+                )
+                return
+
+
+def _not_linear(layer: Layer, stage: int) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"layer {layer.name} runs {layer.attributes[NOT_LINEAR_BACKWARD]}, whose gradient ranks would have in shares",
+        [f"stage {stage} shares out more than samples, and its backward is not linear"],
+        ["plan with --allow sample alone", "write a backward that is linear in the gradient"],
+    )
+
+
+def _of_parameters(
+    decision: Decision, graph: Graph, stage: int, layers: Iterable[Layer]
+) -> Iterator[tuple[str, UnsupportedModelError]]:
+    """Parameters of which layers of a divided stage use different parts, or those of another stage do."""
+    own = tuple(layers)
+    shared = _shared_parameters(graph)
+    users = {name: [layer for layer in own if name in layer.parameters] for layer in own for name in layer.parameters}
+    for name, using in users.items():
+        if name not in shared:
+            continue
+        boxes = [_division(graph, layer, decision).weights[layer.parameters.index(name)] for layer in using]
+        everything = whole(graph.parameters[name].shape)
+        if all(box == everything for each in boxes for box in each):
+            continue
+        words = ", ".join(layer.name for layer in using)
+        stages = {decision.layers[layer.name].stage for layer in graph.layers if name in layer.parameters}
+        if len({frozenset(boxes_in(graph, decision, each, name)) for each in stages}) > 1:
+            why = "layers of another stage use it too, where it is whole or in other parts"
+            yield using[0].name, refused_parts(name, stage, words, why)
+            continue
+        for layer, other in zip(using[1:], boxes[1:], strict=True):
+            if other != boxes[0]:
+                at = next(place for place, pair in enumerate(zip(boxes[0], other, strict=True)) if pair[0] != pair[1])
+                why = f"layer {using[0].name} uses {_text(boxes[0][at])} of it at position {at}"
+                yield (
+                    layer.name,
+                    refused_parts(name, stage, words, f"{why}, layer {layer.name} {_text(other[at])}"),
+                )
+                break
+
+
+def _shared_parameters(graph: Graph) -> Collection[str]:
+    users = Counter(name for layer in graph.layers for name in dict.fromkeys(layer.parameters))
+    return {name for name, count in users.items() if count > 1}
+
+
+def _division(graph: Graph, layer: Layer, decision: Decision) -> LayerDivision:
+    return layer_division(graph, layer, graph.values(), decision.layers[layer.name], max(decision.micro_batches))
+
+
+def _parts(cuts: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    return {dim: len(points) - 1 for dim, points in cuts.items()}
+
+
+def _text(box: Box) -> str:
+    return " x ".join(map(str, box)) or "all"

@@ -1,0 +1,92 @@
+"""Whether batch norm sees the whole batch, or a micro-batch: asked of a search, said of a plan, checked in a file."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import halopipe as hp
+from halopipe.api import running
+from planner.check import check
+from planner.ir.errors import InfeasibleError
+from planner.ir.profile import ModelSource, Profile
+from planner.layers import batch_dependent_layers, statistics_text
+from profiler.models.example import Example
+from profiler.source.source import load_model
+from tests.captures import capture
+from tests.halopipe.plans import profile_of
+
+HERE = "tests.halopipe.planning.test_batch_statistics"
+
+
+def network(*, input_shape: tuple[int, ...] = (8, 3, 6, 6), frozen: bool = False, centred: bool = False) -> Example:
+    """A small CNN as people write it."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    if frozen:
+        norm.eval()
+    if centred:
+        module[1] = Centred()
+    return module, (torch.randn(input_shape), torch.arange(input_shape[0]) % 3), nn.functional.cross_entropy
+
+
+class Centred(nn.Module):
+    """A batch norm of one's own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Without the mean of the batch."""
+        return x - x.mean(0, keepdim=True)
+
+
+def source(**arguments: str) -> ModelSource:
+    return ModelSource(f"{HERE}:network", arguments, (8, 3, 6, 6))
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return profile_of(source(), capture(load_model(source())).graph, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_dependent"), [({}, True), ({"frozen": "true"}, False), ({"centred": "true"}, True)]
+)
+def test_layers_whose_output_depends_on_the_batch_are_known(arguments: dict[str, str], is_dependent: bool) -> None:
+    assert bool(batch_dependent_layers(capture(load_model(source(**arguments))).graph)) is is_dependent
+
+
+@pytest.mark.parametrize(
+    "solver", ["best-first", "span-ilp", "data-parallel", "one-device", "pipedream", "dapple", "piper"]
+)
+def test_no_solver_cuts_the_batch_of_which_statistics_are_to_be_whole(profile: Profile, solver: str) -> None:
+    found = hp.plan(profile, solver=solver, batch_statistics="whole", confidence=0.0)
+    assert found.decision.micro_batches == (8,)
+    assert found.inputs.request.batch_statistics == "whole"
+    assert not statistics_text(found.decision, profile.graph)
+    if solver == "best-first":
+        assert found.search.status == "proven"
+        alone = hp.plan(profile, micro_batch=[8], confidence=0.0)
+        assert found.prediction.step_s == pytest.approx(alone.prediction.step_s)
+
+
+def test_a_plan_that_cuts_it_says_so_and_one_that_may_not_is_refused(profile: Profile) -> None:
+    cut = hp.plan(profile, micro_batch=[2])
+    assert "statistics of each of 4 micro-batches, not of the whole batch of 8" in statistics_text(
+        cut.decision, profile.graph
+    )
+    request = replace(cut.inputs.request, batch_statistics="whole", micro_batch_sizes=())
+    edited = replace(cut, inputs=replace(cut.inputs, request=request))
+    faults = [text for text in check(edited, profile) if "asked for statistics of the whole batch" in text]
+    assert len(faults) == 1
+    with pytest.raises(InfeasibleError, match="statistics of the whole batch need all samples") as caught:
+        hp.plan(profile, micro_batch=[2], batch_statistics="whole")
+    assert caught.value.remedies[0] == "batch_statistics='micro'"
+    assert hp.plan(profile, micro_batch=[2], batch_statistics="micro").decision.micro_batches == (2,) * 4
+
+
+def test_a_script_keeps_the_statistics_of_its_loop_unless_it_says_otherwise() -> None:
+    assert inspect.signature(running.parallelize).parameters["batch_statistics"].default == "whole"

@@ -1,0 +1,183 @@
+"""Networks whose distant layers share parameters: planned into balanced stages, and trained as on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from planner.check import check
+from planner.ir.constraints import parse_rule
+from planner.ir.graph import Graph
+from planner.ir.plan import Decision, Plan
+from planner.ir.problem import ALWAYS, Problem
+from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
+from planner.solvers import solver
+from profiler.capture.graph import Captured
+from profiler.source.losses import Loss
+from profiler.source.model import LoadedModel
+from tests.captures import capture
+from tests.planner.factories import cluster
+from tests.runtime.plans import Trained, assert_equal, sgd
+from tests.runtime.training import alone, by_plan, tied_model
+
+WORDS, WIDTH, BATCH = 11, 8, 8
+
+
+class Shared(nn.Module):
+    """A transformer with one embedding: of the encoder, the decoder and the output (Press and Wolf 2017)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.transformer = nn.Transformer(WIDTH, 2, 1, 1, 16, dropout=0.0, batch_first=True)
+        self.output = nn.Linear(WIDTH, WORDS, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        return self.output(self.transformer(self.embedding(source), self.embedding(target))).transpose(1, 2)
+
+
+class Siamese(nn.Module):
+    """One encoder for two pictures (Bromley et al. 1993)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh()) for _ in range(3))
+        self.encoder, self.head = nn.Sequential(*block), nn.Linear(WIDTH, 3)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.head((self.encoder(a) - self.encoder(b)).abs())
+
+
+class Repeated(nn.Module):
+    """One block, over and over (ALBERT, Lan et al. 2020)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh())
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = x + self.block(x)
+        return self.head(x)
+
+
+def tokens() -> Tensor:
+    return torch.randint(WORDS, (BATCH, 5))
+
+
+def shared() -> LoadedModel:
+    return LoadedModel(
+        Shared().double(), (tokens(), tokens()), (tokens(),), Loss(functional.cross_entropy, unpacked=True)
+    )
+
+
+def siamese() -> LoadedModel:
+    inputs = torch.randn(BATCH, WIDTH, dtype=torch.float64), torch.randn(BATCH, WIDTH, dtype=torch.float64)
+    loss = Loss(functional.cross_entropy, unpacked=True)
+    return LoadedModel(Siamese().double(), inputs, (torch.arange(BATCH) % 3,), loss)
+
+
+def repeated() -> LoadedModel:
+    inputs, loss = (torch.randn(BATCH, WIDTH, dtype=torch.float64),), Loss(functional.cross_entropy, unpacked=True)
+    return LoadedModel(Repeated().double(), inputs, (torch.arange(BATCH) % 3,), loss)
+
+
+NETWORKS: Mapping[str, Callable[[], LoadedModel]] = {
+    "GPT-2": tied_model,
+    "transformer": shared,
+    "siamese": siamese,
+    "one block": repeated,
+}
+
+
+@cache
+def network(name: str) -> tuple[LoadedModel, Captured]:
+    torch.manual_seed(0)
+    model = NETWORKS[name]()
+    return model, capture(model)
+
+
+@cache
+def expected(name: str, micro_batches: tuple[int, ...]) -> Trained:
+    return alone(network(name)[0], micro_batches, optimizer=sgd)[0]
+
+
+def profile(graph: Graph, num_devices: int) -> Profile:
+    """Every layer takes as long; summing the gradients of all takes longer than any message."""
+    sizes = (1, 2, 4, 8)
+    taken = tuple(
+        Measurement(layer.name, n, 1e-3 * n, 2e-3 * n, 1e-3 * n, 1e-3 * n, 64 * n, 0, 3)
+        for layer in graph.layers
+        for n in sizes
+    )
+    known, costs = set[str](), dict[str, ParameterCost]()
+    for layer in graph.layers:
+        costs[layer.name] = ParameterCost(1e-5, 1e-4) if set(layer.parameters) - known else ParameterCost(0.0, 0.0)
+        known |= set(layer.parameters)
+    on = cluster((1.0,) * num_devices, latency_s=1e-5, bandwidth_bytes_per_s=1e9, all_reduce_latency_s=1e-5)
+    (kind,) = {device.kind for device in on.devices}
+    optimizer = Optimizer("AdamW", {}, 2.0)
+    return Profile(
+        ModelSource("tests:m"), optimizer, graph, on, {kind: taken}, {kind: costs}, Provenance({"torch": "0"})
+    )
+
+
+def planned(name: str, num_devices: int, **asked: object) -> Plan:
+    rules = {key: tuple(map(parse_rule, asked.pop(key, ()))) for key in ("fix", "forbid")}
+    problem = Problem(profile(network(name)[1].graph, num_devices), BATCH, time_limit_s=3.0, **rules, **asked)
+    plan = solver("best-first")(problem)
+    assert check(plan, problem.profile) == ()
+    return plan
+
+
+def parted(graph: Graph, decision: Decision) -> set[int]:
+    """In how many stages each tie is."""
+    layers = graph.layers
+    return {
+        len({decision.layers[layers[index].name].stage for index in users}) for users in graph.tied_layers().values()
+    }
+
+
+APART = ("*=replicas:2", "*=replicas:3", "*=replicas:4")
+ASKED: Mapping[str, tuple[int, Mapping[str, object]]] = {
+    "1f1b": (2, {"schedules": ("1f1b",), "forbid": APART}),
+    "1f1b on three": (3, {"schedules": ("1f1b",), "forbid": APART}),
+    "zb-h1": (3, {"schedules": ("zb-h1",), "forbid": APART}),
+    "interleaved": (2, {"schedules": ("interleaved",)}),
+    "zb-v": (2, {"schedules": ("zb-v",)}),
+    "chimera": (2, {"schedules": ("chimera",)}),
+    "recomputed": (2, {"schedules": ("gpipe",), "forbid": APART, "recompute": ALWAYS}),
+    "replicas": (4, {"schedules": ("1f1b",), "fix": ("*=replicas:2",)}),
+    "unequal replicas": (3, {"schedules": ("1f1b",), "forbid": ("*=replicas:3",), "max_stages": 2}),
+    "ZeRO-1": (4, {"schedules": ("1f1b",), "fix": ("*=replicas:2",), "shard": ALWAYS, "zero": 1}),
+    "ZeRO-2": (4, {"schedules": ("1f1b",), "fix": ("*=replicas:2",), "shard": ALWAYS, "zero": 2}),
+    "ZeRO-3": (4, {"schedules": ("1f1b",), "fix": ("*=replicas:2",), "shard": ALWAYS, "zero": 3}),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_plan_parts_the_tied_layers_and_trains_as_one_device(name: str, asked: str) -> None:
+    num_devices, options = ASKED[asked]
+    decision = planned(name, num_devices, **options).decision
+    model, captured = network(name)
+    assert name == "siamese" or parted(captured.graph, decision) - {1}  # that may be cut through both encoders at once
+    assert len(decision.used_ranks) == num_devices
+    found, _ = by_plan(model, decision, optimizer=sgd)  # Adam would divide gradients that are 0 but for rounding
+    one = expected(name, decision.micro_batches)
+    divided = any(stage.sharded for stage in decision.stages)
+    assert_equal(found, Trained(one.losses, {} if divided else one.gradients, one.state))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_stages_of_tied_networks_are_balanced(name: str) -> None:
+    decision = planned(name, 2, schedules=("1f1b",), forbid=APART).decision
+    counts = [len(decision.layers_of(stage)) for stage in range(2)]  # every layer takes as long
+    assert max(counts) <= 0.62 * sum(counts)
