@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.user_module import fresh_gradients, is_users_frame, kept_parameters, kept_state
+from profiler.capture.user_module import fresh_gradients, is_users_frame, kept_state
 from profiler.capture.user_state import UserState, refill
 from profiler.source.model import LoadedModel
 
@@ -137,13 +137,7 @@ class _Memory:
                     refill(buffer, left)
 
     def call(self, tensors: Mapping[str, Tensor], seed: int = _LATER) -> _Outcome:
-        """One call with its gradients; what a later one writes to parameters is put back."""
-        if seed == _LATER:
-            with kept_parameters(*self._model.owners.values()):
-                return self._call(tensors, seed)
-        return self._call(tensors, seed)
-
-    def _call(self, tensors: Mapping[str, Tensor], seed: int) -> _Outcome:
+        """One call with its gradients; parameters that it writes to are put back."""
         owners = self._model.owners.values()
         trained = {(k, name): p for k, each in enumerate(owners) for name, p in each.named_parameters()}
         for parameter in trained.values():

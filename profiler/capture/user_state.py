@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from cuda_ops._torch import times_written
+
 CONTAINERS = (list, dict, set, deque)
 OUTSIDE = ("torch", "profiler", "cuda_ops", "contextlib")
 """Packages whose code is not the user's, but for our own models."""
@@ -57,7 +59,7 @@ class UserState:
     def __init__(self, owners: Iterable[Any]) -> None:
         places, tensors = _reached(owners)
         self._held = [(place, place.read()) for place in places]
-        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        self._values = [(tensor, tensor.detach().clone(), times_written(tensor)) for tensor in tensors]
 
     def restore(self) -> None:
         """Puts all of it back as it was: attributes are the same objects, which hold what they held."""
@@ -75,7 +77,7 @@ class UserState:
     def values(self) -> None:
         """Puts back the values of tensors alone."""
         with torch.no_grad():
-            for tensor, value in self._values:
+            for tensor, value, _ in self._values:
                 refill(tensor, value)
 
     def forget(self, name: str) -> None:
