@@ -37,7 +37,7 @@ from cuda_ops._torch import (
 )
 from cuda_ops.dense.user_functions import USER_FUNCTION, IntegerAt, TensorAt, UserFunction, apply, registered
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.user_state import OUTSIDE, UserState, is_users, refill
+from profiler.capture.user_state import OUTSIDE, UserState, is_users
 
 
 @contextmanager
@@ -73,18 +73,6 @@ def _generators() -> tuple[Any, Any]:
     """The states of the generators of Python and numpy; of the latter None while nobody has loaded it."""
     numpy: Any = sys.modules.get("numpy.random")
     return random.getstate(), None if numpy is None else numpy.get_state()
-
-
-@contextmanager
-def kept_buffers(*modules: nn.Module) -> Iterator[None]:
-    """Puts back the values of buffers."""
-    state = [(buffer, buffer.detach().clone()) for module in modules for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in state:
-                refill(buffer, value)
 
 
 @contextmanager

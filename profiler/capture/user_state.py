@@ -20,6 +20,9 @@ from torch.nn.parameter import is_lazy
 
 from cuda_ops._torch import times_written
 
+_Cached = type(functools.cache(lambda: None))
+"""What a function is that keeps its results."""
+
 CONTAINERS = (list, dict, set, deque)
 OUTSIDE = ("torch", "profiler", "cuda_ops", "contextlib")
 """Packages whose code is not the user's, but for our own models."""
@@ -176,7 +179,7 @@ def _of(name: str, value: Any) -> tuple[_Place | None, list[tuple[str, Any]]]:
         return None, [(name, value.__self__), (name, value.__func__)]
     if isinstance(value, functools.partial):
         return None, [(name, value.func), *((name, each) for each in (*value.args, *value.keywords.values()))]
-    if isinstance(value, functools._lru_cache_wrapper):
+    if isinstance(value, _Cached):
         return _Place(name, value.cache_info, lambda held: _forget_newer(value, held)), [(name, value.__wrapped__)]
     is_followed = isinstance(value, nn.Module | SimpleNamespace) or is_users(type(value).__module__)
     own = getattr(value, "__dict__", None)
@@ -212,7 +215,7 @@ def _of_function(function: FunctionType) -> tuple[_Place | None, list[tuple[str,
 def _caches(function: FunctionType) -> list[tuple[str, Any]]:
     """Functions with a cache of results that ``function`` calls by name."""
     called = (function.__globals__.get(name) for name in function.__code__.co_names)
-    return [(each.__name__, each) for each in called if isinstance(each, functools._lru_cache_wrapper)]
+    return [(each.__name__, each) for each in called if isinstance(each, _Cached)]
 
 
 def _is_filled(cell: Any) -> bool:

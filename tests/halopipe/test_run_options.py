@@ -69,7 +69,7 @@ def test_a_run_is_stopped_and_goes_on_under_another_plan(folder: Path) -> None:
     steps = [line for line in lines if "loss" in line]
     assert [line["loss"] for line in steps] == pytest.approx(whole, rel=1e-10)
     assert [line["step"] for line in lines if "eval_loss" in line] == [2, 4, 6, 8]
-    assert load("timeline.json", TimelineFile).losses == tuple(found["losses"])
+    assert load("two.timeline.json", TimelineFile).losses == tuple(found["losses"])
 
     shown = call("checkpoint saved --step 6")
     assert "8 steps" not in shown.stdout
