@@ -174,7 +174,7 @@ class Supply:
         remedies = [
             f"leave the last {last} out: torch.utils.data.Subset(dataset, range({fits}))",
             "DataLoader(..., drop_last=True)",
-            f"plan for another --global-batch than {batch}",
+            f"halopipe plan --global-batch of another number than {batch}",
         ]
         try:
             require_several_values(self._consumer.graph, filled(last, decision.micro_batches), remedies)

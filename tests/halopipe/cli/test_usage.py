@@ -15,7 +15,6 @@ from tests.halopipe.commands import call
         ("plan p.json --rank 2", ["halopipe plan has no option --rank", "try: --ranks (did you mean that?)"]),
         ("run p.json --stpes 3", ["halopipe run has no option --stpes", "try: --steps (did you mean that?)"]),
         ("plan p.json --ranks -1", ["--ranks is -1", "the least is 0", "try: --ranks 0"]),
-        ("plan p.json --zero 4", ["--zero is 4", "the most is 3", "try: --zero 3"]),
         ("plan p.json --ranks two", ["--ranks is two", "a whole number is needed"]),
         ("plan p.json --gap 1%", ["--gap is 1%", "a number is needed"]),
         ("plan p.json --gap nan", ["--gap is nan"]),

@@ -363,7 +363,7 @@ def test_a_plan_for_fewer_devices_than_the_job_has_processes_is_made_again(
 ) -> None:
     profile = chain_profile(3)
     best = hp.plan(profile, global_batch=8, num_ranks=1)
-    found = running._on_all(profile, best, 2)
+    found = running._on_all(profile, best, 2, "micro")
     assert found.decision.num_ranks == 2
     assert "on 1 device" in capsys.readouterr().err
-    assert running._on_all(profile, found, 2) is found
+    assert running._on_all(profile, found, 2, "micro") is found

@@ -76,7 +76,8 @@ def test_requests_are_answered_in_order_by_ranks_that_keep_state() -> None:
         assert serving.counts.requests == 9
         assert serving.counts.samples == 18
         owned = [serving.submit(batch(n)) for n in (20, 21, 22)]
-        owned[0].add_done_callback(lambda _: sys.exit("a callback"))
+        with contextlib.suppress(SystemExit):  # raised here where the answer is there already
+            owned[0].add_done_callback(lambda _: sys.exit("a callback"))
         assert not owned[0].cancel()
         with contextlib.suppress(InvalidStateError):
             owned[1].set_result(None)  # type: ignore[arg-type]

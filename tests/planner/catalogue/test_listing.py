@@ -16,7 +16,7 @@ DTYPES = {*BYTES_PER_ELEMENT, "tfloat32"}
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_every_figure_has_a_source_and_a_date(entry: catalogue.DeviceEntry | catalogue.LinkEntry) -> None:
     figures = dict(entry.figures())
-    assert figures
+    assert figures or entry.unknown
     for name, figure in figures.items():
         assert figure.value > 0, name
         assert len(figure.source) > 20, name

@@ -116,4 +116,4 @@ def test_what_shifts_tokens_or_is_not_known_is_refused_for_that_reason(kind: str
     with pytest.raises(UnsupportedModelError, match="cannot be run in token slices") as caught:
         require_sliceable(replace(whole, layers=(first, moved, *others)), (8, 8))
     assert any(reason in each for each in caught.value.details)
-    assert caught.value.remedies == ("plan without --allow time",)
+    assert caught.value.remedies == ("plan without --allow time and --token-slices",)

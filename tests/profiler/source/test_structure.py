@@ -241,7 +241,7 @@ def labelled() -> LoadedModel:
 def test_batches_of_data_are_taken_by_their_keys(labelled: LoadedModel, name: str) -> None:
     found = next(iter(open_data(f"{HERE}:{name}", labelled, 4, 0, shuffled=False).epoch(_start())))
     (x, y), targets = found
-    assert (x.dtype, x[:, 0].tolist(), y.tolist(), targets) == (torch.float64, [0, 1, 2, 3], CLASSES.tolist(), ())
+    assert (x.dtype, x[:, 0].tolist(), y.tolist(), targets) == (torch.float32, [0, 1, 2, 3], CLASSES.tolist(), ())
 
 
 def test_lists_of_dicts_are_micro_batches_unless_the_batch_is_such_a_pair(labelled: LoadedModel) -> None:
