@@ -46,7 +46,10 @@ if TYPE_CHECKING:
     from runtime.spatial import Compiler
 
 
-_OTHER_BATCH = ("leave the smaller last batch out: DataLoader(..., drop_last=True)", "another halopipe plan --global-batch")
+_OTHER_BATCH = (
+    "leave the smaller last batch out: DataLoader(..., drop_last=True)",
+    "another halopipe plan --global-batch",
+)
 
 
 @dataclass(frozen=True, slots=True)
