@@ -6,7 +6,7 @@
     a buffer that it writes from samples                 its stage has one rank                  ``KEEPS_SAMPLES``
     a Function whose backward is not linear              ranks of its stage divide samples only  ``NOT_LINEAR_BACKWARD``
     a parameter that other layers of its stage use       all of them use the same part of it     ``Layer.parameters``
-    statistics of batch norm that others use as well     it is not cut along channels            ``SHARED_STATISTICS``
+    statistics of batch norm that others use as well     all have the same channels              ``SHARED_STATISTICS``
     numbers drawn for nodes of a sampled graph           its stage has one rank                  ``SEEDS``
     nodes of several seeds that it mixes                 every stage has one rank                ``SEEDS``
     sites; a term of the loss that other layers read     gradients are not divided (ZeRO-2, 3)   dims, kinds
@@ -23,7 +23,7 @@ A plan is held against all of them by :func:`require_stages`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from planner.ir.box import Box, whole
 from planner.ir.constraints import REPLICAS, TOGETHER, YES, escaped
@@ -39,7 +39,7 @@ from planner.ir.graph import (
     Layer,
     producer,
 )
-from planner.ir.plan import Decision
+from planner.ir.plan import Decision, Placement
 from planner.ir.problem import Rule
 from planner.layers._samples import prepared_inputs
 from planner.layers.division import LayerDivision, divides, layer_division
@@ -127,11 +127,27 @@ def stage_errors(decision: Decision, graph: Graph) -> Iterator[tuple[str, Unsupp
             placed = decision.layers[layer.name]
             if NOT_LINEAR_BACKWARD in layer.attributes and _parts(placed.cuts).get(SAMPLE, 1) < len(stage.ranks):
                 yield layer.name, _not_linear(layer, number)
-            along = next((dim for dim in _CHANNELS if _parts(placed.cuts).get(dim, 1) > 1), "")
-            if SHARED_STATISTICS in layer.attributes and (along or placed.ways > 1):
-                why = f"layer {layer.name} is cut along {along or 'channels'}, and other layers use it as well"
-                yield layer.name, refused_parts(str(layer.attributes[SHARED_STATISTICS]), number, layer.name, why)
+        yield from _of_statistics(decision, number, layers)
         yield from _of_parameters(decision, graph, number, layers)
+
+
+def _of_statistics(
+    decision: Decision, stage: int, layers: Sequence[Layer]
+) -> Iterator[tuple[str, UnsupportedModelError]]:
+    """Batch norms that use the same running statistics have the same channels on each rank."""
+    first: dict[str, Layer] = {}
+    for layer in layers:
+        if SHARED_STATISTICS not in layer.attributes:
+            continue
+        name = str(layer.attributes[SHARED_STATISTICS])
+        other = first.setdefault(name, layer)
+        if _channels(decision.layers[layer.name]) != _channels(decision.layers[other.name]):
+            why = f"layers {other.name} and {layer.name} use it, and are cut along channels in different ways"
+            yield layer.name, refused_parts(name, stage, layer.name, why)
+
+
+def _channels(placed: Placement) -> tuple[object, ...]:
+    return placed.ways, *(placed.cuts.get(dim) for dim in _CHANNELS)
 
 
 def refused_parts(name: str, stage: int, layers: str, why: str) -> UnsupportedModelError:

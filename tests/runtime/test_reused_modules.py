@@ -127,5 +127,5 @@ def test_on_ranks_that_share_channels(name: str) -> None:
 def test_a_buffer_that_two_stages_would_write_is_named(name: str) -> None:
     given = network(name)
     second = [layer.name for layer in given[1].graph.layers if layer.name.startswith("encoder")][-1]
-    with pytest.raises(UnsupportedModelError, match=r"the buffer encoder\.\S+ is written by layer encoder"):
+    with pytest.raises(UnsupportedModelError, match=r"the buffer encoder\.\S+ is used by layer encoder"):
         require_equal(given, decide(given[1].graph, [second], MICRO_BATCHES))

@@ -147,3 +147,18 @@ class Concatenated(nn.Module):
 def views_concatenated() -> Network:
     data, same = pairs()
     return Concatenated(), (data, same), lambda d, y: (d * y).mean()
+
+
+class ViewedAsItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)
+        return torch.tanh(h.view_as(h))
+
+
+@network("a view that is like itself")
+def viewed_as_itself() -> Network:
+    return ViewedAsItself(), (torch.randn(4, 6), torch.randn(4, 3)), F.mse_loss
