@@ -62,7 +62,9 @@ def told(folder: Path, rank: int, do: Callable[[], str], where: str = "") -> int
     from runtime.monitor.failure import also, read_error, write_error  # late: it loads torch
 
     try:
-        _leave(result_path(folder, rank), do())
+        text = do()
+        folder.mkdir(mode=0o700, exist_ok=True)  # what cleans up temporary files may have removed it meanwhile
+        write_text(result_path(folder, rank), text)
     except Exception as error:  # noqa: BLE001  # whatever it is, the launcher must hear of it
         text = write_error(error)
         if where and f"rank {rank}" not in text:
@@ -71,17 +73,11 @@ def told(folder: Path, rank: int, do: Callable[[], str], where: str = "") -> int
             traceback.print_exception(error)
             sys.stderr.flush()
         try:
-            _leave(error_path(folder, rank), text)
+            write_text(error_path(folder, rank), text)  # a launcher that ended has removed the folder: it stays away
         except HalopipeError:
             return NO_ROOM
         return 1
     return 0
-
-
-def _leave(path: Path, text: str) -> None:
-    """Writes it, also where the job's folder was removed meanwhile, as by what cleans up temporary files."""
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    write_text(path, text)
 
 
 def _reference(job: Job) -> str:

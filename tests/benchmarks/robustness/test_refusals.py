@@ -42,7 +42,7 @@ RUN = Refusal("", ("run", "plan.json", "--check-numerics"))
         ("leave --gap out", PLAN, ["plan profile.json -o a.json"]),
         ("-o another name", PLAN, ["plan profile.json --gap 2 -o b.json"]),
         ("--ranks 2, or --memory 1GiB", PLAN, ["plan profile.json --gap 2 -o a.json --ranks 2"]),
-        ("--stages 2 in place of --gap", PLAN, ["plan profile.json -o a.json"]),
+        ("--ranks 2 in place of --gap", PLAN, ["plan profile.json -o a.json --ranks 2"]),
         ("halopipe plan --help", PLAN, ["plan profile.json --help"]),
         ("halopipe plan PROFILE --ranks 2", RUN, ["plan profile.json --ranks 2", "run plan.json --check-numerics"]),
         ("plan with --schedule 1f1b alone", RUN,

@@ -59,7 +59,7 @@ def test_what_is_drawn_follows_from_the_name_or_the_option(folder: Path, argumen
         (["draw", "plan.json", "-o", "no/step.svg"], 3, "cannot write no/step.svg"),
         (["report", "profile.json"], 2, "no plan is given"),
         (["report", "nowhere.json"], 3, "cannot read nowhere.json"),
-        (["report", "plan.json", "-o", "plan.json"], 2, "plan.json is read, and would be replaced"),
+        (["report", "plan.json", "-o", "plan.json"], 2, "a report is a page of HTML"),
         (["report", "alone/plan.json", "--pareto", "2"], 2, "--pareto searches, which needs the profile"),
     ],
 )
