@@ -82,7 +82,12 @@ def interpolation(
             {"dims": (1, 2, 3), "groups": 2, "by_channel": True},
         ),
         (nn.InstanceNorm2d(4), IMAGE, "layer_norm", {"dims": (2, 3), "by_channel": True}),
-        (nn.InstanceNorm2d(4, track_running_stats=True), IMAGE, "opaque", {}),
+        (
+            nn.InstanceNorm2d(4, track_running_stats=True),
+            IMAGE,
+            "opaque",
+            {"mixes_samples": True, "keeps_samples": "part.running_mean"},
+        ),
         (nn.LayerNorm((5, 4)), SEQUENCE, "layer_norm", {"dims": (1, 2)}),
         (nn.Softmax(-1), SEQUENCE, "softmax", {"dim": 2}),
         (nn.LogSoftmax(1), SEQUENCE, "softmax", {"dim": 1}),
