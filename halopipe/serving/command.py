@@ -17,7 +17,7 @@ from halopipe.serving.options import ServeOptions
 from halopipe.serving.serving import Serving, open_serving
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
-from planner.ir.errors import MissingFileError, UsageError
+from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 
 _LEARNS = "each stage learns from each request by a loss of its own: this changes the optimisation"
@@ -33,8 +33,8 @@ def serve(path: Path, options: ServeOptions, *, json: bool) -> None:
         HalopipeError: what a rank has failed by.
     """
     require_fitting(options)
-    if options.stdin and (sys.stdin is None or sys.stdout is None):  # another file may have their numbers by now
-        raise MissingFileError("standard input or output is closed", [], ["< requests > answers"])
+    if options.stdin:
+        console.require_streams()
     most_bytes = units.parse_size(options.max_request)
     planned = plan_files.load_plan(path)
     if options.learn:

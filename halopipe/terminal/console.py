@@ -172,15 +172,27 @@ def visible(text: str) -> str:
 def open_streams() -> None:
     """Has something in the place of standard streams that are closed (``>&-``), before another file gets their numbers.
 
-    What is written to standard error is then lost; to standard output, it is an error of :func:`emit`.
+    What is written to standard error is then lost; to standard output, it is an error of :func:`emit`; who reads there
+    or writes much asks :func:`require_streams`.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:  # the lowest that is free: this one
             os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            _closed.append(name)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115 - stays open
+
+
+_closed: list[str] = []
+"""Standard streams that were closed when the program began."""
+
+
+def require_streams() -> None:
+    """Raises :class:`MissingFileError` unless standard input and output were open when the program began."""
+    if not {"stdin", "stdout"}.isdisjoint(_closed):
+        raise MissingFileError("standard input or output is closed", [], ["< requests > answers"])
 
 
 def emit(text: str) -> None:
