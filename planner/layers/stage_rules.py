@@ -22,8 +22,7 @@ A plan is held against all of them by :func:`require_stages`.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from planner.ir.box import Box, whole
 from planner.ir.constraints import REPLICAS, TOGETHER, YES, escaped
@@ -33,7 +32,6 @@ from planner.ir.graph import (
     NOT_LINEAR_BACKWARD,
     SAMPLE,
     SEEDS,
-    SHARED_STATE,
     SHARED_STATISTICS,
     Graph,
     Layer,
@@ -50,18 +48,18 @@ _CHANNELS = AXES["channel"][1]
 
 def rules_of_state(graph: Graph) -> dict[Rule, str]:
     """What every plan of ``graph`` is to hold because of what layers write: side constraints, and why."""
-    found = {}
+    rules = {}
     for buffer, names in _sharing_state(graph).items():
         why = f"layers {', '.join(names)} use the buffer {buffer}, which one of them writes"
-        found[Rule(",".join(map(escaped, names)), TOGETHER, YES)] = why
+        rules[Rule(",".join(map(escaped, names)), TOGETHER, YES)] = why
     for layer in graph.layers:
         if KEEPS_SAMPLES in layer.attributes:
             why = f"layer {layer.name} writes what it makes of samples to the buffer {layer.attributes[KEEPS_SAMPLES]}"
-            found[Rule(escaped(layer.name), REPLICAS, "1")] = why
+            rules[Rule(escaped(layer.name), REPLICAS, "1")] = why
         if SEEDS in layer.attributes:
             mixes = layer.attributes[SEEDS] == "mixes"
-            found[Rule("*" if mixes else escaped(layer.name), REPLICAS, "1")] = _of_seeds(layer)
-    return found
+            rules[Rule("*" if mixes else escaped(layer.name), REPLICAS, "1")] = _of_seeds(layer)
+    return rules
 
 
 def why_gradients_stay_whole(graph: Graph) -> str:
@@ -75,11 +73,9 @@ def why_gradients_stay_whole(graph: Graph) -> str:
 
 def sharing_weights(graph: Graph) -> frozenset[str]:
     """Names of the layers that use a weight which others use too."""
-    users = Counter(name for layer in graph.layers for name in dict.fromkeys(layer.parameters))
+    tied = {index for layers in graph.tied_layers().values() for index in layers}
     return frozenset(
-        layer.name
-        for layer in graph.layers
-        if SHARED_STATISTICS in layer.attributes or any(users[name] > 1 for name in layer.parameters)
+        layer.name for index, layer in enumerate(graph.layers) if index in tied or SHARED_STATISTICS in layer.attributes
     )
 
 
@@ -163,6 +159,15 @@ def refused_parts(name: str, stage: int, layers: str, why: str) -> UnsupportedMo
     )
 
 
+def unlike_parts(one: tuple[str, Sequence[Box]], other: tuple[str, Sequence[Box]]) -> str:
+    """Where two layers use other parts of a parameter: their names, each with its boxes by position."""
+    (first, boxes), (second, others) = one, other
+    position, (here, there) = next(
+        (at, pair) for at, pair in enumerate(zip(boxes, others, strict=True)) if pair[0] != pair[1]
+    )
+    return f"layer {first} uses {_text(here)} of it at position {position}, layer {second} {_text(there)}"
+
+
 def refused_slices(decision: Decision, stage: int, reasons: Iterable[str]) -> UnsupportedModelError:
     """The refusal of gradients or parameters in slices."""
     what = "parameters" if decision.stages[stage].zero > 2 else "gradients"
@@ -182,11 +187,8 @@ def boxes_in(graph: Graph, decision: Decision, stage: int, name: str) -> tuple[B
 
 
 def _sharing_state(graph: Graph) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for layer in graph.layers:
-        if SHARED_STATE in layer.attributes:
-            found.setdefault(str(layer.attributes[SHARED_STATE]), []).append(layer.name)
-    return found
+    """By buffer, the names of the layers of :meth:`Graph.sharing_layers`."""
+    return {buffer: [graph.layers[index].name for index in own] for buffer, own in graph.sharing_layers().items()}
 
 
 def _of_state(decision: Decision, graph: Graph) -> Iterator[tuple[str, UnsupportedModelError]]:
@@ -272,35 +274,26 @@ def _of_parameters(
 ) -> Iterator[tuple[str, UnsupportedModelError]]:
     """Parameters of which layers of a divided stage use different parts, or those of another stage do."""
     own = tuple(layers)
-    shared = _shared_parameters(graph)
+    tied = graph.tied_layers()
     users = {name: [layer for layer in own if name in layer.parameters] for layer in own for name in layer.parameters}
     for name, using in users.items():
-        if name not in shared:
+        if name not in tied:
             continue
         boxes = [_division(graph, layer, decision).weights[layer.parameters.index(name)] for layer in using]
         everything = whole(graph.parameters[name].shape)
         if all(box == everything for each in boxes for box in each):
             continue
-        words = ", ".join(layer.name for layer in using)
-        stages = {decision.layers[layer.name].stage for layer in graph.layers if name in layer.parameters}
+        names = ", ".join(layer.name for layer in using)
+        stages = {decision.layers[graph.layers[index].name].stage for index in tied[name]}
         if len({frozenset(boxes_in(graph, decision, each, name)) for each in stages}) > 1:
             why = "layers of another stage use it too, where it is whole or in other parts"
-            yield using[0].name, refused_parts(name, stage, words, why)
+            yield using[0].name, refused_parts(name, stage, names, why)
             continue
         for layer, other in zip(using[1:], boxes[1:], strict=True):
             if other != boxes[0]:
-                at = next(place for place, pair in enumerate(zip(boxes[0], other, strict=True)) if pair[0] != pair[1])
-                why = f"layer {using[0].name} uses {_text(boxes[0][at])} of it at position {at}"
-                yield (
-                    layer.name,
-                    refused_parts(name, stage, words, f"{why}, layer {layer.name} {_text(other[at])}"),
-                )
+                why = unlike_parts((using[0].name, boxes[0]), (layer.name, other))
+                yield layer.name, refused_parts(name, stage, names, why)
                 break
-
-
-def _shared_parameters(graph: Graph) -> Collection[str]:
-    users = Counter(name for layer in graph.layers for name in dict.fromkeys(layer.parameters))
-    return {name for name, count in users.items() if count > 1}
 
 
 def _division(graph: Graph, layer: Layer, decision: Decision) -> LayerDivision:

@@ -27,7 +27,7 @@ from planner.ir.graph import Graph, TensorSpec
 from planner.ir.plan import Decision
 from planner.layers import kind
 from planner.layers.division import Division, LayerDivision, divides
-from planner.layers.stage_rules import refused_parts
+from planner.layers.stage_rules import refused_parts, unlike_parts
 from runtime.pipeline.messages import slices
 from runtime.stage.captured import CapturedModel, attribute, main_nodes
 
@@ -259,12 +259,5 @@ def _agreed(name: str, shape: tuple[int, ...], uses: Iterable[Use], stage: int) 
         )
     for use in everything[1:]:
         if use.boxes != boxes:
-            position = next(at for at, pair in enumerate(zip(boxes, use.boxes, strict=True)) if pair[0] != pair[1])
-            one, other = (_text(each.boxes[position]) for each in (everything[0], use))
-            why = f"layer {everything[0].layer} uses {one} of it at position {position}, layer {use.layer} {other}"
-            raise refused_parts(name, stage, layers, why)
+            raise refused_parts(name, stage, layers, unlike_parts((everything[0].layer, boxes), (use.layer, use.boxes)))
     return boxes
-
-
-def _text(box: Box) -> str:
-    return " x ".join(map(str, box)) or "all"

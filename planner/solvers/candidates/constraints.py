@@ -93,7 +93,7 @@ class Constraints:
             check_names(rule, problem.profile.cluster)
             rules.append(Applied(rule, fixed, matching(rule, names)))
         check(problem, rules)
-        return cls(problem, tuple(rules), problem.profile.graph.tied_layers())
+        return cls(problem, tuple(rules), graph.tied_layers())
 
     def allows_stage(
         self,
