@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from cuda_ops._torch import schema_of
+from cuda_ops.dense.state_writes import arguments_of
 
 _SWITCHES = ("training", "train", "use_input_stats")
 """Names under which operators take whether they train."""
@@ -22,7 +23,7 @@ _SWITCHES = ("training", "train", "use_input_stats")
 
 def evaluated(node: fx.Node) -> Callable[..., Any] | None:
     """What is called in place of a node's operator in evaluation mode; None: itself."""
-    arguments = _arguments(node)
+    arguments = arguments_of(node)
     changes: dict[str, Any] = {name: False for name in _SWITCHES if arguments.get(name)}
     if arguments.get("dropout_p"):
         changes["dropout_p"] = 0.0
@@ -43,7 +44,7 @@ def is_random(node: fx.Node) -> bool:
     """Whether ``node`` draws random numbers; dropout of nothing does not."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    arguments = _arguments(node)
+    arguments = arguments_of(node)
     switches = [arguments[name] for name in ("train", "training") if name in arguments]
     if node.target is torch.ops.aten.rrelu.default and not switches:
         return False  # off unless it is said to train
@@ -52,16 +53,6 @@ def is_random(node: fx.Node) -> bool:
     is_dropout = names or "dropout" in str(node.target)
     rates = [arguments[name] for name in (*names, "p") if name in arguments]
     return False not in switches and not (is_dropout and not any(rates))
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """By name; those left at their defaults are not there."""
-    schema = schema_of(node.target)
-    names = [argument.name for argument in schema.arguments] if schema is not None else []
-    return {
-        **dict(zip(names, node.args, strict=False)),
-        **{name: node.kwargs[name] for name in names if name in node.kwargs},
-    }
 
 
 def _with(node: fx.Node, changes: dict[str, Any]) -> Callable[..., Any]:

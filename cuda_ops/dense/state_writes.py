@@ -30,22 +30,22 @@ def attributes_behind(graph: fx.Graph, given: Mapping[fx.Node, str] | None = Non
     Args:
         given: what placeholders stand for, where that is such a one.
     """
-    found: dict[fx.Node, str] = dict(given or {})
+    behind: dict[fx.Node, str] = dict(given or {})
     for node in graph.nodes:
         if node.op == "get_attr":
-            found[node] = str(node.target)
+            behind[node] = str(node.target)
             continue
-        if node.target is operator.getitem and node.args[0] in found:  # of a list of views
-            found[node] = found[node.args[0]]
+        if node.target is operator.getitem and node.args[0] in behind:  # of a list of views
+            behind[node] = behind[node.args[0]]
             continue
         returned = {name for each in _returns(node) for name in _aliases(each)}
         makes_list = any(each.alias_info is not None and not _aliases(each) for each in _returns(node))
         for argument, value in _arguments(node):
-            if isinstance(value, fx.Node) and value in found:
+            if isinstance(value, fx.Node) and value in behind:
                 aliases = _aliases(argument)
                 if returned & aliases or (makes_list and aliases):
-                    found[node] = found[value]
-    return found
+                    behind[node] = behind[value]
+    return behind
 
 
 def written(node: fx.Node, behind: Mapping[fx.Node, str]) -> frozenset[str]:
@@ -59,12 +59,12 @@ def written_of_samples(graph: fx.Graph) -> dict[fx.Node, frozenset[str]]:
     Running statistics of batch normalisation are none of them: they are taken over the samples of all ranks.
     """
     behind, dependent = attributes_behind(graph), _dependent(graph, None)
-    found = {}
+    writers = {}
     for node in graph.nodes:
         names = frozenset(name for name, of_samples in _writes(node, behind, dependent) if of_samples)
         if names and node.target is not BATCH_NORM:
-            found[node] = names
-    return found
+            writers[node] = names
+    return writers
 
 
 def users_of_attributes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node]]:
@@ -119,12 +119,12 @@ def _writes_inside(
 
 def _dependent(graph: fx.Graph, given: Collection[fx.Node] | None) -> frozenset[fx.Node]:
     """What depends on ``given``, or on any input, where None."""
-    found: set[fx.Node] = set(given or ())
+    dependent: set[fx.Node] = set(given or ())
     for node in graph.nodes:
         is_given = given is None and node.op == "placeholder"
-        if is_given or any(argument in found for argument in node.all_input_nodes):
-            found.add(node)
-    return frozenset(found)
+        if is_given or any(argument in dependent for argument in node.all_input_nodes):
+            dependent.add(node)
+    return frozenset(dependent)
 
 
 def _arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:

@@ -68,22 +68,14 @@ def later_call(
         memory = _Memory(model, loss_of)
         memory.call(whole, _FIRST)
         memory.note()
-        if not memory.changed:
-            for tensors in _others(whole, rest):
-                memory.as_called()
-                found = memory.call(tensors)
-                if not found.error:
-                    return Later(tensors, found.loss)
-            return None
         for tensors in _others(whole, rest):
             memory.as_called()
-            found = memory.call(tensors)
-            if not found.error and not memory.matters(tensors, found):
-                return Later(tensors, found.loss)
-            memory.as_called(forgotten=True)
-            fresh = memory.call(tensors)
+            kept = memory.call(tensors)
+            fresh = memory.forgotten(tensors) if memory.changed else kept
+            if not kept.error and _is_alike(kept, fresh):
+                return Later(tensors, kept.loss)
             if not fresh.error:
-                raise _refusal(model, memory, whole, tensors, (found, fresh))
+                raise _refusal(model, memory, whole, tensors, (kept, fresh))
     return None
 
 
@@ -115,13 +107,19 @@ class _Memory:
         self.after = UserState(self._model.stateful)
         self._left = {name: buffer.detach().clone() for name, buffer in self._named().items()}
 
-    def as_called(self, *, forgotten: bool = False) -> None:
-        """As after the first call; ``forgotten``: but for what that wrote in place, as before it."""
+    def as_called(self) -> None:
+        """As after the first call."""
         self.after.forget_all()
         self.after.values()
-        if forgotten:
-            self.before.forget_all()
         self._write_buffers()
+
+    def forgotten(self, tensors: Mapping[str, Tensor]) -> _Outcome:
+        """A call by a module of which only what the first call wrote in place remembers that."""
+        self.after.forget_all()
+        self.after.values()
+        self.before.forget_all()
+        self._write_buffers()
+        return self.call(tensors)
 
     def without(self, name: str) -> None:
         """As after the first call, but for one value."""
@@ -153,11 +151,6 @@ class _Memory:
         made = {f"{k} {name}": p.grad.detach() for (k, name), p in trained.items() if p.grad is not None}
         left = {f"buffer {name}": b.detach().clone() for name, b in self._named().items() if name in self._buffers}
         return _Outcome(loss.detach(), {**made, **left})
-
-    def matters(self, tensors: Mapping[str, Tensor], found: _Outcome) -> bool:
-        """Whether ``found`` is not what a module computes that has forgotten its first call."""
-        self.as_called(forgotten=True)
-        return not _is_alike(found, self.call(tensors))
 
     def _named(self) -> dict[str, Tensor]:
         """Buffers and frozen parameters, which a graph may write to."""
@@ -226,23 +219,23 @@ def _refusal(
     tensors: Mapping[str, Tensor],
     both: tuple[_Outcome, _Outcome],
 ) -> UnsupportedModelError:
-    found, fresh = both
+    kept, fresh = both
     names = []
     for name in memory.changed[:_MOST_TRIED]:
         memory.without(name)
-        if not _is_alike(found, memory.call(tensors)):
+        if not _is_alike(kept, memory.call(tensors)):
             names.append(name)
     names = names or memory.changed
     memory.before.restore()
     line = _line(memory, names[0], whole)
     shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
     details = [f"the first call changes {shown}" + (f", {line}" if line else "")]
-    if found.error:
-        details.append(f"a second call then raises {found.error}")
+    if kept.error:
+        details.append(f"a second call then raises {kept.error}")
     else:
-        details.append(f"loss of a second call: {found.loss.item():.9g}, {fresh.loss.item():.9g} without what is kept")
+        details.append(f"loss of a second call: {kept.loss.item():.9g}, {fresh.loss.item():.9g} without what is kept")
     in_buffers = "keep what changes from call to call in buffers, written in place at every call: self.mean.copy_(...)"
-    if found.error or _changes_on(model, memory, whole, tensors):
+    if kept.error or _changes_on(model, memory, whole, tensors):
         return UnsupportedModelError(
             "the module computes something else when it is called again, by what it keeps from its first call",
             [*details, "it keeps something else from every call, and no graph holds that"],
@@ -266,28 +259,28 @@ def _changes_on(
     if not second.changed:
         return False
     second.as_called()
-    return second.matters(whole, second.call(whole))
+    return not _is_alike(second.call(whole), second.forgotten(whole))
 
 
 def _line(memory: _Memory, name: str, whole: Mapping[str, Tensor]) -> str:
     """The user's line behind which ``name`` has another value; empty where that is not to be seen."""
-    found = ""
+    place = ""
     last: FrameType | None = None
     line = 0
 
     def local(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal found, last, line
-        if found:
+        nonlocal place, last, line
+        if place:
             return None
         if last is not None and name in memory.before.changed():
             code = last.f_code
-            found = f"at {code.co_filename}:{line} in {code.co_name}"
+            place = f"at {code.co_filename}:{line} in {code.co_name}"
             return None
         last, line = frame, frame.f_lineno
         return local
 
     def entered(frame: FrameType, event: str, argument: Any) -> Any:
-        return local if not found and is_users_frame(frame) else None
+        return local if not place and is_users_frame(frame) else None
 
     traced = sys.gettrace()
     sys.settrace(entered)
@@ -295,4 +288,4 @@ def _line(memory: _Memory, name: str, whole: Mapping[str, Tensor]) -> str:
         memory.call(whole, _FIRST)
     finally:
         sys.settrace(traced)
-    return found
+    return place

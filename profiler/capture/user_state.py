@@ -10,7 +10,7 @@ import functools
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
@@ -27,14 +27,14 @@ CONTAINERS = (list, dict, set, deque)
 OUTSIDE = ("torch", "profiler", "cuda_ops", "contextlib")
 """Packages whose code is not the user's, but for our own models."""
 MODELS = "profiler.models."
+_NOT_USERS = frozenset({*OUTSIDE, *sys.stdlib_module_names} - {"__main__"})
 _MOST_FOLLOWED = 10_000
 _REGISTRIES = ("_modules", "_buffers", "_parameters")
 
 
 def is_users(name: str) -> bool:
     """Whether code of the Python module ``name`` is the user's, or of a package of theirs."""
-    is_ours = name.split(".")[0] in {*OUTSIDE, *sys.stdlib_module_names} - {"__main__"}
-    return not is_ours or name.startswith(MODELS)
+    return name.split(".")[0] not in _NOT_USERS or name.startswith(MODELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +139,14 @@ def _is_writable(tensor: Tensor) -> bool:
 
 
 def _reached(owners: Iterable[Any]) -> tuple[list[_Place], list[Tensor]]:
-    found: dict[int, Any] = {}  # by id; holds them, so that no id is taken twice
+    visited: dict[int, Any] = {}  # by id; holds them, so that no id is used twice
     places, tensors = [], []
     waiting: list[tuple[str, Any]] = [("", owner) for owner in reversed(list(owners))]
     while waiting:
         name, value = waiting.pop()
-        if id(value) in found or isinstance(value, str | int | float | None):
+        if id(value) in visited or isinstance(value, str | int | float | None):
             continue
-        found[id(value)] = value
+        visited[id(value)] = value
         if isinstance(value, Tensor):
             if not isinstance(value, nn.Parameter) and _is_writable(value):
                 tensors.append(value)
@@ -165,11 +165,10 @@ def _of(name: str, value: Any) -> tuple[_Place | None, list[tuple[str, Any]]]:
         place = _Place(name, container.copy, lambda held: _refill(container, held))
         many = value.items() if isinstance(value, dict) else enumerate(value)
         followed = list(many) if len(value) <= _MOST_FOLLOWED else []
-        dot = name in _REGISTRIES or name.rpartition(".")[2] in _REGISTRIES
-        prefix = name.rpartition(".")[0] if dot else name
-        if dot:
-            place = _Place(prefix, place.read, place.write)
-            return place, [(f"{prefix}.{key}" if prefix else str(key), each) for key, each in followed]
+        owner, _, last = name.rpartition(".")
+        if last in _REGISTRIES:  # its user does not see it
+            place = replace(place, name=owner)
+            return place, [(place.named(key), each) for key, each in followed]
         return place, [(f"{name}[{key!r}]", each) for key, each in followed]
     if isinstance(value, tuple):
         return None, [(f"{name}[{k}]", each) for k, each in enumerate(value)]
