@@ -32,6 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.report import Row, run
+from benchmarks.robustness.tables import faults
 
 if TYPE_CHECKING:
     from tests.zoo.entries import Entry
@@ -122,7 +123,7 @@ def files(quick: bool) -> Iterator[Row]:
         yield _none(f"mutations of {what} that hang", counts.hangs, "files")
         yield _none(f"mutations of {what} that nobody notices", counts.unnoticed, "files")
     rows = hostile_inputs.rows()[:: QUICK_SHARE if quick else 1]
-    bad = hostile_inputs.faults(rows)
+    bad = faults(rows, hostile_inputs.verdict)
     _say(bad)
     yield _all("hostile classes that end well", len(rows) - len(bad), len(rows), "classes")
 
@@ -132,7 +133,7 @@ def remedies(quick: bool) -> Iterator[Row]:
     from benchmarks.robustness import refusals
 
     asked = [row for row in refusals.rows() if not (quick and row.is_dear)]
-    bad = refusals.faults(asked)
+    bad = faults(asked, refusals.verdict)
     _say(bad)
     yield _all("refusals whose remedies work, followed to the letter", len(asked) - len(bad), len(asked), "refusals")
 

@@ -8,17 +8,16 @@ bad file), a typed error that names the place, and no traceback; and if it wrote
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from typer.testing import CliRunner
 
 from benchmarks.robustness.fuzzing import OverrunError, watched
 from benchmarks.robustness.hostile_files import USAGE, Hostile, files, plan_text, profile_text
+from benchmarks.robustness.tables import main
 from halopipe.cli.app import app
 
 LIMIT_S = 6.0
@@ -232,27 +231,5 @@ def _checkpoints() -> Iterator[Hostile]:
     yield Hostile("checkpoint: a step as text", ("checkpoint", ".", "--step", "x"), "--step", USAGE)
 
 
-def faults(asked: Sequence[Hostile]) -> dict[str, str]:
-    """By name, what is wrong with how halopipe takes each of these that it does not take well."""
-    found = {}
-    for row in asked:
-        with tempfile.TemporaryDirectory(prefix="halopipe-hostile-") as folder:
-            found[row.name] = verdict(row, Path(folder))
-    return {name: fault for name, fault in found.items() if fault}
-
-
-def main() -> int:
-    """Prints the rows that are not good."""
-    parser = argparse.ArgumentParser(description="Hostile files, command lines and environments")
-    parser.add_argument("words", nargs="*", metavar="WORD", help="those that have a word in their names; none: all")
-    words = parser.parse_args().words
-    asked = [row for row in rows() if not words or any(word in row.name for word in words)]
-    bad = faults(asked)
-    for name, fault in bad.items():
-        sys.stdout.write(f"{name}: {fault!r}\n")
-    sys.stdout.write(f"{len(asked) - len(bad)} of {len(asked)} classes are good\n")
-    return 0 if not bad else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("Hostile files, command lines and environments", rows(), verdict, "classes are good"))

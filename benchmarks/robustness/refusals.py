@@ -10,7 +10,6 @@ if every command that it comes to ends with exit code 0; one of another verb is 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import os
@@ -27,6 +26,7 @@ import numpy as np
 import typer.main
 from typer.testing import CliRunner, Result
 
+from benchmarks.robustness.tables import main
 from halopipe.cli.app import app
 from planner.costs.predict import predict
 from planner.ir.codec import dump, plan_fingerprint
@@ -458,27 +458,7 @@ def _of_runs() -> Iterator[Refusal]:
     yield Refusal("profile --device cuda", profile, {}, _trains, is_dear=True)
 
 
-def faults(asked: Sequence[Refusal]) -> dict[str, str]:
-    """By name, which remedies of these do not work."""
-    found = {}
-    for row in asked:
-        with tempfile.TemporaryDirectory(prefix="halopipe-refusal-") as folder:
-            found[row.name] = verdict(row, Path(folder))
-    return {name: fault for name, fault in found.items() if fault}
-
-
-def main() -> int:
-    """Prints the rows whose remedies do not work."""
-    parser = argparse.ArgumentParser(description="Refusals whose remedies are followed to the letter")
-    parser.add_argument("words", nargs="*", metavar="WORD", help="those that have a word in their names; none: all")
-    words = parser.parse_args().words
-    asked = [row for row in rows() if not words or any(word in row.name for word in words)]
-    bad = faults(asked)
-    for name, fault in bad.items():
-        sys.stdout.write(f"{name}: {fault}\n")
-    sys.stdout.write(f"{len(asked) - len(bad)} of {len(asked)} refusals have remedies that work\n")
-    return 0 if not bad else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        main("Refusals whose remedies are followed to the letter", rows(), verdict, "refusals have remedies that work")
+    )

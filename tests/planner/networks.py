@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 from planner.ir.graph import Attribute, Graph, Layer, TensorSpec
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
@@ -103,29 +104,9 @@ class Network:
         return name, spec
 
 
-def priced(
-    network: Network,
-    end: Named,
-    speeds: Sequence[float] = (1.0, 1.0),
-    hosts: Sequence[str] | None = None,
-    memory_bytes: float = 2**34,
-    latency_s: float = 0.0,
-    bandwidth_bytes_per_s: float = 1e10,
-    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32),
-    duplex: bool = True,
-) -> Profile:
-    """A profile of the network on devices of these speeds."""
-    return priced_graph(
-        network.graph(end),
-        network.flops,
-        speeds,
-        hosts,
-        memory_bytes,
-        latency_s,
-        bandwidth_bytes_per_s,
-        sizes,
-        duplex,
-    )
+def priced(network: Network, end: Named, *devices: Any, **more: Any) -> Profile:
+    """:func:`priced_graph` of the network, which says what else may be given."""
+    return priced_graph(network.graph(end), network.flops, *devices, **more)
 
 
 def priced_graph(
