@@ -19,7 +19,7 @@ from planner.ir.plan import Decision
 from planner.ir.timeline import Span
 from planner.layers import require_several_values
 from planner.layers.boundary import Boundaries
-from planner.passes.versions import is_versioned, updates_of
+from planner.passes.versions import is_versioned, partial_batch_refused, updates_of
 from runtime.monitor.activity import Activity
 from runtime.numerics.finite import OnNan
 from runtime.numerics.guard import Guard, Ran
@@ -266,11 +266,8 @@ class Engine(HeldState):
         if not self._trains:
             raise UsageError("this plan has forward passes alone, it cannot train", [], ["evaluate", "plan again"])
         if self._versioned and batch.rows != self._decision.micro_batches:
-            raise UsageError(
-                f"schedule {self._decision.schedule} updates the weights within a step, which needs a full batch",
-                [f"the batch has micro-batches of {batch.rows}, the plan {self._decision.micro_batches}"],
-                [*_OTHER_BATCH, "halopipe plan --schedule 1f1b"],
-            )
+            sizes = f"the batch has micro-batches of {batch.rows}, the plan {self._decision.micro_batches}"
+            raise partial_batch_refused(self._decision.schedule, [sizes], _OTHER_BATCH)
         require_several_values(self._graph, batch.rows, _OTHER_BATCH)
         rates = tuple(
             chain.from_iterable(r.optimizer.learning_rates() for r in self._residents.values() if r.optimizer)

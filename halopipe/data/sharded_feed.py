@@ -19,7 +19,7 @@ from halopipe.data.sources import Data, Position, Samples, digest, open_data, sa
 from halopipe.run_spec.options import EACH, FIRST, SHARE, RunOptions
 from planner.ir.errors import UsageError
 from planner.layers import require_several_values
-from planner.passes.versions import updates_within
+from planner.passes.versions import partial_batch_refused, updates_within
 from profiler.source.model import LoadedModel
 from runtime.pipeline.microbatches import Batch, Shapes, filled
 
@@ -170,7 +170,7 @@ class Supply:
         fits, last = samples - samples % batch, samples % batch
         if not last or options.steps <= samples // batch or not decision.trains:
             return
-        told = f"the data have {samples} samples: {last} of {batch} in an epoch's last batch"
+        length = f"the data have {samples} samples: {last} of {batch} in an epoch's last batch"
         remedies = [
             f"leave the last {last} out: torch.utils.data.Subset(dataset, range({fits}))",
             "DataLoader(..., drop_last=True)",
@@ -179,14 +179,10 @@ class Supply:
         try:
             require_several_values(self._consumer.graph, filled(last, decision.micro_batches), remedies)
         except UsageError as error:
-            error.details = (*error.details, told)
+            error.details = (*error.details, length)
             raise
         if updates_within(decision.rows()):
-            raise UsageError(
-                f"schedule {decision.schedule} updates the weights within a step, which needs a full batch",
-                [told],
-                [*remedies, "halopipe plan --schedule 1f1b"],
-            )
+            raise partial_batch_refused(decision.schedule, [length], remedies)
 
     def _opened(self, name: str, model: LoadedModel, seed: int, *, shuffled: bool) -> Data | None:
         if not self._reads:

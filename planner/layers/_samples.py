@@ -64,11 +64,16 @@ def batch_dependent_layers(graph: Graph) -> tuple[str, ...]:
         for layer in graph.layers
         if layer.kind != "loss"
         and (
-            (kind(layer.kind).REDUCTION == "statistics" and bool(layer.attributes.get("training", True)))
+            _is_batch_norm(layer)
             or MIXES_SAMPLES in layer.attributes
             or _mixes(layer, tuple(values[name] for name in layer.inputs))
         )
     )
+
+
+def _is_batch_norm(layer: Layer) -> bool:
+    """Whether it normalises by statistics of the batch, not by running ones."""
+    return kind(layer.kind).REDUCTION == "statistics" and bool(layer.attributes.get("training", True))
 
 
 def statistics_text(decision: Decision, graph: Graph) -> str:
@@ -93,9 +98,8 @@ def require_several_values(graph: Graph, rows: Sequence[int], remedies: Sequence
         return
     for layer in graph.layers:
         spec = layer.outputs[0]
-        is_batch_norm = kind(layer.kind).REDUCTION == "statistics" and bool(layer.attributes.get("training", True))
         is_by_sample = len(spec.shape) > 1 and spec.dims[0] == SAMPLE and not spec.has_sites
-        if is_batch_norm and is_by_sample and prod(spec.shape[2:]) == 1:
+        if _is_batch_norm(layer) and is_by_sample and prod(spec.shape[2:]) == 1:
             raise UsageError(
                 f"layer {layer.name} normalises over the batch, and a micro-batch has 1 sample",
                 [

@@ -38,6 +38,7 @@ TIME = "time"
 """The dim of graph inputs that holds the tokens of a sequence."""
 
 _REPLICA = "replica"
+_WITHOUT = ("plan without --allow time and --token-slices",)
 """A dim that no tensor has."""
 
 _ROWS_ALIKE = frozenset({"reshape", "linear", "layer_norm", "softmax", "reduce", "loss"})
@@ -280,12 +281,10 @@ def _num_tokens(graph: Graph) -> int:
     if len(lengths) != 1:
         said = [f"{name} has {length} tokens" for length, name in lengths.items()]
         title = "the sequences of a sample differ in length" if lengths else "no input has a dim of tokens (time)"
-        raise UnsupportedModelError(f"token slices: {title}", said, ["plan without --allow time and --token-slices"])
+        raise UnsupportedModelError(f"token slices: {title}", said, _WITHOUT)
     length = next(iter(lengths))
     if length < 2:
-        raise UnsupportedModelError(
-            "token slices: sequences have one token", [], ["plan without --allow time and --token-slices"]
-        )
+        raise UnsupportedModelError("token slices: sequences have one token", [], _WITHOUT)
     return length
 
 
@@ -360,7 +359,7 @@ def _refused(faults: tuple[_Fault, ...]) -> UnsupportedModelError:
     every = [f"layer {each.layer.name} ({each.layer.kind}): {each.why} {each.value}" for each in faults]
     lines = list(dict.fromkeys(every))
     lines[3:] = [f"and {len(lines) - 3} more"] if len(lines) > 3 else []
-    remedies = ["plan without --allow time and --token-slices"]
+    remedies = [*_WITHOUT]
     if any(each.layer.kind in ("attention", "softmax") for each in faults):
         remedies.insert(0, "attention: scaled_dot_product_attention(..., is_causal=True) is known to be causal")
     return UnsupportedModelError(f"layer {first.layer.name} cannot be run in token slices", lines, remedies)

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from planner.ir.errors import UsageError
 from planner.ir.program import Program
 from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, Action, Op
 
@@ -41,6 +42,15 @@ def updates_within(rows: Iterable[Iterable[Action]]) -> bool:
     """The same of the rows of a program."""
     return any(
         action.version or (action.op is Op.UPDATE and action.microbatch is not None) for row in rows for action in row
+    )
+
+
+def partial_batch_refused(schedule: str, details: Iterable[str], remedies: Iterable[str]) -> UsageError:
+    """The refusal of a batch smaller than the plan's, under a schedule that updates the weights within a step."""
+    return UsageError(
+        f"schedule {schedule} updates the weights within a step, which needs a full batch",
+        details,
+        [*remedies, "halopipe plan --schedule 1f1b"],
     )
 
 

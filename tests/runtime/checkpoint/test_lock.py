@@ -175,6 +175,7 @@ def test_a_pipe_that_takes_the_place_of_a_lock_meanwhile_is_not_waited_for(tmp_p
     with held(tmp_path):
         (tmp_path / LOCK).unlink()
         os.mkfifo(tmp_path / LOCK)
+    assert (tmp_path / LOCK).is_fifo()  # what somebody else put there stays
 
 
 def test_a_zombie_holds_nothing(tmp_path: Path) -> None:
