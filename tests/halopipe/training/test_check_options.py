@@ -31,7 +31,7 @@ _COMPILED = "--calibrate on times stages as they were profiled, which was withou
 @pytest.mark.parametrize(
     ("options", "title", "remedy"),
     [
-        ({"eval_every": 5}, "--eval-every needs --eval-data", "--eval-data halopipe.data:digits"),
+        ({"eval_every": 5}, "--eval-every needs --eval-data", "--eval-data halopipe.data:digits --eval-batches 8"),
         ({"eval_batches": 5}, "--eval-batches needs --eval-data", "--eval-data halopipe.data:digits"),
         ({"checkpoint_every": 5}, "--checkpoint-every needs --checkpoint", "--checkpoint checkpoints"),
         ({"keep": 5}, "--keep needs --checkpoint", "--checkpoint checkpoints"),
