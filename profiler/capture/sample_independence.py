@@ -148,7 +148,8 @@ def _keeps_rows(node: fx.Node, run: _Run) -> bool:
 
 def _samples(traced: Traced, model: LoadedModel) -> list[_Run]:
     """Two samples together, and each alone."""
-    both = _distinct(example_of(traced.inputs, model, _PAIR))
+    example = example_of(traced.inputs, model, max(_PAIR, model.samples))
+    both = _distinct(example_of(traced.inputs, model, _PAIR), example)
     values = {node.target: node.meta["val"] for node in traced.module.graph.nodes if node.target in traced.inputs}
     cut = {name for name, value in values.items() if value.ndim and traced.symbols.per_sample(value.shape[0]) == 1}
     runs = [_Run(traced, _PAIR, both)]
@@ -324,15 +325,25 @@ class _Run(loss_reduction.Executed):
                 del self.values[argument]
 
 
-def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same, but with numbers that tell the samples apart where the example has one sample repeated."""
+def _distinct(pair: Mapping[str, Tensor], example: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The pair of samples, but with numbers that tell them apart where these are alike, as two labels may be."""
     result = {}
-    for name, tensor in tensors.items():
+    for name, tensor in pair.items():
         if tensor.ndim and tensor.shape[0] == _PAIR and torch.equal(tensor[0], tensor[1]):
-            other = tensor[1] * 0.75 if tensor.is_floating_point() else tensor[1].flip(tuple(range(tensor.ndim - 1)))
-            tensor = torch.stack((tensor[0], other))
+            tensor = torch.stack((tensor[0], _unlike(tensor[0], example[name])))
         result[name] = tensor
     return result
+
+
+def _unlike(sample: Tensor, samples: Tensor) -> Tensor:
+    """Other numbers; of integers those of another sample, or ones that are no larger: they may number classes."""
+    if sample.is_floating_point() or sample.is_complex():
+        return sample * 0.75
+    others = (each for each in (*samples, sample.flip(tuple(range(sample.ndim)))) if not torch.equal(each, sample))
+    other = next(others, None)
+    if other is not None:
+        return other
+    return sample.logical_not() if sample.dtype == torch.bool else torch.where(sample > 0, sample - 1, sample)
 
 
 def _calm(node: fx.Node) -> tuple[Any, ...]:

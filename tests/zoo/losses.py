@@ -269,3 +269,19 @@ def ctc() -> Network:
         return F.ctc_loss(logp, y[0], lengths, y[1])
 
     return net, (torch.randn(4, 7, 5), (torch.randint(1, 4, (4, 3)), torch.tensor([3, 2, 1, 3]))), loss
+
+
+@network("labels of a rolled batch, of which the first two are alike", mixes=True, refused=WHOLE_BATCH)
+def rolled_labels() -> Network:
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return 0.7 * F.cross_entropy(out, y) + 0.3 * F.cross_entropy(out, y.roll(1))
+
+    return nn.Linear(6, 3), (torch.randn(4, 6), torch.tensor([1, 1, 2, 0])), loss
+
+
+@network("labels of a rolled batch, all alike", mixes=True, refused=WHOLE_BATCH)
+def rolled_alike() -> Network:
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return 0.7 * F.cross_entropy(out, y) + 0.3 * F.cross_entropy(out, y.roll(1))
+
+    return nn.Linear(6, 3), (torch.randn(4, 6), torch.full((4,), 2)), loss

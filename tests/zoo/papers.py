@@ -488,6 +488,7 @@ def overlaps() -> Network:
 @network(
     "Mixup inside the loss: targets of a rolled batch, lambda drawn by Beta",
     refused="whole batch|at once|random|beta|Beta",
+    draws=True,
 )
 def mixup_in_loss() -> Network:
     def loss(out: Tensor, y: Tensor) -> Tensor:
