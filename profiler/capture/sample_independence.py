@@ -340,10 +340,12 @@ def _unlike(sample: Tensor, samples: Tensor) -> Tensor:
     if sample.is_floating_point() or sample.is_complex():
         return sample * 0.75
     others = (each for each in (*samples, sample.flip(tuple(range(sample.ndim)))) if not torch.equal(each, sample))
-    other = next(others, None)
+    other: Tensor | None = next(others, None)
     if other is not None:
         return other
-    return sample.logical_not() if sample.dtype == torch.bool else torch.where(sample > 0, sample - 1, sample)
+    if sample.dtype == torch.bool:
+        return sample.logical_not()
+    return torch.where(sample > 0, sample - 1, sample)
 
 
 def _calm(node: fx.Node) -> tuple[Any, ...]:
