@@ -12,11 +12,13 @@ import numpy as np
 
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Rejected
+from planner.ir.problem import Problem
 from planner.schedules import traits
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.device_groups import Devices
 from planner.solvers.best_first.graph_cuts import Cuts, cuts_of, thinned
-from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies, virtual_pipelines
+from planner.solvers.best_first.hybrids import hybrids
+from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, published, strategies, virtual_pipelines
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.message_bound import Links
 from planner.solvers.best_first.prefixes import Frontier
@@ -24,7 +26,7 @@ from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.best_first.search import BestFirstSearch, Space
 from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
-from planner.solvers.candidates.choose import Choice
+from planner.solvers.candidates.choose import Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import may_part_ties, micro_batch_sizes, schedule_names, uncut
 
@@ -35,7 +37,7 @@ FEW_OPTIONS = 1_500
 """Groups of devices that it looks at, about."""
 
 _SHARE_OF_TIME = 0.3  # that may be spent on it
-_SHARE_OF_FEWER, _FEWEST_DEVICES = 0.4, 16  # of what is left, for half of the devices; no fewer are looked at
+_SHARE_OF_PARTS, _MOST_OF_PART = 0.2, 32  # of what is left, for each part of the devices; none is larger
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
@@ -45,6 +47,7 @@ class Start:
     """What the search starts from, and what was left out.
 
     Attributes:
+        is_part: whether this is a part of the devices, for which the strategies are known.
         choices: the everyday strategies, by name.
         rejected: what the search need not look at, or does not.
         capacity_s: all work over all devices.
@@ -53,18 +56,20 @@ class Start:
     """
 
     evaluator: Evaluator
+    is_part: bool = False
     choices: dict[str, Choice] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
     least_work_s: float = field(init=False, default=float("inf"))
     is_restricted: bool = field(init=False, default=False)
     _started_s: float = field(init=False, default_factory=time.monotonic)
+    _parts_known: bool = field(init=False, default=False)
 
     def items(self) -> Iterator[Choice | Evaluation | Space | Replicas]:
         """Strategies first, as their steps prune what follows."""
         problem, book = self.evaluator.problem, self.evaluator.book
         freedom = Freedom.of(problem)
-        for name, choice in strategies(self.evaluator):
+        for name, choice in () if self.is_part else strategies(self.evaluator):
             self.choices[name] = choice
             if choice.best is not None and freedom.allows(choice.best.candidate):
                 yield choice
@@ -73,9 +78,13 @@ class Start:
         cuts = cuts_of(book, parts_ties=may_part_ties(problem))
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
-        if devices.restrictions:
-            yield from self._on_fewer_devices()
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
+        best: Evaluation | None = None
+        for found in hybrids(self.evaluator, [prices for _, prices in spaces]):
+            best = found if best is None else better(best, found)
+            yield found
+        if devices.restrictions and not self.is_part:
+            yield from self.on_parts(best)
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
         if freedom.virtual:
             self.least_work_s = self.capacity_s
@@ -89,24 +98,37 @@ class Start:
         if not devices.mixes_kinds and not freedom.constraints.rules:
             yield from mixed_replicas(problem, book, found_pools, sizes)
 
-    def _on_fewer_devices(self) -> Iterator[Evaluation]:
-        """The best plan for the first half of many devices, where groups of them need be less coarse.
+    def on_parts(self, best: Evaluation | None = None) -> Iterator[Evaluation]:
+        """The best plans for 1, 2, 4, ... devices of a host and hosts, as far as few of them may be the best.
 
-        So on for halves of halves: a plan for few devices is one for many, and should not be lost among these.
+        A plan for few devices is one for many, and should not be lost among these.  How far they go is counted.
+
+        Args:
+            best: the best plan so far.
         """
-        problem, now_s = self.evaluator.problem, time.monotonic()
-        half = 1 << ((len(problem.ranks) - 1).bit_length() - 1) if len(problem.ranks) > 1 else 0
-        left_s = _SHARE_OF_FEWER * (min(self._started_s + problem.time_limit_s, self.evaluator.stops) - now_s)
-        if half < _FEWEST_DEVICES or left_s <= 0:
-            return
-        evaluator = Evaluator(replace(problem, num_ranks=half, time_limit_s=left_s), self.evaluator.book)
-        with suppress(HalopipeError):  # rules about devices of the other half
-            found = BestFirstSearch(evaluator, None).run(Start(evaluator).items)
-            self.evaluator.num_simulated += evaluator.num_simulated
-            if found.best is not None:
-                yield found.best
-            if found.status == "stopped":
-                raise KeyboardInterrupt
+        problem, self._parts_known = self.evaluator.problem, True
+        for count in _parts(problem):
+            left_s = _SHARE_OF_PARTS * (self.evaluator.stops - time.monotonic())
+            if left_s <= 0:
+                return
+            evaluator = Evaluator(replace(problem, num_ranks=count, time_limit_s=left_s), self.evaluator.book)
+            with suppress(HalopipeError):  # rules about other devices
+                search = BestFirstSearch(evaluator, None, most_candidates=_FEW)
+                search.best = best
+                found = search.run(Start(evaluator, is_part=True).items)
+                self.evaluator.num_simulated += evaluator.num_simulated
+                if found.best is not None and found.best is not best:
+                    best = found.best
+                    yield best
+                if found.status == "stopped":
+                    raise KeyboardInterrupt
+
+    def hints(self, stops: float) -> Iterator[Choice]:
+        """What is asked when a part of the time is gone: plans for parts of the cluster, and of published planners."""
+        if not self._parts_known:
+            for found in self.on_parts():
+                yield Choice(found, None, None)
+        yield from published(self.evaluator, stops)
 
     def _spaces(
         self, sizes: tuple[int, ...], found_pools: tuple[Pool, ...], devices: Devices, cuts: Cuts, freedom: Freedom
@@ -165,6 +187,17 @@ class Start:
             why = "the network has too many; stages are stretches of its own order of layers"
             self.rejected.append(Rejected("stages of any set of layers", why))
         self.rejected += [Rejected(what, why) for what, why in devices.restrictions]
+
+
+def _parts(problem: Problem) -> list[int]:
+    """Numbers of ranks: 1, 2, 4, ... of the first host, then 1, 2, 4, ... hosts."""
+    devices = problem.profile.cluster.devices
+    hosts = [devices[rank].host for rank in problem.ranks]
+    ends = [number for number in range(1, len(hosts)) if hosts[number] != hosts[number - 1]]
+    first = ends[0] if ends else len(hosts)
+    found = [1 << power for power in range(first.bit_length()) if 1 << power < first]
+    found += [ends[(1 << power) - 1] for power in range(len(ends).bit_length()) if 1 << power <= len(ends)]
+    return [count for count in found if count <= _MOST_OF_PART and count < len(hosts)]
 
 
 def spaces(evaluator: Evaluator) -> Iterator[Frontier]:

@@ -148,7 +148,7 @@ class Evaluator:
 
     def takes_s(self, candidate: Candidate) -> float:
         """About how long :meth:`evaluate` takes: what grows with ranks and micro-batches."""
-        return self._action_s * _num_actions(candidate)
+        return self._action_s * num_actions(candidate)
 
     def has_time_for(self, candidate: Candidate, stops: float = float("inf")) -> bool:
         """Whether it can be evaluated before ``stops``, or the end of the time limit."""
@@ -191,8 +191,8 @@ class Evaluator:
                 if sooner_s < step_s * (1 - _WORTH):
                     candidate = replace(candidate, prepares_next_step=True)
                     step_s, memories = sooner_s, held
-        if len(self._shapes) > num_shapes and _num_actions(candidate) >= _MANY_ACTIONS:
-            self._action_s = max(self._action_s, (time.monotonic() - started) / _num_actions(candidate))
+        if len(self._shapes) > num_shapes and num_actions(candidate) >= _MANY_ACTIONS:
+            self._action_s = max(self._action_s, (time.monotonic() - started) / num_actions(candidate))
         if self.problem.rate_per_s and excess is None and step_s <= known_s:
             found_per_s = self.sustained_per_s(candidate)
             if found_per_s < self.problem.rate_per_s * (1 - _ROUNDING):
@@ -345,7 +345,7 @@ class Evaluator:
         return found
 
 
-def _num_actions(candidate: Candidate) -> int:
+def num_actions(candidate: Candidate) -> int:
     """About how many actions the candidate's program has: F and B, and their messages where there are stages."""
     each = 2 if candidate.num_stages == 1 else 6
     return each * len(candidate.micro_batches) * sum(map(len, candidate.groups))
