@@ -45,7 +45,7 @@ same with forward passes alone, at a rate if one is asked for; ``memory`` the le
 which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``infeasible``
 
 Not in the space: windows other than those of ``leaf_bound.windows_to_try``, several stages on a position
-(``incumbents`` tries some, without a proof), on large clusters what ``Devices.restrictions`` says.
+(``virtual_pipelines`` tries some, without a proof), on large clusters what ``Devices.restrictions`` says.
 """
 
 from __future__ import annotations
