@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 import numpy as np
 
+from planner.ir.errors import IllegalProgramError, MissingMeasurementError
+from planner.solvers.best_first import virtual_pipelines
 from planner.solvers.best_first.bound import OutOfTimeError, Suffixes
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.incumbents import Replicas, replica_candidate
@@ -87,7 +90,10 @@ class Simulate:
     leaf: Leaf
 
 
-Item = Space | Opening | Branch | Simulate | Replicas
+Start = Choice | Evaluation | Space | Replicas | virtual_pipelines.Family
+"""What a search starts from."""
+
+Item = Space | Opening | Branch | Simulate | Replicas | virtual_pipelines.Family | virtual_pipelines.Branch
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +129,7 @@ class BestFirstSearch:
     _started_s: float = field(init=False, default_factory=time.monotonic)
     _reported_s: float = field(init=False, default=-_REPORT_EVERY_S)
 
-    def run(self, fill: Callable[[], Iterable[Choice | Evaluation | Space | Replicas]]) -> Outcome:
+    def run(self, fill: Callable[[], Iterable[Start]]) -> Outcome:
         """Searches until proved, out of time, or stopped by Ctrl-C with a plan at hand.
 
         Args:
@@ -146,7 +152,7 @@ class BestFirstSearch:
 
     def outcome(self, status: str) -> Outcome:
         """What is known now."""
-        unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space)]
+        unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space | virtual_pipelines.Family)]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
         known = self.num_candidates, self.by_num_stages, self.unshared
         return Outcome(status, self.best, self._bound_s(), root_s, *known)
@@ -238,10 +244,23 @@ class BestFirstSearch:
         elif isinstance(item, Replicas):
             for schedule in self.evaluator.schedules:
                 self._evaluate(replica_candidate(self.evaluator.problem, item, schedule), bound_s)
+        elif isinstance(item, virtual_pipelines.Family | virtual_pipelines.Branch):
+            self._advance_virtual(item)
         else:
             if position + 1 < len(item.expansion):
                 self._push(float(item.expansion.bound_s[position + 1]), item, position + 1)
             self._open(item.frontier, item.expansion.child(position))
+
+    def _advance_virtual(self, item: virtual_pipelines.Family | virtual_pipelines.Branch) -> None:
+        """The same with pipelines of several stages a position."""
+        for after in item.advance(self.evaluator, self.upper_s):
+            if isinstance(after, Candidate):
+                with suppress(MissingMeasurementError, IllegalProgramError):
+                    self._evaluate(after, item.bound_s)
+            elif isinstance(after, Evaluation):
+                self.take(after)
+            else:
+                self._push(after.bound_s, after)
 
     def _simulate(self, frontier: Frontier, leaf: Leaf, bound_s: float) -> None:
         candidate = replace(frontier.candidate(leaf.prefix, leaf.schedule), windows=leaf.windows)

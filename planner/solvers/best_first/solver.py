@@ -116,7 +116,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     decision = decision_of(problem, taken.candidate)
     seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
     step_s = tie.step_s if tie is not None else seen.prediction.step_s
-    bound_s = min(outcome.bound_s, start.least_work_s, step_s)
+    bound_s = min(outcome.bound_s, step_s)
     proven = bound_s >= step_s * (1 - ROUNDING)
     proof = Search(
         method=METHOD,

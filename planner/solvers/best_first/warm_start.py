@@ -23,7 +23,7 @@ from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.best_first.search import BestFirstSearch, Space
 from planner.solvers.best_first.search_space import Freedom
-from planner.solvers.best_first.virtual_pipelines import virtual_pipelines
+from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Family, families
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
 from planner.solvers.candidates.choose import Choice
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -50,18 +50,16 @@ class Start:
         rejected: what the search need not look at, or does not.
         capacity_s: all work over all devices.
         is_restricted: whether plans of other planners may lie outside the space.
-        least_work_s: what every plan takes, where pipelines without a bound of their own are looked at; else infinity.
     """
 
     evaluator: Evaluator
     choices: dict[str, Choice] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
-    least_work_s: float = field(init=False, default=float("inf"))
     is_restricted: bool = field(init=False, default=False)
     _started_s: float = field(init=False, default_factory=time.monotonic)
 
-    def items(self) -> Iterator[Choice | Evaluation | Space | Replicas]:
+    def items(self) -> Iterator[Choice | Evaluation | Space | Replicas | Family]:
         """Strategies first, as their steps prune what follows."""
         problem, book = self.evaluator.problem, self.evaluator.book
         freedom = Freedom.of(problem)
@@ -71,7 +69,8 @@ class Start:
                 yield choice
         sizes, found_pools = micro_batch_sizes(problem, book), pools(problem, freedom.constraints)
         devices = Devices(found_pools, freedom.may_replicate)
-        cuts = cuts_of(book, parts_ties=may_part_ties(problem))
+        parts_free = bool(freedom.virtual) and len(problem.profile.graph.layers) <= FEW_LAYERS
+        cuts = cuts_of(book, parts_ties=may_part_ties(problem), parts_free=parts_free)
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         if devices.restrictions:
@@ -79,9 +78,11 @@ class Start:
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
         if freedom.virtual:
-            self.least_work_s = self.capacity_s
-            for _, prices in spaces:
-                yield from virtual_pipelines(self.evaluator, prices, freedom.virtual)
+            for each in families([prices for _, prices in spaces], devices, freedom.virtual):
+                if isinstance(each, Rejected):
+                    self.rejected.append(each)
+                else:
+                    yield each
         if not freedom.schedules:
             return
         few = Devices(found_pools, freedom.may_replicate, FEW_OPTIONS)
