@@ -73,7 +73,7 @@ def _best(
     problem: Problem, candidates: Callable[[Problem, PriceBook], Iterator[Candidate]], solver: str, method: str
 ) -> Plan:
     evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = best_of(evaluator, cheapest_first(evaluator, candidates(problem, evaluator.book), evaluator.stops))
+    found = best_of(evaluator, cheapest_first(evaluator, candidates(problem, evaluator.book), evaluator.budget))
     return heuristic_plan(evaluator, found, solver, method)
 
 

@@ -13,7 +13,6 @@ proof comes with these plans but the bound that holds for all plans: all work ov
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from planner.ir.schedule import Action, Op
 from planner.schedules import positions, traits
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.priced_groups import Prices
+from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import Candidate, Pool, Recomputes, micro_batches, replica_shares
 from planner.solvers.candidates.choose import Choice, better, cheapest_first, choose
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -66,7 +66,7 @@ def virtual_pipelines(evaluator: Evaluator, prices: Prices, names: tuple[str, ..
             for ways in (fixed,) if fixed else WAYS:
                 where = _groups(name, pool.ranks[:num_ranks], ways)
                 cuts = _balanced(cost, len(where))
-                if cuts is not None and time.monotonic() < evaluator.stops:
+                if cuts is not None and not evaluator.budget.is_over:
                     found = _improved(evaluator, prices, chain, cuts, (name, where))
                     if found is not None:
                         yield found
@@ -196,8 +196,8 @@ def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Choice]]:
     problem, book = evaluator.problem, evaluator.book
 
     def best(candidates: Iterable[Candidate]) -> Choice:
-        stops = time.monotonic() + _SHARE_OF_TIME * (evaluator.stops - time.monotonic())
-        return choose(evaluator, cheapest_first(evaluator, candidates, stops), stops=stops)
+        within = evaluator.budget.part(_SHARE_OF_TIME * evaluator.budget.left_s)
+        return choose(evaluator, cheapest_first(evaluator, candidates, within), within=within)
 
     yield "one-device", best(everyday.one_device(problem, book))
     if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph):
@@ -208,21 +208,17 @@ def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Choice]]:
         yield "even-split", best(everyday.even_split(problem, book))
 
 
-def published(evaluator: Evaluator, stops: float) -> Iterator[Choice]:
-    """What published planners choose, each with an equal part of the time that is left.
-
-    Args:
-        stops: when the last must have ended, by ``time.monotonic``.
-    """
+def published(evaluator: Evaluator, within: Budget) -> Iterator[Choice]:
+    """What published planners choose, each with an equal part of the budget that is left."""
     mixes, waiting = bool(mixing_layers(evaluator.problem.profile.graph)), list(_PUBLISHED)
     while waiting and len(evaluator.problem.ranks) > 1:
         pipelines = waiting.pop(0)
         if mixes and pipelines in _REPLICATING:
             continue
-        left_s = max(0.0, stops - time.monotonic()) / (len(waiting) + 1)
-        problem = replace(evaluator.problem, time_limit_s=left_s)
+        own = within.part(within.left_s / (len(waiting) + 1))
+        problem = replace(evaluator.problem, time_limit_s=own.limit_s)
         with suppress(HalopipeError):  # its own restrictions rule the problem out
-            yield choose(evaluator, pipelines(problem, evaluator.book), stops=time.monotonic() + left_s)
+            yield choose(evaluator, pipelines(problem, evaluator.book), within=own)
 
 
 def mixed_replicas(
