@@ -37,9 +37,8 @@ def floor(ours: str = "", third_party: str = "") -> Floor:
 
 
 PLANNER = "planner.ir planner.layers planner.schedules planner.passes"
-SEARCH = (
-    "planner.solvers.budget planner.solvers.candidates planner.solvers.progress"  # what a search needs beside costs
-)
+# What a search needs beside costs.
+SEARCH = "planner.solvers.budget planner.solvers.candidates planner.solvers.progress"
 WITH_TORCH = "planner.ir planner.layers planner.sites cuda_ops"
 GIVEN = (  # prices of layers and links
     "planner.costs.cost_model planner.costs.layers planner.costs.communication planner.costs.shards "

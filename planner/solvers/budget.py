@@ -12,11 +12,14 @@ way on a slow machine, a loaded one and a fast one, and its plan is the same, un
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import inf
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 ACTION_S = 3e-5
 """Of an action of a program: to lower, compile and simulate it, and what its rank holds then."""
@@ -142,6 +145,21 @@ def under(budget: Budget) -> Iterator[None]:
         yield
     finally:
         _CURRENT.reset(token)
+
+
+def made_within(budget: Budget, items: Iterable[Item]) -> Iterator[Item | None]:
+    """The items as far as they can be made within ``budget``; then None if some could not."""
+    source = iter(items)
+    while True:
+        try:
+            with under(budget):
+                item = next(source)
+        except StopIteration:
+            return
+        except OutOfTimeError:
+            yield None
+            return
+        yield item
 
 
 def part_of_current(limit_s: float) -> Budget:

@@ -34,7 +34,7 @@ from planner.ir.schedule import Action, Op
 from planner.schedules import positions, traits
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.priced_groups import Prices
-from planner.solvers.budget import Budget
+from planner.solvers.budget import CALL_S, Budget, check_time
 from planner.solvers.candidates.candidate import Candidate, Pool, Recomputes, micro_batches, replica_shares
 from planner.solvers.candidates.choose import Choice, better, cheapest_first, choose
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -224,7 +224,11 @@ def published(evaluator: Evaluator, within: Budget) -> Iterator[Choice]:
 def mixed_replicas(
     problem: Problem, book: PriceBook, pools: tuple[Pool, ...], sizes: tuple[int, ...]
 ) -> Iterator[Replicas]:
-    """Replicas on the first 2, 3, ... ranks where these are no pool's own, for every micro-batch size."""
+    """Replicas on the first 2, 3, ... ranks where these are no pool's own, for every micro-batch size.
+
+    Raises:
+        OutOfTimeError: the budget that this runs under is over.
+    """
     if mixing_layers(problem.profile.graph) or len({pool.kind for pool in pools}) == 1:
         return
     ends = np.cumsum([len(pool.ranks) for pool in pools]).tolist()
@@ -234,6 +238,7 @@ def mixed_replicas(
         if any(set(ranks) <= set(pool.ranks) for pool in pools):
             continue
         for size in sizes:
+            check_time(CALL_S * count)
             shares, batches = replica_shares(problem, book, ranks, size), micro_batches(problem, size)
             try:
                 if usable(problem, book, ranks, shares, batches):
@@ -256,9 +261,10 @@ def _bound_s(book: PriceBook, ranks: tuple[int, ...], shares: tuple[int, ...], b
     placed = StagePlacement(((0, len(graph.layers)),), ranks, samples, graph.parameter_bytes())
     costs = StageCosts(book, (placed,), batches)
     after = Action(0, Op.REDUCE_GRAD), Action(0, Op.UPDATE)
+    alike = {(costs.kind(rank), *each): rank for rank, *each in zip(ranks, *samples.values(), strict=True)}
     return max(
         sum(costs.action_s(rank, Action(0, Op.FORWARD, m)) for m in range(len(batches)))
         + sum(costs.action_s(rank, Action(0, Op.BACKWARD, m), m > 0) for m in range(len(batches)))
         + sum(costs.action_s(rank, action) for action in after)
-        for rank in ranks
+        for rank in alike.values()
     )

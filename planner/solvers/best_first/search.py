@@ -178,7 +178,7 @@ class BestFirstSearch:
             self.best = better(self.best, found)
             stages = found.candidate.num_stages
             self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
-            if all(len(group) == 1 for group in found.candidate.groups):
+            if _is_unshared(found.candidate):
                 self.unshared = better(self.unshared, found)
 
     def _search(self) -> str:
@@ -260,8 +260,11 @@ class BestFirstSearch:
         if self.best is not None and not self._budget.allows(self.evaluator.takes_s(candidate) + self.answer_s):
             self._passed_over_s = min(self._passed_over_s, bound_s)
             return
-        known = self.by_num_stages.get(candidate.num_stages)
-        self.take(self.evaluator.evaluate(candidate, known.step_s if known is not None else float("inf")))
+        rivals = [self.by_num_stages.get(candidate.num_stages)]
+        if _is_unshared(candidate):
+            rivals.append(self.unshared)
+        known_s = max(float("inf") if rival is None else rival.step_s for rival in rivals)
+        self.take(self.evaluator.evaluate(candidate, known_s))
 
     def _open(self, frontier: Frontier, prefix: Prefix) -> None:
         """Puts what may follow ``prefix`` into the queue, complete pipelines to the leaves."""
@@ -353,6 +356,11 @@ class BestFirstSearch:
         best_s, bound_s = self.best.step_s if self.best is not None else float("inf"), self._bound_s()
         gap = best_s / bound_s - 1 if bound_s > 0 else float("inf")
         self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, now_s))
+
+
+def _is_unshared(candidate: Candidate) -> bool:
+    """Whether its stages have one rank each."""
+    return all(len(group) == 1 for group in candidate.groups)
 
 
 def _resumed(suffixes: Suffixes, _upper_s: float, budget: Budget) -> Suffixes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +22,7 @@ from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.best_first.search import BestFirstSearch, Space
 from planner.solvers.best_first.search_space import Freedom
-from planner.solvers.budget import Budget
+from planner.solvers.budget import Budget, made_within
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
 from planner.solvers.candidates.choose import Choice
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -36,6 +36,7 @@ FEW_OPTIONS = 1_500
 
 _SHARE_OF_TIME = 0.3  # of the budget that may be spent on it
 _SHARE_OF_FEWER, _FEWEST_DEVICES = 0.4, 16  # of what is left, for half of the devices; no fewer are looked at
+_SHARE_OF_REPLICAS = 0.05  # of the budget, to price replicas on several kinds
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
@@ -86,7 +87,17 @@ class Start:
         yield from self._quick_look(spaces, few)
         yield from (space for space, _ in spaces)
         if not devices.mixes_kinds and not freedom.constraints.rules:
-            yield from mixed_replicas(problem, book, found_pools, sizes)
+            yield from self._replicas(mixed_replicas(problem, book, found_pools, sizes))
+
+    def _replicas(self, replicas: Iterable[Replicas]) -> Iterator[Replicas]:
+        """Those that can be priced with a part of the budget; of the others nothing but the work bounds the step."""
+        budget = self.evaluator.budget
+        for one in made_within(budget.part(_SHARE_OF_REPLICAS * budget.limit_s), replicas):
+            if one is None:
+                self.least_work_s = self.capacity_s
+                self.rejected.append(Rejected("some replicas on devices of several kinds", "no time to price them"))
+                return
+            yield one
 
     def _on_fewer_devices(self) -> Iterator[Evaluation]:
         """The best plan for the first half of many devices, where groups of them need be less coarse.

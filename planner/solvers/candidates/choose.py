@@ -13,7 +13,7 @@ from planner.costs.predict import Forecast, forecast
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
 from planner.ir.plan import Alternative, Decision, Plan, Tie
 from planner.ir.problem import THROUGHPUT, Problem
-from planner.solvers.budget import Budget, OutOfTimeError, under
+from planner.solvers.budget import Budget, made_within
 from planner.solvers.candidates.candidate import Candidate, decision_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import binding, heuristic_plan, infeasible, slower, too_large
@@ -77,7 +77,7 @@ def choose(
     closest: Evaluation | None = None
     unknown: MissingMeasurementError | None = None
     unmet, is_cut_short = "", False
-    for asked in _in_time(candidates, within or evaluator.budget):
+    for asked in made_within(within or evaluator.budget, candidates):
         if asked is None:
             is_cut_short = True
             break
@@ -111,21 +111,6 @@ def no_schedule(problem: Problem) -> InfeasibleError:
         [f"it has one stage on a device; asked: schedule {', '.join(problem.schedules)}"],
         ["name a schedule for one stage on a device, such as 1f1b, or plan with another solver"],
     )
-
-
-def _in_time(candidates: Iterable[Candidate], within: Budget) -> Iterator[Candidate | None]:
-    """The candidates as far as they can be made in time; then None if some could not."""
-    source = iter(candidates)
-    while True:
-        try:
-            with under(within):
-                found = next(source)
-        except StopIteration:
-            return
-        except OutOfTimeError:
-            yield None
-            return
-        yield found
 
 
 def better(best: Evaluation | None, found: Evaluation) -> Evaluation:

@@ -63,7 +63,7 @@ class Evaluation:
 
     Attributes:
         step_s: infinity if it does not fit; no more than a lower bound where that alone was asked for.
-        memories: by rank; ranks that are not used hold nothing.
+        memories: by rank; ranks that are not used hold nothing.  Empty where the step alone says that it is not wanted.
         excess_rank: the rank that is furthest over its limit, None if all fit.
         too_slow_per_s: samples a second that a stream of it sustains, where that is less than was asked for; else 0.
     """
@@ -156,8 +156,8 @@ class Evaluator:
         evaluation the candidate says which.  Of graphs there is but the latter.
 
         Args:
-            known_s: a step that is had already: a candidate that cannot be as short keeps a lower bound of its own
-                (above ``known_s``), which takes a tenth of the time where messages share anything.
+            known_s: a step that is had already: of a candidate that is not as short the memory is not asked, and where
+                messages share anything it keeps a lower bound of its step (above ``known_s``), a tenth of the work.
 
         Raises:
             MissingMeasurementError: the profile does not say what a layer costs at a size the candidate uses.
@@ -171,13 +171,23 @@ class Evaluator:
         edges = self._edges(candidate)
         compiled, wires = self._shape(candidate, edges, costs.tied_ranks)
         sizes, carried = _transfer_bytes(compiled, edges, candidate.micro_batches)
+        may_prepare = trains and not always and candidate.prepares_ahead and self._may_prepare(compiled)
+        prices = prices_of(compiled, costs, sizes, wires)
+        step_s = least_s(compiled, prices) if prices.traffic is not None and known_s < float("inf") else 0.0
+        is_cheap = prices.traffic is None and not may_prepare  # to simulate: cheaper than to ask what ranks hold
+        if is_cheap:
+            self.num_simulated += 1
+            step_s = run(compiled, prices).step_s
+        if step_s > known_s * (1 + _ROUNDING) and not may_prepare:
+            return Evaluation(candidate, step_s, (), None)
         memories = rank_memories(costs, compiled, sizes, carried)
         excess = self._excess_rank(memories)
-        step_s = float("inf")
-        if excess is None:
+        if excess is not None:
+            step_s = float("inf")
+        elif not is_cheap:
             self.num_simulated += 1
-            step_s = self._step_s(compiled, prices_of(compiled, costs, sizes, wires), known_s)
-        if trains and not always and candidate.prepares_ahead and self._may_prepare(compiled):
+            step_s = run(compiled, prices).step_s
+        if may_prepare:
             ahead = replace(costs, prepares_next_step=True)
             held = rank_memories(ahead, compiled, sizes, carried)
             if self._excess_rank(held) is None:
