@@ -24,7 +24,7 @@ from planner.ir.layout import samples_of
 from planner.ir.problem import Problem
 from planner.ir.schedule import Action, Op
 from planner.solvers.budget import CALL_S, Budget, check_time
-from planner.solvers.candidates.candidate import Candidate, Pool, micro_batches, replica_shares
+from planner.solvers.candidates.candidate import Candidate, Pool, group_shares, micro_batches
 from planner.solvers.candidates.choose import Choice, cheapest_first, choose
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import as_asked, mixing_layers, schedule_names, usable
@@ -105,7 +105,7 @@ def mixed_replicas(
             continue
         for size in sizes:
             check_time(CALL_S * count)
-            shares, batches = replica_shares(problem, book, ranks, size), micro_batches(problem, size)
+            shares, batches = group_shares(problem, book, ranks, size), micro_batches(problem, size)
             try:
                 if usable(problem, book, ranks, shares, batches):
                     yield Replicas(_bound_s(book, ranks, shares, batches), ranks, shares, batches)

@@ -316,18 +316,28 @@ def _shares(
     sparse = bool(throughout_sites(problem.profile.graph))
     for flags in product((False, True) if sparse else (False,), repeat=len(several)):
         by_parts = frozenset(stage for stage, flag in zip(several, flags, strict=True) if flag)
-        shares = tuple(
-            (site_shares if stage in by_parts else group_shares)(problem, book, group, size)
+        choices = [
+            (site_shares(problem, book, group, size),) if stage in by_parts else _divisions(problem, group, size)
             for stage, group in enumerate(groups)
-        )
-        loads = [
-            n
-            for stage, share in enumerate(shares)
-            for rows in set(batches)
-            for n in (parts_of if stage in by_parts else samples_of)(share, rows)
         ]
-        if min(loads) > 0 and max(loads) <= largest:
-            yield shares, by_parts
+        for shares in product(*choices):
+            loads = [
+                n
+                for stage, share in enumerate(shares)
+                for rows in set(batches)
+                for n in (parts_of if stage in by_parts else samples_of)(share, rows)
+            ]
+            if min(loads) > 0 and max(loads) <= largest:
+                yield shares, by_parts
+
+
+def _divisions(problem: Problem, group: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
+    """The samples of each rank of a group: equal on devices that are alike, else in every way."""
+    devices = [problem.profile.cluster.devices[rank] for rank in group]
+    if len({(device.kind, device.memory_bytes, device.on_chip_bytes) for device in devices}) == 1:
+        yield equal_shares(size, len(group))
+        return
+    yield from (shares for shares in product(range(1, size + 1), repeat=len(group)) if sum(shares) == size)
 
 
 def _stages(graph: Graph, num_stages: int) -> Iterator[tuple[int, ...]]:
@@ -379,11 +389,22 @@ def _groups(
 
 
 def _in_order(group: tuple[int, ...], problem: Problem) -> tuple[int, ...]:
-    """Kinds after one another; within a kind, the smallest group (a host, an island) with more members first."""
+    """Kinds after one another, then by memory; then the smallest group (a host, an island) with more members first."""
     cluster = problem.profile.cluster
     devices = cluster.devices
     kinds = list(dict.fromkeys(device.kind for device in devices))
     pool = {rank: (devices[rank].kind, cluster.groups_of(rank), devices[rank].memory_bytes) for rank in problem.ranks}
     pools = list(dict.fromkeys(pool.values()))
     count = Counter(pool[rank] for rank in group)
-    return tuple(sorted(group, key=lambda r: (kinds.index(devices[r].kind), -count[pool[r]], pools.index(pool[r]), r)))
+    return tuple(
+        sorted(
+            group,
+            key=lambda r: (
+                kinds.index(devices[r].kind),
+                -devices[r].memory_bytes,
+                -count[pool[r]],
+                pools.index(pool[r]),
+                r,
+            ),
+        )
+    )
