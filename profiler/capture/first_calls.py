@@ -24,6 +24,8 @@ from profiler.source.model import LoadedModel
 LossOf = Callable[[Mapping[str, Tensor]], Tensor]
 _EPSILONS = 64
 """The same code run twice differs by less, of the largest number."""
+CALLED_ONCE = "call it, and the loss, once on a batch before it is given: what they keep then stays"
+"""What to do about a module that does something at its first call alone."""
 _MOST_TRIED = 32
 _FIRST, _LATER = 1, 2
 """Seeds of the calls."""
@@ -244,7 +246,7 @@ def _refusal(
     return UnsupportedModelError(
         "the module computes something else when it is called again, by what it keeps from its first call",
         details,
-        ["call it, and the loss, once on a batch before it is given: what they keep then stays", in_buffers],
+        [CALLED_ONCE, in_buffers],
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from cuda_ops._torch import BatchNormBase, DropoutBase, at_node
 from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.first_calls import changed_weights_loss, later_call
+from profiler.capture.first_calls import CALLED_ONCE, changed_weights_loss, later_call
 from profiler.capture.trace import Traced
 from profiler.capture.user_module import (
     drawn_so_far,
@@ -396,7 +396,7 @@ def _require_same_again(expected: Tensor, found: Tensor | None) -> None:
         raise UnsupportedModelError(
             "the module computes something else when it is called again, its captured graph does not",
             [f"second call: {expected.item()} by the module, {found.item()} by the graph"],
-            ["keep what changes from call to call in buffers, written in place: self.count.add_(1)"],
+            [CALLED_ONCE, "keep what changes from call to call in buffers, written in place: self.count.add_(1)"],
         )
 
 
