@@ -46,6 +46,7 @@ from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.leaf_bound import CAPS, Leaves
 from planner.solvers.best_first.message_bound import Handover, Links
 from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.budget import CALL_S, NUMBER_S, Budget
 from planner.solvers.candidates.candidate import Candidate, Pool
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator, num_actions
 
@@ -65,6 +66,7 @@ _STAGES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32)
 _STAGES_OF_KIND = (1, 2, 3, 4, 6, 8)
 _MANY_KINDS = 3  # of more, kinds come in order of speed alone
 _ROUNDS = 12  # of moved cuts
+_BALANCED_TAKES = 64  # numbers for each pair of cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluati
     actions, best_s = 0, float("inf")
     if not spaces or not spaces[0].freedom.schedules:
         return
-    for hybrid in _balanced_hybrids(spaces):
+    for hybrid in _balanced_hybrids(spaces, evaluator.budget):
         if hybrid.step_s >= best_s:
             return
         candidate = hybrid.candidate()
@@ -144,26 +146,30 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluati
             yield found
 
 
-def _balanced_hybrids(spaces: Sequence[Prices]) -> list[Hybrid]:
+def _balanced_hybrids(spaces: Sequence[Prices], budget: Budget) -> list[Hybrid]:
     """The roughly best, balanced, under each schedule; the most promising first."""
     rough: list[tuple[float, int, Plan, _Space]] = []
     for prices in spaces:
         space = _Space(prices)
         for plan in _plans(prices):
             rough.append((space.rough_s(plan), len(rough), plan, space))
+            budget.spend(CALL_S)
     rough.sort(key=lambda one: one[:2])
     balanced: list[tuple[Hybrid, _Space]] = []
     num_plans = 0
     for rough_s, _, plan, space in rough:
-        if num_plans == MOST_ROUGH or not np.isfinite(rough_s):
+        if num_plans == MOST_ROUGH or not np.isfinite(rough_s) or budget.is_over:
             break
+        budget.spend(_BALANCED_TAKES * NUMBER_S * len(space.chain) ** 2)
         of_plan = [(hybrid, space) for hybrid in space.balanced(plan)]
         num_plans += bool(of_plan)
         balanced += of_plan
     balanced.sort(key=lambda one: one[0].step_s)
     turns, found = 0, []
     for hybrid, space in balanced:
-        turns += 2 * len(hybrid.groups) * len(hybrid.prices.micro_batches)
+        own = 2 * len(hybrid.groups) * len(hybrid.prices.micro_batches)
+        turns += own
+        budget.spend(own * CALL_S if turns <= MOST_TURNS else 0.0)
         found.append(space.simulated(hybrid) if turns <= MOST_TURNS else hybrid)
     return sorted(found, key=lambda one: one.step_s)
 
@@ -190,10 +196,10 @@ def _plans(prices: Prices) -> Iterator[Plan]:
     for order in orders:
         for counts in product(*(_up_to(_STAGES_OF_KIND, min(most, kinds[kind])) for kind in order)):
             if sum(counts) <= most:
-                parts = zip(order, counts, strict=True)
-                sizes = [_sizes(kinds[kind] // stages, host)[0] if replicates else 1 for kind, stages in parts]
+                each = [kinds[kind] // stages for kind, stages in zip(order, counts, strict=True)]
+                sizes = [_sizes(most, host)[0] if replicates else 1 for most in each]
                 parts = zip(order, counts, sizes, strict=True)
-                yield Plan(tuple(((kind,), stages, (each,)) for kind, stages, each in parts))
+                yield Plan(tuple(((kind,), stages, (size,)) for kind, stages, size in parts))
 
 
 def _in_hosts(
@@ -270,7 +276,8 @@ class _Space:
     def __post_init__(self) -> None:
         self.links, cuts = Links(self.prices), self.prices.cuts
         weight = cuts.sums(self.prices.capacity_s().min(axis=0))
-        weight = weight if np.isfinite(weight).all() and weight[-1] > 0 else np.arange(len(weight)) + 0.0
+        if not (np.isfinite(weight).all() and weight[-1] > 0):
+            weight = np.arange(len(weight), dtype=np.float64)
         chain, wanted = [0], 1
         for cut in range(1, cuts.last):
             far = cuts.last < MOST_CUTS or weight[cut] * MOST_CUTS >= wanted * weight[-1]
@@ -410,7 +417,7 @@ class _Space:
             found = np.where(table.window[end] >= kept[s], found, np.inf)
             if s == num_stages - 1 and self._share_cards(groups):
                 found = np.maximum(found, starts[s] + busy + self._sums_s(groups, at))
-        return np.maximum(found, trip + (count - 1) * on_card)
+        return np.asarray(np.maximum(found, trip + (count - 1) * on_card))
 
     def _share_cards(self, groups: tuple[Group, ...]) -> bool:
         """Whether all stages lie on the same hosts, several of them."""
