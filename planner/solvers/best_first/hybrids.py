@@ -141,7 +141,7 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluati
             found = evaluator.evaluate(candidate, best_s)
         except (MissingMeasurementError, IllegalProgramError):
             continue
-        if found.fits:
+        if found.fits and found.memories:
             best_s = min(best_s, found.step_s)
             yield found
 
@@ -196,8 +196,8 @@ def _plans(prices: Prices) -> Iterator[Plan]:
     for order in orders:
         for counts in product(*(_up_to(_STAGES_OF_KIND, min(most, kinds[kind])) for kind in order)):
             if sum(counts) <= most:
-                each = [kinds[kind] // stages for kind, stages in zip(order, counts, strict=True)]
-                sizes = [_sizes(most, host)[0] if replicates else 1 for most in each]
+                most_of = [kinds[kind] // stages for kind, stages in zip(order, counts, strict=True)]
+                sizes = [_sizes(count, host)[0] if replicates else 1 for count in most_of]
                 parts = zip(order, counts, sizes, strict=True)
                 yield Plan(tuple(((kind,), stages, (size,)) for kind, stages, size in parts))
 
