@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.baselines import bapipe, dapple, everyday, sparsepipe
+from planner.baselines.common.answer import Trial
 from planner.baselines.pipedream import solver as pipedream
 from planner.baselines.piper import solver as piper
 from planner.baselines.tarnawski import solver as tarnawski
@@ -222,7 +223,9 @@ def published(evaluator: Evaluator, stops: float) -> Iterator[Choice]:
         left_s = max(0.0, stops - time.monotonic()) / (len(waiting) + 1)
         problem = replace(evaluator.problem, time_limit_s=left_s)
         with suppress(HalopipeError):  # its own restrictions rule the problem out
-            yield choose(evaluator, pipelines(problem, evaluator.book), stops=time.monotonic() + left_s)
+            yield choose(
+                evaluator, pipelines(problem, evaluator.book, Trial.as_hint(problem)), stops=time.monotonic() + left_s
+            )
 
 
 def mixed_replicas(
