@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from planner.baselines.common.problem import require_positive
 from planner.baselines.pipedream.format import Floats, LayerGraph, States, states_of
 from planner.ir.errors import UsageError
-from planner.solvers.progress import check_time
+from planner.solvers.budget import check_time
 
 Counts = tuple[int, ...]
 """Devices by host."""
