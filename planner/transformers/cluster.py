@@ -113,6 +113,7 @@ class Cluster:
         of_network: what messages get of the cards' rate; TCP leaves them about so much.
         memory_bytes: of a device; 0: as the catalogue says.
         island: neighbours that NVLink joins, where it does not join all of a host; 0: all of them.
+        stream_bytes_per_s: what one rank gets of the cards at most; 0: all, where it is alone.
         timed: passes that were measured on these devices, in place of those of kernels.
     """
 
@@ -125,6 +126,7 @@ class Cluster:
     of_network: float = 0.85
     memory_bytes: float = 0.0
     island: int = 0
+    stream_bytes_per_s: float = 0.0
     timed: Timed | None = None
 
     def at(self, ways: Ways, stage: int) -> Cluster:
@@ -165,7 +167,7 @@ class Cluster:
             return self._within(name, num_bytes, members, stride)
         on_host = max(1, self.per_host // stride)
         groups = self.per_host // on_host
-        rate = self.of_network * self.across.bytes_per_s / groups
+        rate = self._card_rate(groups)
         if on_host > 1:
             rate = min(rate, self._rate_within(on_host, stride))
         steps = log2(members) * (2 if name == ALL_REDUCE else 1)
@@ -180,13 +182,16 @@ class Cluster:
             if self.island:  # of a chain of stages the slowest message counts
                 return self._between_islands(SEND, num_bytes, 2)
             return self._links.collective(SEND, num_bytes, 2, 2)
-        rate = self.of_network * self.across.bytes_per_s / at_once
-        return by_data_sheet(self.across.alpha_s + num_bytes / rate)
+        return by_data_sheet(self.card_s(num_bytes, at_once))
 
-    def end_s(self, num_bytes: float, ranks: int) -> float:
-        """What the cards of a host take of a message of ``num_bytes`` a rank, of ``ranks`` that send or receive."""
-        at_once = min(self.per_host, ranks)
-        return self.across.alpha_s + num_bytes * at_once / (self.of_network * self.across.bytes_per_s)
+    def card_s(self, num_bytes: float, at_once: int) -> float:
+        """What the cards of a host take of a message of ``num_bytes``, while ``at_once`` of its ranks have one too."""
+        return self.across.alpha_s + num_bytes / self._card_rate(at_once)
+
+    def _card_rate(self, streams: int) -> float:
+        """Bytes a second of each of so many streams of a host."""
+        share = self.of_network * self.across.bytes_per_s / streams
+        return min(share, self.stream_bytes_per_s or share)
 
     def latency_s(self, stride: int) -> float:
         """Of the least message to the rank ``stride`` further on."""

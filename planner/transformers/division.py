@@ -55,12 +55,25 @@ class Seat:
     Attributes:
         pool: its place among the pools; 0 where devices are alike.
         cluster, ways: the pool's hosts, and the ways with the seat's tensor degree.
+        forward_s, backward_s: of a block.
+        first_s, last_s: both passes, (forward, backward), of the embedding and of the head.
     """
 
     pool: int
     cluster: Cluster
     ways: Ways
     layers: Layers
+    forward_s: float
+    backward_s: float
+    first_s: tuple[float, float]
+    last_s: tuple[float, float]
+
+    @classmethod
+    def of(cls, pool: int, cluster: Cluster, ways: Ways, layers: Layers) -> Seat:
+        """With the seconds of its layers."""
+        block, ends = layers.block, (layers.embedding, layers.head)
+        first_s, last_s = ((end.forward.seconds, end.backward.seconds) for end in ends)
+        return cls(pool, cluster, ways, layers, block.forward.seconds, block.backward.seconds, first_s, last_s)
 
     @property
     def gpus(self) -> int:
@@ -70,7 +83,7 @@ class Seat:
     @property
     def block_s(self) -> float:
         """Both passes of a block."""
-        return self.layers.block.forward.seconds + self.layers.block.backward.seconds
+        return self.forward_s + self.backward_s
 
 
 class _Label(NamedTuple):
@@ -214,9 +227,8 @@ class Division:
                 return
             hop_s = self._hop_s(window, before, ahead[0], label.seat, place)
         waits, also = self.ways.sends is not Sends.OVERLAPPED, self.ways.sends is Sends.BLOCKING
-        block, ends = seat.layers.block, [seat.layers.embedding] * first + [seat.layers.head] * last
-        ahead_s = waits * hop_s + also * label.hop_s + sum(end.forward.seconds for end in ends)
-        back_s = waits * label.hop_s + also * hop_s + sum(end.backward.seconds for end in ends)
+        ahead_s = waits * hop_s + also * label.hop_s + first * seat.first_s[0] + last * seat.last_s[0]
+        back_s = waits * label.hop_s + also * hop_s + first * seat.first_s[1] + last * seat.last_s[1]
         flies_s = 0.0 if waits else 2 * label.hop_s
         most = self._most_blocks(label.seat, window, first, last)
         tied_s = self._tied_s
@@ -225,8 +237,8 @@ class Division:
         for number in numbers:
             if number > most or number < 1:
                 continue
-            forward_s = number * block.forward.seconds + ahead_s
-            backward_s = number * block.backward.seconds + back_s
+            forward_s = number * seat.forward_s + ahead_s
+            backward_s = number * seat.backward_s + back_s
             passes_s = forward_s + backward_s
             if self._micro_batches * passes_s >= self.above_s:
                 break
@@ -267,11 +279,7 @@ class Division:
         table = self._table()
         if table is not None:
             return float(table[(left, *(gpus // self.ways.data for gpus in free))])
-        rates = [0.0] * len(free)
-        for seat in self.seats:
-            rates[seat.pool] = max(rates[seat.pool], 1 / (seat.block_s * seat.gpus))
-        rate = sum(gpus * rate for gpus, rate in zip(free, rates, strict=True))
-        return left / rate if rate else inf
+        return longest_s(left, self.seats, free)
 
     def _table(self) -> NDArray[np.float64] | None:
         """Seconds of the longest stage at best, of so many blocks on so many GPUs of each pool, by replica."""
@@ -284,7 +292,7 @@ class Division:
             for blocks in range(1, self.shape.layers + 1):
                 for seat in self.seats:
                     degrees = [seat.ways.tensor * (pool == seat.pool) for pool in range(len(units))]
-                    kept = tuple(slice(0, unit - degree) for unit, degree in zip(units, degrees, strict=True))
+                    kept = tuple(slice(0, max(0, unit - degree)) for unit, degree in zip(units, degrees, strict=True))
                     longer = table[blocks][tuple(slice(degree, None) for degree in degrees)]
                     for number in range(1, blocks + 1):
                         np.minimum(longer, np.maximum(table[blocks - number][kept], number * seat.block_s), out=longer)
@@ -343,8 +351,7 @@ class Division:
         def after(number: int, blocks: int, first: bool, last: bool) -> tuple[float, float]:
             seat = self.seats[number]
             layers, ends = seat.layers, (first, last)
-            beside_s = blocks * layers.block.backward.seconds
-            beside_s += first * layers.embedding.backward.seconds + last * layers.head.backward.seconds
+            beside_s = blocks * seat.backward_s + first * seat.first_s[1] + last * seat.last_s[1]
             parameters = parameters_of(self.shape, seat.ways.tensor, blocks, *ends)
             summed = gradients(seat.cluster, seat.ways, parameters, beside_s).seconds
             return summed, optimiser(self.shape, seat.cluster, seat.ways, blocks, ends, layers).seconds
@@ -375,6 +382,15 @@ def _is_as_good(label: _Label, other: _Label) -> bool:
     )
 
 
+def longest_s(blocks: int, seats: Sequence[Seat], free: Sequence[int]) -> float:
+    """Passes of the longest stage at least, if all free GPUs of the pools are as busy as they can be."""
+    rates = [0.0] * len(free)
+    for seat in seats:
+        rates[seat.pool] = max(rates[seat.pool], 1 / (seat.block_s * seat.gpus))
+    rate = sum(gpus * rate for gpus, rate in zip(free, rates, strict=True))
+    return blocks / rate if rate else inf
+
+
 def seats_of(shape: Transformer, pools: Sequence[Cluster], ways: Ways, tensors: Sequence[int]) -> list[Seat]:
     """The seats of each pool at each degree that divides the network and that something times."""
     seats = []
@@ -382,5 +398,5 @@ def seats_of(shape: Transformer, pools: Sequence[Cluster], ways: Ways, tensors: 
         for tensor in tensors:
             own = replace(ways, tensor=tensor)
             if cluster.timed is None or cluster.timed.of(own) is not None:
-                seats.append(Seat(number, cluster, own, stage_layers(shape, cluster, own)))
+                seats.append(Seat.of(number, cluster, own, stage_layers(shape, cluster, own)))
     return seats

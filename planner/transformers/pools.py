@@ -100,14 +100,14 @@ class Pools:
         per_host = one.cluster.per_host
         if same and min(one.start, other.start) // per_host == (max(one.stop, other.stop) - 1) // per_host:
             return one.cluster.send(num_bytes / min(one.tensor, other.tensor), 1) + gathered
-        ends = [end.cluster.end_s(num_bytes / end.tensor, end.tensor * ways.data) for end in (one, other)]
+        ends = [(end, min(end.cluster.per_host, end.tensor * ways.data)) for end in (one, other)]
+        times = [end.cluster.card_s(num_bytes / end.tensor, at_once) for end, at_once in ends]
         if not same:
             wire = self.between[one.cluster.name, other.cluster.name]
-            most = max(
-                min(end.cluster.per_host, end.tensor * ways.data) * num_bytes / end.tensor for end in (one, other)
+            times.append(
+                wire.alpha_s + max(at_once * num_bytes / end.tensor for end, at_once in ends) / wire.bytes_per_s
             )
-            ends.append(wire.alpha_s + most / wire.bytes_per_s)
-        return by_data_sheet(max(ends)) + gathered
+        return by_data_sheet(max(times)) + gathered
 
     def sum_of_two(self, shape: Transformer, ways: Ways, first: Place, last: Place) -> Estimate:
         """The embedding's gradient, which the first stage and the last add up, replica by replica."""

@@ -26,7 +26,7 @@ from math import inf
 
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.transformers.cluster import Cluster
-from planner.transformers.division import Division, seats_of
+from planner.transformers.division import Division, Seat, longest_s, seats_of
 from planner.transformers.memory import ends_of, in_flight, memory_of, memory_with
 from planner.transformers.pipeline import even_s
 from planner.transformers.pools import Pools
@@ -37,7 +37,7 @@ TIE = 0.03
 """Two steps that are closer are a tie: runs of one source are as far from their predictions (benchmarks.published)."""
 RIVALS = 8
 _MOST_LABELS = 20_000
-_WIDTH = 6
+_WIDTH = 2
 """Labels of each number of stages of a first look at pipelines through several pools."""
 
 
@@ -220,6 +220,15 @@ class _Way:
     is_ready: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Through:
+    """Pipelines through several pools that are not looked at yet."""
+
+    pools: Pools
+    ways: Ways
+    seats: tuple[Seat, ...]
+
+
 @dataclass
 class _Search:
     shape: Transformer
@@ -235,7 +244,7 @@ class _Search:
     loose: list[tuple[float, Division]] = field(default_factory=list)
     best_s: float = inf
     _blocks_s: dict[tuple[object, ...], float] = field(default_factory=dict)
-    _heap: list[tuple[float, int, _Group | _Way | Division]] = field(default_factory=list)
+    _heap: list[tuple[float, int, _Group | _Way | _Through | Division]] = field(default_factory=list)
     _order: Iterator[int] = field(default_factory=count)
 
     def divide(self, cluster: Cluster, devices: int) -> None:
@@ -274,12 +283,11 @@ class _Search:
                 and not (ways.sequence_parallel and self.shape.seq * ways.micro_batch % seat.ways.tensor)
             ]
             if seats and not (ways.sequence_parallel and all(seat.ways.tensor == 1 for seat in seats)):
-                stages = self.space.pipeline[0] if self.space.pipeline else None
-                division = Division(self.shape, pools, ways, self.global_batch, seats, stages)
+                longest = longest_s(self.shape.layers, seats, [pool.devices for pool in pools.pools])
                 self.num_ways += 1
-                self._push(division.bound_s, division)
+                self._push(ways.micro_batches(self.global_batch) * longest, _Through(pools, ways, tuple(seats)))
 
-    def _push(self, bound_s: float, item: _Group | _Way | Division) -> None:
+    def _push(self, bound_s: float, item: _Group | _Way | _Through | Division) -> None:
         if bound_s < inf:
             if isinstance(item, _Group):
                 self.num_ways += 1
@@ -311,7 +319,15 @@ class _Search:
         item = heapq.heappop(self._heap)[2]
         if isinstance(item, Division):
             return self._advance(item)
-        if isinstance(item, _Group):
+        if isinstance(item, _Through):
+            stages = self.space.pipeline[0] if self.space.pipeline else None
+            division = Division(
+                self.shape, item.pools, item.ways, self.global_batch, item.seats, stages, above_s=self.best_s
+            )
+            self._push(division.bound_s, division)
+            for ways in division.dive(_WIDTH):
+                self._simulate(ways)
+        elif isinstance(item, _Group):
             details = self.space.details(self.shape, item.cluster, item.ways, self.global_batch)
             self.num_ways += len(details) - 1
             for ways in details:
@@ -340,6 +356,8 @@ class _Search:
             self._push(division.bound_s, division)
 
     def _advance(self, division: Division) -> Choice | None:
+        if isinstance(division.cluster, Pools):
+            division.above_s = self.best_s
         made = division.advance()
         self._push(division.bound_s, division)
         if made is None:
@@ -385,8 +403,8 @@ class _Search:
             shown.setdefault(_division(choice.ways), choice)
         while self._heap and len(shown) <= number and not self._is_late():
             item = self._heap[0][2]
-            is_settled = not isinstance(item, Division) or item.stages is not None
-            if is_settled and _division(item.ways) in shown:
+            is_open = isinstance(item, _Through) or (isinstance(item, Division) and item.stages is None)
+            if not is_open and _division(item.ways) in shown:
                 heapq.heappop(self._heap)
             elif (made := self._take()) is not None:
                 shown.setdefault(_division(made.ways), made)
