@@ -196,8 +196,8 @@ def _plans(prices: Prices) -> Iterator[Plan]:
     for order in orders:
         for counts in product(*(_up_to(_STAGES_OF_KIND, min(most, kinds[kind])) for kind in order)):
             if sum(counts) <= most:
-                each = [kinds[kind] // stages for kind, stages in zip(order, counts, strict=True)]
-                sizes = [_sizes(most, host)[0] if replicates else 1 for most in each]
+                rooms = [kinds[kind] // stages for kind, stages in zip(order, counts, strict=True)]
+                sizes = [_sizes(room, host)[0] if replicates else 1 for room in rooms]
                 parts = zip(order, counts, sizes, strict=True)
                 yield Plan(tuple(((kind,), stages, (size,)) for kind, stages, size in parts))
 
