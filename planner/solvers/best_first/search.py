@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
+from planner.ir.plan import SEARCHED, TIME_LIMIT, status_of
 from planner.solvers.best_first import virtual_pipelines
 from planner.solvers.best_first.bound import OutOfTimeError, Suffixes
 from planner.solvers.best_first.graph_cuts import Numbers
@@ -38,7 +39,7 @@ class Outcome:
     """What a search ends with.
 
     Attributes:
-        status: ``proven``, ``within gap``, ``time limit`` or ``stopped``.
+        status: as of ``planner.ir.plan.Search``; ``proven`` also where there certainly is no plan.
         bound_s: no plan of the space is faster; infinity if the space is empty.
         root_s: the bound of the suffix DPs alone.
         by_num_stages: the best plan seen with each number of stages.
@@ -200,11 +201,10 @@ class BestFirstSearch:
                 self.take_hints()
                 continue
             self._advance()
-        if self.best is not None and self._bound_s() >= self.best.step_s * (1 - ROUNDING):
+        if self.best is None:
             return "proven"
-        if self._passed_over_s < self.upper_s:
-            return "time limit"
-        return "within gap" if self.best is not None else "proven"
+        ended = TIME_LIMIT if self._passed_over_s < self.upper_s else SEARCHED
+        return status_of(ended, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
 
     def take_hints(self) -> None:
         """Asks for the plans of other planners, once."""

@@ -278,7 +278,9 @@ def virtual_plans(problem: Problem) -> Iterator[Candidate]:
             if (shared and problem.forbid) or (len(groups) == 1 and not known.bidirectional):
                 continue
             flips = product((1, -1), repeat=len(groups)) if known.bidirectional else ((1,) * len(groups),)
-            for flip, ways in product(flips, (known.stages_per_position,) if known.stages_per_position else (1, 2, 3, 4)):
+            for flip, ways in product(
+                flips, (known.stages_per_position,) if known.stages_per_position else (1, 2, 3, 4)
+            ):
                 ordered = [group[::step] for group, step in zip(groups, flip, strict=True)]
                 yield from _virtual_plans(problem, book, ordered, ways, batches)
 
