@@ -58,10 +58,11 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.schedules import names as schedule_names
+from planner.solvers.budget import check_time
 from planner.solvers.candidates.candidate import Candidate, micro_batches
 from planner.solvers.candidates.choose import best_plan
 from planner.solvers.candidates.feasibility import micro_batch_sizes, mixing_layers
-from planner.solvers.progress import Progress, check_time
+from planner.solvers.progress import Progress
 
 SNO, SO, AS, FBP = "1F1B-SNO", "1F1B-SO", "1F1B-AS", "FBP-AS"
 SYNCHRONOUS, ASYNCHRONOUS = (SNO, SO), (AS, FBP)

@@ -67,10 +67,11 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
+from planner.solvers.budget import check_time
 from planner.solvers.candidates.candidate import Candidate, micro_batches
 from planner.solvers.candidates.choose import best_plan
 from planner.solvers.candidates.feasibility import require_divisible
-from planner.solvers.progress import Progress, check_time
+from planner.solvers.progress import Progress
 
 Taken = tuple[int, ...]
 """Devices taken, by host, most first."""

@@ -52,10 +52,11 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.errors import FormatError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
+from planner.solvers.budget import check_time
 from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.choose import best_plan
 from planner.solvers.candidates.feasibility import micro_batch_sizes, require_divisible
-from planner.solvers.progress import Progress, check_time
+from planner.solvers.progress import Progress
 
 Counts = tuple[int, ...]
 """Devices of each type."""

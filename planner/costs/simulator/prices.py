@@ -28,10 +28,9 @@ up; and that sums of gradients cost cores anything beside their members' waiting
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 
 import numpy as np
 
@@ -40,7 +39,6 @@ from planner.costs.simulator.next_step import NextStep, next_steps
 from planner.costs.simulator.program import CompiledProgram, TransferSlot
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import has_host_beside
-from planner.ir.cluster import Cluster
 from planner.ir.plan import Size
 from planner.ir.program import Program, num_joined
 from planner.ir.schedule import IN_PAIRS, Op
@@ -331,8 +329,7 @@ def traffic_of(
         ahead = bytes_ahead(slot, size, sizes) if slot.before else None
         flows.append(Flow(seconds, size / seconds, cards, _losses(network, slot, (size, ahead), seconds)))
     flows += _sums(compiled, costs, number_of)
-    capacities = _capacities(cluster, hosts)
-    traffic = Traffic(tuple(flows), capacities)
+    traffic = Traffic(tuple(flows), network.card_bytes_per_s)
     return traffic if _matters(compiled, traffic) else None
 
 
@@ -371,11 +368,6 @@ def _sums(compiled: CompiledProgram, costs: StageCosts, number_of: Sequence[int]
             continue
         bytes_per_s = 2 * (len(stage.ranks) - 1) / len(stage.ranks) * stage.own_bytes / whole_s
         yield Flow(waited_s, bytes_per_s, tuple(card for host in hosts for card in (2 * host, 2 * host + 1)))
-
-
-def _capacities(cluster: Cluster, hosts: Iterable[str]) -> tuple[float, ...]:
-    found = (cluster.nic_bytes_per_s(host) for host in hosts)
-    return tuple(capacity for each in found for capacity in (inf if each is None else each,) * 2)
 
 
 def _matters(compiled: CompiledProgram, traffic: Traffic) -> bool:

@@ -6,7 +6,6 @@ proportion to speed, are not among the stages that the search builds; they are p
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,7 +23,8 @@ from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurement
 from planner.ir.layout import samples_of
 from planner.ir.problem import Problem
 from planner.ir.schedule import Action, Op
-from planner.solvers.candidates.candidate import Candidate, Pool, micro_batches, replica_shares
+from planner.solvers.budget import CALL_S, Budget, check_time
+from planner.solvers.candidates.candidate import Candidate, Pool, group_shares, micro_batches
 from planner.solvers.candidates.choose import Choice, cheapest_first, choose
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import as_asked, mixing_layers, schedule_names, usable
@@ -62,8 +62,8 @@ def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Choice]]:
     problem, book = evaluator.problem, evaluator.book
 
     def best(candidates: Iterable[Candidate]) -> Choice:
-        stops = time.monotonic() + _SHARE_OF_TIME * (evaluator.stops - time.monotonic())
-        return choose(evaluator, cheapest_first(evaluator, candidates, stops), stops=stops)
+        within = evaluator.budget.part(_SHARE_OF_TIME * evaluator.budget.left_s)
+        return choose(evaluator, cheapest_first(evaluator, candidates, within), within=within)
 
     yield "one-device", best(everyday.one_device(problem, book))
     if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph):
@@ -74,27 +74,27 @@ def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Choice]]:
         yield "even-split", best(everyday.even_split(problem, book))
 
 
-def published(evaluator: Evaluator, stops: float) -> Iterator[Choice]:
-    """What published planners choose, each with an equal part of the time that is left.
-
-    Args:
-        stops: when the last must have ended, by ``time.monotonic``.
-    """
+def published(evaluator: Evaluator, within: Budget) -> Iterator[Choice]:
+    """What published planners choose, each with an equal part of the budget that is left."""
     mixes, waiting = bool(mixing_layers(evaluator.problem.profile.graph)), list(_PUBLISHED)
     while waiting and len(evaluator.problem.ranks) > 1:
         pipelines = waiting.pop(0)
         if mixes and pipelines in _REPLICATING:
             continue
-        left_s = max(0.0, stops - time.monotonic()) / (len(waiting) + 1)
-        problem = replace(evaluator.problem, time_limit_s=left_s)
+        own = within.part(within.left_s / (len(waiting) + 1))
+        problem = replace(evaluator.problem, time_limit_s=own.limit_s)
         with suppress(HalopipeError):  # its own restrictions rule the problem out
-            yield choose(evaluator, pipelines(problem, evaluator.book), stops=time.monotonic() + left_s)
+            yield choose(evaluator, pipelines(problem, evaluator.book), within=own)
 
 
 def mixed_replicas(
     problem: Problem, book: PriceBook, pools: tuple[Pool, ...], sizes: tuple[int, ...]
 ) -> Iterator[Replicas]:
-    """Replicas on the first 2, 3, ... ranks where these are no pool's own, for every micro-batch size."""
+    """Replicas on the first 2, 3, ... ranks where these are no pool's own, for every micro-batch size.
+
+    Raises:
+        OutOfTimeError: the budget that this runs under is over.
+    """
     if mixing_layers(problem.profile.graph) or len({pool.kind for pool in pools}) == 1:
         return
     ends = np.cumsum([len(pool.ranks) for pool in pools]).tolist()
@@ -104,7 +104,8 @@ def mixed_replicas(
         if any(set(ranks) <= set(pool.ranks) for pool in pools):
             continue
         for size in sizes:
-            shares, batches = replica_shares(problem, book, ranks, size), micro_batches(problem, size)
+            check_time(CALL_S * count)
+            shares, batches = group_shares(problem, book, ranks, size), micro_batches(problem, size)
             try:
                 if usable(problem, book, ranks, shares, batches):
                     yield Replicas(_bound_s(book, ranks, shares, batches), ranks, shares, batches)
@@ -126,9 +127,10 @@ def _bound_s(book: PriceBook, ranks: tuple[int, ...], shares: tuple[int, ...], b
     placed = StagePlacement(((0, len(graph.layers)),), ranks, samples, graph.parameter_bytes())
     costs = StageCosts(book, (placed,), batches)
     after = Action(0, Op.REDUCE_GRAD), Action(0, Op.UPDATE)
+    alike = {(costs.kind(rank), *each): rank for rank, *each in zip(ranks, *samples.values(), strict=True)}
     return max(
         sum(costs.action_s(rank, Action(0, Op.FORWARD, m)) for m in range(len(batches)))
         + sum(costs.action_s(rank, Action(0, Op.BACKWARD, m), m > 0) for m in range(len(batches)))
         + sum(costs.action_s(rank, action) for action in after)
-        for rank in ranks
+        for rank in alike.values()
     )

@@ -13,11 +13,8 @@ from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes
 from planner.solvers.best_first.device_groups import Counts, member_orders
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import Handover
-from planner.solvers.best_first.priced_groups import Group
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Recomputes,
-)
+from planner.solvers.best_first.priced_groups import Group, Version
+from planner.solvers.candidates.candidate import Candidate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,7 +224,7 @@ class Frontier:
             names = tuple(names[place] for place in choice.option.order)
         return names
 
-    def _version(self, counts: Counts, version: tuple[Recomputes, bool]) -> Group:
+    def _version(self, counts: Counts, version: Version) -> Group:
         return next(g for g in self.suffixes.prices.versions(counts) if g.version == version)
 
     def _renamed(self, choice: GroupChoice) -> Group:

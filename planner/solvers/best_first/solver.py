@@ -51,7 +51,6 @@ Not in the space: windows other than those of ``leaf_bound.windows_to_try``, sev
 from __future__ import annotations
 
 import functools
-import time
 from dataclasses import replace
 
 from planner.costs.cost_model import PriceBook
@@ -66,6 +65,7 @@ from planner.solvers.best_first.layout_search import beyond_samples, left_out, w
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.sustained_rate import highest_rate, is_stream
 from planner.solvers.best_first.warm_start import Start
+from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import decision_of, plan_of
 from planner.solvers.candidates.choose import alternatives, without_ties
 from planner.solvers.candidates.evaluate import Evaluator
@@ -87,27 +87,25 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         UnsupportedModelError: time may be cut, and the network cannot be run in token slices.
     """
     words: tuple[str, ...] = ()
-    limited = problem
+    limited, budget = problem, part_of_current(problem.time_limit_s)
     if problem.objective == MEMORY:
         limited, words = least_memory(problem)
     elif is_stream(problem):
         limited, words = highest_rate(problem)
-    ends_s, book = time.monotonic() + limited.time_limit_s, PriceBook(problem.profile)
+    book = PriceBook(problem.profile)
     if slices_time(problem):
         require_slices(problem, book)
-    if beyond_samples(limited) or slices_time(limited):
-        limited = replace(limited, time_limit_s=limited.time_limit_s / 2)
-    evaluator = Evaluator(limited, book)
+    half = beyond_samples(limited) or slices_time(limited)
+    evaluator = Evaluator(limited, book, within=budget.part(limited.time_limit_s / 2) if half else budget)
     start = Start(evaluator)
     search = BestFirstSearch(evaluator, progress, hints=functools.partial(published, evaluator))
     outcome = search.run(start.items)
     if start.is_restricted and outcome.status in (PROVEN, WITHIN_GAP, SEARCHED):  # others may know what is not searched
         search.take_hints()
         outcome = search.outcome(outcome.status)
-    first, left_s = outcome, ends_s - time.monotonic() - search.answer_s(problem.time_limit_s)
-    outcome = with_layouts(evaluator, outcome, max(0.0, left_s))
-    outcome = with_blocks(evaluator, outcome, max(0.0, ends_s - time.monotonic()))
-    evaluator.stops = ends_s
+    first, evaluator.budget = outcome, budget
+    outcome = with_layouts(evaluator, outcome, budget.part(reserve_s=search.answer_s))
+    outcome = with_blocks(evaluator, outcome, budget.part(reserve_s=search.answer_s))
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
     choices = [choice.best for choice in start.choices.values()]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -23,7 +22,8 @@ from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.best_first.search import BestFirstSearch, Space
 from planner.solvers.best_first.search_space import Freedom
-from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Family, families
+from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Families, families, not_searched
+from planner.solvers.budget import Budget, made_within
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
 from planner.solvers.candidates.choose import Choice
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -35,8 +35,9 @@ FEW_CUTS = 24
 FEW_OPTIONS = 1_500
 """Groups of devices that it looks at, about."""
 
-_SHARE_OF_TIME = 0.3  # that may be spent on it
+_SHARE_OF_TIME = 0.3  # of the budget that may be spent on it
 _SHARE_OF_FEWER, _FEWEST_DEVICES = 0.4, 16  # of what is left, for half of the devices; no fewer are looked at
+_SHARE_OF_REPLICAS = 0.05  # of the budget, to price replicas on several kinds
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
@@ -49,6 +50,7 @@ class Start:
         choices: the everyday strategies, by name.
         rejected: what the search need not look at, or does not.
         capacity_s: all work over all devices.
+        least_work_s: bound of what there was no time to price, if there is any.
         is_restricted: whether plans of other planners may lie outside the space.
     """
 
@@ -56,10 +58,10 @@ class Start:
     choices: dict[str, Choice] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
+    least_work_s: float = field(init=False, default=float("inf"))
     is_restricted: bool = field(init=False, default=False)
-    _started_s: float = field(init=False, default_factory=time.monotonic)
 
-    def items(self) -> Iterator[Choice | Evaluation | Space | Replicas | Family]:
+    def items(self) -> Iterator[Choice | Evaluation | Space | Replicas | Families]:
         """Strategies first, as their steps prune what follows."""
         problem, book = self.evaluator.problem, self.evaluator.book
         freedom = Freedom.of(problem)
@@ -78,30 +80,37 @@ class Start:
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
         if freedom.virtual:
-            for each in families([prices for _, prices in spaces], devices, freedom.virtual):
-                if isinstance(each, Rejected):
-                    self.rejected.append(each)
-                else:
-                    yield each
+            self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
+            yield from families([prices for _, prices in spaces], devices, freedom.virtual)
         if not freedom.schedules:
             return
         few = Devices(found_pools, freedom.may_replicate, FEW_OPTIONS)
         yield from self._quick_look(spaces, few)
         yield from (space for space, _ in spaces)
         if not devices.mixes_kinds and not freedom.constraints.rules:
-            yield from mixed_replicas(problem, book, found_pools, sizes)
+            yield from self._replicas(mixed_replicas(problem, book, found_pools, sizes))
+
+    def _replicas(self, replicas: Iterable[Replicas]) -> Iterator[Replicas]:
+        """Those that can be priced with a part of the budget; of the others nothing but the work bounds the step."""
+        budget = self.evaluator.budget
+        for one in made_within(budget.part(_SHARE_OF_REPLICAS * budget.limit_s), replicas):
+            if one is None:
+                self.least_work_s = self.capacity_s
+                self.rejected.append(Rejected("some replicas on devices of several kinds", "no time to price them"))
+                return
+            yield one
 
     def _on_fewer_devices(self) -> Iterator[Evaluation]:
         """The best plan for the first half of many devices, where groups of them need be less coarse.
 
         So on for halves of halves: a plan for few devices is one for many, and should not be lost among these.
         """
-        problem, now_s = self.evaluator.problem, time.monotonic()
+        problem, budget = self.evaluator.problem, self.evaluator.budget
         half = 1 << ((len(problem.ranks) - 1).bit_length() - 1) if len(problem.ranks) > 1 else 0
-        left_s = _SHARE_OF_FEWER * (min(self._started_s + problem.time_limit_s, self.evaluator.stops) - now_s)
-        if half < _FEWEST_DEVICES or left_s <= 0:
+        if half < _FEWEST_DEVICES or budget.is_over:
             return
-        evaluator = Evaluator(replace(problem, num_ranks=half, time_limit_s=left_s), self.evaluator.book)
+        fewer = replace(problem, num_ranks=half, time_limit_s=_SHARE_OF_FEWER * budget.left_s)
+        evaluator = Evaluator(fewer, self.evaluator.book, within=budget.part(fewer.time_limit_s))
         with suppress(HalopipeError):  # rules about devices of the other half
             found = BestFirstSearch(evaluator, None).run(Start(evaluator).items)
             self.evaluator.num_simulated += evaluator.num_simulated
@@ -135,15 +144,14 @@ class Start:
         kind = spaces[0][1].pools[0].kind
         table = book.tables.at(kind, book.tables.largest_measured(kind))
         few = thinned(spaces[0][1].cuts, graph, FEW_CUTS, np.diff(table.forward_s + table.backward_s))
-        upper_s = float("inf")
+        upper_s, within = float("inf"), self.evaluator.budget.part(_SHARE_OF_TIME * self.evaluator.problem.time_limit_s)
         for space, prices in sorted(spaces, key=lambda pair: pair[0].bound_s)[:_FEW_SPACES]:
             if space.bound_s >= upper_s:
                 return
             thin = Prices(prices.problem, book, prices.pools, few, prices.micro_batches, prices.freedom)
-            left_s = self._started_s + _SHARE_OF_TIME * self.evaluator.problem.time_limit_s - time.monotonic()
-            if left_s <= 0:
+            if within.is_over:
                 return
-            found = BestFirstSearch(self.evaluator, None, time_limit_s=left_s, most_candidates=_FEW).run(
+            found = BestFirstSearch(self.evaluator, None, within=within, most_candidates=_FEW).run(
                 functools.partial(_only, thin, devices)
             )
             if found.best is not None:
@@ -192,8 +200,8 @@ class _Maker:
     prices: Prices
     devices: Devices
 
-    def __call__(self, upper_s: float, ends_s: float) -> Suffixes:
-        return Suffixes(self.prices, self.devices, Links(self.prices), upper_s, ends_s)
+    def __call__(self, upper_s: float, budget: Budget) -> Suffixes:
+        return Suffixes(self.prices, self.devices, Links(self.prices), upper_s, budget)
 
 
 def _work_s(prices: Prices) -> float:
