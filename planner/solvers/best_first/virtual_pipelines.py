@@ -267,8 +267,10 @@ class Sequences:
 
 def families(every: Iterable[Prices], devices: Devices, names: Sequence[str]) -> Iterator[Families]:
     """All that are searched of schedules for several stages a position, for each way to cut the batch."""
-    formed = {mirrored: sequences(devices, mirrored) for mirrored in sorted({traits(n).bidirectional for n in names})}
+    formed: dict[bool, Sequences] = {}
     for prices in every:
+        for mirrored in sorted({traits(name).bidirectional for name in names}.difference(formed)):
+            formed[mirrored] = sequences(devices, mirrored, prices.freedom.max_stages)
         work_s = float(prices.capacity_s().min(axis=0).sum())
         bound_s = work_s / len(prices.problem.ranks) if np.isfinite(work_s) else 0.0
         for mirrored, found in formed.items():
@@ -293,13 +295,14 @@ def not_searched(devices: Devices, names: Sequence[str], recompute: str) -> Iter
             yield Rejected(f"{name}: recomputation of some stages", "all stages compute activations again, or none")
 
 
-def sequences(devices: Devices, mirrored: bool) -> Sequences:
+def sequences(devices: Devices, mirrored: bool, max_stages: int = 0) -> Sequences:
     """The groups of a search, by position; two positions at least, where there are two devices.
 
     Args:
         mirrored: a position is two devices.
+        max_stages: if only one stage is asked for, one position will do.
     """
-    fewest = 1 if mirrored or sum(len(pool.ranks) for pool in devices.pools) == 1 else 2
+    fewest = 1 if mirrored or max_stages == 1 or sum(len(pool.ranks) for pool in devices.pools) == 1 else 2
     state = devices.all_unused
     _, names = devices.canonical(tuple(len(pool.ranks) for pool in devices.pools))
     every = _every(devices, mirrored, state, names)

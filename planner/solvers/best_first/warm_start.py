@@ -71,8 +71,7 @@ class Start:
                 yield choice
         sizes, found_pools = micro_batch_sizes(problem, book), pools(problem, freedom.constraints)
         devices = Devices(found_pools, freedom.may_replicate)
-        parts_free = bool(freedom.virtual) and len(problem.profile.graph.layers) <= FEW_LAYERS
-        cuts = cuts_of(book, parts_ties=may_part_ties(problem), parts_free=parts_free)
+        cuts = cuts_of(book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         if devices.restrictions:
@@ -187,6 +186,23 @@ def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
         prices = Prices(problem, evaluator.book, found_pools, cuts, micro_batches(problem, size), freedom)
         if any(prices.versions(option.group) for option in devices.options(devices.all_unused)):
             yield Frontier(Suffixes(prices, devices, Links(prices)))
+
+
+def all_families(evaluator: Evaluator) -> Iterator[Families]:
+    """The same of schedules for several stages a position."""
+    problem, freedom = evaluator.problem, Freedom.of(evaluator.problem)
+    found_pools = pools(problem, freedom.constraints)
+    cuts = cuts_of(evaluator.book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
+    every = (
+        Prices(problem, evaluator.book, found_pools, cuts, micro_batches(problem, size), freedom)
+        for size in micro_batch_sizes(problem, evaluator.book)
+    )
+    yield from families(every, Devices(found_pools, freedom.may_replicate), freedom.virtual)
+
+
+def _parts_free(freedom: Freedom) -> bool:
+    """Whether to cut next to layers that cost nothing."""
+    return bool(freedom.virtual) and len(freedom.problem.profile.graph.layers) <= FEW_LAYERS
 
 
 def _only(prices: Prices, devices: Devices) -> list[Space]:
