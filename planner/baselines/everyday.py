@@ -24,7 +24,7 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.layout import cut_points, equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, micro_batches, pools, group_shares
+from planner.solvers.candidates.candidate import Candidate, group_shares, micro_batches, pools
 from planner.solvers.candidates.choose import best_of, cheapest_first
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import heuristic_plan

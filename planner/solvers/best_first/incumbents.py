@@ -35,7 +35,7 @@ from planner.ir.schedule import Action, Op
 from planner.schedules import positions, traits
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.priced_groups import Prices
-from planner.solvers.candidates.candidate import Candidate, Pool, Recomputes, micro_batches, group_shares
+from planner.solvers.candidates.candidate import Candidate, Pool, Recomputes, group_shares, micro_batches
 from planner.solvers.candidates.choose import Choice, better, cheapest_first, choose
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import as_asked, mixing_layers, recompute_choices, schedule_names, usable

@@ -104,6 +104,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     if start.is_restricted and outcome.status in ("proven", "within gap"):  # others may know what is not searched
         search.take_hints()
         outcome = search.outcome(outcome.status)
+    best_s = outcome.best.step_s if outcome.best is not None else float("inf")
+    others_s = start.other_shares_s(best_s * (1 - ROUNDING), ends_s)
     first, left_s = outcome, ends_s - time.monotonic() - search.answer_s(problem.time_limit_s)
     outcome = with_layouts(evaluator, outcome, max(0.0, left_s))
     outcome = with_blocks(evaluator, outcome, max(0.0, ends_s - time.monotonic()))
@@ -116,7 +118,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     decision = decision_of(problem, taken.candidate)
     seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
     step_s = tie.step_s if tie is not None else seen.prediction.step_s
-    bound_s = min(outcome.bound_s, start.least_work_s, step_s)
+    bound_s = min(outcome.bound_s, start.least_work_s, others_s, step_s)
     proven = bound_s >= step_s * (1 - ROUNDING)
     proof = Search(
         method=METHOD,

@@ -23,6 +23,7 @@ from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.best_first.search import BestFirstSearch, Space
 from planner.solvers.best_first.search_space import Freedom
+from planner.solvers.best_first.share_bound import other_shares_s
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
 from planner.solvers.candidates.choose import Choice
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -58,7 +59,17 @@ class Start:
     capacity_s: float = field(init=False, default=0.0)
     least_work_s: float = field(init=False, default=float("inf"))
     is_restricted: bool = field(init=False, default=False)
+    _spaces_made: list[tuple[Space, Prices]] = field(init=False, default_factory=list)
+    _devices: Devices | None = field(init=False, default=None)
     _started_s: float = field(init=False, default_factory=time.monotonic)
+
+    def other_shares_s(self, upper_s: float, ends_s: float) -> float:
+        """No plan with shares that were not looked at is faster; infinity if all of them take ``upper_s``."""
+        found = float("inf")
+        for space, prices in self._spaces_made:
+            if space.bound_s < upper_s and self._devices is not None:
+                found = min(found, max(space.bound_s, other_shares_s(prices, self._devices, upper_s, ends_s)))
+        return found
 
     def items(self) -> Iterator[Choice | Evaluation | Space | Replicas]:
         """Strategies first, as their steps prune what follows."""
@@ -75,7 +86,8 @@ class Start:
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         if devices.restrictions:
             yield from self._on_fewer_devices()
-        spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
+        spaces = self._spaces_made = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
+        self._devices = devices
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
         if freedom.virtual:
             self.least_work_s = self.capacity_s
