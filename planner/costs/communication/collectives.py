@@ -18,6 +18,7 @@ Tables of (bytes, seconds), read between and beyond what was measured.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import permutations, product
 
@@ -107,8 +108,7 @@ def memory_factor(cluster: Cluster, ranks: tuple[int, ...]) -> float:
     Such as updates of parameters that all have, or putting gradients together.  Of the host that most of them are on;
     straight between the numbers of ranks that were measured, 1 where none was.
     """
-    hosts = [cluster.devices[rank].host for rank in ranks]
-    most = max(map(hosts.count, hosts), default=1)
+    most = max(Counter(cluster.devices[rank].host for rank in ranks).values(), default=1)
     found = sorted((table.num_ranks, table.points[-1][1]) for table in cluster.collectives if table.operation == MEMORY)
     if most < 2 or len(found) < 2 or found[0][0] != 1:
         return 1.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -72,24 +71,6 @@ class Stage:
     all_work: Array
     tail: Array
     window: Numbers
-
-
-class GroupBound(Protocol):
-    """What any stage costs at least on a group."""
-
-    @property
-    def overhead_s(self) -> float:
-        """Of an action that has a message."""
-
-    @property
-    def memory(self) -> Memory | None:
-        """None where it cannot matter."""
-
-    def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> Stage:
-        """Stages between ``first`` and ``last``, arrays that broadcast."""
-
-    def largest_work_s(self, first: Numbers, last: Numbers) -> Array:
-        """What the slowest member computes in a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,6 @@ work over all ranks.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -46,6 +45,7 @@ from planner.layers.tiling import block_faults
 from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.search import Outcome
+from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import Candidate, group_shares, micro_batches, pools
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.constraints import Constraints
@@ -76,22 +76,18 @@ def runs_in_blocks(problem: Problem) -> bool:
     return not any(traits(name).trains for name in schedule_names(problem))
 
 
-def with_blocks(evaluator: Evaluator, outcome: Outcome, time_limit_s: float) -> Outcome:
-    """``outcome`` of the search without blocks, continued; as it is where there can be none.
-
-    Args:
-        time_limit_s: for this part of the search.
-    """
+def with_blocks(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outcome:
+    """``outcome`` of the search without blocks, continued; as it is where there can be none."""
     problem = evaluator.problem
     if not runs_in_blocks(problem):
         return outcome
-    stops, best, num = time.monotonic() + time_limit_s, outcome.best, 0
+    best, num = outcome.best, 0
     bounds = [outcome.bound_s]
     for size in micro_batch_sizes(problem, evaluator.book):
         bounds.append(float(least_work_s(evaluator, size, NONE).sum()) / len(problem.ranks))
         for ranks in _groups(problem):
             for cuts in _grids(len(ranks), _space_of(problem)):
-                if time.monotonic() >= stops and best is not None:
+                if within.is_over and best is not None:
                     break
                 num += 1
                 found = _Parting(evaluator, ranks, cuts, size).best()

@@ -6,7 +6,6 @@ The objective memory: the least limit on every device under which some plan fits
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -26,6 +25,7 @@ from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.prefixes import Frontier, Prefix
 from planner.solvers.best_first.search import BestFirstSearch
 from planner.solvers.best_first.warm_start import Start, spaces
+from planner.solvers.budget import Budget, part_of_current
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import infeasible, size_text
 from planner.solvers.candidates.feasibility import sees_whole_batch
@@ -58,7 +58,7 @@ def leanest(evaluator: Evaluator) -> Evaluation | None:
     best: Evaluation | None = None
     for frontier in spaces(evaluator):
         for schedule in frontier.suffixes.prices.freedom.schedules:
-            if best is not None and time.monotonic() > evaluator.stops:
+            if best is not None and evaluator.budget.is_over:
                 return best
             prefix = Leanest(frontier, schedule).prefix()
             if prefix is None:
@@ -153,9 +153,9 @@ def _would_fit(evaluator: Evaluator) -> Iterator[str]:
     }
     for group in (restrictions, {words: other for words, other in means.items() if other is not None}):
         for words, other in group.items():
-            left_s = min(_QUICKLY_S / len(group), evaluator.stops - time.monotonic())
+            within = evaluator.budget.part(_QUICKLY_S / len(group))
             with contextlib.suppress(InfeasibleError, MissingMeasurementError):  # it has no plan at all
-                found = any_fit(other, left_s) if left_s > 0 else None
+                found = None if within.is_over else any_fit(other, within)
                 if found is not None:
                     yield f"{words}: {_shown(found)}"
                     if group is restrictions:
@@ -170,14 +170,14 @@ def _shown(found: Evaluation) -> str:
     )
 
 
-def any_fit(problem: Problem, time_limit_s: float = _QUICKLY_S) -> Evaluation | None:
-    """Some plan that fits, if one is found in that time."""
-    evaluator = Evaluator(replace(problem, time_limit_s=time_limit_s), PriceBook(problem.profile))
+def any_fit(problem: Problem, within: Budget) -> Evaluation | None:
+    """Some plan that fits, if one is found within the budget."""
+    evaluator = Evaluator(replace(problem, time_limit_s=within.limit_s), PriceBook(problem.profile), within=within)
     return BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items).best
 
 
 _PRECISION = 1e-3
-_SHARE_OF_TIME = 0.5  # the rest is for the fastest plan under the limit
+_SHARE_OF_WORK = 0.5  # the rest is for the fastest plan under the limit
 
 
 def least_memory(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
@@ -185,17 +185,17 @@ def least_memory(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
 
     Returns the problem as it is, without words, if no plan was found: the search that follows says why.
     """
-    asked = replace(problem, objective=THROUGHPUT)
+    asked, budget = replace(problem, objective=THROUGHPUT), part_of_current(problem.time_limit_s)
     best = leanest(Evaluator(asked, PriceBook(problem.profile)))
     if best is None or not best.fits:
-        best, _ = _fitting(asked, problem.memory_bytes, problem.time_limit_s)
+        best, _ = _fitting(asked, problem.memory_bytes, budget)
     if best is None:
         return asked, ()
     least, most = 0, best.peak_bytes
-    ends_s = time.monotonic() + _SHARE_OF_TIME * problem.time_limit_s
-    while most - least > max(1, _PRECISION * most) and time.monotonic() < ends_s:
+    within = budget.part(_SHARE_OF_WORK * budget.limit_s)
+    while most - least > max(1, _PRECISION * most) and not within.is_over:
         middle = (least + most) // 2
-        found, nothing_fits = _fitting(asked, middle, ends_s - time.monotonic())
+        found, nothing_fits = _fitting(asked, middle, within)
         if found is not None:
             most = found.peak_bytes
         elif nothing_fits:
@@ -205,12 +205,12 @@ def least_memory(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     said = (
         f"memory: no plan holds less than {size_text(least)}" if least else "memory: no lower bound was found in time"
     )
-    return replace(asked, memory_bytes=most, time_limit_s=problem.time_limit_s * (1 - _SHARE_OF_TIME)), (said,)
+    return replace(asked, memory_bytes=most, time_limit_s=problem.time_limit_s * (1 - _SHARE_OF_WORK)), (said,)
 
 
-def _fitting(problem: Problem, memory_bytes: int, time_limit_s: float) -> tuple[Evaluation | None, bool]:
+def _fitting(problem: Problem, memory_bytes: int, within: Budget) -> tuple[Evaluation | None, bool]:
     """A plan under the limit, the leanest that comes soon; and whether there is certainly none."""
-    limited = replace(problem, memory_bytes=memory_bytes, time_limit_s=max(0.0, time_limit_s))
-    evaluator = Evaluator(limited, PriceBook(problem.profile))
+    limited = replace(problem, memory_bytes=memory_bytes, time_limit_s=within.left_s)
+    evaluator = Evaluator(limited, PriceBook(problem.profile), within=within)
     outcome = BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items)
     return outcome.best, outcome.best is None and outcome.status == "proven"

@@ -20,7 +20,6 @@ From stages to plans: each layer of a stage gets the layout that is best for the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -46,6 +45,7 @@ from planner.solvers.best_first.layout_bound import (
     num_states,
 )
 from planner.solvers.best_first.search import Outcome
+from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import Candidate, Pool, micro_batches, pools, program_of, with_options
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.constraints import Constraints
@@ -74,15 +74,11 @@ def beyond_samples(problem: Problem) -> bool:
     return asked and not over_sites(problem.profile.graph)
 
 
-def with_layouts(evaluator: Evaluator, outcome: Outcome, time_limit_s: float) -> Outcome:
-    """``outcome`` of the search over samples, continued over layouts; as it is where samples alone may be cut.
-
-    Args:
-        time_limit_s: for this part of the search.
-    """
+def with_layouts(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outcome:
+    """``outcome`` of the search over samples, continued over layouts; as it is where samples alone may be cut."""
     if not beyond_samples(evaluator.problem):
         return outcome
-    return _Search(evaluator, outcome, time.monotonic() + time_limit_s).run()
+    return _Search(evaluator, outcome, within).run()
 
 
 def left_out(problem: Problem) -> tuple[Rejected, ...]:
@@ -105,13 +101,12 @@ class _Search:
     """The search's state.
 
     Attributes:
-        stops: when to end, by ``time.monotonic``.
         is_cut_short: whether anything was left out for want of time.
     """
 
     evaluator: Evaluator
     outcome: Outcome
-    stops: float
+    budget: Budget
     plans: LayoutPlans = field(init=False)
     best: Evaluation | None = field(init=False)
     by_num_stages: dict[int, Evaluation] = field(init=False)
@@ -119,7 +114,7 @@ class _Search:
     is_cut_short: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self.plans = LayoutPlans(self.evaluator, Constraints.of(self.evaluator.problem), self.stops)
+        self.plans = LayoutPlans(self.evaluator, Constraints.of(self.evaluator.problem), self.budget)
         self.best = self.outcome.best
         self.by_num_stages = dict(self.outcome.by_num_stages)
 
@@ -234,7 +229,7 @@ class _Search:
             self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
 
     def _is_late(self) -> bool:
-        late = time.monotonic() >= self.stops
+        late = self.budget.is_over
         self.is_cut_short = self.is_cut_short or late
         return late
 
@@ -255,7 +250,7 @@ class _Search:
 
 
 _FITTINGS = 4  # attempts at layouts within the memory of a pipeline
-_FITTING_S = 5.0  # seconds for the layouts of one stage
+_FITTING_S = 5.0  # of work for the layouts of one stage
 
 Layouts = dict[int, Option]
 """By layer."""
@@ -263,15 +258,11 @@ Layouts = dict[int, Option]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayoutPlans:
-    """Makes and simulates plans with layouts, as far as side constraints allow them.
-
-    Attributes:
-        stops: when to end, by ``time.monotonic``.
-    """
+    """Makes and simulates plans with layouts, as far as side constraints allow them."""
 
     evaluator: Evaluator
     constraints: Constraints
-    stops: float
+    budget: Budget
 
     @property
     def backward(self) -> str:
@@ -390,8 +381,7 @@ class LayoutPlans:
         options = self._options(layers, options_of(prices, question))
         if not all(options):
             return {}
-        left_s = min(_FITTING_S, max(0.1, self.stops - time.monotonic()))
-        return dict(best_layouts(prices, question, left_s, options=options).chosen)
+        return dict(best_layouts(prices, question, self.budget.part(_FITTING_S), options).chosen)
 
     def _options(self, layers: tuple[int, ...], options: tuple[Options, ...]) -> tuple[Options, ...]:
         """Those that side constraints allow."""

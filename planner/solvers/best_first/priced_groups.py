@@ -12,8 +12,9 @@ import numpy as np
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
+from planner.costs.stages.shared_bound import SharedBound
 from planner.costs.stages.shared_times import GroupTimes, MemberTimes
-from planner.costs.stages.stage_bound import GroupBound, Stage, StageBound, StageBounds
+from planner.costs.stages.stage_bound import Stage, StageBound, StageBounds
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.problem import Problem
@@ -54,6 +55,7 @@ class Group:
         version: which activations its stage computes again, whether members share its sites and not samples, and the
             part of each, of samples in those of a full micro-batch.
         allowed: by first and last cut, what side constraints allow; None: everything.
+        any_shares: what holds whatever the shares are, where they are open; ``prices`` is then with one sample each.
     """
 
     counts: Counts
@@ -62,9 +64,10 @@ class Group:
     orders_known: bool
     samples: Mapping[int, tuple[float, ...]]
     version: Version
-    prices: GroupBound
+    prices: StageBound
     owner: Prices
     allowed: Flags | None
+    any_shares: SharedBound | None = None
 
     @property
     def recompute(self) -> Recomputes:
@@ -83,13 +86,17 @@ class Group:
 
     def stage(self, first: Numbers, last: Numbers) -> Stage:
         """Bounds of stages between ``first`` and ``last``, arrays that broadcast."""
-        found = self.prices.stage(first, last, len(self.owner.micro_batches))
+        found = (self.any_shares or self.prices).stage(first, last, len(self.owner.micro_batches))
         window = found.window
         if self.size > 1:
             window = np.where(self.owner.mixing[last] - self.owner.mixing[first] > 0, 0, window)
         if self.allowed is not None:
             window = np.where(self.allowed[first, last], window, 0)
         return found if window is found.window else replace(found, window=window)
+
+    def largest_work_s(self, first: Numbers, last: Numbers) -> Array:
+        """What the slowest member computes in a step, at least."""
+        return (self.any_shares or self.prices).largest_work_s(first, last)
 
     def fullness(self, first: Numbers, last: Numbers, kept: int) -> Array:
         """The fullest member's share of its limit with ``kept`` micro-batches; infinite where no stage is possible."""
@@ -204,6 +211,22 @@ class Prices:
             zero = self.problem.zero_over(len(ranks))
             most.append(self._bounds.most_samples((kind, limit), top, again, len(ranks) if zero else 1, zero))
         return GroupTimes(tuple(members), tuple(sorts.values()), size, tuple(most))
+
+    def with_shares(self, group: Group, shares: tuple[int, ...]) -> Group:
+        """The same devices with other shares of the samples.
+
+        Raises:
+            MissingMeasurementError: a layer's cost at such a size is not known.
+        """
+        if shares == group.shares:
+            return group
+        kinds = [(self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in group.orders[0]]
+        sizes = (self.micro_batches[0], self.micro_batches[-1])
+        samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
+        members = [(*kind, (samples[sizes[0]][n], samples[sizes[1]][n])) for n, kind in enumerate(kinds)]
+        again, zero = again_of(group.recompute, self._cores), self.problem.zero_over(len(shares))
+        prices = self._bounds.of(group.ranks, members, again, zero)
+        return replace(group, version=(*group.version[:2], shares), samples=samples, prices=prices)
 
     def capacity_s(self) -> Array:
         """The least device time of all micro-batches, by kind of device (in the order of pools) and layer."""

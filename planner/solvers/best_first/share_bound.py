@@ -11,34 +11,31 @@ least.  Beside, no stage takes less than the least largest time of a member (``G
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.layers.cost_table import Array
-from planner.costs.memory.memory_bound import Memory
-from planner.costs.stages.shared_times import GroupTimes
-from planner.costs.stages.stage_bound import Stage, StageBound
+from planner.costs.stages.shared_bound import SharedBound
+from planner.costs.stages.stage_bound import Stage
 from planner.ir.errors import MissingMeasurementError
-from planner.solvers.best_first.bound import Continuation, GroupChoice, Labels, OutOfTimeError, Suffixes
+from planner.solvers.best_first.bound import Continuation, GroupChoice, Labels, Suffixes
 from planner.solvers.best_first.device_groups import Counts, Devices, member_orders, orders_known
-from planner.solvers.best_first.graph_cuts import Flags, Numbers
+from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import Handover, Links
 from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.budget import Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import Recomputes, again_of
 
-_MANY_STAGES = 40_000
-"""Of so many the least largest time is not worked out; the mean is a bound of it."""
 
-
-def other_shares_s(prices: Prices, devices: Devices, upper_s: float, ends_s: float) -> float:
+def other_shares_s(prices: Prices, devices: Devices, upper_s: float, within: Budget) -> float:
     """No pipeline with shares that ``prices`` leaves out is faster; infinity if none is left out, or takes less.
 
     Args:
         upper_s: pipelines that take so long are of no interest.
-        ends_s: when to give up, by ``time.monotonic``; no bound is known then.
+        within: the budget of the tables; 0 where it is not enough.
     """
     if not any(prices.leaves_out(option.group) for option in devices.options(devices.all_unused)):
         return float("inf")
@@ -46,81 +43,9 @@ def other_shares_s(prices: Prices, devices: Devices, upper_s: float, ends_s: flo
         return 0.0
     every = _AnyShares(prices, upper_s)
     try:
-        return _SomeOthers(_Bounded(every, devices, _MeanLinks(every), upper_s, ends_s)).root_s()
+        return _SomeOthers(_Bounded(every, devices, _MeanLinks(every), upper_s, within)).root_s()
     except OutOfTimeError:
         return 0.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _ShareBound:
-    """What a stage costs at least on a group with any shares; of full micro-batches the mean over samples.
-
-    Attributes:
-        single: the same where each member has one sample.
-        times: of full micro-batches; all_times: of all.
-        num_full: full micro-batches.
-    """
-
-    single: StageBound
-    times: GroupTimes
-    all_times: GroupTimes
-    num_full: int
-    inside: Flags
-    upper_s: float
-    _alone: list[Array] = field(default_factory=list)
-
-    @property
-    def overhead_s(self) -> float:
-        """Of an action that has a message."""
-        return self.single.overhead_s
-
-    @property
-    def memory(self) -> Memory | None:
-        """Where each member has one sample."""
-        return self.single.memory
-
-    def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> Stage:
-        """As :meth:`StageBound.stage`."""
-        there, back = self._exchanges_s(first, last)
-        head = self.times.mean(lambda member: member.forward, first, last) + there
-        back_s = self.times.mean(lambda member: member.back, first, last) + back
-        always = num_microbatches * (there + back)
-        work = self.times.mean(lambda member: member.work, first, last) + always
-        all_work = self.times.mean(lambda member: member.all_work, first, last) + always
-        window = np.full(head.shape, num_microbatches, dtype=np.int64)
-        if self.memory is not None:
-            window = self.memory.window(first, last, num_microbatches)
-        tail = self._tail_s(first, last)
-        return Stage(head, back_s, head, back_s, np.zeros_like(head), work, all_work, tail, window)
-
-    def largest_work_s(self, first: Numbers, last: Numbers) -> Array:
-        """The least largest time of a member for all that it does in a step."""
-        if not self._alone:
-            found = np.zeros(self.inside.shape)
-            begin, end = np.nonzero(self.inside)
-            if len(begin) <= _MANY_STAGES:
-                found[begin, end] = self.all_times.levels(lambda member: member.all_work, begin, end)[0]
-            else:
-                found[begin, end] = self.times.mean(lambda member: member.all_work, begin, end)
-            self._alone.append(found)
-        return self._alone[0][first, last]
-
-    def alone_s(self, first: Numbers, last: Numbers) -> Array:
-        """What a step takes that has such a stage."""
-        always = self.num_full * sum(self._exchanges_s(first, last))
-        return self.largest_work_s(first, last) + always + self._tail_s(first, last)
-
-    def _exchanges_s(self, first: Numbers, last: Numbers) -> tuple[Array, Array]:
-        there, back = self.single.exchange_forward, self.single.exchange_backward
-        return there[last] - there[first], back[last] - back[first]
-
-    def _tail_s(self, first: Numbers, last: Numbers) -> Array:
-        longest = np.maximum.reduce([m.whole_back[last] - m.whole_back[first] for m in self.times.members])
-        in_time_s = max(member.back_ratio for member in self.times.members) * self.upper_s / self.num_full
-        _, back = self._exchanges_s(first, last)
-        return self.single.tail_s(
-            first, last, self.single.updates.least(first, last), np.minimum(longest, in_time_s) + back
-        )
 
 
 class _AnyShares(Prices):
@@ -167,7 +92,7 @@ class _AnyShares(Prices):
             single = self._bounds.of(ranks, members, again_of(recompute, self._cores), zero)
         except MissingMeasurementError:
             return None
-        bound = _ShareBound(single, times, all_times, len(self.micro_batches), self.cuts.inside, self.upper_s)
+        bound = SharedBound(single, times, all_times, len(self.micro_batches), self.cuts.inside, self.upper_s)
         return Group(
             counts,
             ranks,
@@ -175,9 +100,10 @@ class _AnyShares(Prices):
             orders_known(self.pools, counts),
             {},
             (recompute, False, (0,) * len(ranks)),
-            bound,
+            single,
             self,
             self.freedom.allowed(self.cuts, ranks, recompute),
+            bound,
         )
 
 
@@ -224,9 +150,8 @@ class _Bounded(Suffixes):
     def stages(self, choice: GroupChoice, first: Numbers, last: Numbers) -> tuple[Stage, Labels]:
         """As there; and the step takes no less than each stage by itself."""
         stage, labels = super().stages(choice, first, last)
-        prices = choice.group.prices
-        if isinstance(prices, _ShareBound):
-            labels = replace(labels, free=np.maximum(labels.free, prices.alone_s(first, last)))
+        if choice.group.any_shares is not None:
+            labels = replace(labels, free=np.maximum(labels.free, choice.group.any_shares.alone_s(first, last)))
         return stage, labels
 
 
@@ -234,7 +159,7 @@ class _SomeOthers(_Bounded):
     """The same where some stage has shares that the search does not look at."""
 
     def __init__(self, every: _Bounded) -> None:
-        super().__init__(every.prices, every.devices, every.links, every.upper_s, every.ends_s)
+        super().__init__(every.prices, every.devices, every.links, every.upper_s, every.budget)
         self.every = every
 
     def stages(self, choice: GroupChoice, first: Numbers, last: Numbers) -> tuple[Stage, Labels]:

@@ -32,6 +32,7 @@ from planner.costs.stages.stage_cost import StageCost, stage_cost
 from planner.costs.stages.stage_sums import least_backward_s
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import ALWAYS, NEVER
+from planner.solvers.budget import Budget
 from planner.solvers.layouts.factor_graph import Array, LabelledGraph
 from planner.solvers.layouts.solve import Answer, minimise
 
@@ -84,18 +85,19 @@ class StageLayouts:
 
 
 def best_layouts(
-    prices: LayoutPrices, question: Question, time_limit_s: float = 60.0, options: Sequence[Options] | None = None
+    prices: LayoutPrices, question: Question, within: Budget | None = None, options: Sequence[Options] | None = None
 ) -> StageLayouts:
     """The options of least ``StageCost.step_s`` within the memory.
 
     Args:
+        within: 60 seconds by default.
         options: of each layer asked about, to choose among fewer (side constraints); at least one each.
 
     Raises:
         MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
     """
     options = options or options_of(prices, question)
-    answer = minimise(labelled_graph(prices, question, options), time_limit_s)
+    answer = minimise(labelled_graph(prices, question, options), within)
     if answer.assignment is None:
         return StageLayouts({}, None, answer)
     picked = zip(question.layers, options, answer.assignment, strict=True)
