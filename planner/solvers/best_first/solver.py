@@ -65,7 +65,7 @@ from planner.solvers.best_first.sustained_rate import highest_rate, is_stream
 from planner.solvers.best_first.warm_start import Start
 from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import decision_of, plan_of
-from planner.solvers.candidates.choose import alternatives, without_ties
+from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ties
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import binding
 from planner.solvers.progress import Progress
@@ -102,6 +102,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         search.take_hints()
         outcome = search.outcome(outcome.status)
     first, evaluator.budget = outcome, budget
+    best_s = outcome.best.step_s if outcome.best is not None else float("inf")
+    others_s = start.other_shares_s(best_s * (1 - ROUNDING), budget.part(reserve_s=search.answer_s))
     outcome = with_layouts(evaluator, outcome, budget.part(reserve_s=search.answer_s))
     outcome = with_blocks(evaluator, outcome, budget.part(reserve_s=search.answer_s))
     if outcome.best is None:
@@ -112,7 +114,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     decision = decision_of(problem, taken.candidate)
     seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
     step_s = tie.step_s if tie is not None else seen.prediction.step_s
-    bound_s = min(outcome.bound_s, step_s)
+    bound_s = min(outcome.bound_s, start.least_work_s, others_s, step_s)
     proof = Search(
         method=METHOD,
         solver="best-first",

@@ -24,6 +24,7 @@ from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.best_first.search import BestFirstSearch, Space
 from planner.solvers.best_first.search_space import Freedom
+from planner.solvers.best_first.share_bound import other_shares_s
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Families, families, not_searched
 from planner.solvers.budget import Budget, made_within
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
@@ -65,6 +66,15 @@ class Start:
     least_work_s: float = field(init=False, default=float("inf"))
     is_restricted: bool = field(init=False, default=False)
     _parts_known: bool = field(init=False, default=False)
+    _made: list[tuple[Space, Prices, Devices]] = field(init=False, default_factory=list)
+
+    def other_shares_s(self, upper_s: float, within: Budget) -> float:
+        """No plan with shares that were not looked at is faster; infinity if all of them take ``upper_s``."""
+        found = float("inf")
+        for space, prices, devices in self._made:
+            if space.bound_s < upper_s:
+                found = min(found, max(space.bound_s, other_shares_s(prices, devices, upper_s, within)))
+        return found
 
     def items(self) -> Iterator[Choice | Evaluation | Space | Replicas | Families]:
         """Hybrids and strategies first, as their steps prune what follows."""
@@ -76,6 +86,7 @@ class Start:
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
+        self._made = [(space, prices, devices) for space, prices in spaces]
         best: Evaluation | None = None
         for found in hybrids(self.evaluator, [prices for _, prices in spaces]):
             best = found if best is None else better(best, found)
