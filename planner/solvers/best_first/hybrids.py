@@ -196,8 +196,8 @@ def _plans(prices: Prices) -> Iterator[Plan]:
     for order in orders:
         for counts in product(*(_up_to(_STAGES_OF_KIND, min(most, kinds[kind])) for kind in order)):
             if sum(counts) <= most:
-                most_of = [kinds[kind] // stages for kind, stages in zip(order, counts, strict=True)]
-                sizes = [_sizes(count, host)[0] if replicates else 1 for count in most_of]
+                rooms = [kinds[kind] // stages for kind, stages in zip(order, counts, strict=True)]
+                sizes = [_sizes(room, host)[0] if replicates else 1 for room in rooms]
                 parts = zip(order, counts, sizes, strict=True)
                 yield Plan(tuple(((kind,), stages, (size,)) for kind, stages, size in parts))
 
@@ -412,7 +412,8 @@ class _Space:
         for s in reversed(range(num_stages)):
             table, end = tables[s], ends[s]
             trip = heads[s] + there[s] + trip + back[s] + backs[s]
-            busy = np.maximum(table.all_work[end], -(-count // kept[s]) * trip)
+            trips = -(-count // kept[s]) if kept[s] else 1  # answers alone keep nothing, and wait for nothing
+            busy = np.maximum(table.all_work[end], trips * trip)
             found = np.maximum(found, starts[s] + busy + np.maximum(table.tail[end], upstream[s]))
             found = np.where(table.window[end] >= kept[s], found, np.inf)
             if s == num_stages - 1 and self._share_cards(groups):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.baselines import bapipe, dapple, everyday, sparsepipe
+from planner.baselines.common.answer import Trial
 from planner.baselines.pipedream import solver as pipedream
 from planner.baselines.piper import solver as piper
 from planner.baselines.tarnawski import solver as tarnawski
@@ -84,7 +85,8 @@ def published(evaluator: Evaluator, within: Budget) -> Iterator[Choice]:
         own = within.part(within.left_s / (len(waiting) + 1))
         problem = replace(evaluator.problem, time_limit_s=own.limit_s)
         with suppress(HalopipeError):  # its own restrictions rule the problem out
-            yield choose(evaluator, pipelines(problem, evaluator.book), within=own)
+            offered = pipelines(problem, evaluator.book, Trial.as_hint(problem))
+            yield choose(evaluator, offered, within=own)
 
 
 def mixed_replicas(
