@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from planner.ir.plan import Rejected
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.incumbents import Replicas, replica_candidate
@@ -40,6 +41,7 @@ class Outcome:
         root_s: the bound of the suffix DPs alone.
         by_num_stages: the best plan seen with each number of stages.
         unshared: the best seen whose stages have one rank each.
+        rejected: what was not looked at.
     """
 
     status: str
@@ -49,6 +51,7 @@ class Outcome:
     num_candidates: int
     by_num_stages: Mapping[int, Evaluation]
     unshared: Evaluation | None = None
+    rejected: tuple[Rejected, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
