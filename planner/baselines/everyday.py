@@ -24,7 +24,7 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.layout import cut_points, equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, Pool, micro_batches, pools, replica_shares
+from planner.solvers.candidates.candidate import Candidate, Pool, group_shares, micro_batches, pools
 from planner.solvers.candidates.choose import best_of, cheapest_first
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import heuristic_plan
@@ -111,7 +111,7 @@ def replicas(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     found = False
     for size in reversed(micro_batch_sizes(problem, book)):
         batches = micro_batches(problem, size)
-        shares = replica_shares(problem, book, problem.ranks, size)
+        shares = group_shares(problem, book, problem.ranks, size)
         if usable(problem, book, problem.ranks, shares, batches):
             found = True
             yield from (

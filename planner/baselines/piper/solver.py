@@ -16,11 +16,12 @@ from math import inf
 from planner.baselines.common.answer import (
     Answer,
     Placed,
+    Trial,
     bandwidth_bytes_per_s,
     candidates,
+    rival_plan,
     slowest_kind,
     stages_in,
-    timed_sizes,
 )
 from planner.baselines.common.problem import Held, Network, held, network, searchable
 from planner.baselines.piper import planner as piper
@@ -29,7 +30,6 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, Problem
 from planner.solvers.candidates.candidate import Candidate, Recomputes, micro_batches
-from planner.solvers.candidates.choose import best_plan
 from planner.solvers.candidates.feasibility import mixing_layers
 from planner.solvers.progress import Progress
 
@@ -42,10 +42,10 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: they do not fit.
     """
-    return best_plan(problem, pipelines, "piper", "least time per sample of stages, data degrees and recomputation")
+    return rival_plan(problem, pipelines, "piper", "least time per sample of stages, data degrees and recomputation")
 
 
-def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
     """Every micro-batch size, with memory counted as Piper does, and as if there were enough.
 
     A rank holds more than Piper counts (what is received, the batch).  So where recomputation is a choice, stages of
@@ -53,7 +53,7 @@ def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     """
     together = bool(mixing_layers(problem.profile.graph))
     least = float(min(problem.memory_limit_bytes(rank) for rank in problem.ranks))
-    for size, limit_s in timed_sizes(problem, book):
+    for size, limit_s in trial.sizes(problem, book):
         kind = slowest_kind(problem, book, size)
         found = searchable(network(problem, book, kind, size), len(problem.ranks))
         memory = held(book, found, kind, size)
@@ -66,9 +66,9 @@ def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
             made, part_s = instance(asked, found, memory, size), limit_s / len(rules)
             answer = piper.solve(made, memory_bytes=memory_bytes, most_replicas=most, time_limit_s=part_s)
             chosen = _chosen(asked, found, answer)
-            if chosen.stages and chosen not in seen:
+            if trial.has_plan(size, answer, "its count of memory") and chosen not in seen:
                 seen.append(chosen)
-                for candidate in candidates(problem, book, chosen.stages, size):
+                for candidate in candidates(problem, book, chosen.stages, size, trial):
                     yield replace(candidate, recompute=chosen.recompute) if any(chosen.recompute) else candidate
 
 

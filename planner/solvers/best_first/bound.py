@@ -91,7 +91,9 @@ class Suffixes:
     _capacity: _Capacity = field(init=False, repr=False)
     _known: dict[Counts, tuple[tuple[GroupChoice, ...], Array]] = field(init=False, default_factory=dict, repr=False)
     _timely: dict[int, Flags] = field(init=False, default_factory=dict, repr=False)
-    _continuations: dict[tuple[Counts, Counts], Continuation] = field(init=False, default_factory=dict, repr=False)
+    _continuations: dict[tuple[Counts, Counts, Counts], Continuation] = field(
+        init=False, default_factory=dict, repr=False
+    )
 
     def __post_init__(self) -> None:
         self._capacity = _Capacity.of(self.prices, self.devices)
@@ -214,7 +216,7 @@ class Suffixes:
         labels[:, slots[starts]] = np.minimum.reduceat(stacked, starts, axis=1)
 
     def _continuation(self, choice: GroupChoice) -> Continuation:
-        key = (choice.option.left, choice.option.renamed)
+        key = (choice.option.left, choice.option.renamed, choice.group.shares)
         found = self._continuations.get(key)
         if found is None:
             found = self._continuations[key] = self._best_after(choice)

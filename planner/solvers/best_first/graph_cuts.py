@@ -161,15 +161,16 @@ class Cuts:
         return tuple((len(chain) - 1 - counted).astype(np.int64).tolist())
 
 
-def cuts_of(book: PriceBook, most: int = MANY_IDEALS, parts_ties: bool = True) -> Cuts:
+def cuts_of(book: PriceBook, most: int = MANY_IDEALS, parts_ties: bool = True, parts_free: bool = False) -> Cuts:
     """The places to cut that are worth trying.
 
     Args:
         parts_ties: whether layers that share a parameter may be in several stages.
+        parts_free: also next to layers that cost nothing, where stages may have to be as many as layers.
     """
     graph = book.profile.graph
     reads = _reads(graph)
-    blocks = _blocks(len(graph.layers), _followers(graph, _free_layers(book)))
+    blocks = _blocks(len(graph.layers), {} if parts_free else _followers(graph, _free_layers(book)))
     ties = [] if parts_ties else [sum(1 << layer for layer in layers) for layers in graph.tied_layers().values()]
     found = _all_ideals(reads, blocks, most)
     complete = found is not None

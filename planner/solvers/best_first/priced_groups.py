@@ -19,10 +19,20 @@ from planner.layers.recomputed import cores_by_index
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Cuts, Flags, Numbers
 from planner.solvers.best_first.search_space import Freedom
-from planner.solvers.candidates.candidate import Pool, Recomputes, again_of, group_shares, site_shares
+from planner.solvers.candidates.candidate import (
+    Pool,
+    Recomputes,
+    again_of,
+    all_shares,
+    group_shares,
+    site_shares,
+)
 from planner.solvers.candidates.feasibility import usable
 
 _ROUNDING = 1e-9
+
+Version = tuple[Recomputes, bool, tuple[int, ...]]
+"""A way to run a stage on given devices, see :class:`Group`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,9 +44,9 @@ class Group:
         ranks: its devices, the first ones of each pool; which ones does not matter.
         orders: the pool of each member, in every order that may be meant; see ``device_groups.member_orders``.
         orders_known: whether these are all.
-        shares: samples of each member in a full micro-batch.
         samples: of each member, by samples of the micro-batch.
-        version: which activations its stage computes again, and whether members share its sites and not samples.
+        version: which activations its stage computes again, whether members share its sites and not samples, and the
+            part of each, of samples in those of a full micro-batch.
         allowed: by first and last cut, what side constraints allow; None: everything.
     """
 
@@ -44,9 +54,8 @@ class Group:
     ranks: tuple[int, ...]
     orders: tuple[tuple[int, ...], ...]
     orders_known: bool
-    shares: tuple[int, ...]
     samples: Mapping[int, tuple[float, ...]]
-    version: tuple[Recomputes, bool]
+    version: Version
     prices: StageBound
     owner: Prices
     allowed: Flags | None
@@ -55,6 +64,11 @@ class Group:
     def recompute(self) -> Recomputes:
         """Which activations its stage computes again."""
         return self.version[0]
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Of each member."""
+        return self.version[2]
 
     @property
     def size(self) -> int:
@@ -100,7 +114,7 @@ class Prices:
     freedom: Freedom
     mixing: Array = field(init=False)
     throughout: Flags = field(init=False)
-    _groups: dict[tuple[Counts, Recomputes, bool], Group | None] = field(init=False, default_factory=dict, repr=False)
+    _versions: dict[Counts, tuple[Group, ...]] = field(init=False, default_factory=dict, repr=False)
     _prices: dict[object, StageBound] = field(init=False, default_factory=dict, repr=False)
     _bounds: StageBounds = field(init=False, repr=False)
     _cores: tuple[int, ...] = field(init=False, repr=False)
@@ -118,13 +132,25 @@ class Prices:
         self.throughout = self.cuts.inside & (others[None, :] - others[:, None] < 0.5)
 
     def versions(self, counts: Counts) -> tuple[Group, ...]:
-        """The devices ``counts`` as a stage, without and with recompute as allowed; none if they cannot be priced.
+        """The devices ``counts`` as a stage, in every way that is allowed; none if they cannot be priced.
 
-        Where a stage may lie along sites alone also one that shares these in other parts than whole samples.
+        Without and with recompute, with every share of the samples that is looked at, and where a stage may lie along
+        sites alone also with these in other parts than whole samples.
         """
-        parts = (False, True) if sum(counts) > 1 and self.throughout.any() else (False,)
-        found = (self._group(counts, again, by_parts) for by_parts in parts for again in self.freedom.recompute)
-        return tuple(group for group in found if group is not None)
+        found = self._versions.get(counts)
+        if found is None:
+            members = member_orders(self.pools, counts)[0]
+            ranks, size = first_ranks(self.pools, members), self.micro_batches[0]
+            ways = [(False, shares) for shares in self._shares(ranks)]
+            if len(ranks) > 1 and self.throughout.any():
+                ways.append((True, site_shares(self.problem, self.book, ranks, size)))
+            made = (self._made(counts, (again, *way)) for way in ways for again in self.freedom.recompute)
+            found = self._versions[counts] = tuple(group for group in made if group is not None)
+        return found
+
+    def _shares(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        size = self.micro_batches[0]
+        return all_shares(self.problem, ranks, size) or (group_shares(self.problem, self.book, ranks, size),)
 
     def capacity_s(self) -> Array:
         """The least device time of all micro-batches, by kind of device (in the order of pools) and layer."""
@@ -150,30 +176,26 @@ class Prices:
         largest = self.micro_batches[0]
         if self.throughout.any():
             return [1e-3, *range(1, largest + 1)]  # between, costs per sample lie between
-        if len({pool.kind for pool in self.pools}) > 1:
+        if len({(pool.kind, pool.memory_limit_bytes) for pool in self.pools}) > 1:
             return list(range(1, largest + 1))
         sizes = range(1, len(self.problem.ranks) + 1)
         return sorted({n for rows in set(self.micro_batches) for m in sizes for n in (rows // m, -(-rows // m)) if n})
 
-    def _group(self, counts: Counts, recompute: Recomputes, by_parts: bool) -> Group | None:
-        key = (counts, recompute, by_parts)
-        if key not in self._groups:
-            try:
-                self._groups[key] = self._make(counts, recompute, by_parts)
-            except MissingMeasurementError:
-                self._groups[key] = None
-        return self._groups[key]
+    def _made(self, counts: Counts, version: Version) -> Group | None:
+        try:
+            return self._make(counts, version)
+        except MissingMeasurementError:
+            return None
 
-    def _make(self, counts: Counts, recompute: Recomputes, by_parts: bool) -> Group | None:
+    def _make(self, counts: Counts, version: Version) -> Group | None:
+        recompute, by_parts, shares = version
         orders = member_orders(self.pools, counts)
         members = orders[0]
         ranks = first_ranks(self.pools, members)
-        shares_of = site_shares if by_parts else group_shares
-        shares = shares_of(self.problem, self.book, ranks, self.micro_batches[0])
         if not usable(self.problem, self.book, ranks, shares, self.micro_batches):
             return None
         kinds = tuple((self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in members)
-        alike = (kinds, self.book.profile.cluster.group_alike(ranks), recompute, by_parts)
+        alike = (kinds, self.book.profile.cluster.group_alike(ranks), version)
         if alike not in self._prices:
             sizes = (self.micro_batches[0], self.micro_batches[-1])
             full, last = (self._samples_of(shares, rows) for rows in sizes)
@@ -190,8 +212,7 @@ class Prices:
             allowed = in_time if allowed is None else in_time & allowed
         known = orders_known(self.pools, counts)
         samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
-        version = (recompute, by_parts)
-        return Group(counts, ranks, orders, known, shares, samples, version, self._prices[alike], self, allowed)
+        return Group(counts, ranks, orders, known, samples, version, self._prices[alike], self, allowed)
 
     def _in_time(self, prices: StageBound) -> Flags:
         """By first and last cut, whether a stage's work leaves room for the samples a second that are asked for."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 import numpy as np
 
-from planner.ir.plan import Rejected
+from planner.ir.errors import IllegalProgramError, MissingMeasurementError
+from planner.ir.plan import SEARCHED, TIME_LIMIT, Rejected, status_of
+from planner.solvers.best_first import virtual_pipelines
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.incumbents import Replicas, replica_candidate
@@ -36,7 +39,7 @@ class Outcome:
     """What a search ends with.
 
     Attributes:
-        status: ``proven``, ``within gap``, ``time limit`` or ``stopped``.
+        status: as of ``planner.ir.plan.Search``; ``proven`` also where there certainly is no plan.
         bound_s: no plan of the space is faster; infinity if the space is empty.
         root_s: the bound of the suffix DPs alone.
         by_num_stages: the best plan seen with each number of stages.
@@ -90,7 +93,10 @@ class Simulate:
     leaf: Leaf
 
 
-Item = Space | Opening | Branch | Simulate | Replicas
+Start = Choice | Evaluation | Space | Replicas | virtual_pipelines.Families
+"""What a search starts from."""
+
+Item = Space | Opening | Branch | Simulate | Replicas | virtual_pipelines.Item
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +137,7 @@ class BestFirstSearch:
         self._budget = self.within or self.evaluator.budget
         self._begun_s = self._budget.work_s
 
-    def run(self, fill: Callable[[], Iterable[Choice | Evaluation | Space | Replicas]]) -> Outcome:
+    def run(self, fill: Callable[[], Iterable[Start]]) -> Outcome:
         """Searches until proved, out of time, or stopped by Ctrl-C with a plan at hand.
 
         Args:
@@ -154,7 +160,7 @@ class BestFirstSearch:
 
     def outcome(self, status: str) -> Outcome:
         """What is known now."""
-        unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space)]
+        unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space | virtual_pipelines.Item)]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
         known = self.num_candidates, self.by_num_stages, self.unshared
         return Outcome(status, self.best, self._bound_s(), root_s, *known)
@@ -198,11 +204,10 @@ class BestFirstSearch:
                 self.take_hints()
                 continue
             self._advance()
-        if self.best is not None and self._bound_s() >= self.best.step_s * (1 - ROUNDING):
+        if self.best is None:
             return "proven"
-        if self._passed_over_s < self.upper_s:
-            return "time limit"
-        return "within gap" if self.best is not None else "proven"
+        ended = TIME_LIMIT if self._passed_over_s < self.upper_s else SEARCHED
+        return status_of(ended, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
 
     def take_hints(self) -> None:
         """Asks for the plans of other planners, once."""
@@ -244,10 +249,23 @@ class BestFirstSearch:
         elif isinstance(item, Replicas):
             for schedule in self.evaluator.schedules:
                 self._evaluate(replica_candidate(self.evaluator.problem, item, schedule), bound_s)
+        elif isinstance(item, virtual_pipelines.Item):
+            self._advance_virtual(item)
         else:
             if position + 1 < len(item.expansion):
                 self._push(float(item.expansion.bound_s[position + 1]), item, position + 1)
             self._open(item.frontier, item.expansion.child(position))
+
+    def _advance_virtual(self, item: virtual_pipelines.Item) -> None:
+        """The same with pipelines of several stages a position."""
+        for after in item.advance(self.evaluator, self.upper_s):
+            if isinstance(after, Candidate):
+                with suppress(MissingMeasurementError, IllegalProgramError):
+                    self._evaluate(after, item.bound_s)
+            elif isinstance(after, Evaluation):
+                self.take(after)
+            else:
+                self._push(after.bound_s, after)
 
     def _simulate(self, frontier: Frontier, leaf: Leaf, bound_s: float) -> None:
         candidate = replace(frontier.candidate(leaf.prefix, leaf.schedule), windows=leaf.windows)

@@ -5,7 +5,7 @@ Why not another plan: the best of each other strategy, schedule and number of st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.costs.cost_model import PriceBook
@@ -120,8 +120,13 @@ def better(best: Evaluation | None, found: Evaluation) -> Evaluation:
     return found if found.step_s <= best.step_s and found.peak_bytes < best.peak_bytes else best
 
 
-def best_of(evaluator: Evaluator, candidates: Iterable[Candidate], first_that_fits: bool = False) -> Evaluation:
+def best_of(
+    evaluator: Evaluator, candidates: Iterable[Candidate], first_that_fits: bool = False, why: Sequence[str] = ()
+) -> Evaluation:
     """As :func:`choose`, for those who need a plan.
+
+    Args:
+        why: what ``candidates`` says of those that it does not offer, filled while they are made.
 
     Raises:
         InfeasibleError: none fits.
@@ -144,6 +149,12 @@ def best_of(evaluator: Evaluator, candidates: Iterable[Candidate], first_that_fi
             f"no plan of this strategy {what}",
             [found.unmet],
             ["ask for less, or plan with another solver"],
+        )
+    if why and found.unknown is None:
+        raise InfeasibleError(
+            "this strategy has no plan at any micro-batch size that may be used",
+            list(dict.fromkeys(why)),
+            ["use other micro-batches, fewer devices or more time, or plan with another solver"],
         )
     raise found.unknown or MissingMeasurementError(
         "no micro-batch size that may be used was measured",
