@@ -15,7 +15,7 @@ from planner.schedules import traits
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.device_groups import Devices
 from planner.solvers.best_first.graph_cuts import Cuts, cuts_of, thinned
-from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies
+from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, promising, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.message_bound import Links
 from planner.solvers.best_first.prefixes import Frontier
@@ -65,6 +65,7 @@ class Start:
         """Strategies first, as their steps prune what follows."""
         problem, book = self.evaluator.problem, self.evaluator.book
         freedom = Freedom.of(problem)
+        yield from promising(self.evaluator)
         for name, choice in strategies(self.evaluator):
             self.choices[name] = choice
             if choice.best is not None and freedom.allows(choice.best.candidate):
