@@ -31,12 +31,13 @@ from pathlib import Path
 from benchmarks.published.runs import Run, read
 from planner.kernels import Estimate, links
 from planner.kernels.estimates import TABLE
-from planner.transformers import Fusion, Prediction, Sends, Transformer, Ways, memory_of
+from planner.transformers import Fusion, Prediction, Sends, Ways, memory_of, named_transformer
 from planner.transformers.memory import SINGLE, stage_parameters
-from planner.transformers.step import MODEL_ERROR, chunked
+from planner.transformers.pipeline import chunked
+from planner.transformers.step import MODEL_ERROR
 
 DATA = Path(__file__).parent / "data"
-SHAPE = Transformer("opt-350m", 1024, 4096, 16, 24, 50272, 2048, attention_dropout=False, relu=True)
+SHAPE = named_transformer("opt-350m")
 FIRST_BLOCK, LAST = 1, 25
 """Layer 0 is the embedding, layer 25 the head."""
 _FLOAT32 = SINGLE

@@ -114,6 +114,10 @@ class Report:
             f"  memory {self._memory(best)}",
             f"  bound by {self._bound()}",
         ]
+        if best.ways.devices < self.devices:
+            lines.insert(
+                4, f"  {best.ways.devices} of {self.devices} devices used, {self.devices - best.ways.devices} idle"
+            )
         if self.shape.fused_attention and best.ways.recompute is Recompute.SELECTIVE:
             lines.append("  note: fused attention keeps no scores: selective recomputation saves next to nothing")
         if self.price_per_hour:

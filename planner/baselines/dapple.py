@@ -438,14 +438,16 @@ FEW_MICRO_BATCHES = 32
 
 
 def promising(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
-    """Of each family of the released planner the best by its estimate, of those with few micro-batches."""
-    best: dict[str, _Offer] = {}
+    """Of each family of the released planner the best by its estimate, of those with few micro-batches that can run."""
+    best: dict[str, tuple[float, list[Candidate]]] = {}
     for offer in _offers(problem, book):
-        known = best.get(offer.pipeline.family)
-        if offer.count <= FEW_MICRO_BATCHES and (known is None or offer.estimate_s < known.estimate_s):
-            best[offer.pipeline.family] = offer
-    for offer in sorted(best.values(), key=lambda each: each.estimate_s):
-        yield from candidates(problem, book, offer.stages, offer.size, trial, SCHEDULES)
+        known_s, _ = best.get(offer.pipeline.family, (inf, []))
+        if offer.count <= FEW_MICRO_BATCHES and offer.estimate_s < known_s:
+            made = list(candidates(problem, book, offer.stages, offer.size, trial, SCHEDULES))
+            if made:
+                best[offer.pipeline.family] = offer.estimate_s, made
+    for _, made in sorted(best.values(), key=lambda each: each[0]):
+        yield from made
 
 
 def _released(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import log2
+from typing import TYPE_CHECKING
 
 from planner.catalogue import device, link
 from planner.ir.cluster import Cluster as Machines
@@ -21,6 +22,10 @@ from planner.kernels import Estimate, Kernels, Links, Wire, kernels, links
 from planner.kernels.clusters import SYSTEMS, System
 from planner.kernels.estimates import DATASHEET, NOTHING, TABLE
 from planner.kernels.links import ALL_REDUCE, ALPHA_ACROSS_S, EFFICIENCY, SEND, bus_factor
+
+if TYPE_CHECKING:
+    from planner.transformers.layers import Timed
+    from planner.transformers.shape import Ways
 
 GBIT = 1e9 / 8
 RESERVED_BYTES = 1.5 * 2**30
@@ -108,6 +113,8 @@ class Cluster:
         of_network: what messages get of the cards' rate; TCP leaves them about so much.
         memory_bytes: of a device; 0: as the catalogue says.
         island: neighbours that NVLink joins, where it does not join all of a host; 0: all of them.
+        stream_bytes_per_s: what one rank gets of the cards at most; 0: all, where it is alone.
+        timed: passes that were measured on these devices, in place of those of kernels.
     """
 
     name: str
@@ -119,6 +126,23 @@ class Cluster:
     of_network: float = 0.85
     memory_bytes: float = 0.0
     island: int = 0
+    stream_bytes_per_s: float = 0.0
+    timed: Timed | None = None
+
+    def at(self, ways: Ways, stage: int) -> Cluster:
+        """Where a stage is: here."""
+        del ways, stage
+        return self
+
+    def alone(self, ways: Ways) -> Cluster:
+        """Where all stages are."""
+        del ways
+        return self
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number that is kept or sent."""
+        return 4 if self.dtype == "float32" else 2
 
     @property
     def kernels(self) -> Kernels:
@@ -143,23 +167,31 @@ class Cluster:
             return self._within(name, num_bytes, members, stride)
         on_host = max(1, self.per_host // stride)
         groups = self.per_host // on_host
-        rate = self.of_network * self.across.bytes_per_s / groups
+        rate = self._card_rate(groups)
         if on_host > 1:
             rate = min(rate, self._rate_within(on_host, stride))
         steps = log2(members) * (2 if name == ALL_REDUCE else 1)
         seconds = self.across.alpha_s * steps + bus_factor(name, members) * num_bytes / rate
-        return _by_data_sheet(seconds)
+        return by_data_sheet(seconds)
 
     def send(self, num_bytes: float, stride: int, at_once: int = 1) -> Estimate:
         """A message to the rank ``stride`` further on, while ``at_once`` ranks of each host send one too."""
         if stride < self.per_host:
             if isinstance(self.within, Wire):
-                return _by_data_sheet(self.within.alpha_s + num_bytes / self.within.bytes_per_s)
+                return by_data_sheet(self.within.alpha_s + num_bytes / self.within.bytes_per_s)
             if self.island:  # of a chain of stages the slowest message counts
                 return self._between_islands(SEND, num_bytes, 2)
             return self._links.collective(SEND, num_bytes, 2, 2)
-        rate = self.of_network * self.across.bytes_per_s / at_once
-        return _by_data_sheet(self.across.alpha_s + num_bytes / rate)
+        return by_data_sheet(self.card_s(num_bytes, at_once))
+
+    def card_s(self, num_bytes: float, at_once: int) -> float:
+        """What the cards of a host take of a message of ``num_bytes``, while ``at_once`` of its ranks have one too."""
+        return self.across.alpha_s + num_bytes / self._card_rate(at_once)
+
+    def _card_rate(self, streams: int) -> float:
+        """Bytes a second of each of so many streams of a host."""
+        share = self.of_network * self.across.bytes_per_s / streams
+        return min(share, self.stream_bytes_per_s or share)
 
     def latency_s(self, stride: int) -> float:
         """Of the least message to the rank ``stride`` further on."""
@@ -183,7 +215,7 @@ class Cluster:
             return self._links.collective(name, num_bytes, members, members)
         steps = log2(members) * (2 if name == ALL_REDUCE else 1)
         ring = bus_factor(name, members) * num_bytes / self.within.bytes_per_s
-        return _by_data_sheet(self.within.alpha_s * steps + ring)
+        return by_data_sheet(self.within.alpha_s * steps + ring)
 
     def _rate_within(self, members: int, stride: int = 1) -> float:
         """Bytes a second that a ring of so many devices of a host, ``stride`` apart, passes on."""
@@ -199,7 +231,8 @@ _kernels = functools.cache(kernels)
 _links = functools.cache(links)
 
 
-def _by_data_sheet(seconds: float) -> Estimate:
+def by_data_sheet(seconds: float) -> Estimate:
+    """With the range of a data sheet's figures."""
     return Estimate(seconds, seconds * _LOW, seconds * _HIGH, DATASHEET)
 
 

@@ -20,8 +20,10 @@ Ignored: what products and exchanges that overlap take from one another, data lo
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from planner.ir.errors import UsageError
 from planner.kernels import Kernels
 from planner.transformers.cluster import Cluster, Cost, costs
 from planner.transformers.shape import Fusion, Recompute, Transformer, Ways
@@ -47,11 +49,37 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Passes through the embedding, one block, and the head with its loss."""
+    """Passes through the embedding, one block, and the head with its loss.
+
+    Attributes:
+        update: of the optimiser, of one layer, where it was measured; None: it follows from the bytes that it moves.
+    """
 
     embedding: Pass
     block: Pass
     head: Pass
+    update: Cost | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """Passes that were measured on a kind of GPU, in place of those of kernels.
+
+    Attributes:
+        layers: by tensor degree and micro-batch.
+    """
+
+    layers: Mapping[tuple[int, int], Layers]
+
+    def of(self, ways: Ways) -> Layers | None:
+        """Those of a rank; None: nobody measured them (sequence parallelism and the core of attention never are)."""
+        found = self.layers.get((ways.tensor, ways.micro_batch))
+        if found is None or ways.sequence_parallel or ways.recompute is Recompute.SELECTIVE:
+            return None
+        if ways.recompute is Recompute.NONE:
+            return found
+        block = found.block
+        return replace(found, block=Pass(block.forward, block.backward + block.forward))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -67,7 +95,21 @@ def layers_of(
 
 
 def layers_for(shape: Transformer, cluster: Cluster, ways: Ways) -> Layers:
-    """:func:`layers_of` of those ways."""
+    """:func:`layers_of` of those ways, or what was measured.
+
+    Raises:
+        UsageError: the cluster's passes were measured, and these were not.
+    """
+    if cluster.timed is not None:
+        found = cluster.timed.of(ways)
+        if found is None:
+            raise UsageError(
+                f"no time of a layer on {cluster.device} at {ways}",
+                [f"measured: tensor {tensor}, micro-batch {size}" for tensor, size in sorted(cluster.timed.layers)][
+                    :20
+                ],
+            )
+        return found
     return layers_of(
         shape, cluster, ways.tensor, ways.sequence_parallel, ways.micro_batch, ways.recompute, ways.overlap_tensor,
         ways.fp32_gradients, ways.kernels,

@@ -15,7 +15,7 @@ whole; ``Devices.restrictions`` says so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, permutations, product
@@ -221,6 +221,19 @@ def first_ranks(pools: tuple[Pool, ...], members: tuple[int, ...]) -> tuple[int,
     for number in members:
         found.append(pools[number].ranks[taken[number]])
         taken[number] += 1
+    return tuple(found)
+
+
+def ranks_apart(pools: tuple[Pool, ...], stages: Iterable[Counts]) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each stage: the first of each pool that no stage before has."""
+    used = Counter[int]()
+    found = []
+    for counts in stages:
+        ranks = []
+        for number in member_orders(pools, counts)[0]:
+            ranks.append(pools[number].ranks[used[number]])
+            used[number] += 1
+        found.append(tuple(ranks))
     return tuple(found)
 
 

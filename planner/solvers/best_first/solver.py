@@ -50,7 +50,6 @@ Not in the space: windows other than those of ``leaf_bound.windows_to_try``, sev
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 from planner.costs.cost_model import PriceBook
@@ -59,7 +58,6 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
 from planner.solvers.best_first.block_search import with_blocks
-from planner.solvers.best_first.incumbents import published
 from planner.solvers.best_first.infeasible import least_memory, no_plan_fits
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
@@ -98,7 +96,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     half = beyond_samples(limited) or slices_time(limited)
     evaluator = Evaluator(limited, book, within=budget.part(limited.time_limit_s / 2) if half else budget)
     start = Start(evaluator)
-    search = BestFirstSearch(evaluator, progress, hints=functools.partial(published, evaluator))
+    search = BestFirstSearch(evaluator, progress, hints=start.hints)
     outcome = search.run(start.items)
     if start.is_restricted and outcome.status in ("proven", "within gap"):  # others may know what is not searched
         search.take_hints()

@@ -11,11 +11,13 @@ import numpy as np
 
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Rejected
+from planner.ir.problem import Problem
 from planner.schedules import traits
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.device_groups import Devices
 from planner.solvers.best_first.graph_cuts import Cuts, cuts_of, thinned
-from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, promising, strategies
+from planner.solvers.best_first.hybrids import hybrids
+from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, promising, published, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.message_bound import Links
 from planner.solvers.best_first.prefixes import Frontier
@@ -25,7 +27,7 @@ from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Family, families
 from planner.solvers.budget import Budget, made_within
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
-from planner.solvers.candidates.choose import Choice
+from planner.solvers.candidates.choose import Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import may_part_ties, micro_batch_sizes, schedule_names, uncut
 
@@ -36,7 +38,7 @@ FEW_OPTIONS = 1_500
 """Groups of devices that it looks at, about."""
 
 _SHARE_OF_TIME = 0.3  # of the budget that may be spent on it
-_SHARE_OF_FEWER, _FEWEST_DEVICES = 0.4, 16  # of what is left, for half of the devices; no fewer are looked at
+_SHARE_OF_PARTS, _MOST_OF_PART = 0.2, 32  # of what is left, for each part of the devices; none is larger
 _SHARE_OF_REPLICAS = 0.05  # of the budget, to price replicas on several kinds
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
@@ -47,6 +49,7 @@ class Start:
     """What the search starts from, and what was left out.
 
     Attributes:
+        is_part: whether this is a part of the devices, for which the strategies are known.
         choices: the everyday strategies, by name.
         rejected: what the search need not look at, or does not.
         capacity_s: all work over all devices.
@@ -55,30 +58,37 @@ class Start:
     """
 
     evaluator: Evaluator
+    is_part: bool = False
     choices: dict[str, Choice] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
     least_work_s: float = field(init=False, default=float("inf"))
     is_restricted: bool = field(init=False, default=False)
+    _parts_known: bool = field(init=False, default=False)
 
     def items(self) -> Iterator[Choice | Evaluation | Space | Replicas | Family]:
-        """Strategies first, as their steps prune what follows."""
+        """Hybrids and strategies first, as their steps prune what follows."""
         problem, book = self.evaluator.problem, self.evaluator.book
         freedom = Freedom.of(problem)
-        yield from promising(self.evaluator)
-        for name, choice in strategies(self.evaluator):
-            self.choices[name] = choice
-            if choice.best is not None and freedom.allows(choice.best.candidate):
-                yield choice
         sizes, found_pools = micro_batch_sizes(problem, book), pools(problem, freedom.constraints)
         devices = Devices(found_pools, freedom.may_replicate)
         parts_free = bool(freedom.virtual) and len(problem.profile.graph.layers) <= FEW_LAYERS
         cuts = cuts_of(book, parts_ties=may_part_ties(problem), parts_free=parts_free)
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
-        if devices.restrictions:
-            yield from self._on_fewer_devices()
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
+        if not self.is_part:
+            yield from promising(self.evaluator)
+        best: Evaluation | None = None
+        for found in hybrids(self.evaluator, [prices for _, prices in spaces]):
+            best = found if best is None else better(best, found)
+            yield found
+        for name, choice in () if self.is_part else strategies(self.evaluator):
+            self.choices[name] = choice
+            if choice.best is not None and freedom.allows(choice.best.candidate):
+                yield choice
+        if devices.restrictions and not self.is_part:
+            yield from self.on_parts(best)
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
         if freedom.virtual:
             for each in families([prices for _, prices in spaces], devices, freedom.virtual):
@@ -104,24 +114,37 @@ class Start:
                 return
             yield one
 
-    def _on_fewer_devices(self) -> Iterator[Evaluation]:
-        """The best plan for the first half of many devices, where groups of them need be less coarse.
+    def on_parts(self, best: Evaluation | None = None) -> Iterator[Evaluation]:
+        """The best plans for 1, 2, 4, ... devices of a host and hosts, as far as few of them may be the best.
 
-        So on for halves of halves: a plan for few devices is one for many, and should not be lost among these.
+        A plan for few devices is one for many, and should not be lost among these.  How far they go is counted.
+
+        Args:
+            best: the best plan so far.
         """
-        problem, budget = self.evaluator.problem, self.evaluator.budget
-        half = 1 << ((len(problem.ranks) - 1).bit_length() - 1) if len(problem.ranks) > 1 else 0
-        if half < _FEWEST_DEVICES or budget.is_over:
-            return
-        fewer = replace(problem, num_ranks=half, time_limit_s=_SHARE_OF_FEWER * budget.left_s)
-        evaluator = Evaluator(fewer, self.evaluator.book, within=budget.part(fewer.time_limit_s))
-        with suppress(HalopipeError):  # rules about devices of the other half
-            found = BestFirstSearch(evaluator, None).run(Start(evaluator).items)
-            self.evaluator.num_simulated += evaluator.num_simulated
-            if found.best is not None:
-                yield found.best
-            if found.status == "stopped":
-                raise KeyboardInterrupt
+        problem, budget, self._parts_known = self.evaluator.problem, self.evaluator.budget, True
+        for count in _parts(problem):
+            if budget.is_over:
+                return
+            fewer = replace(problem, num_ranks=count, time_limit_s=_SHARE_OF_PARTS * budget.left_s)
+            evaluator = Evaluator(fewer, self.evaluator.book, within=budget.part(fewer.time_limit_s))
+            with suppress(HalopipeError):  # rules about other devices
+                search = BestFirstSearch(evaluator, None, most_candidates=_FEW)
+                search.best = best
+                outcome = search.run(Start(evaluator, is_part=True).items)
+                self.evaluator.num_simulated += evaluator.num_simulated
+                if outcome.best is not None and outcome.best is not best:
+                    best = outcome.best
+                    yield best
+                if outcome.status == "stopped":
+                    raise KeyboardInterrupt
+
+    def hints(self, within: Budget) -> Iterator[Choice]:
+        """What is asked when a part of the time is gone: plans for parts of the cluster, and of published planners."""
+        if not self._parts_known:
+            for best in self.on_parts():
+                yield Choice(best, None, None)
+        yield from published(self.evaluator, within)
 
     def _spaces(
         self, sizes: tuple[int, ...], found_pools: tuple[Pool, ...], devices: Devices, cuts: Cuts, freedom: Freedom
@@ -179,6 +202,17 @@ class Start:
             why = "the network has too many; stages are stretches of its own order of layers"
             self.rejected.append(Rejected("stages of any set of layers", why))
         self.rejected += [Rejected(what, why) for what, why in devices.restrictions]
+
+
+def _parts(problem: Problem) -> list[int]:
+    """Numbers of ranks: 1, 2, 4, ... of the first host, then 1, 2, 4, ... hosts."""
+    devices = problem.profile.cluster.devices
+    hosts = [devices[rank].host for rank in problem.ranks]
+    ends = [number for number in range(1, len(hosts)) if hosts[number] != hosts[number - 1]]
+    first = ends[0] if ends else len(hosts)
+    found = [1 << power for power in range(first.bit_length()) if 1 << power < first]
+    found += [ends[(1 << power) - 1] for power in range(len(ends).bit_length()) if 1 << power <= len(ends)]
+    return [count for count in found if count <= _MOST_OF_PART and count < len(hosts)]
 
 
 def spaces(evaluator: Evaluator) -> Iterator[Frontier]:

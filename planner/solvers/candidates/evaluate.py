@@ -142,7 +142,7 @@ class Evaluator:
 
     def takes_s(self, candidate: Candidate) -> float:
         """The work of :meth:`evaluate`, about: it grows with ranks and micro-batches."""
-        return ACTION_S * _num_actions(candidate)
+        return ACTION_S * num_actions(candidate)
 
     def has_time_for(self, candidate: Candidate, within: Budget | None = None) -> bool:
         """Whether it can be evaluated within a part of the budget, or the whole."""
@@ -347,7 +347,7 @@ class Evaluator:
         return found
 
 
-def _num_actions(candidate: Candidate) -> int:
+def num_actions(candidate: Candidate) -> int:
     """About how many actions the candidate's program has: F and B, and their messages where there are stages."""
     each = 2 if candidate.num_stages == 1 else 6
     return each * len(candidate.micro_batches) * sum(map(len, candidate.groups))

@@ -81,6 +81,25 @@ def on(cluster: str = "a100-dgx", gpus: int = 8, *more: str) -> tuple[str, ...]:
     return ("--on", cluster, "--gpus", str(gpus), "--global-batch", "8", *more)
 
 
+def test_devices_that_no_way_uses_are_idle_and_unlike_numbers_of_blocks_are_told(tmp_path: Path) -> None:
+    """Five devices and a batch of eight; a head that is longer than a block."""
+    path = tmp_path / "ways.json"
+    sizes = "hidden=512,ffn=2048,heads=8,layers=9,vocab=60000,seq=512"
+    told = call(
+        sizes, "--on", "g4dn.12xlarge", "--gpus", "5", "--global-batch", "8", "--pipeline", "2", "-o", str(path)
+    )
+    assert told.exit_code == 0, told.output
+    assert "4 of 5 devices used, 1 idle" in told.output
+    blocks = json.loads(path.read_text("utf-8"))["best"]["ways"]["blocks"]
+    assert sum(blocks) == 9
+    assert blocks[0] > blocks[1]
+    assert f"({blocks[0]}, {blocks[1]} blocks)" in told.output
+    options = tmp_path / "megatron.args"
+    written = CliRunner().invoke(app, ["export", str(path), "--to", "megatron", "-o", str(options)])
+    assert written.exit_code == 0, written.output
+    assert f"--decoder-first-pipeline-num-layers {blocks[0]}\n" in options.read_text("utf-8")
+
+
 def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_nothing() -> None:
     told = call(f"{SIZES},fused_attention=1,dropout=0", *on("a100-dgx", 8, "--recompute", "selective"))
     assert told.exit_code == 0, told.output
@@ -94,7 +113,7 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         ("gpt3-175", on(), 2, "gpt3-175b (did you mean that?)"),
         ("gpt3-175b", on("b100"), 2, "no cluster 'b100'"),
         ("gpt3-175b", on(), 4, "does not fit on 8 A100-80GB"),
-        (SIZES, on("a100-dgx", 7, "--tensor", "2"), 2, "no way divides"),
+        (SIZES, on("a100-dgx", 7, "--tensor", "3"), 2, "no way divides"),
         (SIZES, on("a100-dgx", 8, "--recompute", "all"), 2, "no recomputation 'all'"),
         (f"{SIZES},width=3", on(), 2, "'width'"),
         ("hidden=512,heads=8", on(), 2, "needs ffn"),
