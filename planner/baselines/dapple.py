@@ -432,8 +432,45 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
             yield from candidates(problem, book, _placed(hosts, layers, devices), size, trial, SCHEDULES)
 
 
+FEW_MICRO_BATCHES = 32
+"""Of a plan that is to be simulated before anything else."""
+
+
+def promising(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
+    """Of each family of the released planner the best by its estimate, of those with few micro-batches that can run."""
+    best: dict[str, tuple[float, list[Candidate]]] = {}
+    for offer in _offers(problem, book):
+        known_s, _ = best.get(offer.pipeline.family, (inf, []))
+        if offer.count <= FEW_MICRO_BATCHES and offer.estimate_s < known_s:
+            made = list(candidates(problem, book, offer.stages, offer.size, trial, SCHEDULES))
+            if made:
+                best[offer.pipeline.family] = offer.estimate_s, made
+    for _, made in sorted(best.values(), key=lambda each: each[0]):
+        yield from made
+
+
 def _released(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
-    """The best of each family of :mod:`planner.baselines.hpgo` at each size; what is simulated soonest comes first."""
+    """The best of each family of the released planner at each size; what is simulated soonest comes first."""
+    for offer in _offers(problem, book):
+        yield from candidates(problem, book, offer.stages, offer.size, trial, SCHEDULES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A pipeline of the released planner in ``count`` micro-batches of ``size`` samples."""
+
+    pipeline: hpgo.Pipeline
+    size: int
+    count: int
+    stages: list[Placed]
+
+    @property
+    def estimate_s(self) -> float:
+        return self.pipeline.estimate_s
+
+
+def _offers(problem: Problem, book: PriceBook) -> Iterator[_Offer]:
+    """Of every size, the largest first, the best of each family, the best by its estimate first."""
     hosts = _hosts(problem)
     within, across = (bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks))
     machines = hpgo.Machines(len(hosts), len(hosts[0]), within, across, sums_bytes_per_s(problem, problem.ranks))
@@ -443,7 +480,7 @@ def _released(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
         planner = hpgo.Planner(found.graph, machines, count, count)
         for pipeline in sorted(planner.pipelines().values(), key=lambda each: each.estimate_s):
             layers = [found.layers(names) for names in planner.layers(pipeline)]
-            yield from candidates(problem, book, _placed(hosts, layers, pipeline.devices), size, trial, SCHEDULES)
+            yield _Offer(pipeline, size, count, _placed(hosts, layers, pipeline.devices))
 
 
 def _hosts(problem: Problem) -> tuple[tuple[int, ...], ...]:
