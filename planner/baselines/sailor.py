@@ -82,9 +82,14 @@ def read(path: str | Path) -> tuple[LayerTimes, ...]:
         MissingFileError: it is not there.
         FormatError: it is no such file; lines are named.
     """
-    reader = csv.DictReader(read_text(path).text.splitlines())
+    return parse(read_text(path).text, str(path))
+
+
+def parse(text: str, source: str) -> tuple[LayerTimes, ...]:
+    """As :func:`read`, of text."""
+    reader = csv.DictReader(text.splitlines())
     if not set(_COLUMNS) <= set(reader.fieldnames or ()):
-        raise FormatError(f"{path} is no table of layers", [f"needed: {', '.join(_COLUMNS)}"])
+        raise FormatError(f"{source} is no table of layers", [f"needed: {', '.join(_COLUMNS)}"])
     found: list[LayerTimes] = []
     faults: list[str] = []
     for number, line in enumerate(reader, start=2):
@@ -97,7 +102,7 @@ def read(path: str | Path) -> tuple[LayerTimes, ...]:
         except (TypeError, ValueError) as error:
             faults.append(f"line {number}: {error}")
     if faults or not found:
-        raise FormatError(f"{path} is no table of layers", faults[:20] or ["it has no rows"])
+        raise FormatError(f"{source} is no table of layers", faults[:20] or ["it has no rows"])
     return tuple(found)
 
 
