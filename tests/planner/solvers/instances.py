@@ -366,7 +366,9 @@ def _shares(
                 yield shares, by_parts
 
 
-def _divisions(problem: Problem, group: tuple[int, ...], size: int, every_share: bool) -> Iterator[tuple[int, ...]]:
+def _divisions(
+    problem: Problem, group: tuple[int, ...], size: int, every_share: bool = False
+) -> Iterator[tuple[int, ...]]:
     """The samples of each rank of a group: equal on devices that are alike, else in every way."""
     devices = [problem.profile.cluster.devices[rank] for rank in group]
     if not every_share and len({(device.kind, device.memory_bytes, device.on_chip_bytes) for device in devices}) == 1:
