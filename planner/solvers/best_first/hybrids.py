@@ -412,7 +412,8 @@ class _Space:
         for s in reversed(range(num_stages)):
             table, end = tables[s], ends[s]
             trip = heads[s] + there[s] + trip + back[s] + backs[s]
-            busy = np.maximum(table.all_work[end], -(-count // kept[s]) * trip)
+            trips = -(-count // kept[s]) if kept[s] else 1  # answers alone keep nothing, and wait for nothing
+            busy = np.maximum(table.all_work[end], trips * trip)
             found = np.maximum(found, starts[s] + busy + np.maximum(table.tail[end], upstream[s]))
             found = np.where(table.window[end] >= kept[s], found, np.inf)
             if s == num_stages - 1 and self._share_cards(groups):

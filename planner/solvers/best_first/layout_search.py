@@ -27,7 +27,7 @@ from itertools import chain
 from planner.costs.shards.option import Option
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.plan import Rejected
+from planner.ir.plan import TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
 from planner.layers.recomputed import cores_by_index
@@ -243,10 +243,10 @@ class _Search:
         )
         if stopped or self.outcome.status == "stopped":
             return replace(found, status="stopped")
-        if self.best is None or bound_s >= self.best.step_s * (1 - 2 * ROUNDING):
+        if self.best is None:
             return replace(found, status="proven")
-        cut_short = self.is_cut_short or self.outcome.status == "time limit"
-        return replace(found, status="time limit" if cut_short and bound_s < self.upper_s else "within gap")
+        ended = TIME_LIMIT if self.is_cut_short else self.outcome.status
+        return replace(found, status=status_of(ended, self.best.step_s, bound_s, self.evaluator.problem.gap))
 
 
 _FITTINGS = 4  # attempts at layouts within the memory of a pipeline

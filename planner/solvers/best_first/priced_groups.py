@@ -212,22 +212,6 @@ class Prices:
             most.append(self._bounds.most_samples((kind, limit), top, again, len(ranks) if zero else 1, zero))
         return GroupTimes(tuple(members), tuple(sorts.values()), size, tuple(most))
 
-    def with_shares(self, group: Group, shares: tuple[int, ...]) -> Group:
-        """The same devices with other shares of the samples.
-
-        Raises:
-            MissingMeasurementError: a layer's cost at such a size is not known.
-        """
-        if shares == group.shares:
-            return group
-        kinds = [(self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in group.orders[0]]
-        sizes = (self.micro_batches[0], self.micro_batches[-1])
-        samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
-        members = [(*kind, (samples[sizes[0]][n], samples[sizes[1]][n])) for n, kind in enumerate(kinds)]
-        again, zero = again_of(group.recompute, self._cores), self.problem.zero_over(len(shares))
-        prices = self._bounds.of(group.ranks, members, again, zero)
-        return replace(group, version=(*group.version[:2], shares), samples=samples, prices=prices)
-
     def capacity_s(self) -> Array:
         """The least device time of all micro-batches, by kind of device (in the order of pools) and layer."""
         if self._capacity is None:

@@ -55,7 +55,7 @@ from dataclasses import replace
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
 from planner.ir.errors import InfeasibleError
-from planner.ir.plan import Plan, Search
+from planner.ir.plan import PROVEN, SEARCHED, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
 from planner.solvers.best_first.block_search import with_blocks
 from planner.solvers.best_first.infeasible import least_memory, no_plan_fits
@@ -99,7 +99,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     start = Start(evaluator)
     search = BestFirstSearch(evaluator, progress, hints=start.hints)
     outcome = search.run(start.items)
-    if start.is_restricted and outcome.status in ("proven", "within gap"):  # others may know what is not searched
+    if start.is_restricted and outcome.status in (PROVEN, WITHIN_GAP, SEARCHED):  # others may know what is not searched
         search.take_hints()
         outcome = search.outcome(outcome.status)
     if outcome.best is not None and outcome.status != "stopped":
@@ -118,11 +118,10 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
     step_s = tie.step_s if tie is not None else seen.prediction.step_s
     bound_s = min(outcome.bound_s, start.least_work_s, others_s, step_s)
-    proven = bound_s >= step_s * (1 - ROUNDING)
     proof = Search(
         method=METHOD,
         solver="best-first",
-        status=_status(outcome.status, proven=proven),
+        status=status_of(outcome.status, step_s, bound_s, problem.gap),
         bound_s=bound_s,
         gap=step_s / bound_s - 1 if bound_s > 0 else 0.0,
         num_simulated=evaluator.num_simulated,
@@ -140,13 +139,6 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     others = alternatives(evaluator, taken, start.choices, outcome.by_num_stages, fastest)
     plan = plan_of(problem, decision, seen.prediction, proof, others)
     return with_token_slices(evaluator, plan) if slices_time(problem) else plan
-
-
-def _status(ended: str, *, proven: bool) -> str:
-    """Of a search that ``ended`` so: a plan at its bound is proven, whatever ended it, but for who asked it to end."""
-    if proven and ended != "stopped":
-        return "proven"
-    return "within gap" if ended == "proven" else ended
 
 
 def _nothing_found(evaluator: Evaluator, outcome: Outcome) -> Exception:

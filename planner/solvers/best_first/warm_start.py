@@ -25,7 +25,7 @@ from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.best_first.search import BestFirstSearch, Space
 from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.best_first.share_bound import other_shares_s
-from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Family, families
+from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Families, families, not_searched
 from planner.solvers.budget import Budget, made_within
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
 from planner.solvers.candidates.choose import Choice, better
@@ -76,14 +76,13 @@ class Start:
                 found = min(found, max(space.bound_s, other_shares_s(prices, devices, upper_s, within)))
         return found
 
-    def items(self) -> Iterator[Choice | Evaluation | Space | Replicas | Family]:
+    def items(self) -> Iterator[Choice | Evaluation | Space | Replicas | Families]:
         """Hybrids and strategies first, as their steps prune what follows."""
         problem, book = self.evaluator.problem, self.evaluator.book
         freedom = Freedom.of(problem)
         sizes, found_pools = micro_batch_sizes(problem, book), pools(problem, freedom.constraints)
         devices = Devices(found_pools, freedom.may_replicate)
-        parts_free = bool(freedom.virtual) and len(problem.profile.graph.layers) <= FEW_LAYERS
-        cuts = cuts_of(book, parts_ties=may_part_ties(problem), parts_free=parts_free)
+        cuts = cuts_of(book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
@@ -100,11 +99,8 @@ class Start:
             yield from self.on_parts(best)
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
         if freedom.virtual:
-            for each in families([prices for _, prices in spaces], devices, freedom.virtual):
-                if isinstance(each, Rejected):
-                    self.rejected.append(each)
-                else:
-                    yield each
+            self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
+            yield from families([prices for _, prices in spaces], devices, freedom.virtual)
         if not freedom.schedules:
             return
         few = Devices(found_pools, freedom.may_replicate, FEW_OPTIONS)
@@ -234,6 +230,23 @@ def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
         prices = Prices(problem, evaluator.book, found_pools, cuts, micro_batches(problem, size), freedom)
         if any(prices.versions(option.group) for option in devices.options(devices.all_unused)):
             yield Frontier(Suffixes(prices, devices, Links(prices)))
+
+
+def all_families(evaluator: Evaluator) -> Iterator[Families]:
+    """The same of schedules for several stages a position."""
+    problem, freedom = evaluator.problem, Freedom.of(evaluator.problem)
+    found_pools = pools(problem, freedom.constraints)
+    cuts = cuts_of(evaluator.book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
+    every = (
+        Prices(problem, evaluator.book, found_pools, cuts, micro_batches(problem, size), freedom)
+        for size in micro_batch_sizes(problem, evaluator.book)
+    )
+    yield from families(every, Devices(found_pools, freedom.may_replicate), freedom.virtual)
+
+
+def _parts_free(freedom: Freedom) -> bool:
+    """Whether to cut next to layers that cost nothing."""
+    return bool(freedom.virtual) and len(freedom.problem.profile.graph.layers) <= FEW_LAYERS
 
 
 def _only(prices: Prices, devices: Devices) -> list[Space]:

@@ -17,7 +17,7 @@ from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost
 from planner.layers import throughout_sites
 from planner.schedules import positions, traits
-from planner.solvers.candidates.candidate import Candidate, Recomputes, group_shares, site_shares, split_batch
+from planner.solvers.candidates.candidate import Candidate, Recomputes, site_shares, split_batch
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import recompute_choices, schedule_names
 from tests.planner.factories import chain_profile
@@ -300,7 +300,7 @@ def several_a_position(seed: int, schedule: str) -> Problem:
 
 def virtual_plans(problem: Problem) -> Iterator[Candidate]:
     """Every plan with several stages a position, or one, under the problem's schedule."""
-    book, known = PriceBook(problem.profile), traits(problem.schedules[0])
+    known = traits(problem.schedules[0])
     for size in range(1, problem.global_batch + 1):
         batches = split_batch(problem.global_batch, size)
         for groups in _groups((), tuple(problem.ranks), problem):
@@ -314,25 +314,25 @@ def virtual_plans(problem: Problem) -> Iterator[Candidate]:
                 flips, (known.stages_per_position,) if known.stages_per_position else (1, 2, 3, 4)
             ):
                 ordered = [group[::step] for group, step in zip(groups, flip, strict=True)]
-                yield from _virtual_plans(problem, book, ordered, ways, batches)
+                yield from _virtual_plans(problem, ordered, ways, batches)
 
 
 def _virtual_plans(
-    problem: Problem, book: PriceBook, groups: Sequence[tuple[int, ...]], ways: int, batches: tuple[int, ...]
+    problem: Problem, groups: Sequence[tuple[int, ...]], ways: int, batches: tuple[int, ...]
 ) -> Iterator[Candidate]:
     name = problem.schedules[0]
     where, halves = positions(name, len(groups), ways), traits(name).bidirectional
     if len(where) > len(problem.profile.graph.layers):
         return
-    shares = [
-        equal_shares(batches[0], 2) if halves else group_shares(problem, book, group, batches[0]) for group in groups
+    choices = [
+        (equal_shares(batches[0], 2),) if halves else tuple(_divisions(problem, group, batches[0])) for group in groups
     ]
-    loads = [n for share in shares for rows in set(batches) for n in samples_of(share, rows)]
-    if min(loads) < 1 or max(loads) > SIZES[-1]:
-        return
     mirrored = [groups[r][::-1] if halves and 2 * s >= len(where) else groups[r] for s, r in enumerate(where)]
-    for stage_of in _stages(problem.profile.graph, len(where)):
-        yield Candidate(stage_of, tuple(mirrored), tuple(shares[r] for r in where), batches, name)
+    for shares in product(*choices):
+        loads = [n for share in shares for rows in set(batches) for n in samples_of(share, rows)]
+        if min(loads) > 0 and max(loads) <= SIZES[-1]:
+            for stage_of in _stages(problem.profile.graph, len(where)):
+                yield Candidate(stage_of, tuple(mirrored), tuple(shares[r] for r in where), batches, name)
 
 
 def _shares(
