@@ -74,7 +74,7 @@ class Start:
         cuts = cuts_of(book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
-        if devices.restrictions:
+        if devices.restrictions and freedom.schedules:
             yield from self._on_fewer_devices()
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
