@@ -100,7 +100,7 @@ class Start:
             self.choices[name] = choice
             if choice.best is not None and freedom.allows(choice.best.candidate):
                 yield choice
-        if devices.restrictions and not self.is_part:
+        if devices.restrictions and freedom.schedules and not self.is_part:
             yield from self.on_parts(best)
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
         spaces = list(self._bounded(spaces, best))

@@ -70,8 +70,12 @@ def random_problem(seed: int) -> Problem:
 
 def branching_problem(seed: int) -> Problem:
     """The same with branches: layers read any earlier ones, or the input, and some make integers."""
-    problem = random_problem(seed)
-    draw = random.Random(-seed)
+    return with_branches(random_problem(seed), -seed)
+
+
+def with_branches(problem: Problem, seed: int) -> Problem:
+    """``problem`` with layers that read others of the earlier ones."""
+    draw = random.Random(seed)
     graph = problem.profile.graph
     unread = set()
     layers = []
