@@ -126,7 +126,7 @@ def least_step_s(prices: Prices, capacity: Capacity, upper_s: float = float("inf
         return capacity.work_s
     is_mixed = len({pool.kind for pool in prices.pools}) > 1
     ends = [_ends(prices, kind, places, is_mixed) for kind in dict.fromkeys(pool.kind for pool in prices.pools)]
-    inside = np.isfinite(ends[0].end_s[0])
+    inside = np.isfinite(np.minimum.reduce([of_kind.end_s.min(axis=0) for of_kind in ends]))
 
     def is_enough(step_s: float) -> bool:
         check_time(NUMBER_S * sum(of_kind.end_s.size for of_kind in ends))
