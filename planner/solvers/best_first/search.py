@@ -17,6 +17,7 @@ from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.incumbents import Replicas, replica_candidate
 from planner.solvers.best_first.leaf_bound import Leaf, Leaves
+from planner.solvers.best_first.moved_shares import made_to_fit
 from planner.solvers.best_first.prefixes import Expansion, Frontier, Prefix
 from planner.solvers.budget import CALL_S, Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import Candidate
@@ -285,7 +286,7 @@ class BestFirstSearch:
         if _is_unshared(candidate):
             rivals.append(self.unshared)
         known_s = max(float("inf") if rival is None else rival.step_s for rival in rivals)
-        self.take(self.evaluator.evaluate(candidate, known_s))
+        self.take(made_to_fit(self.evaluator, candidate, self.evaluator.evaluate(candidate, known_s)))
 
     def _open(self, frontier: Frontier, prefix: Prefix) -> None:
         """Puts what may follow ``prefix`` into the queue, complete pipelines to the leaves."""
