@@ -34,10 +34,10 @@ The three ways to take devices for a stage, on hosts of like devices:
 Hosts of which equally much is taken are alike, so what is taken is kept sorted, most first; :func:`real_hosts` gives
 them their names back.
 
-``best_pipeline`` is that programme; ``solve`` plans a problem of ours by it, on like devices (the slowest kind's costs
-count) and like hosts; hosts with different numbers of devices count as one whose links are the slowest.  As in the
-paper the profile is first joined to few blocks.  Its schedule is 1F1B (backward as early as can be).  Every micro-batch
-size is tried.
+``best_pipeline`` is that programme.  ``solve`` plans a problem of ours by the search that DAPPLE's authors released
+(:mod:`planner.baselines.hpgo`), then by this programme as far as time allows, for which the profile is first joined to
+few blocks.  It counts on like devices (the slowest kind's costs) and like hosts; hosts with different numbers of
+devices count as one whose links are the slowest.  Every micro-batch size is tried, under both of DAPPLE's schedules.
 """
 
 from __future__ import annotations
@@ -417,7 +417,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
 
 def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
     """What its released planner chooses, then the shortest latency as far as time allows; every micro-batch size."""
-    yield from _released(problem, book, trial)
+    for offer in _offers(problem, book):
+        yield from candidates(problem, book, offer.stages, offer.size, trial, SCHEDULES)
     hosts = _hosts(problem)
     within, across = (bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks))
     shape = Hosts(len(hosts), len(hosts[0]), within, across)
@@ -447,12 +448,6 @@ def promising(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
                 best[offer.pipeline.family] = offer.estimate_s, made
     for _, made in sorted(best.values(), key=lambda each: each[0]):
         yield from made
-
-
-def _released(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
-    """The best of each family of the released planner at each size; what is simulated soonest comes first."""
-    for offer in _offers(problem, book):
-        yield from candidates(problem, book, offer.stages, offer.size, trial, SCHEDULES)
 
 
 @dataclass(frozen=True, slots=True)
