@@ -71,7 +71,7 @@ class SharedBound:
 
     def _tail_s(self, first: Numbers, last: Numbers) -> Array:
         longest = np.maximum.reduce([m.whole_back[last] - m.whole_back[first] for m in self.times.members])
-        in_time_s = max(member.back_ratio for member in self.times.members) * self.upper_s / self.num_full
+        in_time_s = max(member.back_part for member in self.times.members) * self.upper_s / self.num_full
         _, back = self._exchanges_s(first, last)
         return self.single.tail_s(
             first, last, self.single.updates.least(first, last), np.minimum(longest, in_time_s) + back

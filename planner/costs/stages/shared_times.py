@@ -59,7 +59,7 @@ class MemberTimes:
         forward, back: an F, and a B (or I).
         work: of all micro-batches, from the first F to the last B (or I); all_work: with the W that may come later.
         whole_back: a B of the most samples, at each cut.
-        back_ratio: how many times the least that a backward takes a whole B is.
+        back_part: the most that a whole B is of the least that an F and a backward take.
     """
 
     forward: Times
@@ -67,7 +67,7 @@ class MemberTimes:
     work: Times
     all_work: Times
     whole_back: Array
-    back_ratio: float
+    back_part: float
 
 
 def member_times(
@@ -113,7 +113,7 @@ def member_times(
         back=Times.of(first, cuts),
         work=Times.of(work(first, later), cuts),
         all_work=Times.of(work(whole, whole + adds), cuts),
-        back_ratio=float((backs / np.maximum(whole, 1e-300)).max(initial=1.0, where=whole > 0)),
+        back_part=float((backs / np.maximum(forward + whole, 1e-300)).max(initial=0.0)),
         whole_back=cuts.sums(backs[-1]),
     )
 

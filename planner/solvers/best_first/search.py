@@ -11,12 +11,13 @@ from heapq import heappop, heappush
 import numpy as np
 
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
-from planner.ir.plan import SEARCHED, TIME_LIMIT, status_of
+from planner.ir.plan import SEARCHED, TIME_LIMIT, Rejected, status_of
 from planner.solvers.best_first import virtual_pipelines
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.incumbents import Replicas, replica_candidate
 from planner.solvers.best_first.leaf_bound import Leaf, Leaves
+from planner.solvers.best_first.moved_shares import made_to_fit
 from planner.solvers.best_first.prefixes import Expansion, Frontier, Prefix
 from planner.solvers.budget import CALL_S, Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import Candidate
@@ -44,6 +45,7 @@ class Outcome:
         root_s: the bound of the suffix DPs alone.
         by_num_stages: the best plan seen with each number of stages.
         unshared: the best seen whose stages have one rank each.
+        rejected: what was not looked at.
     """
 
     status: str
@@ -53,6 +55,7 @@ class Outcome:
     num_candidates: int
     by_num_stages: Mapping[int, Evaluation]
     unshared: Evaluation | None = None
+    rejected: tuple[Rejected, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -283,7 +286,7 @@ class BestFirstSearch:
         if _is_unshared(candidate):
             rivals.append(self.unshared)
         known_s = max(float("inf") if rival is None else rival.step_s for rival in rivals)
-        self.take(self.evaluator.evaluate(candidate, known_s))
+        self.take(made_to_fit(self.evaluator, candidate, self.evaluator.evaluate(candidate, known_s)))
 
     def _open(self, frontier: Frontier, prefix: Prefix) -> None:
         """Puts what may follow ``prefix`` into the queue, complete pipelines to the leaves."""

@@ -60,6 +60,7 @@ from planner.ir.problem import MEMORY, THROUGHPUT, Problem
 from planner.solvers.best_first.block_search import with_blocks
 from planner.solvers.best_first.infeasible import least_memory, no_plan_fits
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
+from planner.solvers.best_first.moved_shares import with_moved_shares
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.sustained_rate import highest_rate, is_stream
 from planner.solvers.best_first.warm_start import Start
@@ -101,6 +102,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     if start.is_restricted and outcome.status in (PROVEN, WITHIN_GAP, SEARCHED):  # others may know what is not searched
         search.take_hints()
         outcome = search.outcome(outcome.status)
+    if outcome.best is not None and outcome.status != "stopped":
+        outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
     first, evaluator.budget = outcome, budget
     best_s = outcome.best.step_s if outcome.best is not None else float("inf")
     others_s = start.other_shares_s(best_s * (1 - ROUNDING), budget.part(reserve_s=search.answer_s))
@@ -129,7 +132,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
             "work over capacity": min(start.capacity_s, bound_s),
         },
         binding=words + binding(decision, seen),
-        rejected=(*start.rejected, *left_out(limited)),
+        rejected=(*start.rejected, *left_out(limited), *outcome.rejected),
         tie=tie,
     )
     fastest = outcome.best if tie is not None else None

@@ -18,7 +18,7 @@ from planner.solvers.best_first.device_bound import Capacity, capacity, least_st
 from planner.solvers.best_first.device_groups import Devices
 from planner.solvers.best_first.graph_cuts import Cuts, cuts_of, thinned
 from planner.solvers.best_first.hybrids import hybrids
-from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, published, strategies
+from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, promising, published, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.message_bound import Links
 from planner.solvers.best_first.prefixes import Frontier
@@ -90,6 +90,8 @@ class Start:
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
         self._made = [(space, prices, devices) for space, prices in spaces]
+        if not self.is_part:
+            yield from promising(self.evaluator)
         best: Evaluation | None = None
         for found in hybrids(self.evaluator, [prices for _, prices in spaces]):
             best = found if best is None else better(best, found)
@@ -98,7 +100,7 @@ class Start:
             self.choices[name] = choice
             if choice.best is not None and freedom.allows(choice.best.candidate):
                 yield choice
-        if devices.restrictions and not self.is_part:
+        if devices.restrictions and freedom.schedules and not self.is_part:
             yield from self.on_parts(best)
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
         spaces = list(self._bounded(spaces, best))
