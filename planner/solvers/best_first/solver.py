@@ -129,6 +129,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         bounds_s={
             "frontier of the search": bound_s,
             "suffix DP": min(outcome.root_s, bound_s),
+            **({"every group of devices": min(start.whole_s, bound_s)} if not beyond_samples(limited) else {}),
             "work over capacity": min(start.capacity_s, bound_s),
         },
         binding=words + binding(decision, seen),
