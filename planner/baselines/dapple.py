@@ -34,15 +34,14 @@ The three ways to take devices for a stage, on hosts of like devices:
 Hosts of which equally much is taken are alike, so what is taken is kept sorted, most first; :func:`real_hosts` gives
 them their names back.
 
-``best_pipeline`` is that programme; ``solve`` plans a problem of ours by it, on like devices (the slowest kind's costs
-count) and like hosts; hosts with different numbers of devices count as one whose links are the slowest.  As in the
-paper the profile is first joined to few blocks.  Its schedule is 1F1B (backward as early as can be).  Every micro-batch
-size is tried.
+``best_pipeline`` is that programme.  ``solve`` plans a problem of ours by the search that DAPPLE's authors released
+(:mod:`planner.baselines.hpgo`), then by this programme as far as time allows, for which the profile is first joined to
+few blocks.  It counts on like devices (the slowest kind's costs) and like hosts; hosts with different numbers of
+devices count as one whose links are the slowest.  Every micro-batch size is tried, under both of DAPPLE's schedules.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -79,7 +78,7 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.budget import check_time
+from planner.solvers.budget import Budget, check_time, part_of_current
 from planner.solvers.candidates.candidate import Candidate, micro_batches
 from planner.solvers.candidates.feasibility import micro_batch_sizes, require_divisible
 from planner.solvers.progress import Progress
@@ -248,7 +247,7 @@ def best_pipeline(
     require_positive(within=hosts.within_bytes_per_s, across=hosts.across_bytes_per_s)
     if max_stages < 0:
         raise UsageError(f"at most {max_stages} stages", remedies=["give 0 for no limit"])
-    search = _Search(instance, hosts, micro_batches, max_stages, time.monotonic() + time_limit_s)
+    search = _Search(instance, hosts, micro_batches, max_stages, part_of_current(time_limit_s))
     best = search.best(search.best(width=1))
     if best is None:
         return infeasible()
@@ -278,8 +277,8 @@ several), its replicas."""
 class _Search:
     """The programme over suffixes: Pareto-best suffixes by :data:`Key`, by growing number of stages."""
 
-    def __init__(self, chain: Chain, hosts: Hosts, micro_batches: int, max_stages: int, stop_at: float) -> None:
-        self._chain, self._hosts, self._count, self._stop_at = chain, hosts, micro_batches, stop_at
+    def __init__(self, chain: Chain, hosts: Hosts, micro_batches: int, max_stages: int, budget: Budget) -> None:
+        self._chain, self._hosts, self._count, self._budget = chain, hosts, micro_batches, budget
         self._forward = [s / micro_batches for s in sums(chain.forward_s)]
         self._backward = [s / micro_batches for s in sums(chain.backward_s)]
         self._parameters = sums(chain.parameter_bytes)
@@ -319,7 +318,7 @@ class _Search:
                 if self._hopeless(suffix.c1, suffix.c2):
                     continue
                 for assignment in self._into.get(suffix.assignment.before, ()):
-                    if time.monotonic() > self._stop_at:
+                    if self._budget.ends():
                         self.stopped = True
                         return best
                     self._prepend(level, assignment, suffix, width)
@@ -418,7 +417,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
 
 def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
     """What its released planner chooses, then the shortest latency as far as time allows; every micro-batch size."""
-    yield from _released(problem, book, trial)
+    for offer in _offers(problem, book):
+        yield from candidates(problem, book, offer.stages, offer.size, trial, SCHEDULES)
     hosts = _hosts(problem)
     within, across = (bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks))
     shape = Hosts(len(hosts), len(hosts[0]), within, across)
@@ -433,8 +433,39 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
             yield from candidates(problem, book, _placed(hosts, layers, devices), size, trial, SCHEDULES)
 
 
-def _released(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
-    """The best of each family of :mod:`planner.baselines.hpgo` at each size; what is simulated soonest comes first."""
+FEW_MICRO_BATCHES = 32
+"""Of a plan that is to be simulated before anything else."""
+
+
+def promising(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
+    """Of each family of the released planner the best by its estimate, of those with few micro-batches that can run."""
+    best: dict[str, tuple[float, list[Candidate]]] = {}
+    for offer in _offers(problem, book):
+        known_s, _ = best.get(offer.pipeline.family, (inf, []))
+        if offer.count <= FEW_MICRO_BATCHES and offer.estimate_s < known_s:
+            made = list(candidates(problem, book, offer.stages, offer.size, trial, SCHEDULES))
+            if made:
+                best[offer.pipeline.family] = offer.estimate_s, made
+    for _, made in sorted(best.values(), key=lambda each: each[0]):
+        yield from made
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A pipeline of the released planner in ``count`` micro-batches of ``size`` samples."""
+
+    pipeline: hpgo.Pipeline
+    size: int
+    count: int
+    stages: list[Placed]
+
+    @property
+    def estimate_s(self) -> float:
+        return self.pipeline.estimate_s
+
+
+def _offers(problem: Problem, book: PriceBook) -> Iterator[_Offer]:
+    """Of every size, the largest first, the best of each family, the best by its estimate first."""
     hosts = _hosts(problem)
     within, across = (bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks))
     machines = hpgo.Machines(len(hosts), len(hosts[0]), within, across, sums_bytes_per_s(problem, problem.ranks))
@@ -444,7 +475,7 @@ def _released(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
         planner = hpgo.Planner(found.graph, machines, count, count)
         for pipeline in sorted(planner.pipelines().values(), key=lambda each: each.estimate_s):
             layers = [found.layers(names) for names in planner.layers(pipeline)]
-            yield from candidates(problem, book, _placed(hosts, layers, pipeline.devices), size, trial, SCHEDULES)
+            yield _Offer(pipeline, size, count, _placed(hosts, layers, pipeline.devices))
 
 
 def _hosts(problem: Problem) -> tuple[tuple[int, ...], ...]:

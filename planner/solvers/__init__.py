@@ -31,6 +31,7 @@ _SOLVERS = {
     "pipedream": "planner.baselines.pipedream.solver:solve",
     "pipedream-hierarchical": "planner.baselines.pipedream.solver:solve_hierarchical",
     "piper": "planner.baselines.piper.solver:solve",
+    "piper-equal": "planner.baselines.piper.solver:solve_equal",
     "sparsepipe": "planner.baselines.sparsepipe:solve",
     "span-ilp": "planner.solvers.ilp.solver:solve",
     "tarnawski": "planner.baselines.tarnawski.solver:solve",

@@ -5,10 +5,13 @@ kind's costs count), any two are joined alike (the slowest link), and data degre
 Its replicas take whole micro-batches in turn; ours share the samples of each.  Recomputation, if the problem allows it,
 is chosen by layer there and by stage here: a stage of which some layers compute their activations again does so as a
 whole.
+
+``solve_equal`` is what the paper compares Piper with: the same, of equi-partitions alone.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
@@ -45,7 +48,21 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     return rival_plan(problem, pipelines, "piper", "least time per sample of stages, data degrees and recomputation")
 
 
-def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
+def solve_equal(problem: Problem, progress: Progress | None = None) -> Plan:
+    """The best of the equi-partitions that Piper is compared with, at the best micro-batch size.
+
+    Raises:
+        InfeasibleError: none fits.
+    """
+    return rival_plan(
+        problem,
+        functools.partial(pipelines, variant="equal"),
+        "piper-equal",
+        "equally many layers a stage, one data degree, recomputation everywhere or nowhere",
+    )
+
+
+def pipelines(problem: Problem, book: PriceBook, trial: Trial, variant: str = "piper") -> Iterator[Candidate]:
     """Every micro-batch size, with memory counted as Piper does, and as if there were enough.
 
     A rank holds more than Piper counts (what is received, the batch).  So where recomputation is a choice, stages of
@@ -64,7 +81,9 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
         seen: list[Chosen] = []
         for asked, memory_bytes in rules:
             made, part_s = instance(asked, found, memory, size), limit_s / len(rules)
-            answer = piper.solve(made, memory_bytes=memory_bytes, most_replicas=most, time_limit_s=part_s)
+            answer = piper.solve(
+                made, memory_bytes=memory_bytes, variant=variant, most_replicas=most, time_limit_s=part_s
+            )
             chosen = _chosen(asked, found, answer)
             if trial.has_plan(size, answer, "its count of memory") and chosen not in seen:
                 seen.append(chosen)

@@ -141,7 +141,7 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluati
             found = evaluator.evaluate(candidate, best_s)
         except (MissingMeasurementError, IllegalProgramError):
             continue
-        if found.fits:
+        if found.fits and found.memories:
             best_s = min(best_s, found.step_s)
             yield found
 

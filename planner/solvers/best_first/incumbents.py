@@ -76,6 +76,20 @@ def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Choice]]:
         yield "even-split", best(everyday.even_split(problem, book))
 
 
+PROVED_DEVICES = 8
+"""Up to so many devices the search proves its plan before it would ask other planners."""
+
+
+def promising(evaluator: Evaluator) -> Iterator[Choice]:
+    """The few plans of DAPPLE's released planner that it thinks most of, on devices that are too many for a proof."""
+    problem = evaluator.problem
+    if len(problem.ranks) > PROVED_DEVICES and not mixing_layers(problem.profile.graph):
+        within = evaluator.budget.part(_SHARE_OF_TIME * evaluator.budget.left_s)
+        offered = dapple.promising(problem, evaluator.book, Trial.as_hint(problem))
+        with suppress(HalopipeError):  # a profile that it cannot read
+            yield choose(evaluator, offered, within=within)
+
+
 def published(evaluator: Evaluator, within: Budget) -> Iterator[Choice]:
     """What published planners choose, each with an equal part of the budget that is left."""
     mixes, waiting = bool(mixing_layers(evaluator.problem.profile.graph)), list(_PUBLISHED)

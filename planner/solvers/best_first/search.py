@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
-from planner.ir.plan import SEARCHED, TIME_LIMIT, status_of
+from planner.ir.plan import SEARCHED, TIME_LIMIT, Rejected, status_of
 from planner.solvers.best_first import virtual_pipelines
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.graph_cuts import Numbers
@@ -45,6 +45,7 @@ class Outcome:
         root_s: the bound of the suffix DPs alone.
         by_num_stages: the best plan seen with each number of stages.
         unshared: the best seen whose stages have one rank each.
+        rejected: what was not looked at.
     """
 
     status: str
@@ -54,6 +55,7 @@ class Outcome:
     num_candidates: int
     by_num_stages: Mapping[int, Evaluation]
     unshared: Evaluation | None = None
+    rejected: tuple[Rejected, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

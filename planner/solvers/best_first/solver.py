@@ -135,7 +135,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
             "work over capacity": min(start.capacity_s, bound_s),
         },
         binding=words + binding(decision, seen),
-        rejected=(*start.rejected, *left_out(limited)),
+        rejected=(*start.rejected, *left_out(limited), *outcome.rejected),
         tie=tie,
     )
     fastest = outcome.best if tie is not None else None

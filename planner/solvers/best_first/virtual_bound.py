@@ -29,7 +29,7 @@ from planner.solvers.best_first.message_bound import Links
 from planner.solvers.best_first.priced_groups import Group, Prices
 
 _KEPT = 24  # groups whose stages are kept
-_STEPS = 4  # of the weights of positions
+_STEPS = 3  # of the weights of positions
 _ROUNDING = 1e-9
 
 
@@ -240,10 +240,6 @@ class Tables:
             held = first.held[position][:, None] + spans.resident[:, begin]
             bounds = np.where((held > self.limits[position][:, None]).any(axis=0), np.inf, bounds)
         return np.asarray(bounds)
-
-    def balanced(self) -> list[int] | None:
-        """Cuts so that the longest stage is least; None if there are none."""
-        return least_largest([spans.whole for spans in self.spans])
 
 
 @dataclass(slots=True, eq=False)

@@ -4,9 +4,10 @@ Given       a schedule; its positions, two or more where there are two devices; 
 Choose      a chain of cuts: stage s, on position r(s), holds what is between two of them
 Minimise    the step, by simulation
 
-A ``Family`` is all of them with the same groups and S.  It waits by the bound of ``virtual_bound``; its balanced cuts
-are simulated, and moved one at a time where they promise most.  Then it is opened stage by stage (``Branch``), each
-beginning with the bound of the best stages behind it, so that the search proves the best, or states a true gap.
+A ``Family`` is all of them with the same groups and S.  It waits by the bound of ``virtual_bound``.  Of a few that
+promise most the balanced cuts are simulated, and moved one at a time if they are the best so far.  Then families are
+opened stage by stage (``Branch``), each beginning with the bound of the best stages behind it, so that the search
+proves the best, or states a true gap.
 
 Groups of devices are those of all pipelines (``device_groups``), in every order that matters, where these are at most
 ``MANY_SEQUENCES``; else of one size, filled host by host and kind by kind.  All stages compute activations again that
@@ -52,7 +53,9 @@ FEW_LAYERS = 24
 """Networks of so many layers are also cut next to layers that cost nothing: stages may be as many as layers."""
 
 _FEW_KINDS = 3
+_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)  # positions, where groups are of one size
 _ROUNDS = 3  # of moving each cut
+_FEW, _SHARE_OF_WORK = 8, 0.02  # families of which good pipelines are simulated at a time; of the budget, for these
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,16 +65,43 @@ class Families:
     Attributes:
         bound_s: none is faster.
         sequences: of groups, by position.
+        waiting: families, the most promising first; None: they were not weighed yet.
     """
 
     bound_s: float
     stage_prices: StagePrices
     schedule: str
     sequences: Sequence[tuple[Counts, ...]]
+    waiting: tuple[Family, ...] | None = None
 
-    def advance(self, _evaluator: Evaluator, upper_s: float) -> Iterator[Family]:
-        """Those that may be faster than ``upper_s``."""
-        return (family for family in self.members() if family.bound_s < upper_s)
+    def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[Families | Family | Evaluation]:
+        """The same with its families in order; then good pipelines of a few, these, and the others."""
+        if self.waiting is None:
+            weighed = sorted(self._weighed(evaluator, upper_s), key=lambda family: family.bound_s)
+            if weighed:
+                yield replace(self, bound_s=weighed[0].bound_s, waiting=tuple(weighed))
+            return
+        budget, number = evaluator.budget, 0
+        ends_at_s = budget.work_s + _SHARE_OF_WORK * budget.limit_s
+        while number < len(self.waiting) and (number < _FEW or budget.work_s < ends_at_s):
+            family, number = self.waiting[number], number + 1
+            best = family.good(evaluator, upper_s) if family.bound_s < upper_s else None
+            if best is not None:
+                yield best
+                upper_s = min(upper_s, best.step_s)
+            yield family
+        if others := self.waiting[number:]:
+            yield replace(self, bound_s=others[0].bound_s, waiting=others)
+
+    def _weighed(self, evaluator: Evaluator, upper_s: float) -> Iterator[Family]:
+        """Those that may be faster than ``upper_s``, with sharper bounds as far as there is time."""
+        for family in self.members():
+            if family.bound_s < upper_s and not evaluator.budget.is_over:
+                tables = family.tables()
+                evaluator.budget.spend(NUMBER_S * tables.num_numbers)
+                family = replace(family, bound_s=max(family.bound_s, tables.bound_s))
+            if family.bound_s < upper_s:
+                yield family
 
     def members(self) -> Iterator[Family]:
         """One for every sequence of groups and number of stages."""
@@ -124,7 +154,6 @@ class Family:
     Attributes:
         bound_s: none is faster.
         where: the position of each stage.
-        is_weighed: whether ``bound_s`` is that of the shortest path, or just all work over all devices.
     """
 
     bound_s: float
@@ -132,22 +161,16 @@ class Family:
     schedule: str
     groups: tuple[Group, ...]
     where: tuple[int, ...]
-    is_weighed: bool = False
 
     def tables(self) -> Tables:
         """What its pipelines cost at least."""
         return Tables.of(self.stage_prices, self.groups, self.where)
 
-    def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[Family | Branch | Evaluation]:
-        """A good pipeline of it, and the family with a sharper bound; then what stands for all of its pipelines."""
+    def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[Branch]:
+        """What stands for all of its pipelines."""
         tables = self.tables()
         evaluator.budget.spend(NUMBER_S * tables.num_numbers)
-        bound_s = max(self.bound_s, tables.bound_s)
-        if self.is_weighed:
-            yield from branch(self, tables, tables.root(), upper_s)
-        elif bound_s < upper_s:
-            yield from self._good(evaluator, tables, upper_s)
-            yield replace(self, bound_s=bound_s, is_weighed=True)
+        yield from branch(self, tables, tables.root(), upper_s)
 
     def candidate(self, cuts: Sequence[int]) -> Candidate:
         """The pipeline with these cuts, on the first free ranks of each pool."""
@@ -174,15 +197,15 @@ class Family:
             return float("inf"), None
         return ways * max(float(fullness[r][cuts[s], cuts[s + 1]]) for s, r in enumerate(self.where)), cuts
 
-    def _good(self, evaluator: Evaluator, tables: Tables, upper_s: float) -> Iterator[Evaluation]:
+    def good(self, evaluator: Evaluator, upper_s: float) -> Evaluation | None:
         """The balanced pipeline, or the leanest if that does not fit; where it is fast, with its cuts moved."""
-        cuts = tables.balanced()
+        cuts = least_largest([self.stage_prices.spans(self.groups[r]).whole for r in self.where])
         best = self._simulated(evaluator, cuts)
         if best is None and cuts is not None:
             cuts = self.leanest()[1]
             best = self._simulated(evaluator, cuts)
         if best is None or cuts is None:
-            return
+            return None
         inside = self.stage_prices.prices.cuts.inside
         for _ in range(_ROUNDS if best.step_s < upper_s else 0):
             before = best
@@ -196,7 +219,7 @@ class Family:
                         best, cuts = tried, other
             if best is before:
                 break
-        yield best
+        return best
 
     def _simulated(
         self, evaluator: Evaluator, cuts: Sequence[int] | None, known_s: float = float("inf")
@@ -339,7 +362,8 @@ def _uniform(devices: Devices, mirrored: bool) -> Iterator[tuple[Counts, ...]]:
     for size in sizes if devices.groups_allowed else [1]:
         for order in orders:
             groups = [group for kind in order for group in _filled(pools, kind, size)]
-            found.update(dict.fromkeys(tuple(groups[:count]) for count in range(1, len(groups) + 1)))
+            counts = {len(groups), *(count for count in _COUNTS if count < len(groups))}
+            found.update(dict.fromkeys(tuple(groups[:count]) for count in sorted(counts)))
     yield from found
 
 

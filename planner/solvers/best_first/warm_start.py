@@ -14,10 +14,11 @@ from planner.ir.plan import Rejected
 from planner.ir.problem import Problem
 from planner.schedules import traits
 from planner.solvers.best_first.bound import Suffixes
+from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
 from planner.solvers.best_first.device_groups import Devices
 from planner.solvers.best_first.graph_cuts import Cuts, cuts_of, thinned
 from planner.solvers.best_first.hybrids import hybrids
-from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, published, strategies
+from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, promising, published, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.message_bound import Links
 from planner.solvers.best_first.prefixes import Frontier
@@ -26,7 +27,7 @@ from planner.solvers.best_first.search import BestFirstSearch, Space
 from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.best_first.share_bound import other_shares_s
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Families, families, not_searched
-from planner.solvers.budget import Budget, made_within
+from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
 from planner.solvers.candidates.choose import Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -54,6 +55,7 @@ class Start:
         choices: the everyday strategies, by name.
         rejected: what the search need not look at, or does not.
         capacity_s: all work over all devices.
+        whole_s: bound of every pipeline, of coarser groups of devices or not (``device_bound``).
         least_work_s: bound of what there was no time to price, if there is any.
         is_restricted: whether plans of other planners may lie outside the space.
     """
@@ -63,6 +65,7 @@ class Start:
     choices: dict[str, Choice] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
+    whole_s: float = field(init=False, default=0.0)
     least_work_s: float = field(init=False, default=float("inf"))
     is_restricted: bool = field(init=False, default=False)
     _parts_known: bool = field(init=False, default=False)
@@ -87,6 +90,8 @@ class Start:
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
         self._made = [(space, prices, devices) for space, prices in spaces]
+        if not self.is_part:
+            yield from promising(self.evaluator)
         best: Evaluation | None = None
         for found in hybrids(self.evaluator, [prices for _, prices in spaces]):
             best = found if best is None else better(best, found)
@@ -95,9 +100,11 @@ class Start:
             self.choices[name] = choice
             if choice.best is not None and freedom.allows(choice.best.candidate):
                 yield choice
-        if devices.restrictions and not self.is_part:
+        if devices.restrictions and freedom.schedules and not self.is_part:
             yield from self.on_parts(best)
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
+        spaces = list(self._bounded(spaces, best))
+        self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
             yield from families([prices for _, prices in spaces], devices, freedom.virtual)
@@ -164,9 +171,20 @@ class Start:
                 freedom,
             )
             if any(prices.versions(option.group) for option in devices.options(devices.all_unused)):
-                yield Space(_work_s(prices), _Maker(prices, devices)), prices
+                yield Space(_capacity(prices).work_s, _Maker(prices, devices)), prices
             else:
                 self.rejected.append(Rejected(f"micro-batches of {size}", "not measured, or fewer samples than ranks"))
+
+    def _bounded(
+        self, spaces: Iterable[tuple[Space, Prices]], best: Evaluation | None
+    ) -> Iterator[tuple[Space, Prices]]:
+        """The same with bounds of all pipelines, whatever their groups of devices."""
+        upper_s = best.step_s if best is not None else float("inf")
+        for space, prices in spaces:
+            bound_s = space.bound_s
+            with suppress(OutOfTimeError), under(self.evaluator.budget):
+                bound_s = max(bound_s, least_step_s(prices, _capacity(prices), upper_s))
+            yield replace(space, bound_s=bound_s), prices
 
     def _quick_look(self, spaces: list[tuple[Space, Prices]], devices: Devices) -> Iterator[Evaluation]:
         """The best plans with few cuts, of the ways to cut the batch that promise most."""
@@ -264,7 +282,9 @@ class _Maker:
         return Suffixes(self.prices, self.devices, Links(self.prices), upper_s, budget)
 
 
-def _work_s(prices: Prices) -> float:
-    """All work over all devices, each layer on the kind that does it with least device time."""
-    least = prices.capacity_s().min(axis=0)
-    return float(least.sum()) / len(prices.problem.ranks) if np.isfinite(least).all() else 0.0
+def _capacity(prices: Prices) -> Capacity:
+    """What all devices can do together."""
+    counts: dict[str, int] = {}
+    for pool in prices.pools:
+        counts[pool.kind] = counts.get(pool.kind, 0) + len(pool.ranks)
+    return capacity(prices.capacity_s(), tuple(counts.values()))

@@ -21,7 +21,7 @@ from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.predict import forecast
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
-from planner.ir.plan import Plan, Search, status_of
+from planner.ir.plan import PROVEN, SEARCHED, Plan, Search, status_of
 from planner.ir.problem import SAMPLE_DIMS, THROUGHPUT, Problem
 from planner.schedules import traits
 from planner.solvers.candidates.candidate import Candidate, Recomputes, decision_of, micro_batches, plan_of
@@ -263,8 +263,8 @@ class Enumeration:
             self._step(bound_s, way)
             self._current_s = float("inf")
         if self.best is None:
-            return "proven"
-        return status_of("", self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
+            return PROVEN
+        return status_of(SEARCHED, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
 
     def _step(self, bound_s: float, way: Way) -> None:
         """Solves the way's program once more, simulates what it finds, and queues what remains."""

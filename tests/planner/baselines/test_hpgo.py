@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.baselines.hpgo import HALVES, ONE_BY_ONE, ONE_STAGE, TWO_STAGES, Machines, Pipeline, Planner
+from planner.baselines.hpgo import HALVES, ONE_BY_ONE, ONE_STAGE, TWO_STAGES, Machines, Pipeline, Planner, search
 from planner.baselines.pipedream.format import LayerGraph, Node, read, states_of
 from planner.ir.errors import UsageError
 from tests.planner.peers.chains import random_chain
@@ -175,3 +175,24 @@ def test_a_larger_mini_batch_of_the_same_micro_batches_takes_longer_in_proportio
 def test_no_devices_no_links_and_no_micro_batches_are_refused(shape: Machines, count: int) -> None:
     with pytest.raises(UsageError):
         Planner(chain(0), shape, count)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (8, 1)])
+@pytest.mark.parametrize("name", ["vgg16", "gnmt"])
+def test_the_answer_is_the_best_of_all_numbers_of_pipelines_side_by_side(name: str, shape: tuple[int, int]) -> None:
+    graph, cluster = read(PROFILES / f"{name}.graph.txt"), Machines(*shape, 25e9, 1e9, 3e9)
+    speed_up, found = search(graph, cluster, 1024, 64)
+    for copies in range(1, 9):
+        count = 1024 // copies // 64
+        planner = Planner(graph, cluster, count, 16.0)
+        for other in planner.pipelines().values():
+            assert other.copies != copies or planner.batch_s / other.estimate_s <= speed_up * (1 + 1e-12)
+    assert speed_up <= cluster.devices
+    assert speed_up == pytest.approx(16 * states_of(graph).compute_s[-1] / found.estimate_s)
+
+
+def test_nothing_to_choose_is_refused() -> None:
+    graph = read(PROFILES / "vgg16.graph.txt")
+    for cluster, batch in ((Machines(1, 1, 1.0, 1.0, 1.0), 64), (Machines(1, 4, 1.0, 1.0, 1.0), 32)):
+        with pytest.raises(UsageError, match="nothing to choose"):
+            search(graph, cluster, batch, 64)

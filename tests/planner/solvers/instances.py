@@ -70,8 +70,12 @@ def random_problem(seed: int) -> Problem:
 
 def branching_problem(seed: int) -> Problem:
     """The same with branches: layers read any earlier ones, or the input, and some make integers."""
-    problem = random_problem(seed)
-    draw = random.Random(-seed)
+    return with_branches(random_problem(seed), -seed)
+
+
+def with_branches(problem: Problem, seed: int) -> Problem:
+    """``problem`` with layers that read others of the earlier ones."""
+    draw = random.Random(seed)
     graph = problem.profile.graph
     unread = set()
     layers = []
@@ -366,7 +370,9 @@ def _shares(
                 yield shares, by_parts
 
 
-def _divisions(problem: Problem, group: tuple[int, ...], size: int, every_share: bool) -> Iterator[tuple[int, ...]]:
+def _divisions(
+    problem: Problem, group: tuple[int, ...], size: int, every_share: bool = False
+) -> Iterator[tuple[int, ...]]:
     """The samples of each rank of a group: equal on devices that are alike, else in every way."""
     devices = [problem.profile.cluster.devices[rank] for rank in group]
     if not every_share and len({(device.kind, device.memory_bytes, device.on_chip_bytes) for device in devices}) == 1:
