@@ -47,8 +47,10 @@ Objectives: ``throughput`` as above, of forward passes alone the rate of a strea
 same with forward passes alone, at a rate if one is asked for; ``memory`` the least limit under
 which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``infeasible``
 
-Not in the space: windows other than those of ``leaf_bound.windows_to_try``, several stages on a position
-(``virtual_pipelines`` tries some, without a proof), on large clusters what ``Devices.restrictions`` says.
+Schedules for several stages a position, where they are named                 ``virtual_pipelines``, ``virtual_bound``
+
+Not in the space: windows other than those of ``leaf_bound.windows_to_try``, on large clusters what
+``Devices.restrictions`` says.
 """
 
 from __future__ import annotations
