@@ -209,7 +209,7 @@ def sums_bytes_per_s(problem: Problem, ranks: Sequence[int]) -> float:
         return bandwidth_bytes_per_s(problem, ranks)
     cluster = corrected_cluster(problem.profile)
     seconds = float(collective_s(cluster, ALL_REDUCE, tuple(ranks), parameter_bytes))
-    return 2 * (len(ranks) - 1) / len(ranks) * parameter_bytes / seconds
+    return 2 * (len(ranks) - 1) / len(ranks) * parameter_bytes / seconds if seconds > 0 else inf
 
 
 def stages_in(answer: Answer) -> list[dict[str, Json]]:
