@@ -42,7 +42,6 @@ devices count as one whose links are the slowest.  Every micro-batch size is tri
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -79,7 +78,7 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.budget import check_time
+from planner.solvers.budget import Budget, check_time, part_of_current
 from planner.solvers.candidates.candidate import Candidate, micro_batches
 from planner.solvers.candidates.feasibility import micro_batch_sizes, require_divisible
 from planner.solvers.progress import Progress
@@ -248,7 +247,7 @@ def best_pipeline(
     require_positive(within=hosts.within_bytes_per_s, across=hosts.across_bytes_per_s)
     if max_stages < 0:
         raise UsageError(f"at most {max_stages} stages", remedies=["give 0 for no limit"])
-    search = _Search(instance, hosts, micro_batches, max_stages, time.monotonic() + time_limit_s)
+    search = _Search(instance, hosts, micro_batches, max_stages, part_of_current(time_limit_s))
     best = search.best(search.best(width=1))
     if best is None:
         return infeasible()
@@ -278,8 +277,8 @@ several), its replicas."""
 class _Search:
     """The programme over suffixes: Pareto-best suffixes by :data:`Key`, by growing number of stages."""
 
-    def __init__(self, chain: Chain, hosts: Hosts, micro_batches: int, max_stages: int, stop_at: float) -> None:
-        self._chain, self._hosts, self._count, self._stop_at = chain, hosts, micro_batches, stop_at
+    def __init__(self, chain: Chain, hosts: Hosts, micro_batches: int, max_stages: int, budget: Budget) -> None:
+        self._chain, self._hosts, self._count, self._budget = chain, hosts, micro_batches, budget
         self._forward = [s / micro_batches for s in sums(chain.forward_s)]
         self._backward = [s / micro_batches for s in sums(chain.backward_s)]
         self._parameters = sums(chain.parameter_bytes)
@@ -319,7 +318,7 @@ class _Search:
                 if self._hopeless(suffix.c1, suffix.c2):
                     continue
                 for assignment in self._into.get(suffix.assignment.before, ()):
-                    if time.monotonic() > self._stop_at:
+                    if self._budget.ends():
                         self.stopped = True
                         return best
                     self._prepend(level, assignment, suffix, width)

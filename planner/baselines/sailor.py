@@ -24,9 +24,6 @@ from planner.baselines.pipedream.format import LayerGraph, Node
 from planner.ir.cluster import MEASURED, Cluster
 from planner.ir.errors import FormatError, UnknownNameError, UsageError
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile
-from planner.kernels import Estimate
-from planner.kernels.estimates import TABLE
-from planner.transformers import OPTIMISER, Cost, Layers, Pass, Timed, Transformer
 
 _COLUMNS = (
     *("model", "gpu", "micro_batch", "tensor_parallel", "first_layer", "last_layer"),
@@ -85,9 +82,14 @@ def read(path: str | Path) -> tuple[LayerTimes, ...]:
         MissingFileError: it is not there.
         FormatError: it is no such file; lines are named.
     """
-    reader = csv.DictReader(read_text(path).text.splitlines())
+    return parse(read_text(path).text, str(path))
+
+
+def parse(text: str, source: str) -> tuple[LayerTimes, ...]:
+    """As :func:`read`, of text."""
+    reader = csv.DictReader(text.splitlines())
     if not set(_COLUMNS) <= set(reader.fieldnames or ()):
-        raise FormatError(f"{path} is no table of layers", [f"needed: {', '.join(_COLUMNS)}"])
+        raise FormatError(f"{source} is no table of layers", [f"needed: {', '.join(_COLUMNS)}"])
     found: list[LayerTimes] = []
     faults: list[str] = []
     for number, line in enumerate(reader, start=2):
@@ -100,7 +102,7 @@ def read(path: str | Path) -> tuple[LayerTimes, ...]:
         except (TypeError, ValueError) as error:
             faults.append(f"line {number}: {error}")
     if faults or not found:
-        raise FormatError(f"{path} is no table of layers", faults[:20] or ["it has no rows"])
+        raise FormatError(f"{source} is no table of layers", faults[:20] or ["it has no rows"])
     return tuple(found)
 
 
@@ -152,53 +154,31 @@ def profile_of(rows: Iterable[LayerTimes], model: str, cluster: Cluster, tensor_
     )
 
 
-def timed(rows: Iterable[LayerTimes], shape: Transformer, kinds: Iterable[str]) -> dict[str, Timed]:
-    """By kind of the catalogue, the passes of a transformer at each tensor degree and micro-batch of the file.
-
-    Blocks count by their mean; each layer's update as it was measured.
+def layer_times(
+    rows: Iterable[LayerTimes], network: Network, kinds: Iterable[str]
+) -> dict[str, dict[tuple[int, int], list[tuple[float, float, float]]]]:
+    """By kind of the catalogue, then by tensor degree and micro-batch: (forward, backward, update) seconds by layer.
 
     Raises:
         UnknownNameError: no network of the file has these sizes, or nobody timed it on one of the kinds.
         FormatError: layers are missing, or the times are those of a smaller network.
     """
     known = list(rows)
-    sizes = Network(shape.hidden, shape.heads, shape.vocab, shape.seq)
-    names = [name for name in sorted({row.model for row in known}) if NETWORKS.get(name) == sizes]
-    if not names:
-        shown = [f"{name}: {network}" for name, network in NETWORKS.items()]
-        raise UnknownNameError(f"no times of a network of the sizes of {shape.name}", [str(sizes), *shown])
-    degrees = sorted({row.tensor_parallel for row in known})
-    found: dict[str, Timed] = {}
+    name = next((name for name, sizes in NETWORKS.items() if sizes == network), "")
+    if not any(row.model == name for row in known):
+        shown = [f"{name}: {NETWORKS[name]}" for name in sorted({row.model for row in known} & set(NETWORKS))]
+        raise UnknownNameError(f"no times of a network like {network}", shown)
+    found: dict[str, dict[tuple[int, int], list[tuple[float, float, float]]]] = {}
     for kind in kinds:
-        layers: dict[tuple[int, int], Layers] = {}
-        for degree in degrees:
-            own = [row for row in known if row.tensor_parallel == degree]
-            if any(row.model == names[0] and _is_on(row, kind) for row in own):
-                times = _times(own, names[0], kind)
-                layers.update({(degree, size): _layers(of_size, shape) for size, of_size in times.items()})
-        if not layers:
-            _times(known, names[0], kind)  # says which kinds there are
-        found[kind] = Timed(layers)
+        degrees = {row.tensor_parallel for row in known if row.model == name and _is_on(row, kind)}
+        if not degrees:
+            _times(known, name, kind)  # which says so
+        found[kind] = {
+            (degree, size): [(row.forward_s, row.backward_s, row.update_s) for row in layers]
+            for degree in sorted(degrees)
+            for size, layers in _times([row for row in known if row.tensor_parallel == degree], name, kind).items()
+        }
     return found
-
-
-def _layers(rows: list[LayerTimes], shape: Transformer) -> Layers:
-    """Of rows, one a layer: embedding, blocks, head."""
-    if len(rows) != shape.layers + 2:
-        raise FormatError(
-            f"{shape.name} has {shape.layers} blocks, and the file {len(rows) - 2}",
-            [f"of {rows[0].gpu} at micro-batch {rows[0].micro_batch}, tensor degree {rows[0].tensor_parallel}"],
-        )
-
-    def cost(what: str, times: list[float]) -> Cost:
-        seconds = sum(times) / len(times)
-        return Cost.of(what, Estimate(seconds, seconds, seconds, TABLE))
-
-    def passes(of: list[LayerTimes]) -> Pass:
-        return Pass(cost("forward", [row.forward_s for row in of]), cost("backward", [row.backward_s for row in of]))
-
-    update = cost(OPTIMISER, [row.update_s for row in rows])
-    return Layers(passes(rows[:1]), passes(rows[1:-1]), passes(rows[-1:]), update)
 
 
 def _is_on(row: LayerTimes, kind: str) -> bool:

@@ -110,14 +110,18 @@ class Budget:
         """Whether to end now, with the best so far."""
         return not self.allows(0.0)
 
+    def ends(self, work_s: float = CALL_S) -> bool:
+        """Notes a turn of a loop; whether to end now."""
+        self.spend(work_s)
+        return self.is_over
+
     def require(self, work_s: float = CALL_S) -> None:
         """Notes a turn of a loop.
 
         Raises:
             OutOfTimeError: the budget is over.
         """
-        self.spend(work_s)
-        if self.is_over:
+        if self.ends(work_s):
             raise OutOfTimeError
 
     @property

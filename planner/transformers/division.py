@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.transformers.cluster import Cluster
-from planner.transformers.layers import Layers
 from planner.transformers.memory import memory_with, parameters_of
+from planner.transformers.passes import Layers
 from planner.transformers.pipeline import even_s, stay_s
 from planner.transformers.pools import Place, Pool, Pools
 from planner.transformers.shape import Sends, Transformer, Ways
@@ -146,7 +146,7 @@ class Division:
         for number in range(len(self.seats)):
             start = _Label(0, (0,) * max(1, len(self._pools)), 0, number, 0.0, 0.0, 0.0, 0.0, 0.0, ())
             if self._room(start.used, number) is not None:
-                self._push(start, max(self._longest_s(start), self._even_s()))
+                self._push(start, self._even_s() + self._least_after_s)
 
     @property
     def bound_s(self) -> float:
@@ -250,7 +250,8 @@ class Division:
                 max(label.sums_s, sums_s), max(label.update_s, update_s), ((label.seat, number), *label.chain),
             )  # fmt: skip
             pipeline_s = span_s if first else max(span_s + self._rest_s(longer), self._longest_s(longer))
-            yield longer, pipeline_s + self._latency_s + longer.sums_s + longer.update_s + tied_s
+            after_s = max(longer.sums_s + longer.update_s, self._least_after_s)
+            yield longer, pipeline_s + self._latency_s + after_s + tied_s
 
     def _stay_s(self, forward_s: float, backward_s: float, below_s: float, window: int) -> float:
         if self.ways.schedule == "1f1b":
@@ -261,11 +262,27 @@ class Division:
         """Passes of the blocks that are left."""
         return (self.shape.layers - label.blocks) * self._least_block_s
 
-    def _even_s(self) -> float:
-        """Of any division into so many stages."""
-        if self.stages is None or self.ways.schedule != "1f1b":
+    @functools.cached_property
+    def _least_after_s(self) -> float:
+        """Of the sums of gradients: a rank has as many weights of blocks as if all devices shared them, or more."""
+        if self.ways.overlap_gradients:
             return 0.0
-        return even_s(self.stages, self._micro_batches, self.shape.layers * self._least_block_s)
+        devices = sum(pool.devices for pool in self._pools)
+        stages = self.stages or devices / self.ways.data
+        whole = self.shape.layers * parameters_of(self.shape, 1, 1, False, False)
+        return min(
+            gradients(seat.cluster, seat.ways, whole / stages / (1 if self._pools else seat.ways.tensor), 0.0).seconds
+            for seat in self.seats
+        )
+
+    def _even_s(self) -> float:
+        """Of any division into so many stages, or into stages on all pools."""
+        blocks_s = self.shape.layers * self._least_block_s
+        if self.stages is None:
+            free = [pool.devices for pool in self._pools]
+            return self._micro_batches * longest_s(self.shape.layers, self.seats, free)
+        longest = self._micro_batches * -(-self.shape.layers // self.stages) * self._least_block_s
+        return max(longest, even_s(self.stages, self._micro_batches, blocks_s) if self.ways.schedule == "1f1b" else 0.0)
 
     def _longest_s(self, label: _Label) -> float:
         """All micro-batches through the longest of the stages that are left."""
@@ -282,22 +299,33 @@ class Division:
         return longest_s(left, self.seats, free)
 
     def _table(self) -> NDArray[np.float64] | None:
-        """Seconds of the longest stage at best, of so many blocks on so many GPUs of each pool, by replica."""
+        """Seconds of the longest stage at best, of so many blocks on so many GPUs of each pool, by replica.
+
+        Of stages before others: each waits for a message, at least.
+        """
         if self._bound_table is None:
             units = [pool.devices // self.ways.data + 1 for pool in self._pools]
             if np.prod(units, dtype=float) > _LARGEST_TABLE // self.shape.layers:
                 return None
+            hops_s = [self._least_hop_s(seat) for seat in self.seats]
             table = np.full((self.shape.layers + 1, *units), inf)
             table[0] = 0.0
             for blocks in range(1, self.shape.layers + 1):
-                for seat in self.seats:
+                for seat, hop_s in zip(self.seats, hops_s, strict=True):
                     degrees = [seat.ways.tensor * (pool == seat.pool) for pool in range(len(units))]
                     kept = tuple(slice(0, max(0, unit - degree)) for unit, degree in zip(units, degrees, strict=True))
                     longer = table[blocks][tuple(slice(degree, None) for degree in degrees)]
                     for number in range(1, blocks + 1):
-                        np.minimum(longer, np.maximum(table[blocks - number][kept], number * seat.block_s), out=longer)
+                        np.minimum(
+                            longer, np.maximum(table[blocks - number][kept], number * seat.block_s + hop_s), out=longer
+                        )
             self._bound_table = table
         return self._bound_table
+
+    def _least_hop_s(self, seat: Seat) -> float:
+        if not isinstance(self.cluster, Pools) or self.ways.sends is Sends.OVERLAPPED:
+            return 0.0
+        return self.cluster.least_hop_s(self.ways, self._bytes, seat.cluster, seat.ways.tensor)
 
     def _room(self, used: tuple[int, ...], number: int) -> tuple[Place, tuple[int, ...]] | None:
         """Where the next stage on that seat is, and what is used then; None: there is no room."""

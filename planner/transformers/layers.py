@@ -20,12 +20,12 @@ Ignored: what products and exchanges that overlap take from one another, data lo
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.ir.errors import UsageError
 from planner.kernels import Kernels
-from planner.transformers.cluster import Cluster, Cost, costs
+from planner.transformers.cluster import Cluster
+from planner.transformers.passes import Cost, Layers, Pass, costs
 from planner.transformers.shape import Fusion, Recompute, Transformer, Ways
 
 PRODUCTS, ATTENTION, MEMORY, EXCHANGE = "products", "attention", "memory-bound", "tensor exchanges"
@@ -37,49 +37,6 @@ _STREAMING = {
     "activation_backward": "activation",
 }
 """Kinds of operators by what a fused kernel of theirs is alike: tables have them as PyTorch or vLLM runs them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """What a micro-batch takes of a rank: forward, and backward with whatever it computes again."""
-
-    forward: Cost
-    backward: Cost
-
-
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """Passes through the embedding, one block, and the head with its loss.
-
-    Attributes:
-        update: of the optimiser, of one layer, where it was measured; None: it follows from the bytes that it moves.
-    """
-
-    embedding: Pass
-    block: Pass
-    head: Pass
-    update: Cost | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Timed:
-    """Passes that were measured on a kind of GPU, in place of those of kernels.
-
-    Attributes:
-        layers: by tensor degree and micro-batch.
-    """
-
-    layers: Mapping[tuple[int, int], Layers]
-
-    def of(self, ways: Ways) -> Layers | None:
-        """Those of a rank; None: nobody measured them (sequence parallelism and the core of attention never are)."""
-        found = self.layers.get((ways.tensor, ways.micro_batch))
-        if found is None or ways.sequence_parallel or ways.recompute is Recompute.SELECTIVE:
-            return None
-        if ways.recompute is Recompute.NONE:
-            return found
-        block = found.block
-        return replace(found, block=Pass(block.forward, block.backward + block.forward))
 
 
 @functools.lru_cache(maxsize=4096)

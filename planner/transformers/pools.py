@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations, permutations
+from math import inf
 
 from planner.ir.cluster import HOST, Link
 from planner.ir.cluster import Cluster as Machines
@@ -21,7 +22,7 @@ from planner.kernels import Estimate, Wire
 from planner.kernels.estimates import NOTHING
 from planner.kernels.links import EFFICIENCY
 from planner.transformers.cluster import Cluster, by_data_sheet
-from planner.transformers.layers import Timed
+from planner.transformers.passes import Timed
 from planner.transformers.shape import Transformer, Ways
 
 
@@ -32,10 +33,12 @@ class Pool:
     Attributes:
         cluster: of such hosts; its name is the pool's.
         devices: in all.
+        ranks: theirs in the cluster that the pool is of, host by host; empty: they have none.
     """
 
     cluster: Cluster
     devices: int
+    ranks: tuple[int, ...] = ()
 
     def after(self, used: int, tensor: int, data: int) -> tuple[int, int]:
         """The GPUs of the next stage: from the first one on, up to the last, exclusive; ``used`` are before it."""
@@ -51,11 +54,18 @@ class Pools:
 
     Attributes:
         between: what joins a host of one pool to one of another, by their names.
+        whole: all pools as one cluster, by the slowest link between hosts, if their hosts are alike.
     """
 
     name: str
     pools: tuple[Pool, ...]
     between: Mapping[tuple[str, str], Wire]
+    whole: Cluster | None = None
+
+    @property
+    def device(self) -> str:
+        """How many of which kind."""
+        return ", ".join(f"{pool.devices} {pool.cluster.name}" for pool in self.pools)
 
     @property
     def devices(self) -> int:
@@ -73,7 +83,7 @@ class Pools:
 
     def at(self, ways: Ways, stage: int) -> Cluster:
         """Where a stage is."""
-        return self.pool(ways.pools[stage]).cluster
+        return self.whole if self.whole and not ways.pools else self.pool(ways.pools[stage]).cluster
 
     def hops(self, ways: Ways, num_bytes: float) -> list[Estimate]:
         """Messages of a replica, of ``num_bytes`` in all, from each stage to the next."""
@@ -109,6 +119,16 @@ class Pools:
             )
         return by_data_sheet(max(times)) + gathered
 
+    def least_hop_s(self, ways: Ways, num_bytes: float, cluster: Cluster, tensor: int) -> float:
+        """Seconds that no message to or from a stage of that degree in that pool falls below."""
+        gathered_s = 0.0
+        if not ways.sequence_parallel:
+            gathered_s = cluster.exchange("all_gather", num_bytes, tensor).seconds
+        sent_s = cluster.card_s(num_bytes / tensor, min(cluster.per_host, tensor * ways.data))
+        if (tensor + 1) * ways.data <= cluster.per_host:
+            sent_s = min(sent_s, cluster.send(num_bytes / tensor, 1).seconds)
+        return sent_s + gathered_s
+
     def sum_of_two(self, shape: Transformer, ways: Ways, first: Place, last: Place) -> Estimate:
         """The embedding's gradient, which the first stage and the last add up, replica by replica."""
         num_bytes = shape.vocab * shape.hidden * (4 if ways.fp32_gradients else 2)
@@ -116,7 +136,7 @@ class Pools:
         return self.hop(replace(ways, sequence_parallel=True), num_bytes, first, last)
 
     def alone(self, ways: Ways) -> Cluster | Pools:
-        """The one pool that all stages are on, where they have one degree: a cluster of alike devices."""
+        """Where all stages are, if devices are alike there and the stages have one degree: a pool, or all of them."""
         return self if ways.tensors or len(set(ways.pools)) > 1 else self.at(ways, 0)
 
     def joined(self) -> Pools:
@@ -125,7 +145,7 @@ class Pools:
         for one, other in combinations(self.pools, 2):
             if other in pools and one in pools and self._is_alike(one, other):
                 at = pools.index(one)
-                pools[at] = replace(one, devices=one.devices + other.devices)
+                pools[at] = Pool(one.cluster, one.devices + other.devices, one.ranks + other.ranks)
                 pools.remove(other)
                 return Pools(self.name, tuple(pools), self.between).joined()
         return self
@@ -193,25 +213,38 @@ def pools_of(name: str, machines: Machines, timed: Mapping[str, Timed] | None = 
         key = (specs[0].kind, specs[0].memory_bytes, len(ranks), _zone(machines, ranks[0]), within)
         by_kind.setdefault(key, []).append(ranks)
     names = _names(machines, [members[0][0] for members in by_kind.values()])
+    members_of = dict(zip(names, by_kind.values(), strict=True))
     pools = []
-    for own, members in zip(names, by_kind.values(), strict=True):
+    for own, members in members_of.items():
         spec = machines.devices[members[0][0]]
-        across = _worst(machines, members, members)
+        across = _worst(machines, members, members) or machines.links.get(_near_tier(machines))
         within = machines.link(*members[0][:2]) if len(members[0]) > 1 else across
-        if within is None:  # one device
-            within = across = Link(0.0, 1.0)
         cluster = Cluster(
-            own, spec.kind, len(members[0]), _wire(within), _wire(across or within), dtype,
+            own, spec.kind, len(members[0]), _wire(within or across), _wire(across or within), dtype,
             of_network=1.0, memory_bytes=spec.memory_bytes, timed=timed[spec.kind] if timed else None,
         )  # fmt: skip
-        pools.append(Pool(cluster, sum(map(len, members))))
+        pools.append(Pool(cluster, sum(map(len, members)), tuple(chain(*members))))
     between = {
-        (one, other): _wire(link)
-        for one, ours in zip(names, by_kind.values(), strict=True)
-        for other, theirs in zip(names, by_kind.values(), strict=True)
-        if one != other and (link := _worst(machines, ours, theirs)) is not None
+        (one, other): _wire(_worst(machines, members_of[one], members_of[other]))
+        for one, other in permutations(names, 2)
     }
-    return Pools(name, tuple(pools), between).joined()
+    found = Pools(name, tuple(pools), between).joined()
+    return replace(found, whole=_whole(found))
+
+
+def _whole(pools: Pools) -> Cluster | None:
+    """All hosts as those of one cluster, whose slowest link counts, if they are alike."""
+    first = replace(pools.pools[0].cluster, name=pools.name)
+    wires = [*(pool.cluster.across for pool in pools.pools), *pools.between.values()]
+    slowest = Wire(max(wire.alpha_s for wire in wires), min(wire.bytes_per_s for wire in wires))
+    kinds = [_kind(replace(pool.cluster, across=slowest)) for pool in pools.pools]
+    return replace(first, across=slowest) if all(kind == kinds[0] for kind in kinds) else None
+
+
+def _near_tier(machines: Machines) -> str:
+    """That of two hosts of one zone."""
+    tiers = machines.nested_tiers
+    return tiers[[tier.within for tier in tiers].index(HOST) + 1].name
 
 
 def _zone(machines: Machines, rank: int) -> tuple[str, ...]:
@@ -242,6 +275,8 @@ def _links(machines: Machines, ours: list[list[int]], theirs: list[list[int]]) -
                     return
 
 
-def _wire(link: Link) -> Wire:
-    """What messages get of a link."""
+def _wire(link: Link | None) -> Wire:
+    """What messages get of a link; of none, where nothing is sent, all."""
+    if link is None:
+        return Wire(0.0, inf)
     return Wire(link.latency_s, link.bandwidth_bytes_per_s * EFFICIENCY)

@@ -189,7 +189,11 @@ def search(
         InfeasibleError: nothing fits in memory.
     """
     found = _Search(shape, cluster, global_batch, space or Space(), gap, time.monotonic() + time_limit_s)
-    grounds = [(cluster, devices)] if isinstance(cluster, Cluster) else [(p.cluster, p.devices) for p in cluster.pools]
+    if isinstance(cluster, Cluster):
+        grounds = [(cluster, devices)]
+    else:
+        grounds = [(pool.cluster, pool.devices) for pool in cluster.pools]
+        grounds += [(cluster.whole, devices)] if cluster.whole is not None else []
     for ground, number in grounds:
         found.divide(ground, number)
     if isinstance(cluster, Pools):
@@ -345,7 +349,7 @@ class _Search:
         if least_bytes > cluster.usable_bytes:
             self._leave_out(cluster, ways, least_bytes)
             return
-        if isinstance(self.cluster, Pools):
+        if isinstance(self.cluster, Pools) and cluster is not self.cluster.whole:
             ways = replace(ways, pools=(cluster.name,) * ways.pipeline)
         if ways.interleave > 1:
             bound_s = least_s(self.shape, cluster, ways, self.global_batch)

@@ -21,8 +21,8 @@ from math import sqrt
 
 from planner.kernels import Estimate
 from planner.kernels.estimates import NOTHING
-from planner.transformers.cluster import Cluster, Cost
-from planner.transformers.layers import Layers, Pass, layers_for
+from planner.transformers.cluster import Cluster
+from planner.transformers.layers import layers_for
 from planner.transformers.memory import (
     MASTER_BYTES,
     WEIGHT_BYTES,
@@ -32,6 +32,7 @@ from planner.transformers.memory import (
     stage_memory,
     unlike_stages,
 )
+from planner.transformers.passes import OPTIMISER, Cost, Layers, Pass
 from planner.transformers.pipeline import Chunks, chunked
 from planner.transformers.pools import Pools
 from planner.transformers.shape import Sends, Transformer, Ways
@@ -39,7 +40,7 @@ from planner.transformers.shape import Sends, Transformer, Ways
 MODEL_ERROR = 0.06
 """Of a step, what it leaves out (data, jitter, Python) makes it longer or shorter: a judgement, of what four runs of
 Megatron-LM on A100 are off; it widens ranges, and moves no prediction."""
-GRADIENTS, OPTIMISER, BUBBLE, SENDS = "gradient sums", "optimiser", "bubble", "messages between stages"
+GRADIENTS, BUBBLE, SENDS = "gradient sums", "bubble", "messages between stages"
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,17 +277,13 @@ def _evaluating(module: nn.Module) -> tuple[str, ...]:
 
 
 def _names(traced: Traced, found: tuple[Group, ...]) -> tuple[str, ...]:
-    owns = [any(a.target in traced.parameters for a in tensor_arguments(group.main)) for group in found]
+    owns = [any(traced.is_parameter(a) for a in tensor_arguments(group.main)) for group in found]
     return layer_names([group.main for group in found], owns, traced.inputs)
 
 
 def _value_names(traced: Traced, found: tuple[Group, ...], names: tuple[str, ...]) -> dict[fx.Node, str]:
     """The value that each placeholder, main node and output of a main node is; nodes inside a layer are none."""
-    values = {
-        node: node.target
-        for node in traced.module.graph.nodes
-        if node.op == "placeholder" and node.target in traced.inputs
-    }
+    values = {node: node.target for node in traced.module.graph.nodes if traced.is_input(node)}
     for group, name in zip(found, names, strict=True):
         values[group.main] = name
         for node in group.nodes:
@@ -379,7 +375,7 @@ def _kind(traced: Traced, rules: Rules, group: Group, read: tuple[TensorSpec, ..
     reads_more = bool(beside - set(_values_read(group.main, group)))
     data_is_inside = len(data) < count or any(a.op == "get_attr" or a in group.nodes for a in data)
     parameter_is_viewed = any(
-        argument.target in traced.parameters
+        traced.is_parameter(argument)
         for node in group.nodes
         if node is not group.main
         for argument in tensor_arguments(node)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import os
 import sys
 import sysconfig
 from collections import deque
@@ -32,8 +33,9 @@ OUTSIDE = ("torch", "profiler", "cuda_ops", "contextlib")
 """Packages whose code is not the user's, but for our own models."""
 MODELS = "profiler.models."
 _NOT_USERS = frozenset({*OUTSIDE, *sys.stdlib_module_names} - {"__main__"})
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-"""Folders of packages, whose functions are too many to be followed into what they name."""
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", sysconfig.get_path("stdlib"))
+"""In paths of packages, whose functions are too many to be followed into what they name."""
+_OURS = ("halopipe", "planner", "runtime")
 _MOST_FOLLOWED = 10_000
 _MOST_BYTES = 2**26
 """Of a tensor that is reached through global variables: larger ones are data rather than state."""
@@ -199,12 +201,15 @@ def _reached(owners: Iterable[Any]) -> tuple[list[_Place], list[Tensor]]:
     places, tensors = [], []
     waiting: list[tuple[str, Any]] = [("", owner) for owner in reversed(list(owners))]
     shared: list[tuple[str, Any]] = []
+    variables: set[Any] = set()
     is_shared = False
-    while waiting:
+    while waiting and not (is_shared and len(visited) > _MOST_FOLLOWED):
         name, value = waiting.pop()
         if isinstance(value, _Globals):
-            places.append(value.place)
-            shared += value.followed
+            if value.key not in variables:
+                variables.add(value.key)
+                places.append(value.place)
+                shared += value.followed
         elif isinstance(value, type) and not is_shared:
             shared.append((name, value))
         elif id(value) not in visited and not isinstance(value, str | int | float | None):
@@ -255,7 +260,7 @@ def _of(name: str, value: Any) -> tuple[_Place | None, list[tuple[str, Any]]]:
 
 def _of_class(cls: type) -> tuple[_Place | None, list[tuple[str, Any]]]:
     """Attributes of a class, and its methods."""
-    if not is_users(cls.__module__):
+    if not isinstance(cls.__module__, str) or not is_users(cls.__module__):  # of metaclasses a descriptor
         return None, []
     functions = [getattr(each, "__func__", getattr(each, "fget", each)) for each in vars(cls).values()]
     functions = [each for each in functions if isinstance(each, FunctionType)]
@@ -281,7 +286,13 @@ def _rewrite(owner: Any, now: dict[str, Any], held: dict[str, Any]) -> None:
 
 
 def _is_installed(function: FunctionType) -> bool:
-    return function.__code__.co_filename.startswith(_INSTALLED)
+    return _is_outside(function.__module__ or "", function.__code__.co_filename)
+
+
+def _is_outside(module: str, file: str | None) -> bool:
+    """Whether a Python module is of an installed package, or of ours."""
+    is_ours = not is_users(module) or module.partition(".")[0] in _OURS
+    return is_ours or not file or any(part in file for part in _INSTALLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +309,11 @@ class _Globals:
     values: dict[str, Any]
     named: frozenset[str]
     stored: frozenset[str]
+
+    @property
+    def key(self) -> tuple[int, frozenset[str], frozenset[str]]:
+        """One of each is enough."""
+        return id(self.values), self.named, self.stored
 
     @property
     def place(self) -> _Place:
@@ -319,15 +335,14 @@ class _Globals:
         place, found = self.place, []
         for name in sorted(self.named & self.values.keys()):
             value = self.values[name]
-            is_module = isinstance(value, ModuleType)
-            if is_module and is_users(value.__name__) and not (value.__file__ or "").startswith(_INSTALLED):
-                value = _Globals(name, vars(value), self.named, self.stored)
+            if isinstance(value, ModuleType) and not _is_outside(value.__name__, vars(value).get("__file__")):
+                value = _Globals(place.named(name), vars(value), self.named, self.stored)
             found.append((place.named(name), value))
         return found
 
 
 def _globals(function: FunctionType) -> list[tuple[str, Any]]:
-    if function.__code__.co_filename.startswith(_INSTALLED):
+    if _is_installed(function):
         return []
     named, stored = _names(function.__code__)
     return [("", _Globals("", function.__globals__, named, stored))]

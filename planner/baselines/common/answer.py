@@ -6,7 +6,6 @@ that the simulator prices, on the ranks and links as such planners see them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -21,6 +20,7 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
+from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import Candidate, micro_batches
 from planner.solvers.candidates.choose import best_of
 from planner.solvers.candidates.evaluate import Evaluator
@@ -85,9 +85,9 @@ class Trial:
     def sizes(self, problem: Problem, book: PriceBook) -> Iterator[tuple[int, float]]:
         """Micro-batch sizes, the largest first, and the seconds that the planner's programme may take for each."""
         sizes = micro_batch_sizes(problem, book)
-        stop_at = time.monotonic() + self.limit_s
+        budget = part_of_current(self.limit_s)
         for number, size in enumerate(reversed(sizes)):
-            yield size, max(0.0, stop_at - time.monotonic()) / (len(sizes) - number)
+            yield size, budget.left_s / (len(sizes) - number)
 
     def has_plan(self, size: int, answer: Answer, rule: str = "its own rules") -> bool:
         """Whether there is one; notes why not.

@@ -37,7 +37,6 @@ its other one, for transformers, divides the blocks alone.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise, product
@@ -51,6 +50,7 @@ from planner.baselines.common.ideals import Bools, Ideals, Lattice, bits_of, cha
 from planner.baselines.piper.format import Floats, Instance, Machine, Option, Room, least_work
 from planner.baselines.piper.stages import Pairs, PlainPairs, Stage, StageCosts, are_alike, choose_options, value_of
 from planner.ir.errors import UnknownNameError, UsageError
+from planner.solvers.budget import part_of_current
 
 SAME = 1e-9
 """Times that differ by less, as a fraction, are one time."""
@@ -411,11 +411,7 @@ def solve(
         raise UsageError("nothing to plan for", [words], ["give at least one device, and a bandwidth above 0"])
     if variant not in VARIANTS:
         raise UnknownNameError(f"no variant {variant!r}", [f"known: {', '.join(VARIANTS)}"])
-    stop_s = time.monotonic() + time_limit_s
-
-    def out_of_time() -> bool:
-        return time.monotonic() > stop_s
-
+    out_of_time = part_of_current(time_limit_s).ends
     equal = equal_stages(instance, machine)
     if variant == "equal":
         return _answer(instance, machine, equal, value_of(instance, machine, equal) if equal else inf)

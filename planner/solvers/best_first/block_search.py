@@ -36,7 +36,7 @@ from planner.ir.box import Box, intersect, volume, whole
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, output_of, producer, value_name
-from planner.ir.plan import Block
+from planner.ir.plan import Block, status_of
 from planner.ir.problem import SPATIAL_DIMS, Problem
 from planner.layers import kind, over_sites
 from planner.layers.division import BlockReader, Division, LayerDivision, made_box
@@ -93,18 +93,13 @@ def with_blocks(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outco
                 found = _Parting(evaluator, ranks, cuts, size).best()
                 if found is not None:
                     best = better(best, found)
-    outcome = replace(outcome, bound_s=min(bounds), status=_status(outcome, best, min(bounds)))
+    outcome = replace(outcome, bound_s=min(bounds))
+    if best is not None:
+        outcome = replace(outcome, status=status_of(outcome.status, best.step_s, min(bounds), problem.gap))
     if best is None or best is outcome.best:
         return outcome
     num_candidates, by_num_stages = outcome.num_candidates + num, {**outcome.by_num_stages, 1: best}
     return replace(outcome, best=best, num_candidates=num_candidates, by_num_stages=by_num_stages)
-
-
-def _status(outcome: Outcome, best: Evaluation | None, bound_s: float) -> str:
-    """What was proven without blocks need not be so with them."""
-    if outcome.status != "proven" or best is None or bound_s >= best.step_s * (1 - 1e-9):
-        return outcome.status
-    return "within gap"
 
 
 def _groups(problem: Problem) -> list[tuple[int, ...]]:

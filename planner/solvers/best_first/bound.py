@@ -190,7 +190,7 @@ class Suffixes:
             found = self.prices.cuts.inside
             if np.isfinite(self.upper_s):
                 every = np.arange(len(found))
-                found = found & (group.prices.works.most(every[:, None], every[None, :]) <= self.upper_s)
+                found = found & (group.largest_work_s(every[:, None], every[None, :]) <= self.upper_s)
             self._timely[key] = found
         return found
 

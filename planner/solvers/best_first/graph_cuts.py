@@ -133,8 +133,8 @@ class Cuts:
                 total[2] += value.has_gradient
         return tuple(Handed(*pair, there, back, count > 0) for pair, (there, back, count) in sorted(found.items()))
 
-    def disorder(self, first: int, cut: int, lasts: Numbers) -> Flags:
-        """Which stages from ``cut`` to ``lasts`` should come before the one from ``first`` to ``cut``.
+    def disorder(self, first: int | Numbers, cut: int, lasts: Numbers) -> Flags:
+        """Elementwise, which stages from ``cut`` to ``lasts`` should come before the one from ``first`` to ``cut``.
 
         Stages that do not depend on one another may come in any order: that of their depth is the one looked at.
         """
@@ -340,12 +340,10 @@ def _forbid_disorder(cuts: Cuts) -> None:
     for cut in range(1, cuts.last):
         lasts = np.flatnonzero(cuts.inside[cut])
         sort_of = cuts.content[cut, lasts]
-        for first in np.flatnonzero(cuts.inside[:, cut]):
-            wrong = cuts.disorder(int(first), cut, lasts)
-            if wrong.any():
-                for sort in np.unique(sort_of[wrong]):
-                    if wrong[sort_of == sort].all():
-                        cuts.column[sort, first, cut] = -1
+        firsts = np.flatnonzero(cuts.inside[:, cut])
+        wrong = cuts.disorder(firsts[:, None], cut, lasts)
+        for sort in np.unique(sort_of):
+            cuts.column[sort, firsts[wrong[:, sort_of == sort].all(axis=1)], cut] = -1
 
 
 def _depths(reads: list[int]) -> Array:

@@ -141,7 +141,7 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluati
             found = evaluator.evaluate(candidate, best_s)
         except (MissingMeasurementError, IllegalProgramError):
             continue
-        if found.fits:
+        if found.fits and found.memories:
             best_s = min(best_s, found.step_s)
             yield found
 
@@ -412,7 +412,8 @@ class _Space:
         for s in reversed(range(num_stages)):
             table, end = tables[s], ends[s]
             trip = heads[s] + there[s] + trip + back[s] + backs[s]
-            busy = np.maximum(table.all_work[end], -(-count // kept[s]) * trip)
+            trips = -(-count // kept[s]) if kept[s] else 1  # answers alone keep nothing, and wait for nothing
+            busy = np.maximum(table.all_work[end], trips * trip)
             found = np.maximum(found, starts[s] + busy + np.maximum(table.tail[end], upstream[s]))
             found = np.where(table.window[end] >= kept[s], found, np.inf)
             if s == num_stages - 1 and self._share_cards(groups):

@@ -6,8 +6,10 @@ The objective memory: the least limit on every device under which some plan fits
 from __future__ import annotations
 
 import contextlib
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 
@@ -15,27 +17,33 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.ir.constraints import format_rule
-from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
+from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
 from planner.ir.problem import ALWAYS, AUTO, MICRO, NEVER, SELECTIVE, THROUGHPUT, Problem
 from planner.layers.stage_rules import why_gradients_stay_whole
-from planner.schedules import traits
+from planner.schedules import positions, traits
 from planner.solvers.best_first.bound import GroupChoice
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.prefixes import Frontier, Prefix
 from planner.solvers.best_first.search import BestFirstSearch
-from planner.solvers.best_first.warm_start import Start, spaces
-from planner.solvers.budget import Budget, part_of_current
+from planner.solvers.best_first.virtual_pipelines import Family
+from planner.solvers.best_first.warm_start import Start, all_families, spaces
+from planner.solvers.budget import NUMBER_S, Budget, part_of_current
+from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import infeasible, size_text
-from planner.solvers.candidates.feasibility import sees_whole_batch
+from planner.solvers.candidates.feasibility import mixing_text, sees_whole_batch
 
 _QUICKLY_S = 5.0
+_FEW = 5  # pipelines of several stages a position
+_SIMPLER = ["a schedule of one stage a device, such as --schedule 1f1b"]
 
 
 def no_plan_fits(evaluator: Evaluator) -> HalopipeError:
     """The error for a problem of which no plan fits."""
     closest = leanest(evaluator)
+    if closest is None and not evaluator.schedules and (why := why_no_families(evaluator)):
+        return InfeasibleError("no pipeline of several stages a device", why, _SIMPLER)
     rules = (*evaluator.problem.fix, *evaluator.problem.forbid)
     if closest is None and rules:
         return InfeasibleError(
@@ -71,7 +79,56 @@ def leanest(evaluator: Evaluator) -> Evaluation | None:
             found = evaluator.evaluate(candidate)
             if best is None or evaluator.excess(found) < evaluator.excess(best):
                 best = found
+    for candidate in leanest_virtual(evaluator):
+        if best is not None and not evaluator.has_time_for(candidate):
+            break
+        with contextlib.suppress(MissingMeasurementError, IllegalProgramError):
+            found = evaluator.evaluate(candidate)
+            if best is None or evaluator.excess(found) < evaluator.excess(best):
+                best = found
     return best
+
+
+def leanest_virtual(evaluator: Evaluator) -> Iterator[Candidate]:
+    """Of pipelines of several stages a position, a few whose fullest stage is least full."""
+    every: list[tuple[float, int, Family, list[int]]] = []
+    for member in chain.from_iterable(each.members() for each in all_families(evaluator)):
+        if every and evaluator.budget.is_over:
+            break
+        fullness, cuts = member.leanest()
+        evaluator.budget.spend(NUMBER_S * len(member.where) * member.stage_prices.prices.cuts.inside.size)
+        if cuts is not None:
+            every.append((fullness, len(every), member, cuts))
+    for _, _, member, cuts in heapq.nsmallest(_FEW, every):
+        candidate = member.candidate(cuts)
+        if not evaluator.unmet(candidate):
+            yield candidate
+
+
+def why_no_families(evaluator: Evaluator) -> list[str]:
+    """Why there is no pipeline of several stages a position, by schedule; empty if that is not the reason."""
+    reasons: dict[str, None] = {}
+    for each in all_families(evaluator):
+        name, prices, known = each.schedule, each.stage_prices.prices, traits(each.schedule)
+        problem, cuts = prices.problem, prices.cuts
+        most = min(cuts.last, problem.max_stages or cuts.last)
+        ways = known.stages_per_position or 1
+        fewest = min((len(positions(name, len(groups), ways)) for groups in each.sequences), default=0)
+        mixing = mixing_text(problem.profile.graph) if known.bidirectional else ""
+        if mixing:
+            reasons[f"{name}: every stage is on two devices, which share its samples, and {mixing}"] = None
+        elif not each.sequences:
+            why = "stages may not be cut along samples" if len(problem.ranks) > 1 else "1 may be used"
+            reasons[f"{name}: every stage is on two devices, and {why}"] = None
+        elif fewest > most:
+            asked = f"at most {most} were asked for" if most < cuts.last else f"the network can be cut into {most}"
+            reasons[f"{name}: {fewest} stages are the fewest, and {asked}"] = None
+        elif next(each.members(), None) is not None:
+            return []
+        elif any(prices.versions(tuple(int(own is pool) for own in prices.pools)) for pool in prices.pools):
+            text = f"in micro-batches of {', '.join(map(str, sorted(set(prices.micro_batches))))}"
+            reasons[f"{name}: {text} not every device of a stage has a sample"] = None
+    return list(reasons)
 
 
 @dataclass(slots=True, eq=False)
@@ -154,7 +211,7 @@ def _would_fit(evaluator: Evaluator) -> Iterator[str]:
     for group in (restrictions, {words: other for words, other in means.items() if other is not None}):
         for words, other in group.items():
             within = evaluator.budget.part(_QUICKLY_S / len(group))
-            with contextlib.suppress(InfeasibleError, MissingMeasurementError):  # it has no plan at all
+            with contextlib.suppress(HalopipeError):  # it has no plan at all, or is no problem
                 found = None if within.is_over else any_fit(other, within)
                 if found is not None:
                     yield f"{words}: {_shown(found)}"

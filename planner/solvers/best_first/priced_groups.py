@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -10,6 +12,8 @@ import numpy as np
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
+from planner.costs.stages.shared_bound import SharedBound
+from planner.costs.stages.shared_times import GroupTimes, MemberTimes
 from planner.costs.stages.stage_bound import Stage, StageBound, StageBounds
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import parts_of, samples_of
@@ -31,6 +35,9 @@ from planner.solvers.candidates.feasibility import usable
 
 _ROUNDING = 1e-9
 
+_FEW_SHARES, _SOME_CUTS = 3, 12
+"""Of too many ways to share: those that are looked at, the most frequent ones of stages between some cuts."""
+
 Version = tuple[Recomputes, bool, tuple[int, ...]]
 """A way to run a stage on given devices, see :class:`Group`."""
 
@@ -48,6 +55,7 @@ class Group:
         version: which activations its stage computes again, whether members share its sites and not samples, and the
             part of each, of samples in those of a full micro-batch.
         allowed: by first and last cut, what side constraints allow; None: everything.
+        any_shares: what holds whatever the shares are, where they are open; ``prices`` is then with one sample each.
     """
 
     counts: Counts
@@ -59,6 +67,7 @@ class Group:
     prices: StageBound
     owner: Prices
     allowed: Flags | None
+    any_shares: SharedBound | None = None
 
     @property
     def recompute(self) -> Recomputes:
@@ -77,13 +86,17 @@ class Group:
 
     def stage(self, first: Numbers, last: Numbers) -> Stage:
         """Bounds of stages between ``first`` and ``last``, arrays that broadcast."""
-        found = self.prices.stage(first, last, len(self.owner.micro_batches))
+        found = (self.any_shares or self.prices).stage(first, last, len(self.owner.micro_batches))
         window = found.window
         if self.size > 1:
             window = np.where(self.owner.mixing[last] - self.owner.mixing[first] > 0, 0, window)
         if self.allowed is not None:
             window = np.where(self.allowed[first, last], window, 0)
         return found if window is found.window else replace(found, window=window)
+
+    def largest_work_s(self, first: Numbers, last: Numbers) -> Array:
+        """What the slowest member computes in a step, at least."""
+        return (self.any_shares or self.prices).largest_work_s(first, last)
 
     def fullness(self, first: Numbers, last: Numbers, kept: int) -> Array:
         """The fullest member's share of its limit with ``kept`` micro-batches; infinite where no stage is possible."""
@@ -114,6 +127,8 @@ class Prices:
     freedom: Freedom
     mixing: Array = field(init=False)
     throughout: Flags = field(init=False)
+    _times: dict[tuple[str, Recomputes], MemberTimes] = field(init=False, default_factory=dict, repr=False)
+    _capacity: Array | None = field(init=False, default=None, repr=False)
     _versions: dict[Counts, tuple[Group, ...]] = field(init=False, default_factory=dict, repr=False)
     _prices: dict[object, StageBound] = field(init=False, default_factory=dict, repr=False)
     _bounds: StageBounds = field(init=False, repr=False)
@@ -139,8 +154,7 @@ class Prices:
         """
         found = self._versions.get(counts)
         if found is None:
-            members = member_orders(self.pools, counts)[0]
-            ranks, size = first_ranks(self.pools, members), self.micro_batches[0]
+            ranks, size = self.first_ranks(counts), self.micro_batches[0]
             ways = [(False, shares) for shares in self._shares(ranks)]
             if len(ranks) > 1 and self.throughout.any():
                 ways.append((True, site_shares(self.problem, self.book, ranks, size)))
@@ -148,28 +162,63 @@ class Prices:
             found = self._versions[counts] = tuple(group for group in made if group is not None)
         return found
 
-    def _shares(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        size = self.micro_batches[0]
-        return all_shares(self.problem, ranks, size) or (group_shares(self.problem, self.book, ranks, size),)
+    def first_ranks(self, counts: Counts) -> tuple[int, ...]:
+        """The ranks of a group with the devices ``counts``, where none is used yet."""
+        return first_ranks(self.pools, member_orders(self.pools, counts)[0])
 
-    def with_shares(self, group: Group, shares: tuple[int, ...]) -> Group:
-        """The same devices with other shares of the samples.
+    def leaves_out(self, counts: Counts) -> bool:
+        """Whether the devices ``counts`` may share samples in other ways than those that are looked at."""
+        size = self.micro_batches[0]
+        return sum(counts) <= size and not all_shares(self.problem, self.first_ranks(counts), size)
+
+    def _shares(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The shares of samples that are looked at: all, or those with the least largest time for some stage."""
+        every = all_shares(self.problem, ranks, self.micro_batches[0])
+        if every or len(ranks) > self.micro_batches[0]:
+            return every
+        found = Counter[tuple[int, ...]]()
+        with suppress(MissingMeasurementError):
+            for again in self.freedom.recompute:
+                found.update(self._least_largest(self.times(ranks, again)))
+        return tuple(shares for shares, _ in found.most_common(_FEW_SHARES)) or (
+            group_shares(self.problem, self.book, ranks, self.micro_batches[0]),
+        )
+
+    def _least_largest(self, times: GroupTimes) -> Iterator[tuple[int, ...]]:
+        """The shares with the least largest time, of every stage between some of the cuts."""
+        some = np.unique(np.linspace(0, self.cuts.last, _SOME_CUTS).astype(np.int64))
+        first, last = (some[places] for places in np.nonzero(self.cuts.inside[np.ix_(some, some)]))
+        seconds, level = times.levels(lambda member: member.all_work, first, last)
+        for column in level[:, np.isfinite(seconds)].T.tolist():
+            yield times.shares(column)
+
+    def times(self, ranks: tuple[int, ...], recompute: Recomputes) -> GroupTimes:
+        """What members of a group take for any number of samples.
 
         Raises:
-            MissingMeasurementError: a layer's cost at such a size is not known.
+            MissingMeasurementError: a layer's cost at one of these numbers is not known.
         """
-        if shares == group.shares:
-            return group
-        kinds = [(self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in group.orders[0]]
-        sizes = (self.micro_batches[0], self.micro_batches[-1])
-        samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
-        members = [(*kind, (samples[sizes[0]][n], samples[sizes[1]][n])) for n, kind in enumerate(kinds)]
-        again, zero = again_of(group.recompute, self._cores), self.problem.zero_over(len(shares))
-        prices = self._bounds.of(group.ranks, members, again, zero)
-        return replace(group, version=(*group.version[:2], shares), samples=samples, prices=prices)
+        again, size = again_of(recompute, self._cores), self.micro_batches[0]
+        devices = self.problem.profile.cluster.devices
+        limits = [self.problem.memory_limit_bytes(rank) + devices[rank].on_chip_bytes for rank in ranks]
+        sorts = Counter(zip(map(self.book.kind, ranks), limits, strict=True))
+        members, most = [], []
+        for kind, limit in sorts:
+            top = size if self.problem.micro_batch_sizes else min(size, self.book.tables.largest_measured(kind))
+            if (kind, recompute) not in self._times:
+                self._times[kind, recompute] = self._bounds.member_times(kind, top, again)
+            members.append(self._times[kind, recompute])
+            zero = self.problem.zero_over(len(ranks))
+            most.append(self._bounds.most_samples((kind, limit), top, again, len(ranks) if zero else 1, zero))
+        return GroupTimes(tuple(members), tuple(sorts.values()), size, tuple(most))
 
     def capacity_s(self) -> Array:
         """The least device time of all micro-batches, by kind of device (in the order of pools) and layer."""
+        if self._capacity is None:
+            self._capacity = self._capacity_s()
+        return self._capacity
+
+    def _capacity_s(self) -> Array:
         kinds = list(dict.fromkeys(pool.kind for pool in self.pools))
         per_sample = np.full((len(kinds), len(self.problem.profile.graph.layers)), np.inf)
         for number, kind in enumerate(kinds):

@@ -11,11 +11,13 @@ from heapq import heappop, heappush
 import numpy as np
 
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
+from planner.ir.plan import SEARCHED, TIME_LIMIT, Rejected, status_of
 from planner.solvers.best_first import virtual_pipelines
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.incumbents import Replicas, replica_candidate
 from planner.solvers.best_first.leaf_bound import Leaf, Leaves
+from planner.solvers.best_first.moved_shares import made_to_fit
 from planner.solvers.best_first.prefixes import Expansion, Frontier, Prefix
 from planner.solvers.budget import CALL_S, Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import Candidate
@@ -38,11 +40,12 @@ class Outcome:
     """What a search ends with.
 
     Attributes:
-        status: ``proven``, ``within gap``, ``time limit`` or ``stopped``.
+        status: as of ``planner.ir.plan.Search``; ``proven`` also where there certainly is no plan.
         bound_s: no plan of the space is faster; infinity if the space is empty.
         root_s: the bound of the suffix DPs alone.
         by_num_stages: the best plan seen with each number of stages.
         unshared: the best seen whose stages have one rank each.
+        rejected: what was not looked at.
     """
 
     status: str
@@ -52,6 +55,7 @@ class Outcome:
     num_candidates: int
     by_num_stages: Mapping[int, Evaluation]
     unshared: Evaluation | None = None
+    rejected: tuple[Rejected, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,10 +94,10 @@ class Simulate:
     leaf: Leaf
 
 
-Start = Choice | Evaluation | Space | Replicas | virtual_pipelines.Family
+Start = Choice | Evaluation | Space | Replicas | virtual_pipelines.Families
 """What a search starts from."""
 
-Item = Space | Opening | Branch | Simulate | Replicas | virtual_pipelines.Family | virtual_pipelines.Branch
+Item = Space | Opening | Branch | Simulate | Replicas | virtual_pipelines.Item
 
 
 @dataclass(slots=True, eq=False)
@@ -157,7 +161,7 @@ class BestFirstSearch:
 
     def outcome(self, status: str) -> Outcome:
         """What is known now."""
-        unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space | virtual_pipelines.Family)]
+        unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space | virtual_pipelines.Item)]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
         known = self.num_candidates, self.by_num_stages, self.unshared
         return Outcome(status, self.best, self._bound_s(), root_s, *known)
@@ -201,11 +205,10 @@ class BestFirstSearch:
                 self.take_hints()
                 continue
             self._advance()
-        if self.best is not None and self._bound_s() >= self.best.step_s * (1 - ROUNDING):
+        if self.best is None:
             return "proven"
-        if self._passed_over_s < self.upper_s:
-            return "time limit"
-        return "within gap" if self.best is not None else "proven"
+        ended = TIME_LIMIT if self._passed_over_s < self.upper_s else SEARCHED
+        return status_of(ended, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
 
     def take_hints(self) -> None:
         """Asks for the plans of other planners, once."""
@@ -247,14 +250,14 @@ class BestFirstSearch:
         elif isinstance(item, Replicas):
             for schedule in self.evaluator.schedules:
                 self._evaluate(replica_candidate(self.evaluator.problem, item, schedule), bound_s)
-        elif isinstance(item, virtual_pipelines.Family | virtual_pipelines.Branch):
+        elif isinstance(item, virtual_pipelines.Item):
             self._advance_virtual(item)
         else:
             if position + 1 < len(item.expansion):
                 self._push(float(item.expansion.bound_s[position + 1]), item, position + 1)
             self._open(item.frontier, item.expansion.child(position))
 
-    def _advance_virtual(self, item: virtual_pipelines.Family | virtual_pipelines.Branch) -> None:
+    def _advance_virtual(self, item: virtual_pipelines.Item) -> None:
         """The same with pipelines of several stages a position."""
         for after in item.advance(self.evaluator, self.upper_s):
             if isinstance(after, Candidate):
@@ -283,7 +286,7 @@ class BestFirstSearch:
         if _is_unshared(candidate):
             rivals.append(self.unshared)
         known_s = max(float("inf") if rival is None else rival.step_s for rival in rivals)
-        self.take(self.evaluator.evaluate(candidate, known_s))
+        self.take(made_to_fit(self.evaluator, candidate, self.evaluator.evaluate(candidate, known_s)))
 
     def _open(self, frontier: Frontier, prefix: Prefix) -> None:
         """Puts what may follow ``prefix`` into the queue, complete pipelines to the leaves."""

@@ -55,11 +55,12 @@ from dataclasses import replace
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
 from planner.ir.errors import InfeasibleError
-from planner.ir.plan import Plan, Search
+from planner.ir.plan import PROVEN, SEARCHED, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
 from planner.solvers.best_first.block_search import with_blocks
 from planner.solvers.best_first.infeasible import least_memory, no_plan_fits
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
+from planner.solvers.best_first.moved_shares import with_moved_shares
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.sustained_rate import highest_rate, is_stream
 from planner.solvers.best_first.warm_start import Start
@@ -98,10 +99,14 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     start = Start(evaluator)
     search = BestFirstSearch(evaluator, progress, hints=start.hints)
     outcome = search.run(start.items)
-    if start.is_restricted and outcome.status in ("proven", "within gap"):  # others may know what is not searched
+    if start.is_restricted and outcome.status in (PROVEN, WITHIN_GAP, SEARCHED):  # others may know what is not searched
         search.take_hints()
         outcome = search.outcome(outcome.status)
+    if outcome.best is not None and outcome.status != "stopped":
+        outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
     first, evaluator.budget = outcome, budget
+    best_s = outcome.best.step_s if outcome.best is not None else float("inf")
+    others_s = start.other_shares_s(best_s * (1 - ROUNDING), budget.part(reserve_s=search.answer_s))
     outcome = with_layouts(evaluator, outcome, budget.part(reserve_s=search.answer_s))
     outcome = with_blocks(evaluator, outcome, budget.part(reserve_s=search.answer_s))
     if outcome.best is None:
@@ -112,12 +117,11 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     decision = decision_of(problem, taken.candidate)
     seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
     step_s = tie.step_s if tie is not None else seen.prediction.step_s
-    bound_s = min(outcome.bound_s, start.least_work_s, step_s)
-    proven = bound_s >= step_s * (1 - ROUNDING)
+    bound_s = min(outcome.bound_s, start.least_work_s, others_s, step_s)
     proof = Search(
         method=METHOD,
         solver="best-first",
-        status=_status(outcome.status, proven=proven),
+        status=status_of(outcome.status, step_s, bound_s, problem.gap),
         bound_s=bound_s,
         gap=step_s / bound_s - 1 if bound_s > 0 else 0.0,
         num_simulated=evaluator.num_simulated,
@@ -128,20 +132,13 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
             "work over capacity": min(start.capacity_s, bound_s),
         },
         binding=words + binding(decision, seen),
-        rejected=(*start.rejected, *left_out(limited)),
+        rejected=(*start.rejected, *left_out(limited), *outcome.rejected),
         tie=tie,
     )
     fastest = outcome.best if tie is not None else None
     others = alternatives(evaluator, taken, start.choices, outcome.by_num_stages, fastest)
     plan = plan_of(problem, decision, seen.prediction, proof, others)
     return with_token_slices(evaluator, plan) if slices_time(problem) else plan
-
-
-def _status(ended: str, *, proven: bool) -> str:
-    """Of a search that ``ended`` so: a plan at its bound is proven, whatever ended it, but for who asked it to end."""
-    if proven and ended != "stopped":
-        return "proven"
-    return "within gap" if ended == "proven" else ended
 
 
 def _nothing_found(evaluator: Evaluator, outcome: Outcome) -> Exception:

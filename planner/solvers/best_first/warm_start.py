@@ -14,6 +14,7 @@ from planner.ir.plan import Rejected
 from planner.ir.problem import Problem
 from planner.schedules import traits
 from planner.solvers.best_first.bound import Suffixes
+from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
 from planner.solvers.best_first.device_groups import Devices
 from planner.solvers.best_first.graph_cuts import Cuts, cuts_of, thinned
 from planner.solvers.best_first.hybrids import hybrids
@@ -24,8 +25,9 @@ from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.best_first.search import BestFirstSearch, Space
 from planner.solvers.best_first.search_space import Freedom
-from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Family, families
-from planner.solvers.budget import Budget, made_within
+from planner.solvers.best_first.share_bound import other_shares_s
+from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Families, families, not_searched
+from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
 from planner.solvers.candidates.choose import Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -53,6 +55,7 @@ class Start:
         choices: the everyday strategies, by name.
         rejected: what the search need not look at, or does not.
         capacity_s: all work over all devices.
+        whole_s: bound of every pipeline, of coarser groups of devices or not (``device_bound``).
         least_work_s: bound of what there was no time to price, if there is any.
         is_restricted: whether plans of other planners may lie outside the space.
     """
@@ -62,21 +65,31 @@ class Start:
     choices: dict[str, Choice] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
+    whole_s: float = field(init=False, default=0.0)
     least_work_s: float = field(init=False, default=float("inf"))
     is_restricted: bool = field(init=False, default=False)
     _parts_known: bool = field(init=False, default=False)
+    _made: list[tuple[Space, Prices, Devices]] = field(init=False, default_factory=list)
 
-    def items(self) -> Iterator[Choice | Evaluation | Space | Replicas | Family]:
+    def other_shares_s(self, upper_s: float, within: Budget) -> float:
+        """No plan with shares that were not looked at is faster; infinity if all of them take ``upper_s``."""
+        found = float("inf")
+        for space, prices, devices in self._made:
+            if space.bound_s < upper_s:
+                found = min(found, max(space.bound_s, other_shares_s(prices, devices, upper_s, within)))
+        return found
+
+    def items(self) -> Iterator[Choice | Evaluation | Space | Replicas | Families]:
         """Hybrids and strategies first, as their steps prune what follows."""
         problem, book = self.evaluator.problem, self.evaluator.book
         freedom = Freedom.of(problem)
         sizes, found_pools = micro_batch_sizes(problem, book), pools(problem, freedom.constraints)
         devices = Devices(found_pools, freedom.may_replicate)
-        parts_free = bool(freedom.virtual) and len(problem.profile.graph.layers) <= FEW_LAYERS
-        cuts = cuts_of(book, parts_ties=may_part_ties(problem), parts_free=parts_free)
+        cuts = cuts_of(book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
+        self._made = [(space, prices, devices) for space, prices in spaces]
         if not self.is_part:
             yield from promising(self.evaluator)
         best: Evaluation | None = None
@@ -87,15 +100,14 @@ class Start:
             self.choices[name] = choice
             if choice.best is not None and freedom.allows(choice.best.candidate):
                 yield choice
-        if devices.restrictions and not self.is_part:
+        if devices.restrictions and freedom.schedules and not self.is_part:
             yield from self.on_parts(best)
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
+        spaces = list(self._bounded(spaces, best))
+        self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
         if freedom.virtual:
-            for each in families([prices for _, prices in spaces], devices, freedom.virtual):
-                if isinstance(each, Rejected):
-                    self.rejected.append(each)
-                else:
-                    yield each
+            self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
+            yield from families([prices for _, prices in spaces], devices, freedom.virtual)
         if not freedom.schedules:
             return
         few = Devices(found_pools, freedom.may_replicate, FEW_OPTIONS)
@@ -159,9 +171,20 @@ class Start:
                 freedom,
             )
             if any(prices.versions(option.group) for option in devices.options(devices.all_unused)):
-                yield Space(_work_s(prices), _Maker(prices, devices)), prices
+                yield Space(_capacity(prices).work_s, _Maker(prices, devices)), prices
             else:
                 self.rejected.append(Rejected(f"micro-batches of {size}", "not measured, or fewer samples than ranks"))
+
+    def _bounded(
+        self, spaces: Iterable[tuple[Space, Prices]], best: Evaluation | None
+    ) -> Iterator[tuple[Space, Prices]]:
+        """The same with bounds of all pipelines, whatever their groups of devices."""
+        upper_s = best.step_s if best is not None else float("inf")
+        for space, prices in spaces:
+            bound_s = space.bound_s
+            with suppress(OutOfTimeError), under(self.evaluator.budget):
+                bound_s = max(bound_s, least_step_s(prices, _capacity(prices), upper_s))
+            yield replace(space, bound_s=bound_s), prices
 
     def _quick_look(self, spaces: list[tuple[Space, Prices]], devices: Devices) -> Iterator[Evaluation]:
         """The best plans with few cuts, of the ways to cut the batch that promise most."""
@@ -227,6 +250,23 @@ def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
             yield Frontier(Suffixes(prices, devices, Links(prices)))
 
 
+def all_families(evaluator: Evaluator) -> Iterator[Families]:
+    """The same of schedules for several stages a position."""
+    problem, freedom = evaluator.problem, Freedom.of(evaluator.problem)
+    found_pools = pools(problem, freedom.constraints)
+    cuts = cuts_of(evaluator.book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
+    every = (
+        Prices(problem, evaluator.book, found_pools, cuts, micro_batches(problem, size), freedom)
+        for size in micro_batch_sizes(problem, evaluator.book)
+    )
+    yield from families(every, Devices(found_pools, freedom.may_replicate), freedom.virtual)
+
+
+def _parts_free(freedom: Freedom) -> bool:
+    """Whether to cut next to layers that cost nothing."""
+    return bool(freedom.virtual) and len(freedom.problem.profile.graph.layers) <= FEW_LAYERS
+
+
 def _only(prices: Prices, devices: Devices) -> list[Space]:
     return [Space(0.0, _Maker(prices, devices))]
 
@@ -242,7 +282,9 @@ class _Maker:
         return Suffixes(self.prices, self.devices, Links(self.prices), upper_s, budget)
 
 
-def _work_s(prices: Prices) -> float:
-    """All work over all devices, each layer on the kind that does it with least device time."""
-    least = prices.capacity_s().min(axis=0)
-    return float(least.sum()) / len(prices.problem.ranks) if np.isfinite(least).all() else 0.0
+def _capacity(prices: Prices) -> Capacity:
+    """What all devices can do together."""
+    counts: dict[str, int] = {}
+    for pool in prices.pools:
+        counts[pool.kind] = counts.get(pool.kind, 0) + len(pool.ranks)
+    return capacity(prices.capacity_s(), tuple(counts.values()))

@@ -256,7 +256,7 @@ def _strategies(evaluator: Evaluator, best: Evaluation, known: Mapping[str, Choi
 def _schedules(evaluator: Evaluator, best: Evaluation) -> Iterator[Alternative]:
     for name in schedule_names(evaluator.problem):
         other = replace(best.candidate, schedule=name)
-        wanted = name != best.candidate.schedule and best.candidate.num_stages > 1
+        wanted = name != best.candidate.schedule and best.candidate.num_stages > 1 and not best.candidate.positions
         if wanted and evaluator.has_time_for(other) and not evaluator.unmet(other):
             found = evaluator.evaluate(other)
             title = f"schedule {name}"

@@ -21,7 +21,7 @@ from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.predict import forecast
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
-from planner.ir.plan import Plan, Search
+from planner.ir.plan import PROVEN, SEARCHED, Plan, Search, status_of
 from planner.ir.problem import SAMPLE_DIMS, THROUGHPUT, Problem
 from planner.schedules import traits
 from planner.solvers.candidates.candidate import Candidate, Recomputes, decision_of, micro_batches, plan_of
@@ -100,7 +100,7 @@ class Found:
     """What the enumeration comes to.
 
     Attributes:
-        status: ``proven``, ``within gap``, ``time limit`` or ``stopped``.
+        status: as of ``planner.ir.plan.Search``.
         best: None if nothing fits.
         bound_s, root_s: no plan of the space is faster; the same before any program was solved.
         num_solutions: of integer programs.
@@ -262,8 +262,9 @@ class Enumeration:
             self._current_s = bound_s
             self._step(bound_s, way)
             self._current_s = float("inf")
-        proven = self.best is None or self._bound_s() >= self.best.step_s * (1 - ROUNDING)
-        return "proven" if proven else "within gap"
+        if self.best is None:
+            return PROVEN
+        return status_of(SEARCHED, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
 
     def _step(self, bound_s: float, way: Way) -> None:
         """Solves the way's program once more, simulates what it finds, and queues what remains."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.solvers.budget import Budget, part_of_current
+from planner.solvers.budget import NUMBER_S, Budget, part_of_current
 from planner.solvers.layouts.factor_graph import ROUNDING, Array, Assignment, Kept, LabelledGraph
 from planner.solvers.layouts.milp import solve_integer
 from planner.solvers.layouts.variable_elimination import Elimination, Order, eliminate, order_of
@@ -39,6 +39,9 @@ _PAIR_S, _NODE_S = 1e-4, 2e-6
 """Work that a program takes for each of its pairs: at its root, and at each further node of HiGHS's tree."""
 
 _ROUNDS = 60
+
+_PASSES = 4
+"""Times that elimination looks at each entry of its tables, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ def minimise(graph: LabelledGraph, within: Budget | None = None, gap: float = 0.
         search.bound = sum(float(table.min()) for table in (*graph.node_cost, *graph.edge_cost.values()))
         search.solve_part([np.arange(count) for count in graph.num_options])
         return search.answer()
+    search.budget.spend(_PASSES * NUMBER_S * order.all_tables)
     free = eliminate(graph, order)
     search.bound = free.cost
     if np.isfinite(free.cost):
@@ -189,6 +193,7 @@ def lagrangian(
     for _ in range(_ROUNDS):
         if asked.assignment in met or within.is_over:
             break
+        within.spend(_PASSES * NUMBER_S * order.all_tables)
         met[asked.assignment] = graph.cost(asked.assignment), (graph.memory(asked.assignment) - graph.budget) / unit
         planes = np.array([[*(-excess), 1.0] for _, excess in met.values()])
         highest = linprog([0.0] * len(unit) + [-1.0], planes, [cost for cost, _ in met.values()], bounds=limits)

@@ -118,6 +118,7 @@ def test_what_was_measured_stands_beside_what_was_predicted_in_the_same_units() 
         ("within gap", 0.021, "within 2.1 %"),
         ("within gap", 1e-5, "within 0.1 %"),
         ("time limit", 0.124, "time limit, within 12 %"),
+        ("searched", 4.61, "searched, within 461 %"),
     ],
 )
 def test_a_proof_says_how_far_from_the_best_a_plan_can_be(status: str, gap: float, text: str) -> None:

@@ -17,7 +17,7 @@ from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost
 from planner.layers import throughout_sites
 from planner.schedules import positions, traits
-from planner.solvers.candidates.candidate import Candidate, Recomputes, group_shares, site_shares, split_batch
+from planner.solvers.candidates.candidate import Candidate, Recomputes, site_shares, split_batch
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import recompute_choices, schedule_names
 from tests.planner.factories import chain_profile
@@ -70,8 +70,12 @@ def random_problem(seed: int) -> Problem:
 
 def branching_problem(seed: int) -> Problem:
     """The same with branches: layers read any earlier ones, or the input, and some make integers."""
-    problem = random_problem(seed)
-    draw = random.Random(-seed)
+    return with_branches(random_problem(seed), -seed)
+
+
+def with_branches(problem: Problem, seed: int) -> Problem:
+    """``problem`` with layers that read others of the earlier ones."""
+    draw = random.Random(seed)
     graph = problem.profile.graph
     unread = set()
     layers = []
@@ -212,17 +216,49 @@ def attention_problem(seed: int) -> Problem:
     return with_memory(replace(problem, profile=changed), draw.choice([3000, 6000, 12000, 2**30]))
 
 
-def plans(problem: Problem) -> Iterator[Candidate]:
-    """Every plan of the space."""
+def uneven_problem(seed: int) -> Problem:
+    """Any of the above, where no two layers, sizes or kinds of device are in proportion, with requests of some sort."""
+    draw = random.Random(seed + 50_000)
+    makers = random_problem, random_problem, branching_problem, tied_problem, tied_branches, attention_problem
+    problem = draw.choice(makers)(seed)
+    profile = problem.profile
+
+    def uneven(one: Measurement) -> Measurement:
+        names = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
+        return replace(one, **{name: draw.uniform(0.6, 1.4) * getattr(one, name) for name in names})
+
+    measured = {kind: tuple(map(uneven, found)) for kind, found in profile.measurements.items()}
+    return replace(
+        problem,
+        profile=replace(profile, measurements=measured),
+        recompute=draw.choice(["never", "never", "auto", "always"]),
+        micro_batch_sizes=draw.choice([(), (), (), (2,), (3, 4)]),
+        max_stages=draw.choice([0, 0, 0, 2]),
+    )
+
+
+def tied_branches(seed: int) -> Problem:
+    """Branches with layers that share parameters."""
+    return tied_problem(seed, branching_problem)
+
+
+def plans(problem: Problem, *, every_share: bool = False) -> Iterator[Candidate]:
+    """Every plan of the space.
+
+    Args:
+        every_share: also those with unequal shares on devices that are alike.
+    """
     graph, book = problem.profile.graph, PriceBook(problem.profile)
     batch, largest = problem.global_batch, SIZES[-1]
     along = throughout_sites(graph)
     others = [index for index, layer in enumerate(graph.layers) if layer.name not in along]
     schedules = schedule_names(problem)
-    for size in range(1, batch + 1):
+    for size in sorted({min(size, batch) for size in problem.micro_batch_sizes}) or range(1, batch + 1):
         batches = split_batch(batch, size)
         for groups in _groups((), tuple(problem.ranks), problem):
-            shared = _shares(problem, book, groups, batches, size, largest)
+            if 0 < problem.max_stages < len(groups):
+                continue
+            shared = _shares(problem, book, groups, batches, largest, every_share)
             for (shares, by_parts), stage_of in product(shared, _stages(graph, len(groups))):
                 if any(stage_of[index] in by_parts for index in others):
                     continue
@@ -268,7 +304,7 @@ def several_a_position(seed: int, schedule: str) -> Problem:
 
 def virtual_plans(problem: Problem) -> Iterator[Candidate]:
     """Every plan with several stages a position, or one, under the problem's schedule."""
-    book, known = PriceBook(problem.profile), traits(problem.schedules[0])
+    known = traits(problem.schedules[0])
     for size in range(1, problem.global_batch + 1):
         batches = split_batch(problem.global_batch, size)
         for groups in _groups((), tuple(problem.ranks), problem):
@@ -282,25 +318,25 @@ def virtual_plans(problem: Problem) -> Iterator[Candidate]:
                 flips, (known.stages_per_position,) if known.stages_per_position else (1, 2, 3, 4)
             ):
                 ordered = [group[::step] for group, step in zip(groups, flip, strict=True)]
-                yield from _virtual_plans(problem, book, ordered, ways, batches)
+                yield from _virtual_plans(problem, ordered, ways, batches)
 
 
 def _virtual_plans(
-    problem: Problem, book: PriceBook, groups: Sequence[tuple[int, ...]], ways: int, batches: tuple[int, ...]
+    problem: Problem, groups: Sequence[tuple[int, ...]], ways: int, batches: tuple[int, ...]
 ) -> Iterator[Candidate]:
     name = problem.schedules[0]
     where, halves = positions(name, len(groups), ways), traits(name).bidirectional
     if len(where) > len(problem.profile.graph.layers):
         return
-    shares = [
-        equal_shares(batches[0], 2) if halves else group_shares(problem, book, group, batches[0]) for group in groups
+    choices = [
+        (equal_shares(batches[0], 2),) if halves else tuple(_divisions(problem, group, batches[0])) for group in groups
     ]
-    loads = [n for share in shares for rows in set(batches) for n in samples_of(share, rows)]
-    if min(loads) < 1 or max(loads) > SIZES[-1]:
-        return
     mirrored = [groups[r][::-1] if halves and 2 * s >= len(where) else groups[r] for s, r in enumerate(where)]
-    for stage_of in _stages(problem.profile.graph, len(where)):
-        yield Candidate(stage_of, tuple(mirrored), tuple(shares[r] for r in where), batches, name)
+    for shares in product(*choices):
+        loads = [n for share in shares for rows in set(batches) for n in samples_of(share, rows)]
+        if min(loads) > 0 and max(loads) <= SIZES[-1]:
+            for stage_of in _stages(problem.profile.graph, len(where)):
+                yield Candidate(stage_of, tuple(mirrored), tuple(shares[r] for r in where), batches, name)
 
 
 def _shares(
@@ -308,16 +344,19 @@ def _shares(
     book: PriceBook,
     groups: tuple[tuple[int, ...], ...],
     batches: tuple[int, ...],
-    size: int,
     largest: int,
+    every_share: bool,
 ) -> Iterator[tuple[tuple[tuple[int, ...], ...], frozenset[int]]]:
     """Shares of all stages, in samples; and with those of some stages of several ranks in parts of sites."""
+    size = max(batches)
     several = [stage for stage, group in enumerate(groups) if len(group) > 1]
     sparse = bool(throughout_sites(problem.profile.graph))
     for flags in product((False, True) if sparse else (False,), repeat=len(several)):
         by_parts = frozenset(stage for stage, flag in zip(several, flags, strict=True) if flag)
         choices = [
-            (site_shares(problem, book, group, size),) if stage in by_parts else _divisions(problem, group, size)
+            (site_shares(problem, book, group, size),)
+            if stage in by_parts
+            else tuple(_divisions(problem, group, size, every_share))
             for stage, group in enumerate(groups)
         ]
         for shares in product(*choices):
@@ -327,14 +366,16 @@ def _shares(
                 for rows in set(batches)
                 for n in (parts_of if stage in by_parts else samples_of)(share, rows)
             ]
-            if min(loads) > 0 and max(loads) <= largest:
+            if min(loads) > 0 and (max(loads) <= largest or problem.micro_batch_sizes):
                 yield shares, by_parts
 
 
-def _divisions(problem: Problem, group: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
+def _divisions(
+    problem: Problem, group: tuple[int, ...], size: int, every_share: bool = False
+) -> Iterator[tuple[int, ...]]:
     """The samples of each rank of a group: equal on devices that are alike, else in every way."""
     devices = [problem.profile.cluster.devices[rank] for rank in group]
-    if len({(device.kind, device.memory_bytes, device.on_chip_bytes) for device in devices}) == 1:
+    if not every_share and len({(device.kind, device.memory_bytes, device.on_chip_bytes) for device in devices}) == 1:
         yield equal_shares(size, len(group))
         return
     yield from (shares for shares in product(range(1, size + 1), repeat=len(group)) if sum(shares) == size)
