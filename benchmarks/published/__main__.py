@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.published import sailor
+from benchmarks.published import sailor, sailor_clusters
 from benchmarks.published.runs import BERT_VOCABULARY, Run, clusters, earlier, published, read, t4
 from benchmarks.report import Row, at_least, at_most, table
 from planner.transformers import Space, Ways, named_cluster, named_transformer, search
@@ -78,7 +78,7 @@ def measure(options: Options) -> list[Row]:
     rows = [row for group, found in groups.items() for row in _summary(group, found)]
     rows += _where_errors_are(groups)
     rows += [row for run in runs for row in _row(run, options.public)]
-    return rows if options.quick else [*rows, *_choices(groups), *_scale()]
+    return rows if options.quick else [*rows, *_choices(groups), *sailor_clusters.rows(), *_scale()]
 
 
 def _summary(group: str, runs: Sequence[Run]) -> Iterator[Row]:

@@ -18,7 +18,6 @@ simulator's ``get_memory_footprint_on_gpu`` and ``check_config_fits``), after er
 
 from __future__ import annotations
 
-import csv
 import json
 import lzma
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,14 +28,16 @@ from math import log2
 from pathlib import Path
 
 from benchmarks.published.runs import Run, read
+from planner.baselines.sailor import LayerTimes, parse
 from planner.kernels import Estimate, links
 from planner.kernels.estimates import TABLE
-from planner.transformers import Fusion, Prediction, Sends, Transformer, Ways, memory_of
+from planner.transformers import Fusion, Prediction, Sends, Ways, memory_of, named_transformer
 from planner.transformers.memory import SINGLE, stage_parameters
-from planner.transformers.step import MODEL_ERROR, chunked
+from planner.transformers.pipeline import chunked
+from planner.transformers.step import MODEL_ERROR
 
 DATA = Path(__file__).parent / "data"
-SHAPE = Transformer("opt-350m", 1024, 4096, 16, 24, 50272, 2048, attention_dropout=False, relu=True)
+SHAPE = named_transformer("opt-350m")
 FIRST_BLOCK, LAST = 1, 25
 """Layer 0 is the embedding, layer 25 the head."""
 _FLOAT32 = SINGLE
@@ -44,8 +45,9 @@ _FLOAT32 = SINGLE
 ODD_TENSOR = 2
 """Degree of the two runs on unlike GPUs whose memory contradicts the others: their ranks have four times the share of a
 block that those of degree 8 have, at the same micro-batch, and hold 3.8 and 5.5 GiB, where those hold 5.8 and 8.7."""
-_HOSTS = {
-    "GH-96": "gh200_host", "RTX-3090": "rtx_3090_host", "RTX-2080": "rtx_2080_host", "Titan-RTX": "titan_rtx_host",
+HOSTS = {
+    "A100-40": "a100_40gb_host", "V100-16": "v100_host", "GH-96": "gh200_host", "RTX-3090": "rtx_3090_host",
+    "RTX-2080": "rtx_2080_host", "Titan-RTX": "titan_rtx_host",
 }  # fmt: skip
 """Tables of exchanges within a host."""
 _OUTSIDE_BYTES, _OUTSIDE_GH200_BYTES = 3.0e9, 4.76e9 + 300e6
@@ -73,13 +75,17 @@ class Profiles:
     def layers(self) -> Mapping[tuple[str, int], Mapping[int, Sequence[tuple[float, float, float]]]]:
         """By GPU and tensor degree, then by micro-batch: (forward, backward, update) seconds of each layer."""
         found: dict[tuple[str, int], dict[int, list[tuple[float, float, float]]]] = {}
-        text = lzma.decompress((self.folder / "sailor_layers.csv.xz").read_bytes()).decode("utf-8")
-        for line in csv.DictReader(text.splitlines()):
-            degrees = found.setdefault((line["gpu"], int(line["tensor_parallel"])), {})
-            times = float(line["forward_s"]), float(line["backward_s"]), float(line["update_s"])
-            count = int(line["last_layer"]) - int(line["first_layer"]) + 1
-            degrees.setdefault(int(line["micro_batch"]), []).extend([times] * count)
+        for row in self.rows:
+            degrees = found.setdefault((row.gpu, row.tensor_parallel), {})
+            times = row.forward_s, row.backward_s, row.update_s
+            degrees.setdefault(row.micro_batch, []).extend([times] * (row.last - row.first + 1))
         return found
+
+    @cached_property
+    def rows(self) -> tuple[LayerTimes, ...]:
+        """The table of layers."""
+        name = "sailor_layers.csv.xz"
+        return parse(lzma.decompress((self.folder / name).read_bytes()).decode("utf-8"), name)
 
     @cached_property
     def networks(self) -> Mapping[tuple[str, int], tuple[Sequence[float], float]]:
@@ -110,7 +116,7 @@ class Profiles:
 
 def _gathered_s(stage: Stage, num_bytes: float) -> float:
     """Parts of a message among the tensor ranks that received them."""
-    return links(_HOSTS[stage.gpu]).collective("all_gather", num_bytes, stage.tensor, stage.tensor).seconds
+    return links(HOSTS[stage.gpu]).collective("all_gather", num_bytes, stage.tensor, stage.tensor).seconds
 
 
 def runs(folder: Path = DATA) -> Iterator[Run]:
@@ -140,9 +146,15 @@ def _stages(line: Mapping[str, str]) -> list[list[Stage]]:
 
 
 def _predict(line: Mapping[str, str], profiles: Profiles) -> tuple[Prediction, float]:
-    stages, micro_batch = _stages(line), int(line["micro_batch"])
+    return predicted(_stages(line), int(line["micro_batch"]), int(line["global_batch"]), profiles)
+
+
+def predicted(
+    stages: Sequence[Sequence[Stage]], micro_batch: int, global_batch: int, profiles: Profiles
+) -> tuple[Prediction, float]:
+    """A step of stages, each by its replicas, and the bytes of the rank that holds most."""
     data = len(stages[0])
-    micro_batches = int(line["global_batch"]) // (data * micro_batch)
+    micro_batches = global_batch // (data * micro_batch)
     whole = _FLOAT32 * micro_batch * SHAPE.seq * SHAPE.hidden
     pipelines, least = [], []
     for replica in zip(*stages, strict=True):

@@ -45,6 +45,10 @@ def ways(
     price_per_hour: Annotated[
         float, typer.Option(min=0.0, callback=a_number, help="Dollars an hour of one device; 0: not told.")
     ] = 0.0,
+    layers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Sailor's times of layers, in place of kernels, with a cluster file."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Find how to divide a transformer's training step over a cluster of GPUs. Needs no devices."""
@@ -52,7 +56,7 @@ def ways(
     from halopipe.terminal import console
     from halopipe.terminal.output_files import claimed
 
-    with claimed([output] if output is not None else [], []):
+    with claimed([output] if output is not None else [], [layers]):
         found = found_ways.find(
             transformer,
             on,
@@ -67,6 +71,7 @@ def ways(
             gap=gap,
             time_limit_s=time_limit,
             price_per_hour=price_per_hour,
+            layers=layers,
         )
         if output is not None:
             found.write(output)

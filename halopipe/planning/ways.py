@@ -21,6 +21,7 @@ from planner.transformers import (
     Cluster,
     Found,
     Fusion,
+    Pools,
     Recompute,
     Sends,
     Space,
@@ -28,8 +29,9 @@ from planner.transformers import (
     Ways,
     named_cluster,
     named_transformer,
-    of_machines,
+    pools_of,
     search,
+    timed,
 )
 from planner.transformers.layers import EXCHANGE
 from planner.transformers.search import TIE
@@ -48,7 +50,7 @@ class Report:
     """What was found, for people and for programs."""
 
     shape: Transformer
-    cluster: Cluster
+    cluster: Cluster | Pools
     devices: int
     global_batch: int
     found: Found
@@ -100,7 +102,10 @@ class Report:
         """For people."""
         best = self.found.best
         step = best.prediction.step
-        devices = f"{self.devices} {self.cluster.device} ({self.cluster.name}, {self.cluster.per_host} a host)"
+        cluster = self.cluster
+        devices = f"{cluster.device} ({cluster.name})"
+        if isinstance(cluster, Cluster):
+            devices = f"{self.devices} {cluster.device} ({cluster.name}, {cluster.per_host} a host)"
         rate = best.prediction.model_flop_per_s(self.shape, self.global_batch, self.devices) / 1e12
         step_text = units.seconds_within(step.seconds, step.low, step.high)
         lines = [
@@ -114,6 +119,10 @@ class Report:
             f"  memory {self._memory(best)}",
             f"  bound by {self._bound()}",
         ]
+        if best.ways.devices < self.devices:
+            lines.insert(
+                4, f"  {best.ways.devices} of {self.devices} devices used, {self.devices - best.ways.devices} idle"
+            )
         if self.shape.fused_attention and best.ways.recompute is Recompute.SELECTIVE:
             lines.append("  note: fused attention keeps no scores: selective recomputation saves next to nothing")
         if self.price_per_hour:
@@ -212,9 +221,9 @@ def plan_by(
         global_batch=batch,
         micro_batch=[ways.micro_batch * ways.data],
         schedules=[schedule_of(ways)],
-        num_ranks=ways.devices,
+        num_ranks=len(profile.cluster.devices) if ways.pools else ways.devices,
         memory_bytes=memory_bytes,
-        allow=["sample", "channel"] if ways.tensor > 1 else ["sample"],
+        allow=["sample", "channel"] if max(ways.degrees) > 1 else ["sample"],
         recompute={Recompute.FULL: "always", Recompute.SELECTIVE: "selective"}.get(ways.recompute, "never"),
         shard="always" if ways.zero else "never",
         zero=max(1, ways.zero),
@@ -247,9 +256,11 @@ def _require_room(profile: Profile, ways: Ways, micro_batch: Sequence[int]) -> N
 def _candidate(profile: Profile, ways: Ways, count: int) -> Candidate:
     """What the way makes of the network, in ``count`` micro-batches."""
     from planner.solvers.candidates.candidate import Candidate, Recomputes
-    from planner.transformers.placement import groups_of, placements, schedule_of
+    from planner.transformers.placement import degree_of, groups_of, placements, schedule_of
 
-    size, placed, groups = ways.micro_batch * ways.data, placements(profile.graph, ways), groups_of(ways)
+    size, placed = ways.micro_batch * ways.data, placements(profile.graph, ways)
+    groups = groups_of(ways, pools_of("the profile", profile.cluster) if ways.pools else None)
+    degrees = [degree_of(ways, chunk) for chunk in range(len(groups))]
     recomputes = {
         Recompute.NONE: Recomputes.NOTHING,
         Recompute.SELECTIVE: Recomputes.CORES,
@@ -258,11 +269,16 @@ def _candidate(profile: Profile, ways: Ways, count: int) -> Candidate:
     return Candidate(
         tuple(placed[layer.name].stage for layer in profile.graph.layers),
         groups,
-        tuple((ways.micro_batch,) * ways.data if ways.tensor == 1 else (size,) for _ in groups),
+        tuple((ways.micro_batch,) * ways.data if degree == 1 else (size,) for degree in degrees),
         (size,) * count,
         schedule_of(ways),
         recompute=(recomputes[ways.recompute],) * len(groups),
-        options=tuple(Option.placed(placed[layer.name]) for layer in profile.graph.layers) if ways.tensor > 1 else (),
+        options=tuple(
+            Option.placed(placed[layer.name]) if degrees[placed[layer.name].stage] > 1 else None
+            for layer in profile.graph.layers
+        )
+        if max(degrees) > 1
+        else (),
     )
 
 
@@ -308,7 +324,12 @@ def read(path: Path) -> tuple[Transformer, Ways, int]:
         raise CorruptFileError(f"{path} is no file of ways", [what], remedies)
     try:
         best = node["best"]["ways"]
-        kinds = {"recompute": Recompute, "sends": Sends, "kernels": Fusion, "blocks": tuple}
+        kinds: dict[str, Callable[[Any], Any]] = {
+            "recompute": Recompute,
+            "sends": Sends,
+            "kernels": Fusion,
+            **dict.fromkeys(("blocks", "tensors", "pools"), tuple),
+        }
         ways = Ways(**{name: kinds.get(name, _same)(value) for name, value in best.items()})
         shape = Transformer(**node["transformer"])
         ways.check(shape)
@@ -322,19 +343,33 @@ def _same(value: Any) -> Any:
     return value
 
 
-def cluster_of(on: str) -> Cluster:
-    """The cluster of a name, or of a cluster file.
+def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> Cluster | Pools:
+    """The cluster of a name, or of a cluster file; pools, where that has unlike GPUs or zones.
+
+    Args:
+        layers: a table of Sailor's of what layers of ``shape`` take, in place of kernels: in float32, as it is.
 
     Raises:
-        UnknownNameError: there is none of that name.
-        MissingFileError, CorruptFileError: of the file.
-        UsageError: its devices or hosts are not alike.
+        UnknownNameError: there is none of that name, or no time of the network on a kind of device.
+        MissingFileError, CorruptFileError, FormatError: of the files.
+        UsageError: a host has devices of several kinds, or a link is missing; or times without a cluster file.
     """
     if not on.endswith((".yaml", ".yml")):
+        if layers is not None:
+            raise UsageError(f"--layers is of devices of a cluster file, and --on is {on}", [], ["--on cluster.yaml"])
         return named_cluster(on)
+    from planner.baselines import sailor
     from planner.catalogue import read_machines
 
-    return of_machines(on, read_machines(on).cluster)
+    machines = read_machines(on).cluster
+    if layers is None:
+        pools = pools_of(on, machines)
+    else:
+        kinds = dict.fromkeys(device.kind for device in machines.devices)
+        sizes = sailor.Network(shape.hidden, shape.heads, shape.vocab, shape.seq)
+        times = sailor.layer_times(sailor.read(layers), sizes, kinds)
+        pools = pools_of(on, machines, {kind: timed(shape.layers, of) for kind, of in times.items()}, "float32")
+    return pools if pools.whole is None or len(pools.pools) > 1 else pools.whole
 
 
 def find(
@@ -352,15 +387,26 @@ def find(
     gap: float = 0.0,
     time_limit_s: float = 60.0,
     price_per_hour: float = 0.0,
+    layers: Path | None = None,
 ) -> Report:
     """The best ways of a transformer's step on so many devices of a cluster; 0, empty and -1 leave a choice open.
+
+    Args:
+        layers: measured times of its layers (:func:`cluster_of`).
 
     Raises:
         UnknownNameError: there is no such transformer, cluster or kind of recomputation.
         UsageError: sizes are wrong, or nothing divides network, devices and batch.
         InfeasibleError: nothing fits.
     """
-    shape, cluster = shape_of(transformer), cluster_of(on)
+    shape = shape_of(transformer)
+    cluster = cluster_of(on, shape, layers)
+    if isinstance(cluster, Pools) and cluster.devices != devices:
+        raise UsageError(
+            f"{on} has {cluster.devices} devices, and --gpus is {devices}",
+            [cluster.device, "which of unlike devices are left out is for the search to say"],
+            [f"--gpus {cluster.devices}", "a cluster file of fewer"],
+        )
     if recompute:
         units.require_known("recomputation", [recompute], [how.value for how in Recompute])
     given: dict[str, Any] = {

@@ -82,9 +82,14 @@ def read(path: str | Path) -> tuple[LayerTimes, ...]:
         MissingFileError: it is not there.
         FormatError: it is no such file; lines are named.
     """
-    reader = csv.DictReader(read_text(path).text.splitlines())
+    return parse(read_text(path).text, str(path))
+
+
+def parse(text: str, source: str) -> tuple[LayerTimes, ...]:
+    """As :func:`read`, of text."""
+    reader = csv.DictReader(text.splitlines())
     if not set(_COLUMNS) <= set(reader.fieldnames or ()):
-        raise FormatError(f"{path} is no table of layers", [f"needed: {', '.join(_COLUMNS)}"])
+        raise FormatError(f"{source} is no table of layers", [f"needed: {', '.join(_COLUMNS)}"])
     found: list[LayerTimes] = []
     faults: list[str] = []
     for number, line in enumerate(reader, start=2):
@@ -97,7 +102,7 @@ def read(path: str | Path) -> tuple[LayerTimes, ...]:
         except (TypeError, ValueError) as error:
             faults.append(f"line {number}: {error}")
     if faults or not found:
-        raise FormatError(f"{path} is no table of layers", faults[:20] or ["it has no rows"])
+        raise FormatError(f"{source} is no table of layers", faults[:20] or ["it has no rows"])
     return tuple(found)
 
 
@@ -149,9 +154,41 @@ def profile_of(rows: Iterable[LayerTimes], model: str, cluster: Cluster, tensor_
     )
 
 
+def layer_times(
+    rows: Iterable[LayerTimes], network: Network, kinds: Iterable[str]
+) -> dict[str, dict[tuple[int, int], list[tuple[float, float, float]]]]:
+    """By kind of the catalogue, then by tensor degree and micro-batch: (forward, backward, update) seconds by layer.
+
+    Raises:
+        UnknownNameError: no network of the file has these sizes, or nobody timed it on one of the kinds.
+        FormatError: layers are missing, or the times are those of a smaller network.
+    """
+    known = list(rows)
+    name = next((name for name, sizes in NETWORKS.items() if sizes == network), "")
+    if not any(row.model == name for row in known):
+        shown = [f"{name}: {NETWORKS[name]}" for name in sorted({row.model for row in known} & set(NETWORKS))]
+        raise UnknownNameError(f"no times of a network like {network}", shown)
+    found: dict[str, dict[tuple[int, int], list[tuple[float, float, float]]]] = {}
+    for kind in kinds:
+        degrees = {row.tensor_parallel for row in known if row.model == name and _is_on(row, kind)}
+        if not degrees:
+            _times(known, name, kind)  # which says so
+        found[kind] = {
+            (degree, size): [(row.forward_s, row.backward_s, row.update_s) for row in layers]
+            for degree in sorted(degrees)
+            for size, layers in _times([row for row in known if row.tensor_parallel == degree], name, kind).items()
+        }
+    return found
+
+
+def _is_on(row: LayerTimes, kind: str) -> bool:
+    """Whether a row is of that kind of the catalogue."""
+    return kind.startswith(_GPUS.get(row.gpu, row.gpu))
+
+
 def _times(rows: Iterable[LayerTimes], model: str, kind: str) -> dict[int, list[LayerTimes]]:
     """By micro-batch, a row for each layer on devices of ``kind``."""
-    own = [row for row in rows if kind.startswith(_GPUS.get(row.gpu, row.gpu))]
+    own = [row for row in rows if _is_on(row, kind)]
     gpus = sorted({row.gpu for row in rows if row.model == model})
     if not any(row.model == model for row in own):
         raise UnknownNameError(f"no times of {model} on {kind}", [f"there are those on: {', '.join(gpus)}"])

@@ -59,7 +59,7 @@ def megatron(shape: Transformer, ways: Ways, global_batch: int) -> Options:
         ),
     }
     told += [flag for flag, wanted in flags.items() if wanted]
-    missing = []
+    missing = _of_stages(ways)
     blocks = ways.chunks(shape.layers)
     if ways.interleave > 1:
         told.append(f"--num-layers-per-virtual-pipeline-stage {shape.layers // len(blocks)}")
@@ -95,7 +95,7 @@ def torchtitan(shape: Transformer, ways: Ways, global_batch: int) -> Options:
     ]
     if ways.tensor > 1 and not ways.sequence_parallel:
         told.append("--parallelism.no-enable_sequence_parallel")
-    missing = [f"sizes of {shape.name}: they are a flavour of a model there"]
+    missing = [f"sizes of {shape.name}: they are a flavour of a model there", *_of_stages(ways)]
     if ways.zero == 1:
         missing.append("ZeRO-1: replicas there divide nothing, or gradients too")
     if ways.recompute is Recompute.SELECTIVE:
@@ -105,6 +105,16 @@ def torchtitan(shape: Transformer, ways: Ways, global_batch: int) -> Options:
     if len(set(ways.chunks(shape.layers))) > 1:
         missing.append("stages of unlike numbers of blocks: it divides them itself")
     return Options("\n".join(told) + "\n", tuple(missing))
+
+
+def _of_stages(ways: Ways) -> list[str]:
+    """What stages have of their own: each launcher has one kind of rank."""
+    missing = []
+    if len(set(ways.degrees)) > 1:
+        missing.append(f"tensor degrees {', '.join(map(str, ways.degrees))} of stages: it has one for all")
+    if len(set(ways.pools)) > 1:
+        missing.append(f"stages on {', '.join(ways.pools)}: which host has which stage is for you to arrange")
+    return missing
 
 
 def _torch_schedule(ways: Ways) -> str:
@@ -123,7 +133,7 @@ def deepspeed(shape: Transformer, ways: Ways, global_batch: int) -> Options:
         "zero_optimization": {"stage": ways.zero, "overlap_comm": ways.overlap_gradients or ways.zero > 1},
         "communication_data_type": "fp32" if ways.fp32_gradients else "bf16",
     }
-    missing = []
+    missing = _of_stages(ways)
     if ways.pipeline > 1:
         missing.append(f"{ways.pipeline} stages: PipelineModule(num_stages={ways.pipeline}) in the model's code")
     if ways.interleave > 1:

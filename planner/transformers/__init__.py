@@ -1,15 +1,18 @@
 """A transformer's training step on a cluster of GPUs: what it takes, what it holds, and which way is the best.
 
-Read ``shape`` (the network, and the ways to divide it), ``cluster`` (devices and tiers of links, sums of estimates),
-``layers`` (kernels and exchanges of a block, of embedding and head), ``step`` (the pipeline around them), ``memory``,
-then ``search``.  Times come from :mod:`planner.kernels`; nothing here is fitted to a run.
+Read ``shape`` (the network, and the ways to divide it), ``passes`` (times by what they are spent on), ``cluster``
+(devices and tiers of links), ``layers`` (kernels and exchanges of a block, of embedding and head), ``pipeline`` and
+``step`` (what is around them), ``memory``, ``pools`` (of GPUs that are not alike), then ``search`` and, for its stages,
+``division``.  Times come from :mod:`planner.kernels`; nothing here is fitted to a run.
 """
 
 from __future__ import annotations
 
-from planner.transformers.cluster import Cluster, Cost, clusters, named_cluster, of_machines
-from planner.transformers.layers import Layers, Pass, layers_of
+from planner.transformers.cluster import Cluster, clusters, named_cluster
+from planner.transformers.layers import layers_of
 from planner.transformers.memory import Memory, memory_of
+from planner.transformers.passes import Cost, Layers, Pass, Timed, timed
+from planner.transformers.pools import Pool, Pools, pools_of
 from planner.transformers.search import Choice, Found, Space, search
 from planner.transformers.shape import TRANSFORMERS, Fusion, Recompute, Sends, Transformer, Ways, named_transformer
 from planner.transformers.step import Prediction, predict
@@ -24,10 +27,13 @@ __all__ = [
     "Layers",
     "Memory",
     "Pass",
+    "Pool",
+    "Pools",
     "Prediction",
     "Recompute",
     "Sends",
     "Space",
+    "Timed",
     "Transformer",
     "Ways",
     "clusters",
@@ -35,7 +41,8 @@ __all__ = [
     "memory_of",
     "named_cluster",
     "named_transformer",
-    "of_machines",
+    "pools_of",
     "predict",
     "search",
+    "timed",
 ]

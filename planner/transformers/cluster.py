@@ -1,4 +1,4 @@
-"""A cluster of alike GPUs, as a transformer's exchanges see it; times by what they are spent on.
+"""A cluster of alike GPUs, as a transformer's exchanges see it.
 
 group       members, ``stride`` ranks apart: ranks lie on hosts in order, tensor innermost, then data, then pipeline
 within      of one host: the system's table, or a ring by latency and rate
@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import log2
 
 from planner.catalogue import device, link
-from planner.ir.cluster import Cluster as Machines
-from planner.ir.errors import UnknownNameError, UsageError
+from planner.ir.errors import UnknownNameError
 from planner.kernels import Estimate, Kernels, Links, Wire, kernels, links
 from planner.kernels.clusters import SYSTEMS, System
-from planner.kernels.estimates import DATASHEET, NOTHING, TABLE
+from planner.kernels.estimates import DATASHEET, NOTHING
 from planner.kernels.links import ALL_REDUCE, ALPHA_ACROSS_S, EFFICIENCY, SEND, bus_factor
+from planner.transformers.passes import Timed
+from planner.transformers.shape import Ways
 
 GBIT = 1e9 / 8
 RESERVED_BYTES = 1.5 * 2**30
@@ -30,71 +31,8 @@ FRAGMENTED = 0.06
 TCP_OF_EIGHT = 0.58
 """What NCCL over TCP sends of a host's card while its eight GPUs do: 14.5 to 14.9 of 32 Gbit/s between two hosts of 8
 V100, 22.2 to 22.9 between four; one GPU a host gets 30.4 to 31.4 (github.com/NVIDIA/nccl/issues/209)."""
-_SHOWN = 0.005
-"""Smaller shares of a time are not told."""
 _LOW, _HIGH = 0.75, 1.5
 """Of a ring by a data sheet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Times by what they are spent on (``products``, ``attention``, ...) and by the kind of evidence.
-
-    The kinds are ``measured table``, ``fitted`` and ``datasheet``: how the evidence of an estimate begins.
-    """
-
-    parts: Mapping[tuple[str, str], Estimate] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, what: str, estimate: Estimate, times: float = 1.0) -> Cost:
-        """One part alone."""
-        if not estimate.seconds:
-            return cls()
-        kind = next((kind for kind in (TABLE, DATASHEET) if estimate.evidence.startswith(kind)), "fitted")
-        return cls({(what, kind): estimate * times})
-
-    def __add__(self, other: Cost) -> Cost:
-        found = dict(self.parts)
-        for key, estimate in other.parts.items():
-            found[key] = found[key] + estimate if key in found else estimate
-        return Cost(found)
-
-    def __mul__(self, factor: float) -> Cost:
-        return Cost({key: estimate * factor for key, estimate in self.parts.items()})
-
-    @property
-    def total(self) -> Estimate:
-        """All parts, one after another; the evidence says what share rests on what."""
-        whole = functools.reduce(Estimate.__add__, self.parts.values(), NOTHING)
-        kinds = self._by(1)
-        shares = sorted(kinds.items(), key=lambda item: -item[1])
-        text = ", ".join(
-            f"{100 * seconds / whole.seconds:.0f} % {kind}"
-            for kind, seconds in shares
-            if seconds > _SHOWN * whole.seconds
-        )
-        return replace(whole, evidence=text or whole.evidence)
-
-    @property
-    def by_what(self) -> dict[str, float]:
-        """Seconds by what they are spent on."""
-        return self._by(0)
-
-    def _by(self, place: int) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for key, estimate in self.parts.items():
-            found[key[place]] = found.get(key[place], 0.0) + estimate.seconds
-        return found
-
-    @property
-    def seconds(self) -> float:
-        """Of all parts."""
-        return sum(estimate.seconds for estimate in self.parts.values())
-
-
-def costs(parts: Iterable[Cost]) -> Cost:
-    """One after another."""
-    return functools.reduce(Cost.__add__, parts, Cost())
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +46,8 @@ class Cluster:
         of_network: what messages get of the cards' rate; TCP leaves them about so much.
         memory_bytes: of a device; 0: as the catalogue says.
         island: neighbours that NVLink joins, where it does not join all of a host; 0: all of them.
+        stream_bytes_per_s: what one rank gets of the cards at most; 0: all, where it is alone.
+        timed: passes that were measured on these devices, in place of those of kernels.
     """
 
     name: str
@@ -119,6 +59,23 @@ class Cluster:
     of_network: float = 0.85
     memory_bytes: float = 0.0
     island: int = 0
+    stream_bytes_per_s: float = 0.0
+    timed: Timed | None = None
+
+    def at(self, ways: Ways, stage: int) -> Cluster:
+        """Where a stage is: here."""
+        del ways, stage
+        return self
+
+    def alone(self, ways: Ways) -> Cluster:
+        """Where all stages are."""
+        del ways
+        return self
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number that is kept or sent."""
+        return 4 if self.dtype == "float32" else 2
 
     @property
     def kernels(self) -> Kernels:
@@ -143,23 +100,31 @@ class Cluster:
             return self._within(name, num_bytes, members, stride)
         on_host = max(1, self.per_host // stride)
         groups = self.per_host // on_host
-        rate = self.of_network * self.across.bytes_per_s / groups
+        rate = self._card_rate(groups)
         if on_host > 1:
             rate = min(rate, self._rate_within(on_host, stride))
         steps = log2(members) * (2 if name == ALL_REDUCE else 1)
         seconds = self.across.alpha_s * steps + bus_factor(name, members) * num_bytes / rate
-        return _by_data_sheet(seconds)
+        return by_data_sheet(seconds)
 
     def send(self, num_bytes: float, stride: int, at_once: int = 1) -> Estimate:
         """A message to the rank ``stride`` further on, while ``at_once`` ranks of each host send one too."""
         if stride < self.per_host:
             if isinstance(self.within, Wire):
-                return _by_data_sheet(self.within.alpha_s + num_bytes / self.within.bytes_per_s)
+                return by_data_sheet(self.within.alpha_s + num_bytes / self.within.bytes_per_s)
             if self.island:  # of a chain of stages the slowest message counts
                 return self._between_islands(SEND, num_bytes, 2)
             return self._links.collective(SEND, num_bytes, 2, 2)
-        rate = self.of_network * self.across.bytes_per_s / at_once
-        return _by_data_sheet(self.across.alpha_s + num_bytes / rate)
+        return by_data_sheet(self.card_s(num_bytes, at_once))
+
+    def card_s(self, num_bytes: float, at_once: int) -> float:
+        """What the cards of a host take of a message of ``num_bytes``, while ``at_once`` of its ranks have one too."""
+        return self.across.alpha_s + num_bytes / self._card_rate(at_once)
+
+    def _card_rate(self, streams: int) -> float:
+        """Bytes a second of each of so many streams of a host."""
+        share = self.of_network * self.across.bytes_per_s / streams
+        return min(share, self.stream_bytes_per_s or share)
 
     def latency_s(self, stride: int) -> float:
         """Of the least message to the rank ``stride`` further on."""
@@ -183,7 +148,7 @@ class Cluster:
             return self._links.collective(name, num_bytes, members, members)
         steps = log2(members) * (2 if name == ALL_REDUCE else 1)
         ring = bus_factor(name, members) * num_bytes / self.within.bytes_per_s
-        return _by_data_sheet(self.within.alpha_s * steps + ring)
+        return by_data_sheet(self.within.alpha_s * steps + ring)
 
     def _rate_within(self, members: int, stride: int = 1) -> float:
         """Bytes a second that a ring of so many devices of a host, ``stride`` apart, passes on."""
@@ -199,7 +164,8 @@ _kernels = functools.cache(kernels)
 _links = functools.cache(links)
 
 
-def _by_data_sheet(seconds: float) -> Estimate:
+def by_data_sheet(seconds: float) -> Estimate:
+    """With the range of a data sheet's figures."""
     return Estimate(seconds, seconds * _LOW, seconds * _HIGH, DATASHEET)
 
 
@@ -221,30 +187,6 @@ def clusters() -> Mapping[str, Cluster]:
         Cluster("g4dn.12xlarge", "T4", 4, Wire(30e-6, 50 * GBIT), Wire(60e-6, 50 * GBIT)),
     ]
     return {cluster.name: cluster for cluster in known}
-
-
-def of_machines(name: str, machines: Machines) -> Cluster:
-    """Hosts of a cluster file, if all are alike; its links count by their figures.
-
-    Raises:
-        UsageError: hosts or devices are not alike, or a link is missing.
-    """
-    hosts: dict[str, list[str]] = {}
-    for spec in machines.devices:
-        hosts.setdefault(spec.host, []).append(spec.kind)
-    first = next(iter(hosts.values()))
-    if any(kinds != first for kinds in hosts.values()) or len(set(first)) > 1:
-        raise UsageError(
-            f"{name}: hosts and devices are not alike",
-            [f"{host}: {len(kinds)} of {', '.join(sorted(set(kinds)))}" for host, kinds in hosts.items()][:5],
-            ["halopipe profile and plan, which take unlike devices"],
-        )
-    wires, spec = links(machines), machines.devices[0]
-    within, across = wires.within or wires.across, wires.across or wires.within
-    if within is None or across is None:
-        raise UsageError(f"{name} has no links", [], ["links: {within-host: NVLink-3, across-hosts: InfiniBand-HDR}"])
-    # What messages get of the links' rates is in these already.
-    return Cluster(name, spec.kind, len(first), within, across, of_network=1.0, memory_bytes=spec.memory_bytes)
 
 
 def _cards(system: System) -> Wire:

@@ -22,8 +22,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from planner.ir.errors import UsageError
 from planner.kernels import Kernels
-from planner.transformers.cluster import Cluster, Cost, costs
+from planner.transformers.cluster import Cluster
+from planner.transformers.passes import Cost, Layers, Pass, costs
 from planner.transformers.shape import Fusion, Recompute, Transformer, Ways
 
 PRODUCTS, ATTENTION, MEMORY, EXCHANGE = "products", "attention", "memory-bound", "tensor exchanges"
@@ -35,23 +37,6 @@ _STREAMING = {
     "activation_backward": "activation",
 }
 """Kinds of operators by what a fused kernel of theirs is alike: tables have them as PyTorch or vLLM runs them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """What a micro-batch takes of a rank: forward, and backward with whatever it computes again."""
-
-    forward: Cost
-    backward: Cost
-
-
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """Passes through the embedding, one block, and the head with its loss."""
-
-    embedding: Pass
-    block: Pass
-    head: Pass
 
 
 @functools.lru_cache(maxsize=4096)
@@ -67,7 +52,21 @@ def layers_of(
 
 
 def layers_for(shape: Transformer, cluster: Cluster, ways: Ways) -> Layers:
-    """:func:`layers_of` of those ways."""
+    """:func:`layers_of` of those ways, or what was measured.
+
+    Raises:
+        UsageError: the cluster's passes were measured, and these were not.
+    """
+    if cluster.timed is not None:
+        found = cluster.timed.of(ways)
+        if found is None:
+            raise UsageError(
+                f"no time of a layer on {cluster.device} at {ways}",
+                [f"measured: tensor {tensor}, micro-batch {size}" for tensor, size in sorted(cluster.timed.layers)][
+                    :20
+                ],
+            )
+        return found
     return layers_of(
         shape, cluster, ways.tensor, ways.sequence_parallel, ways.micro_batch, ways.recompute, ways.overlap_tensor,
         ways.fp32_gradients, ways.kernels,

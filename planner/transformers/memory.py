@@ -12,7 +12,7 @@ divided by ZeRO's levels (Rajbhandari et al. 2020).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.transformers.shape import Recompute, Transformer, Ways
 
@@ -85,37 +85,66 @@ def in_flight(ways: Ways, stage: int, micro_batches: int) -> float:
 def stage_parameters(shape: Transformer, ways: Ways, stage: int) -> float:
     """Weights of a rank of that stage, before ZeRO divides any."""
     blocks = sum(ways.chunks(shape.layers)[stage :: ways.pipeline])
-    table = shape.vocab * shape.hidden / ways.tensor
-    first = shape.embedding_parameters - shape.vocab * shape.hidden + table if stage == 0 else 0.0
-    last = stage == ways.pipeline - 1
-    head = table if last and (ways.pipeline > 1 or not shape.parameters_tied) else 0.0
+    return parameters_of(shape, ways.at(stage).tensor, blocks, *ends_of(ways, stage))
+
+
+def ends_of(ways: Ways, stage: int) -> tuple[bool, bool]:
+    """Whether a stage is the first, and whether it is the last."""
+    return stage == 0, stage == ways.pipeline - 1
+
+
+def parameters_of(shape: Transformer, tensor: int, blocks: int, first: bool, last: bool) -> float:
+    """Weights of a rank of so many blocks, with the embedding on the first stage and the head on the last."""
+    table = shape.vocab * shape.hidden / tensor
+    embedding = shape.embedding_parameters - shape.vocab * shape.hidden + table if first else 0.0
+    head = table if last and not (first and shape.parameters_tied) else 0.0
     norms = 6 * shape.hidden  # of a block; not cut
-    return blocks * ((shape.block_parameters - norms) / ways.tensor + norms) + first + head
+    return blocks * ((shape.block_parameters - norms) / tensor + norms) + embedding + head
 
 
 def unlike_stages(shape: Transformer, ways: Ways) -> list[int]:
-    """The first stage, the last, and of those with as many blocks the earliest, which has the most in flight."""
+    """The first stage, the last, and of those with as many blocks the earliest, which has the most in flight.
+
+    All of them, where they have degrees or pools of their own.
+    """
     p, blocks = ways.pipeline, ways.chunks(shape.layers)
+    if ways.tensors or ways.pools:
+        return list(range(p))
     earliest = {sum(blocks[stage::p]): stage for stage in reversed(range(1, p))}
     return sorted({0, p - 1, *earliest.values()})
 
 
 def stage_memory(shape: Transformer, ways: Ways, stage: int, micro_batches: int, width: int = HALF) -> Memory:
     """Of a rank of that stage; ``width`` as of :func:`block_bytes`."""
-    parameters = stage_parameters(shape, ways, stage)
+    blocks = sum(ways.chunks(shape.layers)[stage :: ways.pipeline])
+    held = in_flight(ways, stage, micro_batches)
+    found = memory_with(shape, ways.at(stage), blocks, held, ends_of(ways, stage), width)
+    return replace(found, stage=stage)
+
+
+def memory_with(
+    shape: Transformer, ways: Ways, blocks: int, held: float, ends: tuple[bool, bool], width: int = HALF
+) -> Memory:
+    """Of a rank of a stage of so many blocks; as a function of them it is linear.
+
+    Args:
+        ways: ``tensor``, ``data``, ``zero``, ``micro_batch`` and the like count, not what stages have.
+        held: micro-batches in flight (:func:`in_flight`).
+        ends: whether it is the first stage, and whether it is the last.
+    """
+    first, last = ends
+    parameters = parameters_of(shape, ways.tensor, blocks, first, last)
     gradient_bytes = 4 if ways.fp32_gradients else width
     optimiser_bytes = MASTER_BYTES if width == HALF else 8  # two moments; the weights are float32 themselves
     shards = [ways.data if ways.zero >= level else 1 for level in (3, 2, 1)]
     state = parameters * (width / shards[0] + gradient_bytes / shards[1] + optimiser_bytes / shards[2])
-    blocks = sum(ways.chunks(shape.layers)[stage :: ways.pipeline])
-    held = in_flight(ways, stage, micro_batches)
     tokens = ways.micro_batch * shape.seq
     own = tokens * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
     kept = held * blocks * block_bytes(shape, ways, width)
     working = 0.0
-    if stage == 0 and shape.dropout:
+    if first and shape.dropout:
         kept += held * own
-    if stage == ways.pipeline - 1:
+    if last:
         working += tokens * (-(-shape.vocab // ways.tensor)) * _LOGIT_BYTES[width] + 2 * width * own
     if ways.recompute is Recompute.FULL:
         again = Ways(ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel)
@@ -125,7 +154,7 @@ def stage_memory(shape: Transformer, ways: Ways, stage: int, micro_batches: int,
         working = max(working, _score_bytes(shape, width) * scores)
     if ways.zero >= 3:
         working += 2 * width * shape.block_parameters / ways.tensor
-    return Memory(state, kept, working, stage)
+    return Memory(state, kept, working)
 
 
 def memory_of(shape: Transformer, ways: Ways, micro_batches: int, width: int = HALF) -> Memory:

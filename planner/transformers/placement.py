@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 
 from planner.ir.box import Box, Interval, intersect, volume, whole
 from planner.ir.errors import UsageError, operator_of
@@ -35,6 +36,7 @@ from planner.layers import kind
 from planner.layers.contraction import ContractedDims, contracted_dims
 from planner.layers.elementwise import CLASS, has_classes_apart
 from planner.layers.sized import REPLICA
+from planner.transformers.pools import Pools
 from planner.transformers.shape import Ways
 
 _NUMBERED = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
@@ -47,18 +49,14 @@ def placements(graph: Graph, ways: Ways) -> dict[str, Placement]:
         UsageError: the network has no blocks, or they cannot be divided so; or nothing runs that part of the way.
     """
     require_executable(ways)
-    stages = _stages(graph, ways)
-    if ways.tensor == 1:
-        cuts = _samples(ways)
-        return {name: Placement(stage, cuts) for name, stage in stages.items()}
-    return dict(_Tensor(graph, ways, stages).placements())
+    return dict(_Tensor(graph, ways, _stages(graph, ways)).placements())
 
 
 def require_executable(ways: Ways) -> None:
     """Raises :class:`UsageError`, naming what of a way no plan of halopipe can say."""
-    wrong = []
-    if ways.zero and ways.tensor > 1:
-        wrong.append(f"ZeRO-{ways.zero} beside tensor {ways.tensor}: who has a part of each weight keeps its state")
+    wrong, tensor = [], max(ways.degrees)
+    if ways.zero and tensor > 1:
+        wrong.append(f"ZeRO-{ways.zero} beside tensor {tensor}: who has a part of each weight keeps its state")
     if wrong:
         raise UsageError(f"no plan says: {ways}", wrong, ["the same way without it", "halopipe export, for others"])
 
@@ -114,6 +112,7 @@ class _Tensor:
     Attributes:
         inner: by value, the dim along which heads or hidden features are cut.
         tokens: by value, the dim along which tokens are (sequence parallelism).
+        degree: tensor ranks of the stage of the layer that is placed.
     """
 
     graph: Graph
@@ -123,6 +122,7 @@ class _Tensor:
     _values: dict[str, TensorSpec] = field(init=False)
     inner: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
+    degree: int = 1
 
     def __post_init__(self) -> None:
         self._readers, self._values = {}, self.graph.values()
@@ -134,6 +134,10 @@ class _Tensor:
         """Of each layer."""
         whole_matrices: list[Layer] = []
         for layer in self.graph.layers:
+            self.degree = degree_of(self.ways, self.stages[layer.name])
+            if self.degree == 1:
+                yield layer.name, Placement(self.stages[layer.name], _samples(self.ways))
+                continue
             inputs = tuple(self._values[name] for name in layer.inputs)
             parameters = tuple(self.graph.parameters[name] for name in layer.parameters)
             dim, shared = self._place(layer, inputs, contracted_dims(layer, inputs, parameters))
@@ -142,14 +146,14 @@ class _Tensor:
             shares = _samples(self.ways)
             if SAMPLE not in work.dims:  # positions, masks: the same for all samples
                 shares = {f"{REPLICA}s": points for points in shares.values()}
-            cuts = {**shares, name: tuple(range(self.ways.tensor + 1))}
+            cuts = {**shares, name: tuple(range(self.degree + 1))}
             if name in (REPLICA, *self._token_names(layer)) and not shared and self._has_matrix(layer):
                 whole_matrices.append(layer)
-            yield layer.name, Placement(self.stages[layer.name], cuts, self.ways.tensor if shared else 1)
+            yield layer.name, Placement(self.stages[layer.name], cuts, self.degree if shared else 1)
         if whole_matrices:
             first = whole_matrices[0]
             raise UsageError(
-                f"{first.name} ({operator_of(first)}) cannot be divided over {self.ways.tensor} tensor ranks",
+                f"{first.name} ({operator_of(first)}) cannot be divided over {self.degree} tensor ranks",
                 [
                     f"{len(whole_matrices)} layers with a matrix of weights would be computed whole by each of them",
                     "weights are [output, input] of torch.nn.Linear; query, key and value are layers of their own",
@@ -167,13 +171,13 @@ class _Tensor:
             return (CLASS if of_classes else None), False
         if contracted is not None and layer.kind == "embedding":
             entries, features = self.graph.parameters[layer.parameters[0]].shape
-            if entries > max(features, self.ways.tensor) and SAMPLE in inputs[0].dims:
+            if entries > max(features, self.degree) and SAMPLE in inputs[0].dims:
                 return self._scattered(layer, contracted, inputs[0].dims.index(SAMPLE) + 1)
             return None, False
         if is_linear and contracted is not None:
             if self.inner.get(layer.inputs[0]) == contracted.channels:
                 return self._scattered(layer, contracted, self._token_dim(layer))
-            if layer.outputs[0].shape[contracted.filters] < self.ways.tensor:
+            if layer.outputs[0].shape[contracted.filters] < self.degree:
                 return self._along(layer, inputs, self.tokens), False
             self._note(layer, contracted.filters, self.inner)
             return contracted.filters, False
@@ -196,11 +200,11 @@ class _Tensor:
     def _scattered(self, layer: Layer, dims: ContractedDims, token_dim: int | None) -> tuple[int | None, bool]:
         """Partial sums: along the tokens with sequence parallelism, else along features, which are gathered then."""
         output = layer.outputs[0]
-        fits = token_dim is not None and token_dim < dims.filters and output.shape[token_dim] >= self.ways.tensor
+        fits = token_dim is not None and token_dim < dims.filters and output.shape[token_dim] >= self.degree
         if self.ways.sequence_parallel and fits and token_dim is not None:
             self._note(layer, token_dim, self.tokens)
             return token_dim, True
-        if output.shape[dims.filters] < self.ways.tensor:
+        if output.shape[dims.filters] < self.degree:
             return None, False
         return dims.filters, True
 
@@ -208,7 +212,7 @@ class _Tensor:
         """Whether it multiplies by a weight that is large enough to be divided."""
         shapes = [self.graph.parameters[name].shape for name in layer.parameters]
         return "embedding" not in operator_of(layer) and any(
-            len(shape) > 1 and min(shape) >= self.ways.tensor for shape in shapes
+            len(shape) > 1 and min(shape) >= self.degree for shape in shapes
         )
 
     def _token_names(self, layer: Layer) -> tuple[str, ...]:
@@ -228,7 +232,7 @@ class _Tensor:
         relation = kind(layer.kind)
         work = relation.work(layer, inputs)
         for dim, extent in enumerate(work.shape):
-            if extent < self.ways.tensor or work.dims[dim] == SAMPLE or work.dims.count(work.dims[dim]) > 1:
+            if extent < self.degree or work.dims[dim] == SAMPLE or work.dims.count(work.dims[dim]) > 1:
                 continue
             if all(self._reads_own(layer, inputs, box, dim, cut) for box in self._parts(work, dim)):
                 self._note(layer, dim, known)
@@ -237,7 +241,7 @@ class _Tensor:
 
     def _parts(self, spec: TensorSpec, dim: int) -> list[tuple[int, Box]]:
         """(rank, its part) of a tensor that is cut along ``dim``."""
-        layout = Layout({spec.dims[dim]: tuple(range(self.ways.tensor + 1))})
+        layout = Layout({spec.dims[dim]: tuple(range(self.degree + 1))})
         return list(enumerate(layout.boxes(spec, self.graph.samples)))
 
     def _reads_own(
@@ -262,7 +266,7 @@ class _Tensor:
         name = kind(layer.kind).work(layer, tuple(self._values[each] for each in layer.inputs)).dims[dim]
         for number, spec in enumerate(layer.outputs):
             value = layer.name if not number else f"{layer.name}:{number}"
-            if name in spec.dims and spec.shape[spec.dims.index(name)] >= self.ways.tensor:
+            if name in spec.dims and spec.shape[spec.dims.index(name)] >= self.degree:
                 known[value] = spec.dims.index(name)
 
 
@@ -275,10 +279,33 @@ def schedule_of(ways: Ways) -> str:
     return "interleaved" if ways.interleave > 1 else ways.schedule
 
 
-def groups_of(ways: Ways) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each chunk: tensor ranks are neighbours, then replicas, then stages."""
-    each = ways.tensor * ways.data
-    return tuple(
-        tuple(range(chunk % ways.pipeline * each, (chunk % ways.pipeline + 1) * each))
-        for chunk in range(ways.pipeline * ways.interleave)
-    )
+def degree_of(ways: Ways, chunk: int) -> int:
+    """Tensor ranks of a replica of a chunk's stage."""
+    return ways.degrees[chunk % ways.pipeline]
+
+
+def groups_of(ways: Ways, pools: Pools | None = None) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each chunk: tensor ranks are neighbours, then replicas, then stages; or those of its pool.
+
+    Raises:
+        UsageError: the way is one through pools, and there are no such, or too few devices in one.
+    """
+    if ways.pools and pools is not None:
+        named = {pool.cluster.name: pool for pool in pools.pools}
+        if missing := sorted(set(ways.pools) - set(named)):
+            raise UsageError(f"the machines have no {', '.join(missing)}", [f"they have {', '.join(named)}"])
+        stages = [
+            named[place.cluster.name].ranks[place.start : place.stop]
+            for place in pools.places(replace(ways, tensors=ways.degrees))
+        ]
+        for stage, ranks in enumerate(stages):
+            needed = ways.data * ways.degrees[stage]
+            if len(ranks) < needed:
+                raise UsageError(
+                    f"stage {stage} takes {needed} devices of {ways.pools[stage]}",
+                    [f"{len(named[ways.pools[stage]].ranks)} are there, {len(ranks)} of them free"],
+                )
+    else:
+        ends = [ways.data * end for end in accumulate(ways.degrees, initial=0)]
+        stages = [tuple(range(first, stop)) for first, stop in pairwise(ends)]
+    return tuple(stages[chunk % ways.pipeline] for chunk in range(ways.pipeline * ways.interleave))

@@ -1,30 +1,44 @@
 """The best way to divide a transformer's step over a cluster, with a proof.
 
-    space       tensor x sequence x pipeline x data = devices; interleaving; micro-batch; recomputation; ZeRO: all that
-                divide the network and the batch (:class:`Space`), each with what it holds and the least it can take
-    order       by the least (:mod:`planner.transformers.step`), the smallest first; each is simulated in turn
+    space       tensor x sequence x pipeline x data on the devices or some of them; any number of blocks on each stage;
+                interleaving, of chunks alike; micro-batch; recomputation; ZeRO: all that divide the network and the
+                batch (:class:`Space`).  Of unlike GPUs each pool alone, and pipelines of 1F1B through several, of which
+                each stage has a pool and a tensor degree of its own
+    order       divisions by the work of their longest stage, then ways by what they can take at least
+                (:mod:`planner.transformers.step`), stages by :mod:`planner.transformers.division`; the smallest first,
+                each simulated in turn
     proof       until the least of the next is not below the best step / (1 + gap): nothing behind it is better by more
 
-What does not fit in memory is left out, and counted.  Every division of the space is met: with ``gap`` 0 and no limit
-of time the answer is that of exhaustive enumeration (a test says so).  Of alike blocks and stages one is priced.
+What does not fit in memory is left out.  With ``gap`` 0 and no limit of time the answer is that of exhaustive
+enumeration (tests say so), and the more devices, the shorter the step.  Where a pipeline takes longer than its least,
+what its division had dropped for it is met as well, up to ``_MOST_LABELS``; what is left then stays in the gap.
 """
 
 from __future__ import annotations
 
+import functools
+import heapq
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count, product
 from math import inf
 
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.transformers.cluster import Cluster
-from planner.transformers.memory import Memory, memory_of
+from planner.transformers.division import Division, Seat, longest_s, seats_of
+from planner.transformers.memory import ends_of, in_flight, memory_of, memory_with
+from planner.transformers.pipeline import even_s
+from planner.transformers.pools import Pools
 from planner.transformers.shape import Recompute, Transformer, Ways
-from planner.transformers.step import Prediction, least_s, predict
+from planner.transformers.step import Prediction, fullest, least_s, predict
 
 TIE = 0.03
 """Two steps that are closer are a tie: runs of one source are as far from their predictions (benchmarks.published)."""
 RIVALS = 8
+_MOST_LABELS = 20_000
+_WIDTH = 2
+"""Labels of each number of stages of a first look at pipelines through several pools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +62,67 @@ class Space:
     zero: tuple[int, ...] = (0, 1, 2, 3)
     base: Ways = field(default_factory=Ways)
 
-    def ways(self, shape: Transformer, cluster: Cluster, devices: int, global_batch: int) -> Iterator[Ways]:
-        """All of it that divides the network and the batch."""
-        for tensor in self.tensor or _powers(min(cluster.per_host, devices)):
-            if devices % tensor or shape.heads % tensor or shape.kv_heads % tensor or shape.ffn % tensor:
+    def divisions(self, shape: Transformer, cluster: Cluster, devices: int, global_batch: int) -> Iterator[Ways]:
+        """All into tensor, pipeline and data ranks and micro-batches, on at most so many devices."""
+        for tensor in self.degrees(shape, min(cluster.per_host, devices)):
+            if tensor > devices:
                 continue
             for pipeline in self.pipeline or range(1, min(shape.layers, devices // tensor) + 1):
-                if devices // tensor % pipeline or pipeline > shape.layers:
+                if pipeline > shape.layers:
                     continue
-                data = devices // tensor // pipeline
-                for micro_batch in self.micro_batch or _powers(global_batch // data):
-                    if not global_batch % (data * micro_batch):
-                        divided = replace(
-                            self.base, tensor=tensor, pipeline=pipeline, data=data, micro_batch=micro_batch
-                        )
-                        yield from self._details(shape, divided, global_batch // (data * micro_batch))
+                for data in _divisors(global_batch, devices // (tensor * pipeline)):
+                    for micro_batch in self.micro_batches(global_batch, data):
+                        yield replace(self.base, tensor=tensor, pipeline=pipeline, data=data, micro_batch=micro_batch)
 
-    def _details(self, shape: Transformer, ways: Ways, micro_batches: int) -> Iterator[Ways]:
+    def degrees(self, shape: Transformer, most: int) -> list[int]:
+        """Tensor degrees that divide the network: those that are wanted, or powers of two."""
+        return [
+            tensor
+            for tensor in self.tensor or _powers(most)
+            if not (shape.heads % tensor or shape.kv_heads % tensor or shape.ffn % tensor)
+        ]
+
+    def micro_batches(self, global_batch: int, data: int) -> list[int]:
+        """Samples of a micro-batch that divide those of a replica."""
+        share = global_batch // data
+        return [size for size in self.micro_batch or _powers(share) if share % size == 0]
+
+    def details(self, shape: Transformer, cluster: Cluster | Pools, ways: Ways, global_batch: int) -> list[Ways]:
+        """All else of a division."""
+        micro_batches = ways.micro_batches(global_batch)
+        interleaves = [
+            chunks
+            for chunks in self.interleave
+            if chunks == 1
+            or not (ways.pipeline == 1 or shape.layers % (ways.pipeline * chunks) or micro_batches % ways.pipeline)
+        ]
+        fitting = [
+            sequence
+            for sequence in self.sequence_parallel
+            if not sequence or (ways.tensor > 1 and shape.seq * ways.micro_batch % ways.tensor == 0)
+        ]
         fused = shape.fused_attention  # whose scores are never kept: of several choices this is none
         recomputes = [how for how in self.recompute if not (fused and how is Recompute.SELECTIVE)] or self.recompute
         zeros = [level for level in self.zero if level == 0 or (ways.data > 1 and (level < 2 or ways.pipeline == 1))]
-        for interleave in self.interleave:
-            if interleave > 1 and (
-                ways.pipeline == 1 or shape.layers % (ways.pipeline * interleave) or micro_batches % ways.pipeline
-            ):
-                continue
-            for sequence in self.sequence_parallel:
-                if sequence and (ways.tensor == 1 or shape.seq * ways.micro_batch % ways.tensor):
-                    continue
-                for recompute in recomputes:
-                    for zero in zeros:
-                        yield replace(
-                            ways, interleave=interleave, sequence_parallel=sequence, recompute=recompute, zero=zero
-                        )
+        found = [
+            replace(ways, interleave=interleave, sequence_parallel=sequence, recompute=recompute, zero=zero)
+            for interleave, sequence, recompute, zero in product(interleaves, fitting, recomputes, zeros)
+        ]
+        timed = cluster.timed if isinstance(cluster, Cluster) else None
+        return found if timed is None else [each for each in found if timed.of(each) is not None]
+
+    def through_pools(self, shape: Transformer, pools: Pools, global_batch: int) -> Iterator[Ways]:
+        """Replicas, micro-batches and details of pipelines through several pools."""
+        if 1 not in self.interleave:
+            return
+        most = pools.devices // 2
+        for data in _divisors(global_batch, most):
+            for micro_batch in self.micro_batches(global_batch, data):
+                divided = replace(self.base, tensor=1, pipeline=2, data=data, micro_batch=micro_batch)
+                only = replace(self, interleave=(1,), sequence_parallel=(False,))
+                for ways in only.details(shape, pools, divided, global_batch):
+                    for sequence in self.sequence_parallel:
+                        yield replace(ways, sequence_parallel=sequence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +140,9 @@ class Found:
     Attributes:
         rivals: the best of other divisions into tensor, pipeline and data ranks that were simulated, by their steps.
         bound_s: no way of the space has a shorter step.
-        num_ways: in the space; of those ``num_large`` do not fit in memory, and ``num_simulated`` were simulated.
+        num_ways: divisions, with all their details, that were looked at; of those ``num_large`` do not fit in memory.
+        num_simulated: ways that were simulated.
+        usable_bytes: of the device that is fullest.
     """
 
     best: Choice
@@ -123,7 +167,7 @@ class Found:
 
 def search(
     shape: Transformer,
-    cluster: Cluster,
+    cluster: Cluster | Pools,
     devices: int,
     global_batch: int,
     space: Space | None = None,
@@ -135,6 +179,7 @@ def search(
     """The way with the shortest step that fits.
 
     Args:
+        devices: as many or fewer; of pools all that there are.
         gap: stop once the best is proved to be so close (0.01 = 1 %).
         time_limit_s: then the best so far is given, with its gap.
         rivals: divisions to show beside it; they are simulated too.
@@ -143,35 +188,273 @@ def search(
         UsageError: nothing of the space divides network, devices and batch.
         InfeasibleError: nothing fits in memory.
     """
-    stop_s = time.monotonic() + time_limit_s
-    every = list((space or Space()).ways(shape, cluster, devices, global_batch))
-    if not every:
+    found = _Search(shape, cluster, global_batch, space or Space(), gap, time.monotonic() + time_limit_s)
+    if isinstance(cluster, Cluster):
+        grounds = [(cluster, devices)]
+    else:
+        grounds = [(pool.cluster, pool.devices) for pool in cluster.pools]
+        grounds += [(cluster.whole, devices)] if cluster.whole is not None else []
+    for ground, number in grounds:
+        found.divide(ground, number)
+    if isinstance(cluster, Pools):
+        found.divide_pools(cluster)
+    if not found.num_ways:
         raise UsageError(
             f"no way divides {shape.name} and a global batch of {global_batch} over {devices} devices",
-            [f"{shape.layers} blocks, {shape.heads} heads; hosts of {cluster.per_host}"],
+            [f"{shape.layers} blocks, {shape.heads} heads; hosts of {', '.join(str(c.per_host) for c, _ in grounds)}"],
             ["another --global-batch or --gpus; leave --tensor, --pipeline and --micro-batch open"],
         )
-    memories = [memory_of(shape, ways, ways.micro_batches(global_batch)) for ways in every]
-    fitting = [ways for ways, memory in zip(every, memories, strict=True) if memory.total <= cluster.usable_bytes]
-    if not fitting:
-        raise _infeasible(shape, cluster, every, memories)
-    bounds = sorted(
-        ((least_s(shape, cluster, ways, global_batch), place) for place, ways in enumerate(fitting)),
-    )
-    simulated: list[Choice] = []
-    best_s, bound_s = inf, inf
-    for least, place in bounds:
-        if least * (1 + gap) >= best_s or (simulated and time.monotonic() > stop_s):
-            bound_s = min(least, best_s)
-            break
-        found = Choice(fitting[place], predict(shape, cluster, fitting[place], global_batch))
-        simulated.append(found)
-        best_s = min(best_s, found.prediction.step.seconds)
-    bound_s = min(bound_s, best_s)
-    count = len(simulated)
-    best = min(simulated, key=_order)
-    others = _rivals(shape, cluster, global_batch, bounds, fitting, simulated, rivals, stop_s)
-    return Found(best, others, bound_s, len(every), len(every) - len(fitting), count, cluster.usable_bytes)
+    return found.run(rivals)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A division whose details are not looked at yet; ``cluster`` is where it is."""
+
+    cluster: Cluster
+    ways: Ways
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way of a division; ``is_ready`` once it fits, and is only to be simulated: chunks that are interleaved."""
+
+    cluster: Cluster
+    ways: Ways
+    is_ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Through:
+    """Pipelines through several pools that are not looked at yet."""
+
+    pools: Pools
+    ways: Ways
+    seats: tuple[Seat, ...]
+
+
+@dataclass
+class _Search:
+    shape: Transformer
+    cluster: Cluster | Pools
+    global_batch: int
+    space: Space
+    gap: float
+    stop_s: float
+    num_ways: int = 0
+    num_large: int = 0
+    least_large: tuple[float, Ways, Cluster] | None = None
+    simulated: dict[Ways, Choice] = field(default_factory=dict)
+    loose: list[tuple[float, Division]] = field(default_factory=list)
+    best_s: float = inf
+    _blocks_s: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _heap: list[tuple[float, int, _Group | _Way | _Through | Division]] = field(default_factory=list)
+    _order: Iterator[int] = field(default_factory=count)
+
+    def divide(self, cluster: Cluster, devices: int) -> None:
+        """All divisions over alike devices, by the work of their longest stage."""
+        for ways in self.space.divisions(self.shape, cluster, devices, self.global_batch):
+            block_s = min(self._block_s(cluster, replace(ways, sequence_parallel=on)) for on in (False, True))
+            self._push(self._even_s(ways, block_s, max(self.space.interleave)), _Group(cluster, ways))
+
+    def _block_s(self, cluster: Cluster, ways: Ways) -> float:
+        """Both passes of a block, without what ZeRO adds."""
+        key = cluster.name, ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute
+        if key not in self._blocks_s:
+            alone = replace(ways, pipeline=1, data=1, zero=0, interleave=1)
+            seats = seats_of(self.shape, [cluster], alone, [ways.tensor])
+            self._blocks_s[key] = min((seat.block_s for seat in seats), default=inf)
+        return self._blocks_s[key]
+
+    def _even_s(self, ways: Ways, block_s: float, interleave: int) -> float:
+        """No division of the blocks is shorter."""
+        micro_batches, p = ways.micro_batches(self.global_batch), ways.pipeline
+        longest_s = micro_batches * block_s * self.shape.layers / p
+        if interleave == 1:
+            longest_s = micro_batches * block_s * -(-self.shape.layers // p)
+        if ways.schedule != "1f1b":
+            return longest_s
+        return max(longest_s, even_s(p, micro_batches, self.shape.layers * block_s, interleave))
+
+    def divide_pools(self, pools: Pools) -> None:
+        """Pipelines through several pools."""
+        for ways in self.space.through_pools(self.shape, pools, self.global_batch):
+            degrees = self.space.degrees(self.shape, max(pool.cluster.per_host for pool in pools.pools))
+            seats = [
+                seat
+                for seat in seats_of(self.shape, [pool.cluster for pool in pools.pools], ways, degrees)
+                if seat.cluster.per_host % seat.ways.tensor == 0
+                and not (ways.sequence_parallel and self.shape.seq * ways.micro_batch % seat.ways.tensor)
+            ]
+            if seats and not (ways.sequence_parallel and all(seat.ways.tensor == 1 for seat in seats)):
+                longest = longest_s(self.shape.layers, seats, [pool.devices for pool in pools.pools])
+                self.num_ways += 1
+                self._push(ways.micro_batches(self.global_batch) * longest, _Through(pools, ways, tuple(seats)))
+
+    def _push(self, bound_s: float, item: _Group | _Way | _Through | Division) -> None:
+        if bound_s < inf:
+            if isinstance(item, _Group):
+                self.num_ways += 1
+            heapq.heappush(self._heap, (bound_s, next(self._order), item))
+
+    def run(self, rivals: int) -> Found:
+        """Until the best is proved."""
+        while self._heap and self._heap[0][0] * (1 + self.gap) < self.best_s and not self._is_late():
+            self._take()
+        left_s = self._heap[0][0] if self._heap else inf
+        loose_s = min((self._tightened(bound_s, division) for bound_s, division in self.loose), default=inf)
+        if not self.simulated:
+            raise self._infeasible()
+        bound_s = min(left_s, loose_s, self.best_s)
+        best = min(self.simulated.values(), key=_order)
+        shown = self._rivals(rivals)
+        memory = best.prediction.memory
+        usable = self._ground(best.ways).at(best.ways, memory.stage).usable_bytes
+        return Found(best, shown, bound_s, self.num_ways, self.num_large, len(self.simulated), usable)
+
+    def _is_late(self) -> bool:
+        return bool(self.simulated) and time.monotonic() > self.stop_s
+
+    def _ground(self, ways: Ways) -> Cluster | Pools:
+        return self.cluster.alone(ways)
+
+    def _take(self) -> Choice | None:
+        """The item with the least bound: looked into, or simulated."""
+        item = heapq.heappop(self._heap)[2]
+        if isinstance(item, Division):
+            return self._advance(item)
+        if isinstance(item, _Through):
+            stages = self.space.pipeline[0] if self.space.pipeline else None
+            division = Division(
+                self.shape, item.pools, item.ways, self.global_batch, item.seats, stages, above_s=self.best_s
+            )
+            self._push(division.bound_s, division)
+            for ways in division.dive(_WIDTH):
+                self._simulate(ways)
+        elif isinstance(item, _Group):
+            details = self.space.details(self.shape, item.cluster, item.ways, self.global_batch)
+            self.num_ways += len(details) - 1
+            for ways in details:
+                block_s = self._block_s(item.cluster, ways)
+                self._push(self._even_s(ways, block_s, ways.interleave), _Way(item.cluster, ways))
+        elif item.is_ready:
+            return self._simulate(item.ways)
+        else:
+            self._open(item.cluster, item.ways)
+        return None
+
+    def _open(self, cluster: Cluster, ways: Ways) -> None:
+        """A way whose turn it is: left out, if it is too large, or bounded stage by stage."""
+        least_bytes = self._least_bytes(cluster, ways)
+        if least_bytes > cluster.usable_bytes:
+            self._leave_out(cluster, ways, least_bytes)
+            return
+        if isinstance(self.cluster, Pools) and cluster is not self.cluster.whole:
+            ways = replace(ways, pools=(cluster.name,) * ways.pipeline)
+        if ways.interleave > 1:
+            bound_s = least_s(self.shape, cluster, ways, self.global_batch)
+            self._push(bound_s, _Way(cluster, ways, is_ready=True))
+        else:
+            seats = seats_of(self.shape, [cluster], ways, [ways.tensor])
+            division = Division(self.shape, cluster, ways, self.global_batch, seats, ways.pipeline)
+            self._push(division.bound_s, division)
+
+    def _advance(self, division: Division) -> Choice | None:
+        if isinstance(division.cluster, Pools):
+            division.above_s = self.best_s
+        made = division.advance()
+        self._push(division.bound_s, division)
+        if made is None:
+            if division.bound_s == inf and not division.num_given and isinstance(division.cluster, Cluster):
+                # Whole blocks do not fit, where fractions of them would.
+                self._leave_out(division.cluster, division.ways, self._least_bytes(division.cluster, division.ways))
+            return None
+        ways, bound_s = made
+        choice = self._simulate(ways)
+        if choice.prediction.step.seconds > bound_s * (1 + 1e-9) and not division.keep_all:
+            self.loose.append((bound_s, division))
+        return choice
+
+    def _leave_out(self, cluster: Cluster, ways: Ways, least_bytes: float) -> None:
+        """What is too large."""
+        self.num_large += 1
+        if self.least_large is None or least_bytes < self.least_large[0]:
+            self.least_large = least_bytes, ways, cluster
+
+    def _simulate(self, ways: Ways) -> Choice:
+        if ways not in self.simulated:
+            self.simulated[ways] = Choice(ways, predict(self.shape, self.cluster, ways, self.global_batch))
+            self.best_s = min(self.best_s, self.simulated[ways].prediction.step.seconds)
+        return self.simulated[ways]
+
+    def _tightened(self, bound_s: float, division: Division) -> float:
+        """What a division can still take at least, with all that it dropped for a pipeline that took longer."""
+        if bound_s * (1 + self.gap) >= self.best_s:
+            return bound_s
+        again = replace(division, keep_all=True, above_s=self.best_s, labels_met=0, _heap=[], _known={})
+        while again.bound_s * (1 + self.gap) < self.best_s:
+            if again.labels_met > _MOST_LABELS or self._is_late():
+                return max(bound_s, again.bound_s)
+            made = again.advance()
+            if made is not None:
+                self._simulate(made[0])
+        return again.bound_s
+
+    def _rivals(self, number: int) -> tuple[Choice, ...]:
+        """Of each further division the way that can be the shortest, simulated."""
+        shown: dict[tuple[object, ...], Choice] = {}
+        for choice in sorted(self.simulated.values(), key=_order):
+            shown.setdefault(_division(choice.ways), choice)
+        while self._heap and len(shown) <= number and not self._is_late():
+            item = self._heap[0][2]
+            is_open = isinstance(item, _Through) or (isinstance(item, Division) and item.stages is None)
+            if not is_open and _division(item.ways) in shown:
+                heapq.heappop(self._heap)
+            elif (made := self._take()) is not None:
+                shown.setdefault(_division(made.ways), made)
+        return tuple(sorted(shown.values(), key=_order)[1 : number + 1])
+
+    def _least_bytes(self, cluster: Cluster, ways: Ways) -> float:
+        """What the fullest rank holds at least, however the blocks are divided.
+
+        Of stages with a + n b bytes for n blocks: L blocks in all need a capacity C with sum (C - a) / b >= L.
+        """
+        micro_batches = ways.micro_batches(self.global_batch)
+        if ways.interleave > 1:
+            return memory_of(self.shape, ways, micro_batches, cluster.width).total
+        linear = functools.partial(self._linear_bytes, cluster, ways)
+        (none, one), (_, two) = linear(1.0, (False, False)), linear(2.0, (False, False))
+        p, rates, blocks, least = ways.pipeline, 0.0, float(self.shape.layers), 0.0
+        for stage in range(p):
+            held, ends = in_flight(ways, stage, micro_batches), ends_of(ways, stage)
+            empty, each = linear(held, ends) if any(ends) else (none, one + (held - 1) * (two - one))
+            rates += 1 / each
+            blocks += empty / each
+            least = max(least, empty + each)
+        return max(least, blocks / rates)
+
+    def _linear_bytes(self, cluster: Cluster, ways: Ways, held: float, ends: tuple[bool, bool]) -> tuple[float, float]:
+        """Of a rank of a stage without blocks, and by the block."""
+        none, one = (memory_with(self.shape, ways, number, held, ends, cluster.width).total for number in (0, 1))
+        return none, one - none
+
+    def _infeasible(self) -> Exception:
+        gib = 2**30
+        if self.least_large is None:
+            return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", [], ["more GPUs"])
+        least, ways, cluster = self.least_large
+        memory = fullest(self.shape, cluster, ways, ways.micro_batches(self.global_batch))
+        largest = max(
+            ("state", memory.state), ("activations", memory.activations), ("one pass", memory.working), key=_second
+        )
+        return InfeasibleError(
+            f"{self.shape.name} does not fit on {ways.devices} {cluster.device}",
+            [
+                f"every way needs at least {least / gib:.1f} GiB, usable {cluster.usable_bytes / gib:.1f} GiB",
+                f"that is: {ways}; largest part: {largest[0]}, {largest[1] / gib:.1f} GiB",
+            ],
+            ["more --gpus, another --on, or a smaller --global-batch"],
+        )
 
 
 def _order(choice: Choice) -> tuple[float, int, int, int, str]:
@@ -180,52 +463,16 @@ def _order(choice: Choice) -> tuple[float, int, int, int, str]:
     return choice.prediction.step.seconds, ways.interleave, ways.zero, int(ways.sequence_parallel), str(ways)
 
 
-def _rivals(
-    shape: Transformer,
-    cluster: Cluster,
-    global_batch: int,
-    bounds: Sequence[tuple[float, int]],
-    fitting: Sequence[Ways],
-    simulated: Sequence[Choice],
-    number: int,
-    stop_s: float,
-) -> tuple[Choice, ...]:
-    """Of each further division the way that can be the shortest, simulated."""
-    found: dict[tuple[int, int, int], Choice] = {}
-    for choice in sorted(simulated, key=_order):
-        found.setdefault(_division(choice.ways), choice)
-    for _, place in bounds:
-        if len(found) > number or time.monotonic() > stop_s:
-            break
-        ways = fitting[place]
-        if _division(ways) not in found:
-            found[_division(ways)] = Choice(ways, predict(shape, cluster, ways, global_batch))
-    return tuple(sorted(found.values(), key=_order)[1 : number + 1])
-
-
-def _division(ways: Ways) -> tuple[int, int, int]:
-    return ways.tensor, ways.pipeline, ways.data
+def _division(ways: Ways) -> tuple[object, ...]:
+    return ways.degrees, ways.pools, ways.data
 
 
 def _powers(most: int) -> list[int]:
     return [1 << power for power in range(most.bit_length()) if 1 << power <= most]
 
 
-def _infeasible(shape: Transformer, cluster: Cluster, every: Sequence[Ways], memories: Sequence[Memory]) -> Exception:
-    least, place = min((memory.total, place) for place, memory in enumerate(memories))
-    memory = memories[place]
-    gib = 2**30
-    largest = max(
-        ("state", memory.state), ("activations", memory.activations), ("one pass", memory.working), key=_second
-    )
-    return InfeasibleError(
-        f"{shape.name} does not fit on {every[place].devices} {cluster.device}",
-        [
-            f"every way needs at least {least / gib:.1f} GiB, usable {cluster.usable_bytes / gib:.1f} GiB",
-            f"that is: {every[place]}; largest part: {largest[0]}, {largest[1] / gib:.1f} GiB",
-        ],
-        ["more --gpus, another --on, or a smaller --global-batch"],
-    )
+def _divisors(number: int, most: int) -> list[int]:
+    return [size for size in range(1, min(number, most) + 1) if number % size == 0]
 
 
 def _second(pair: tuple[str, float]) -> float:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import groupby
 
 from planner.ir.errors import UnknownNameError, UsageError
 
@@ -125,6 +126,8 @@ class Ways:
         overlap_gradients: sums over data-parallel ranks run beside the last backward.
         schedule: ``1f1b`` (``interleaved`` follows from ``interleave``) or ``gpipe``.
         blocks: blocks of each stage; empty: as even as can be.
+        tensors: ``tensor`` of each stage, where stages have degrees of their own; the replicas are ``data`` of each.
+        pools: the pool of each stage (:class:`planner.transformers.pools.Pools`); empty: the devices are alike.
     """
 
     tensor: int = 1
@@ -142,11 +145,22 @@ class Ways:
     sends: Sends = Sends.EXCHANGED
     schedule: str = "1f1b"
     blocks: tuple[int, ...] = ()
+    tensors: tuple[int, ...] = ()
+    pools: tuple[str, ...] = ()
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """Tensor ranks of a replica of each stage."""
+        return self.tensors or (self.tensor,) * self.pipeline
 
     @property
     def devices(self) -> int:
         """Ranks that it takes."""
-        return self.tensor * self.pipeline * self.data
+        return self.data * sum(self.degrees)
+
+    def at(self, stage: int) -> Ways:
+        """As a rank of that stage sees it: ``tensor`` is the stage's own."""
+        return replace(self, tensor=self.tensors[stage], tensors=()) if self.tensors else self
 
     def micro_batches(self, global_batch: int) -> int:
         """Passes of a rank in a step.
@@ -184,24 +198,39 @@ class Ways:
 
     def check(self, shape: Transformer) -> None:
         """Raises :class:`UsageError` where the network cannot be divided so."""
-        for what, size in (("heads", shape.heads), ("key heads", shape.kv_heads), ("ffn", shape.ffn)):
-            if size % self.tensor:
-                raise UsageError(
-                    f"{shape.name}: {size} {what} do not divide by --tensor {self.tensor}",
-                    [f"{size} = {size // self.tensor} x {self.tensor} + {size % self.tensor}"],
-                )
-        if self.sequence_parallel and shape.seq * self.micro_batch % self.tensor:
-            raise UsageError(f"{shape.seq * self.micro_batch} tokens do not divide by {self.tensor} ranks")
+        for tensor in sorted(set(self.degrees)):
+            for what, size in (("heads", shape.heads), ("key heads", shape.kv_heads), ("ffn", shape.ffn)):
+                if size % tensor:
+                    raise UsageError(
+                        f"{shape.name}: {size} {what} do not divide by --tensor {tensor}",
+                        [f"{size} = {size // tensor} x {tensor} + {size % tensor}"],
+                    )
+            if self.sequence_parallel and shape.seq * self.micro_batch % tensor:
+                raise UsageError(f"{shape.seq * self.micro_batch} tokens do not divide by {tensor} ranks")
+        for what, of_stages in (("tensor degrees", self.tensors), ("pools", self.pools)):
+            if of_stages and len(of_stages) != self.pipeline:
+                raise UsageError(f"{len(of_stages)} {what} for {self.pipeline} stages")
         self.chunks(shape.layers)
 
     def __str__(self) -> str:
-        parts = [f"tensor {self.tensor}{' with sequence' * self.sequence_parallel}"]
-        parts.append(f"pipeline {self.pipeline}" + (f" x {self.interleave}" if self.interleave > 1 else ""))
+        parts = [f"tensor {self._degrees_text()}{' with sequence' * self.sequence_parallel}"]
+        blocks = f" ({', '.join(map(str, self.blocks))} blocks)" if self.blocks else ""
+        parts.append(f"pipeline {self.pipeline}" + (f" x {self.interleave}" if self.interleave > 1 else "") + blocks)
         parts.append(f"data {self.data}" + (f" ZeRO-{self.zero}" if self.zero else ""))
         parts.append(f"micro-batch {self.micro_batch}")
         if self.recompute is not Recompute.NONE:
             parts.append(f"recompute {self.recompute.value}")
         return ", ".join(parts)
+
+    def _degrees_text(self) -> str:
+        """The one degree; or those of neighbouring stages that are alike, with their pool."""
+        if not (self.tensors or self.pools):
+            return str(self.tensor)
+        alike = groupby(zip(self.degrees, self.pools or ("",) * self.pipeline, strict=True))
+        return " | ".join(
+            f"{tensor} on {len(list(stages))} of {pool}" if pool else f"{tensor} on {len(list(stages))}"
+            for (tensor, pool), stages in alike
+        )
 
 
 def _gpt(name: str, hidden: int, heads: int, layers: int, vocab: int = 51200, seq: int = 2048) -> Transformer:
@@ -219,6 +248,7 @@ TRANSFORMERS: Mapping[str, Transformer] = {
     shape.name: shape
     for shape in (
         _gpt("gpt2-345m", 1024, 16, 24, 52256, 1024),
+        Transformer("opt-350m", 1024, 4096, 16, 24, 50272, 2048, attention_dropout=False, relu=True),
         _gpt("gpt3-xl", 2048, 16, 24),
         _gpt("gpt-2.6b", 2560, 32, 32, seq=1024),
         _gpt("gpt3-6.7b", 4096, 32, 32),
@@ -232,7 +262,8 @@ TRANSFORMERS: Mapping[str, Transformer] = {
         _llama("llama3-70b", 8192, 28672, 64, 8, 80, 128256, 8192),
     )
 }
-"""Brown et al. 2020, Narayanan et al. 2021, Korthikanti et al. 2022, Touvron et al. 2023, Dubey et al. 2024."""
+"""Brown et al. 2020, Narayanan et al. 2021, Korthikanti et al. 2022, Zhang et al. 2022, Touvron et al. 2023,
+Dubey et al. 2024."""
 
 
 def named_transformer(name: str) -> Transformer:

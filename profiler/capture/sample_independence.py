@@ -150,7 +150,7 @@ def _samples(traced: Traced, model: LoadedModel) -> list[_Run]:
     """Two samples together, and each alone."""
     example = example_of(traced.inputs, model, max(_PAIR, model.samples))
     both = _distinct(example_of(traced.inputs, model, _PAIR), example)
-    values = {node.target: node.meta["val"] for node in traced.module.graph.nodes if node.target in traced.inputs}
+    values = {node.target: node.meta["val"] for node in traced.module.graph.nodes if traced.is_input(node)}
     cut = {name for name, value in values.items() if value.ndim and traced.symbols.per_sample(value.shape[0]) == 1}
     runs = [_Run(traced, _PAIR, both)]
     for sample in range(_PAIR):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.published import sailor_clusters
 from benchmarks.published.__main__ import A100, Options, main, measure
 from benchmarks.published.runs import published, read, t4
 from benchmarks.published.sailor import Profiles
@@ -50,6 +51,14 @@ def test_rates_between_hosts_grow_with_messages_up_to_the_largest() -> None:
         rates = [profiles.host_bytes_per_s(gpu, number, 2.0**power) for power in range(20, 36)]
         assert rates == sorted(rates)
         assert rates[-1] == pytest.approx(profiles.networks[gpu, number][1], rel=0.03)
+
+
+def test_sailors_clusters_are_planned_below_its_own_plans_by_both_models() -> None:
+    found = list(sailor_clusters.rows())
+    judged = [row for row in found if row.goal and "processor time" not in row.name]
+    assert len(judged) == 9
+    assert all(row.holds for row in judged)
+    assert all(row.value <= 1e-6 for row in found if "proven gap" in row.name)
 
 
 def test_rows_of_a_folder_are_added_and_public_ones_show_errors_alone(

@@ -45,27 +45,26 @@ same with forward passes alone, at a rate if one is asked for; ``memory`` the le
 which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``infeasible``
 
 Not in the space: windows other than those of ``leaf_bound.windows_to_try``, several stages on a position
-(``incumbents`` tries some, without a proof), on large clusters what ``Devices.restrictions`` says.
+(``virtual_pipelines`` tries some, without a proof), on large clusters what ``Devices.restrictions`` says.
 """
 
 from __future__ import annotations
 
-import functools
-import time
 from dataclasses import replace
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
 from planner.ir.errors import InfeasibleError
-from planner.ir.plan import Plan, Search
+from planner.ir.plan import PROVEN, SEARCHED, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
 from planner.solvers.best_first.block_search import with_blocks
-from planner.solvers.best_first.incumbents import published
 from planner.solvers.best_first.infeasible import least_memory, no_plan_fits
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
+from planner.solvers.best_first.moved_shares import with_moved_shares
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.sustained_rate import highest_rate, is_stream
 from planner.solvers.best_first.warm_start import Start
+from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import decision_of, plan_of
 from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ties
 from planner.solvers.candidates.evaluate import Evaluator
@@ -87,27 +86,29 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         UnsupportedModelError: time may be cut, and the network cannot be run in token slices.
     """
     words: tuple[str, ...] = ()
-    limited = problem
+    limited, budget = problem, part_of_current(problem.time_limit_s)
     if problem.objective == MEMORY:
         limited, words = least_memory(problem)
     elif is_stream(problem):
         limited, words = highest_rate(problem)
-    ends_s, book = time.monotonic() + limited.time_limit_s, PriceBook(problem.profile)
+    book = PriceBook(problem.profile)
     if slices_time(problem):
         require_slices(problem, book)
-    if beyond_samples(limited) or slices_time(limited):
-        limited = replace(limited, time_limit_s=limited.time_limit_s / 2)
-    evaluator = Evaluator(limited, book)
+    half = beyond_samples(limited) or slices_time(limited)
+    evaluator = Evaluator(limited, book, within=budget.part(limited.time_limit_s / 2) if half else budget)
     start = Start(evaluator)
-    search = BestFirstSearch(evaluator, progress, hints=functools.partial(published, evaluator))
+    search = BestFirstSearch(evaluator, progress, hints=start.hints)
     outcome = search.run(start.items)
-    if start.is_restricted and outcome.status in ("proven", "within gap"):  # others may know what is not searched
+    if start.is_restricted and outcome.status in (PROVEN, WITHIN_GAP, SEARCHED):  # others may know what is not searched
         search.take_hints()
         outcome = search.outcome(outcome.status)
-    first, left_s = outcome, ends_s - time.monotonic() - search.answer_s(problem.time_limit_s)
-    outcome = with_layouts(evaluator, outcome, max(0.0, left_s))
-    outcome = with_blocks(evaluator, outcome, max(0.0, ends_s - time.monotonic()))
-    evaluator.stops = ends_s
+    if outcome.best is not None and outcome.status != "stopped":
+        outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
+    first, evaluator.budget = outcome, budget
+    best_s = outcome.best.step_s if outcome.best is not None else float("inf")
+    others_s = start.other_shares_s(best_s * (1 - ROUNDING), budget.part(reserve_s=search.answer_s))
+    outcome = with_layouts(evaluator, outcome, budget.part(reserve_s=search.answer_s))
+    outcome = with_blocks(evaluator, outcome, budget.part(reserve_s=search.answer_s))
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
     choices = [choice.best for choice in start.choices.values()]
@@ -116,12 +117,11 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     decision = decision_of(problem, taken.candidate)
     seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
     step_s = tie.step_s if tie is not None else seen.prediction.step_s
-    bound_s = min(outcome.bound_s, start.least_work_s, step_s)
-    proven = bound_s >= step_s * (1 - ROUNDING)
+    bound_s = min(outcome.bound_s, start.least_work_s, others_s, step_s)
     proof = Search(
         method=METHOD,
         solver="best-first",
-        status=_status(outcome.status, proven=proven),
+        status=status_of(outcome.status, step_s, bound_s, problem.gap),
         bound_s=bound_s,
         gap=step_s / bound_s - 1 if bound_s > 0 else 0.0,
         num_simulated=evaluator.num_simulated,
@@ -132,20 +132,13 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
             "work over capacity": min(start.capacity_s, bound_s),
         },
         binding=words + binding(decision, seen),
-        rejected=(*start.rejected, *left_out(limited)),
+        rejected=(*start.rejected, *left_out(limited), *outcome.rejected),
         tie=tie,
     )
     fastest = outcome.best if tie is not None else None
     others = alternatives(evaluator, taken, start.choices, outcome.by_num_stages, fastest)
     plan = plan_of(problem, decision, seen.prediction, proof, others)
     return with_token_slices(evaluator, plan) if slices_time(problem) else plan
-
-
-def _status(ended: str, *, proven: bool) -> str:
-    """Of a search that ``ended`` so: a plan at its bound is proven, whatever ended it, but for who asked it to end."""
-    if proven and ended != "stopped":
-        return "proven"
-    return "within gap" if ended == "proven" else ended
 
 
 def _nothing_found(evaluator: Evaluator, outcome: Outcome) -> Exception:

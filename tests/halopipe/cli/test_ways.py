@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from halopipe.planning.ways import shape_of
 from planner.ir.codec import load
 from planner.ir.plan import Plan
 
+LAYERS = Path(__file__).parents[2] / "data" / "profiles" / "sailor" / "layers.csv"
 SIZES = "hidden=512,ffn=2048,heads=8,layers=8,vocab=1024,seq=512"
 
 
@@ -77,8 +79,128 @@ def test_a_cluster_file_is_searched_and_options_of_launchers_are_written(
     assert "no file of ways" in bad.output
 
 
+def unlike(of: Mapping[str, tuple[str, int]], per_host: int, more: str = "") -> str:
+    """A cluster file of hosts of each name: (device, hosts)."""
+    hosts = "".join(
+        f"  - {{name: {name}, count: {count}, devices: [{{device: {device}, count: {per_host}}}]{more}}}\n"
+        for name, (device, count) in of.items()
+    )
+    links = "within-host: {link: NVLink-2, latency: 10us}, across-hosts: {bandwidth: 8GB/s, latency: 50us}"
+    return f"halopipe: cluster\nversion: 1\nhosts:\n{hosts}links: {{{links}}}\n"
+
+
+def test_unlike_gpus_share_a_transformer_by_sailors_times_of_its_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mixed.yaml").write_text(unlike({"a": ("A100-40GB", 2), "v": ("V100-16GB", 6)}, 4), "utf-8")
+    Path("alone.yaml").write_text(unlike({"a": ("A100-40GB", 2)}, 4), "utf-8")
+    asked = ("--global-batch", "256", "--zero", "0", "--layers", str(LAYERS), "-o", "ways.json")
+    alone = call("opt-350m", "--on", "alone.yaml", "--gpus", "8", *asked)
+    assert alone.exit_code == 0, alone.output
+    alone_s = json.loads(Path("ways.json").read_text("utf-8"))["best"]["step_s"]
+    told = call("opt-350m", "--on", "mixed.yaml", "--gpus", "32", *asked)
+    assert told.exit_code == 0, told.output
+    assert "8 A100-40GB, 24 V100-16GB" in told.output
+    assert "no way is better by this model" in told.output
+    best = json.loads(Path("ways.json").read_text("utf-8"))["best"]
+    ways = best["ways"]
+    assert set(ways["pools"]) == {"A100-40GB", "V100-16GB"}
+    assert ways["data"] * sum(ways["tensors"]) <= 32
+    assert sum(ways["blocks"]) == 24
+    assert best["step_s"] < 0.8 * alone_s
+    few = call("opt-350m", "--on", "mixed.yaml", "--gpus", "8", *asked)
+    assert few.exit_code == 2
+    assert "has 32 devices, and --gpus is 8" in few.output
+    other = call("gpt3-xl", "--on", "mixed.yaml", "--gpus", "32", *asked)
+    assert other.exit_code == 2
+    assert "no times of a network like" in other.output
+    named = call("opt-350m", "--on", "a100-dgx", "--gpus", "8", *asked)
+    assert named.exit_code == 2
+    assert "--layers is of devices of a cluster file" in named.output
+
+
+def test_alike_hosts_in_zones_are_as_good_as_all_over_their_slowest_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = unlike({"n": ("A100-40GB", 4)}, 2, ", groups: {rack: 2}")
+    tiers = "".join(f"  - {{name: {name}, within: {of}}}\n" for name, of in (("within-host", "host"), ("near", "rack")))
+    links = "within-host: NVLink-2, near: {bandwidth: 8GB/s}, far: {bandwidth: 1GB/s}"
+    Path("racks.yaml").write_text(
+        f"{text.partition('links')[0]}tiers:\n{tiers}  - {{name: far}}\nlinks: {{{links}}}\n", "utf-8"
+    )
+    Path("far.yaml").write_text(unlike({"n": ("A100-40GB", 4)}, 2).replace("8GB/s, latency: 50us", "1GB/s"), "utf-8")
+    steps = {}
+    for file in ("racks.yaml", "far.yaml"):
+        told = call(SIZES, "--on", file, "--gpus", "8", "--global-batch", "16", "-o", "ways.json")
+        assert told.exit_code == 0, told.output
+        steps[file] = json.loads(Path("ways.json").read_text("utf-8"))["best"]["step_s"]
+    assert steps["racks.yaml"] <= steps["far.yaml"] * (1 + 1e-9)
+
+
+def test_stages_of_unlike_gpus_and_degrees_are_a_plan_on_the_devices_of_their_kinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("two.yaml").write_text(unlike({"a": ("A100-40GB", 1), "v": ("V100-16GB", 2)}, 2), "utf-8")
+    sizes = ["vocabulary=48", "width=16", "hidden=24", "layers=2", "heads=4", "kv_heads=2"]
+    network = ["profiler.models.llama:llama", "--input", "4,8", *(word for size in sizes for word in ("--arg", size))]
+    made = CliRunner().invoke(app, ["profile", *network, "--on", "two.yaml", "--sizes", "1,2,4"])
+    assert made.exit_code == 0, made.output
+    spelled = "hidden=16,ffn=24,heads=4,kv_heads=2,layers=2,vocab=48,seq=8,gated=1,rotary=1,dropout=0"
+    told = call(spelled, "--on", "two.yaml", "--gpus", "6", "--global-batch", "8", "--zero", "0", "-o", "ways.json")
+    assert told.exit_code == 0, told.output
+    asked = ["plan", "profile.json", "--ways", "ways.json"]
+    planned = CliRunner().invoke(app, asked)
+    assert planned.exit_code == 0, planned.output
+    file = json.loads(Path("ways.json").read_text("utf-8"))
+    file["best"]["ways"] |= {
+        "pipeline": 2, "data": 2, "tensor": 2, "tensors": [1, 2], "pools": ["A100-40GB", "V100-16GB"],
+        "blocks": [1, 1], "micro_batch": 2, "interleave": 1, "sequence_parallel": False, "recompute": "none",
+    }  # fmt: skip
+    Path("ways.json").write_text(json.dumps(file), "utf-8")
+    planned = CliRunner().invoke(app, asked)
+    assert planned.exit_code == 0, planned.output
+    stages = load("plan.json", Plan).decision.stages
+    assert [[name[0] for name in stage.devices] for stage in stages] == [["a"] * 2, ["v"] * 4]
+    checked = CliRunner().invoke(app, ["check", "plan.json", "--profile", "profile.json"])
+    assert checked.exit_code == 0, checked.output
+    for launcher in ("megatron", "torchtitan", "deepspeed"):
+        written = CliRunner().invoke(app, ["export", "ways.json", "--to", launcher, "-o", f"{launcher}.txt"])
+        assert "tensor degrees 1, 2 of stages" in written.output
+        assert "stages on A100-40GB, V100-16GB" in written.output
+    here, away = "A100-40GB", "T4"
+    for pools, said in (((here, away), "have no T4"), ((here, here), "stage 0 takes 2 devices of A100-40GB")):
+        wrong = json.loads(Path("ways.json").read_text("utf-8"))
+        wrong["best"]["ways"]["pools"] = pools
+        Path("wrong.json").write_text(json.dumps(wrong), "utf-8")
+        refused = CliRunner().invoke(app, ["plan", "profile.json", "--ways", "wrong.json"])
+        assert refused.exit_code == 2, refused.output
+        assert said in refused.output
+
+
 def on(cluster: str = "a100-dgx", gpus: int = 8, *more: str) -> tuple[str, ...]:
     return ("--on", cluster, "--gpus", str(gpus), "--global-batch", "8", *more)
+
+
+def test_devices_that_no_way_uses_are_idle_and_unlike_numbers_of_blocks_are_told(tmp_path: Path) -> None:
+    """Five devices and a batch of eight; a head that is longer than a block."""
+    path = tmp_path / "ways.json"
+    sizes = "hidden=512,ffn=2048,heads=8,layers=9,vocab=60000,seq=512"
+    told = call(
+        sizes, "--on", "g4dn.12xlarge", "--gpus", "5", "--global-batch", "8", "--pipeline", "2", "-o", str(path)
+    )
+    assert told.exit_code == 0, told.output
+    assert "4 of 5 devices used, 1 idle" in told.output
+    blocks = json.loads(path.read_text("utf-8"))["best"]["ways"]["blocks"]
+    assert sum(blocks) == 9
+    assert blocks[0] > blocks[1]
+    assert f"({blocks[0]}, {blocks[1]} blocks)" in told.output
+    options = tmp_path / "megatron.args"
+    written = CliRunner().invoke(app, ["export", str(path), "--to", "megatron", "-o", str(options)])
+    assert written.exit_code == 0, written.output
+    assert f"--decoder-first-pipeline-num-layers {blocks[0]}\n" in options.read_text("utf-8")
 
 
 def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_nothing() -> None:
@@ -94,7 +216,7 @@ def test_selective_recomputation_of_fused_attention_is_priced_and_said_to_save_n
         ("gpt3-175", on(), 2, "gpt3-175b (did you mean that?)"),
         ("gpt3-175b", on("b100"), 2, "no cluster 'b100'"),
         ("gpt3-175b", on(), 4, "does not fit on 8 A100-80GB"),
-        (SIZES, on("a100-dgx", 7, "--tensor", "2"), 2, "no way divides"),
+        (SIZES, on("a100-dgx", 7, "--tensor", "3"), 2, "no way divides"),
         (SIZES, on("a100-dgx", 8, "--recompute", "all"), 2, "no recomputation 'all'"),
         (f"{SIZES},width=3", on(), 2, "'width'"),
         ("hidden=512,heads=8", on(), 2, "needs ffn"),

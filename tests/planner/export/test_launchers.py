@@ -17,6 +17,7 @@ WAYS = [
     Ways(tensor=2, data=8, micro_batch=1, zero=1, recompute=Recompute.FULL),
     Ways(data=4, micro_batch=2, zero=3),
     Ways(pipeline=4, micro_batch=1, schedule="gpipe"),
+    Ways(4, 2, 2, tensors=(2, 4), pools=("A100-40GB", "V100-16GB")),
 ]
 
 
@@ -69,4 +70,5 @@ def test_what_a_target_is_not_told_is_said(name: str, ways: Ways) -> None:
         "torchtitan": {"ZeRO-1": ways.zero == 1, "FullAC": ways.recompute is Recompute.FULL},
         "deepspeed": {"stages": ways.pipeline > 1, "tensor degree": ways.tensor > 1, "chunks": ways.interleave > 1},
     }
+    expected[name] |= {"degrees 2, 4 of stages": bool(ways.tensors), "on A100-40GB, V100-16GB": bool(ways.pools)}
     assert {word: word in missing for word in expected[name]} == expected[name]

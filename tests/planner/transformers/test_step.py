@@ -6,10 +6,19 @@ from dataclasses import replace
 import pytest
 
 from planner.ir.errors import UsageError
-from planner.transformers import Recompute, Sends, Transformer, Ways, memory_of, named_cluster, named_transformer
-from planner.transformers import step as steps
+from planner.transformers import (
+    Recompute,
+    Sends,
+    Transformer,
+    Ways,
+    memory_of,
+    named_cluster,
+    named_transformer,
+    pipeline,
+)
 from planner.transformers.memory import SINGLE, block_bytes, stage_memory, stage_parameters
-from planner.transformers.step import BUBBLE, GRADIENTS, Chunks, chunked, least_s, predict
+from planner.transformers.pipeline import Chunks, chunked
+from planner.transformers.step import BUBBLE, GRADIENTS, hops_of, least_s, predict
 
 A100 = named_cluster("a100-dgx")
 SMALL = named_transformer("gpt2-345m")
@@ -51,7 +60,7 @@ def test_no_schedule_is_shorter_than_the_least(seed: int) -> None:
 )
 def test_many_micro_batches_are_read_off_fewer(chunks: Chunks, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = chunks.step_s(60, name)
-    monkeypatch.setattr(steps, "MOST_ACTIONS", 150)
+    monkeypatch.setattr(pipeline, "MOST_ACTIONS", 150)
     assert chunks.step_s(60, name) == pytest.approx(whole, rel=1e-9)
 
 
@@ -85,7 +94,7 @@ def test_replicas_sum_their_gradients_over_the_ring_of_their_tensor_rank() -> No
 def test_messages_within_a_host_are_not_those_across() -> None:
     """Two stages of four ranks on each host of eight: the second boundary is between hosts."""
     cut = Ways(4, 4, sequence_parallel=True)
-    inside, across, again = steps._hops(SMALL, A100, cut)
+    inside, across, again = hops_of(SMALL, A100, cut)
     assert inside == again == A100.send(2 * SMALL.seq * SMALL.hidden / 4, 1)
     assert across == A100.send(2 * SMALL.seq * SMALL.hidden / 4, 8, at_once=4) != inside
 

@@ -58,6 +58,11 @@ WAYS = {
     "interleaved": Ways(tensor=2, pipeline=2, interleave=2, sequence_parallel=True),
     "interleaved alone": Ways(pipeline=2, interleave=2),
     "all": Ways(tensor=2, pipeline=2, data=2, sequence_parallel=True, recompute=Recompute.FULL),
+    "degrees of stages": Ways(tensor=2, pipeline=2, tensors=(2, 1), blocks=(1, 3)),
+    "degrees and replicas": Ways(
+        tensor=4, pipeline=3, tensors=(1, 4, 2), blocks=(1, 2, 1), sequence_parallel=True, recompute=Recompute.FULL
+    ),
+    "replicas of degrees": Ways(tensor=2, pipeline=2, data=2, tensors=(1, 2), micro_batch=2),
     "ZeRO-1": Ways(data=2, pipeline=2, zero=1, recompute=Recompute.FULL),
     "ZeRO-2": Ways(data=4, zero=2),
     "ZeRO-2 with stages": Ways(data=2, pipeline=2, zero=2, recompute=Recompute.FULL),
@@ -67,7 +72,7 @@ WAYS = {
 }
 CASES = [
     *(("gpt", ways) for ways in WAYS),
-    *(("shared keys", ways) for ways in ("tensor", "sequence", "stages")),
+    *(("shared keys", ways) for ways in ("tensor", "sequence", "stages", "replicas of degrees")),
     ("tied", "sequence"),
     ("tied", "tensor"),
     ("tied", "stages"),

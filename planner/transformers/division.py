@@ -1,0 +1,430 @@
+"""How a step's blocks are divided over stages, and stages over pools: divisions in the order of their least time.
+
+    stage         a seat (a pool and a tensor degree) and a number of blocks; as many as its memory holds
+    label         the last stages of a pipeline, up to one whose predecessor's seat is settled too:
+                    V   least seconds from the first forward of its first stage to that stage's last backward
+                    D   what a micro-batch spends there, passes and messages both ways
+                    G, O  the longest sum of gradients and the longest update of its stages
+    longer label  one stage more: stay(f, b, D, stages, M) and V = max(stay, f + b + 2 messages + V)
+                  (:func:`planner.transformers.pipeline.stay_s`)
+    least         max(V + what the other blocks spend at best, M x the longest stage that the free GPUs must have), and
+                  after it G + O
+    dominance     of labels of the same stages left, blocks, GPUs and seat ahead, one that is nowhere less is dropped
+
+Labels are met by their least, the smallest first; a whole pipeline is given when no label has less.  So the first is
+the best by its least, which is its time where the simulator says the same; what was dropped has no less than that.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.transformers.cluster import Cluster
+from planner.transformers.memory import memory_with, parameters_of
+from planner.transformers.passes import Layers
+from planner.transformers.pipeline import even_s, stay_s
+from planner.transformers.pools import Place, Pool, Pools
+from planner.transformers.shape import Sends, Transformer, Ways
+from planner.transformers.step import (
+    flowing_s,
+    gradients,
+    hops_of,
+    message_bytes,
+    optimiser,
+    stage_layers,
+    tied,
+)
+
+_LARGEST_TABLE = 300_000
+"""Numbers of free GPUs by pool that :meth:`Division._table` is made for; of more, rates alone bound what is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a stage may be on.
+
+    Attributes:
+        pool: its place among the pools; 0 where devices are alike.
+        cluster, ways: the pool's hosts, and the ways with the seat's tensor degree.
+        forward_s, backward_s: of a block.
+        first_s, last_s: both passes, (forward, backward), of the embedding and of the head.
+    """
+
+    pool: int
+    cluster: Cluster
+    ways: Ways
+    layers: Layers
+    forward_s: float
+    backward_s: float
+    first_s: tuple[float, float]
+    last_s: tuple[float, float]
+
+    @classmethod
+    def of(cls, pool: int, cluster: Cluster, ways: Ways, layers: Layers) -> Seat:
+        """With the seconds of its layers."""
+        block, ends = layers.block, (layers.embedding, layers.head)
+        first_s, last_s = ((end.forward.seconds, end.backward.seconds) for end in ends)
+        return cls(pool, cluster, ways, layers, block.forward.seconds, block.backward.seconds, first_s, last_s)
+
+    @property
+    def gpus(self) -> int:
+        """Of a stage."""
+        return self.ways.tensor * self.ways.data
+
+    @property
+    def block_s(self) -> float:
+        """Both passes of a block."""
+        return self.forward_s + self.backward_s
+
+
+class _Label(NamedTuple):
+    """See the module's text; ``seat`` is that of the stage ahead, which a message takes ``hop_s`` from."""
+
+    blocks: int
+    used: tuple[int, ...]
+    stages: int
+    seat: int
+    hop_s: float
+    span_s: float
+    below_s: float
+    sums_s: float
+    update_s: float
+    chain: tuple[tuple[int, int], ...]
+    """(seat, blocks) of each stage, in order."""
+
+
+@dataclass
+class Division:
+    """The divisions of one context: replicas, micro-batch, recomputation, ZeRO and the seats that there are.
+
+    Attributes:
+        stages: how many there are, or None: any number.
+        above_s: steps that are as long are of no interest.
+        keep_all: no label is dropped for another; each pipeline is given.
+    """
+
+    shape: Transformer
+    cluster: Cluster | Pools
+    ways: Ways
+    global_batch: int
+    seats: Sequence[Seat]
+    stages: int | None = None
+    keep_all: bool = False
+    above_s: float = inf
+    labels_met: int = 0
+    num_given: int = 0
+    _heap: list[tuple[float, int, int, _Label]] = field(default_factory=list)
+    _order: Iterator[int] = field(default_factory=count)
+    _known: dict[tuple[object, ...], list[_Label]] = field(default_factory=dict)
+    _messages_s: dict[tuple[int, int, int, int], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._micro_batches = self.ways.micro_batches(self.global_batch)
+        self._pools = self.cluster.pools if isinstance(self.cluster, Pools) else ()
+        self._bytes = message_bytes(self.shape, self.cluster, self.ways)
+        self._hops_s: list[float] = []
+        self._tied_s = 0.0
+        self._latency_s = 0.0
+        if isinstance(self.cluster, Cluster):
+            hops = hops_of(self.shape, self.cluster, self.ways)
+            longest = max(hops, key=lambda hop: hop.seconds, default=None)
+            flowing = flowing_s(self.cluster, self.ways, longest) if longest is not None else 0.0
+            self._hops_s = [hop.seconds - flowing for hop in hops]
+            self._latency_s = 2 * (self.ways.pipeline - 1) * flowing
+            self._tied_s = tied(self.shape, self.cluster, self.ways).seconds
+        self._least_block_s = min((seat.block_s for seat in self.seats), default=inf)
+        self._bound_table: NDArray[np.float64] | None = None
+        for number in range(len(self.seats)):
+            start = _Label(0, (0,) * max(1, len(self._pools)), 0, number, 0.0, 0.0, 0.0, 0.0, 0.0, ())
+            if self._room(start.used, number) is not None:
+                self._push(start, self._even_s() + self._least_after_s)
+
+    @property
+    def bound_s(self) -> float:
+        """No division that was not given yet has a shorter step."""
+        return self._heap[0][0] if self._heap else inf
+
+    def advance(self) -> tuple[Ways, float] | None:
+        """Lengthens the least label; a pipeline with its least time, if it is one."""
+        bound_s, _, _, label = heapq.heappop(self._heap)
+        self.labels_met += 1
+        if label.seat < 0:
+            self.num_given += 1
+            return self._ways(label), bound_s
+        for longer, least_s in self._longer(label):
+            self._push(longer, least_s)
+        return None
+
+    def dive(self, width: int) -> Iterator[Ways]:
+        """Pipelines by the ``width`` least labels of each number of stages: quick, and maybe not the best."""
+        level = [entry[3] for entry in heapq.nsmallest(width, self._heap)]
+        while level:
+            longer = sorted(
+                (
+                    (bound_s, -label.blocks, place, label)
+                    for place, (label, bound_s) in enumerate(self._all_longer(level))
+                )
+            )
+            yield from (self._ways(label) for *_, label in longer[:width] if label.seat < 0)
+            level = [label for *_, label in longer if label.seat >= 0][:width]
+
+    def _all_longer(self, labels: Sequence[_Label]) -> Iterator[tuple[_Label, float]]:
+        for label in labels:
+            yield from self._longer(label)
+
+    def _push(self, label: _Label, least_s: float) -> None:
+        if least_s >= self.above_s:
+            return
+        if not self.keep_all:
+            key = (label.stages, label.blocks, label.used, label.seat, label.chain[-1:] if self._tied_apart else ())
+            others = self._known.setdefault(key, [])
+            if any(_is_as_good(other, label) for other in others):
+                return
+            others[:] = [other for other in others if not _is_as_good(label, other)]
+            others.append(label)
+        heapq.heappush(self._heap, (least_s, -label.blocks, next(self._order), label))
+
+    @property
+    def _tied_apart(self) -> bool:
+        """Whether the tied embedding's sum depends on where the last stage is."""
+        return bool(self._pools) and self.shape.parameters_tied
+
+    def _longer(self, label: _Label) -> Iterator[tuple[_Label, float]]:
+        """With the stage ahead, of each number of blocks, behind each seat that may be before it; their least."""
+        seat = self.seats[label.seat]
+        room = self._room(label.used, label.seat)
+        if room is None:
+            return
+        place, used = room
+        window, last = label.stages + 1, label.stages == 0
+        left = self.shape.layers - label.blocks
+        if self.stages is None or window == self.stages:
+            yield from self._numbers(label, seat, place, used, -1, (left,))
+        if self.stages is not None and window == self.stages:
+            return
+        behind = left - (1 if self.stages is None else self.stages - window)
+        most = min(behind, self._most_blocks(label.seat, window, False, last))
+        for before in range(len(self.seats)):
+            yield from self._numbers(label, seat, place, used, before, range(1, most + 1))
+
+    def _numbers(
+        self, label: _Label, seat: Seat, place: Place, used: tuple[int, ...], before: int, numbers: Sequence[int]
+    ) -> Iterator[tuple[_Label, float]]:
+        window, last, first = label.stages + 1, label.stages == 0, before < 0
+        hop_s = 0.0
+        if not first:
+            ahead = self._room(used, before)
+            if ahead is None:
+                return
+            hop_s = self._hop_s(window, before, ahead[0], label.seat, place)
+        waits, also = self.ways.sends is not Sends.OVERLAPPED, self.ways.sends is Sends.BLOCKING
+        ahead_s = waits * hop_s + also * label.hop_s + first * seat.first_s[0] + last * seat.last_s[0]
+        back_s = waits * label.hop_s + also * hop_s + first * seat.first_s[1] + last * seat.last_s[1]
+        flies_s = 0.0 if waits else 2 * label.hop_s
+        most = self._most_blocks(label.seat, window, first, last)
+        tied_s = self._tied_s
+        if first and self._tied_apart and not last:
+            tied_s = self._ends_sum_s(place, label.chain[-1][0])
+        for number in numbers:
+            if number > most or number < 1:
+                continue
+            forward_s = number * seat.forward_s + ahead_s
+            backward_s = number * seat.backward_s + back_s
+            passes_s = forward_s + backward_s
+            if self._micro_batches * passes_s >= self.above_s:
+                break
+            stay = self._stay_s(forward_s, backward_s, label.below_s + flies_s, window)
+            span_s = max(stay, passes_s + flies_s + label.span_s) if not last else stay
+            sums_s, update_s = self._after_s(label.seat, number, first, last)
+            longer = _Label(
+                label.blocks + number, used, window, before, hop_s, span_s, label.below_s + flies_s + passes_s,
+                max(label.sums_s, sums_s), max(label.update_s, update_s), ((label.seat, number), *label.chain),
+            )  # fmt: skip
+            pipeline_s = span_s if first else max(span_s + self._rest_s(longer), self._longest_s(longer))
+            after_s = max(longer.sums_s + longer.update_s, self._least_after_s)
+            yield longer, pipeline_s + self._latency_s + after_s + tied_s
+
+    def _stay_s(self, forward_s: float, backward_s: float, below_s: float, window: int) -> float:
+        if self.ways.schedule == "1f1b":
+            return stay_s(forward_s, backward_s, below_s, window, self._micro_batches)
+        return self._micro_batches * (forward_s + backward_s)
+
+    def _rest_s(self, label: _Label) -> float:
+        """Passes of the blocks that are left."""
+        return (self.shape.layers - label.blocks) * self._least_block_s
+
+    @functools.cached_property
+    def _least_after_s(self) -> float:
+        """Of the sums of gradients: a rank has as many weights of blocks as if all devices shared them, or more."""
+        if self.ways.overlap_gradients:
+            return 0.0
+        devices = sum(pool.devices for pool in self._pools)
+        stages = self.stages or devices / self.ways.data
+        whole = self.shape.layers * parameters_of(self.shape, 1, 1, False, False)
+        return min(
+            gradients(seat.cluster, seat.ways, whole / stages / (1 if self._pools else seat.ways.tensor), 0.0).seconds
+            for seat in self.seats
+        )
+
+    def _even_s(self) -> float:
+        """Of any division into so many stages, or into stages on all pools."""
+        blocks_s = self.shape.layers * self._least_block_s
+        if self.stages is None:
+            free = [pool.devices for pool in self._pools]
+            return self._micro_batches * longest_s(self.shape.layers, self.seats, free)
+        longest = self._micro_batches * -(-self.shape.layers // self.stages) * self._least_block_s
+        return max(longest, even_s(self.stages, self._micro_batches, blocks_s) if self.ways.schedule == "1f1b" else 0.0)
+
+    def _longest_s(self, label: _Label) -> float:
+        """All micro-batches through the longest of the stages that are left."""
+        left = self.shape.layers - label.blocks
+        if self.stages is not None:
+            return self._micro_batches * -(-left // (self.stages - label.stages)) * self._least_block_s
+        free = [pool.devices - used for pool, used in zip(self._pools, label.used, strict=True)]
+        return self._micro_batches * self._longest_block_s(left, free)
+
+    def _longest_block_s(self, left: int, free: Sequence[int]) -> float:
+        table = self._table()
+        if table is not None:
+            return float(table[(left, *(gpus // self.ways.data for gpus in free))])
+        return longest_s(left, self.seats, free)
+
+    def _table(self) -> NDArray[np.float64] | None:
+        """Seconds of the longest stage at best, of so many blocks on so many GPUs of each pool, by replica.
+
+        Of stages before others: each waits for a message, at least.
+        """
+        if self._bound_table is None:
+            units = [pool.devices // self.ways.data + 1 for pool in self._pools]
+            if np.prod(units, dtype=float) > _LARGEST_TABLE // self.shape.layers:
+                return None
+            hops_s = [self._least_hop_s(seat) for seat in self.seats]
+            table = np.full((self.shape.layers + 1, *units), inf)
+            table[0] = 0.0
+            for blocks in range(1, self.shape.layers + 1):
+                for seat, hop_s in zip(self.seats, hops_s, strict=True):
+                    degrees = [seat.ways.tensor * (pool == seat.pool) for pool in range(len(units))]
+                    kept = tuple(slice(0, max(0, unit - degree)) for unit, degree in zip(units, degrees, strict=True))
+                    longer = table[blocks][tuple(slice(degree, None) for degree in degrees)]
+                    for number in range(1, blocks + 1):
+                        np.minimum(
+                            longer, np.maximum(table[blocks - number][kept], number * seat.block_s + hop_s), out=longer
+                        )
+            self._bound_table = table
+        return self._bound_table
+
+    def _least_hop_s(self, seat: Seat) -> float:
+        if not isinstance(self.cluster, Pools) or self.ways.sends is Sends.OVERLAPPED:
+            return 0.0
+        return self.cluster.least_hop_s(self.ways, self._bytes, seat.cluster, seat.ways.tensor)
+
+    def _room(self, used: tuple[int, ...], number: int) -> tuple[Place, tuple[int, ...]] | None:
+        """Where the next stage on that seat is, and what is used then; None: there is no room."""
+        seat = self.seats[number]
+        if not self._pools:
+            return Place(seat.cluster, seat.ways.tensor, 0, 0), used
+        pool: Pool = self._pools[seat.pool]
+        start, stop = pool.after(used[seat.pool], seat.ways.tensor, self.ways.data)
+        if stop > pool.devices:
+            return None
+        filled = (*used[: seat.pool], stop, *used[seat.pool + 1 :])
+        return Place(pool.cluster, seat.ways.tensor, start, stop), filled
+
+    def _hop_s(self, window: int, before: int, one: Place, number: int, other: Place) -> float:
+        """From the stage before, on the seat ``before``, to that of ``window``, counted from the last."""
+        if not isinstance(self.cluster, Pools):
+            return self._hops_s[self.ways.pipeline - 1 - window]
+        key = before, one.start, number, other.start
+        if key not in self._messages_s:
+            self._messages_s[key] = self.cluster.hop(self.ways, self._bytes, one, other).seconds
+        return self._messages_s[key]
+
+    def _ends_sum_s(self, first: Place, number: int) -> float:
+        """Of the tied embedding's gradient, between the first stage and the last, on that seat."""
+        if not isinstance(self.cluster, Pools):
+            return self._tied_s
+        last = self._room((0,) * len(self._pools), number)
+        return self.cluster.sum_of_two(self.shape, self.ways, first, last[0]).seconds if last else 0.0
+
+    @functools.cached_property
+    def _most_blocks(self) -> Callable[[int, int, bool, bool], int]:
+        """By seat, stages from the stage on, and whether it is the first and the last: as many blocks as fit."""
+
+        @functools.cache
+        def most(number: int, window: int, first: bool, last: bool) -> int:
+            seat = self.seats[number]
+            held = self._micro_batches if self.ways.schedule == "gpipe" else min(self._micro_batches, window)
+            none, one = (
+                memory_with(self.shape, seat.ways, blocks, held, (first, last), self.cluster.width).total
+                for blocks in (0, 1)
+            )
+            return max(0, int((seat.cluster.usable_bytes - none) / (one - none) * (1 + 1e-12)))
+
+        return most
+
+    @functools.cached_property
+    def _after_s(self) -> Callable[[int, int, bool, bool], tuple[float, float]]:
+        """By seat, blocks, and whether it is the first and the last stage: sum of gradients, and update."""
+
+        @functools.cache
+        def after(number: int, blocks: int, first: bool, last: bool) -> tuple[float, float]:
+            seat = self.seats[number]
+            layers, ends = seat.layers, (first, last)
+            beside_s = blocks * seat.backward_s + first * seat.first_s[1] + last * seat.last_s[1]
+            parameters = parameters_of(self.shape, seat.ways.tensor, blocks, *ends)
+            summed = gradients(seat.cluster, seat.ways, parameters, beside_s).seconds
+            return summed, optimiser(self.shape, seat.cluster, seat.ways, blocks, ends, layers).seconds
+
+        return after
+
+    def _ways(self, label: _Label) -> Ways:
+        seats = [self.seats[number] for number, _ in label.chain]
+        blocks = tuple(number for _, number in label.chain)
+        if not self._pools:
+            whole = replace(self.ways, blocks=())
+            return whole if whole.chunks(self.shape.layers) == blocks else replace(self.ways, blocks=blocks)
+        tensors = tuple(seat.ways.tensor for seat in seats)
+        return replace(
+            self.ways, tensor=max(tensors), pipeline=len(seats), blocks=blocks, tensors=tensors,
+            pools=tuple(seat.cluster.name for seat in seats),
+        )  # fmt: skip
+
+
+def _is_as_good(label: _Label, other: _Label) -> bool:
+    """Whether it is nowhere more than the other."""
+    return (
+        label.hop_s <= other.hop_s
+        and label.span_s <= other.span_s
+        and label.below_s <= other.below_s
+        and label.sums_s <= other.sums_s
+        and label.update_s <= other.update_s
+    )
+
+
+def longest_s(blocks: int, seats: Sequence[Seat], free: Sequence[int]) -> float:
+    """Passes of the longest stage at least, if all free GPUs of the pools are as busy as they can be."""
+    rates = [0.0] * len(free)
+    for seat in seats:
+        rates[seat.pool] = max(rates[seat.pool], 1 / (seat.block_s * seat.gpus))
+    rate = sum(gpus * rate for gpus, rate in zip(free, rates, strict=True))
+    return blocks / rate if rate else inf
+
+
+def seats_of(shape: Transformer, pools: Sequence[Cluster], ways: Ways, tensors: Sequence[int]) -> list[Seat]:
+    """The seats of each pool at each degree that divides the network and that something times."""
+    seats = []
+    for number, cluster in enumerate(pools):
+        for tensor in tensors:
+            own = replace(ways, tensor=tensor)
+            if cluster.timed is None or cluster.timed.of(own) is not None:
+                seats.append(Seat.of(number, cluster, own, stage_layers(shape, cluster, own)))
+    return seats
