@@ -4,8 +4,10 @@ Given       the network as a DAG of layers; pools of like devices (kind, host, m
 Choose      sizes of micro-batches, hence their number M                     ``feasibility.micro_batch_sizes``
             a chain of ideals of the DAG: stage s holds what the s-th adds                    ``graph_cuts``
             for each stage a group of devices: of one host, of several hosts of a kind     ``device_groups``
-            or, where there are few devices, of several kinds, each with its share of the
-            samples by speed; pools in any order along the pipeline; devices may stay unused
+            or, where there are few devices, of several kinds; pools in any order along the
+            pipeline; devices may stay unused
+            the samples of each rank of a stage: equal on like devices; on unlike ones all
+            ways while they are few, else those with the least largest time     ``Prices.versions``
             a schedule for all of them, and where it has windows, W_s for each stage          ``leaf_bound``
             whether a stage computes its activations again, where that is allowed        ``Prices.versions``
 Minimise    the step, by ``simulator.events``
@@ -33,6 +35,7 @@ Prefixes of pipelines wait in a queue by the bound of their best continuation   
 Complete ones are simulated many at once, never too slow, and exactly where members of groups are alike; those that may
 still be the best are simulated by the true simulator                                         ``leaf_bound``
 The search ends with a proof when no bound in the queue is below the best step.
+What shares could gain that were not looked at is bounded by a DP over any shares               ``share_bound``
 Of plans that the model cannot tell apart one on the fewest ranks is taken, if that is asked   ``choose.without_ties``
 
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
@@ -44,8 +47,10 @@ Objectives: ``throughput`` as above, of forward passes alone the rate of a strea
 same with forward passes alone, at a rate if one is asked for; ``memory`` the least limit under
 which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``infeasible``
 
-Not in the space: windows other than those of ``leaf_bound.windows_to_try``, several stages on a position
-(``virtual_pipelines`` tries some, without a proof), on large clusters what ``Devices.restrictions`` says.
+Schedules for several stages a position, where they are named                 ``virtual_pipelines``, ``virtual_bound``
+
+Not in the space: windows other than those of ``leaf_bound.windows_to_try``, on large clusters what
+``Devices.restrictions`` says.
 """
 
 from __future__ import annotations
@@ -129,6 +134,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         bounds_s={
             "frontier of the search": bound_s,
             "suffix DP": min(outcome.root_s, bound_s),
+            **({"every group of devices": min(start.whole_s, bound_s)} if not beyond_samples(limited) else {}),
             "work over capacity": min(start.capacity_s, bound_s),
         },
         binding=words + binding(decision, seen),
