@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption
 from planner.ir.errors import PlanCheckError, UsageError
 
@@ -25,7 +26,10 @@ def check(
     proof: Annotated[
         Path | None,
         typer.Option(
-            "--proof", metavar="FILE", help="Verify the plan's proof too, as written by 'halopipe plan --proof'."
+            "--proof",
+            metavar="FILE",
+            help="Verify the plan's proof too, as written by 'halopipe plan --proof'.",
+            autocompletion=completion.proofs,
         ),
     ] = None,
     json: Json = False,

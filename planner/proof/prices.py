@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise, product
@@ -50,8 +50,9 @@ class Prices:
         self.own_bytes, self.unties = space.members @ np.array(sizes), all(len(of) == 1 for of in users.values())
         whole = [len(names) == len(layer.parameters) for names, layer in zip(own, graph.layers, strict=True)]
         costs = {k: [profile.parameters.get(k, {}).get(layer.name) for layer in graph.layers] for k in space.kinds}
-        rows = {k: np.array([(c.accumulate_s, c.update_s) if c else (0, 0) for c in of]) for k, of in costs.items()}
-        self.of_parameters = {kind: (space.members @ (row.T * whole).T).T for kind, row in rows.items()}
+        rows = {k: [(c.accumulate_s, c.update_s) if c else (0.0, 0.0) for c in of] for k, of in costs.items()}
+        self.per_layer = {kind: np.array(row).T for kind, row in rows.items()}
+        self.of_parameters = {kind: (space.members @ (row * whole).T).T for kind, row in self.per_layer.items()}
         mixing = layers.check_samples_apart(graph)
         self.mixing = space.members @ np.array([float(layer.name in mixing) for layer in graph.layers])
         self.has_levels = {k: any(m.levels for row in of for m in row) for k, of in space.measured.items()}
@@ -145,6 +146,31 @@ class Prices:
             left_s += float(read(self.sum_of(group.devices), np.array(float(sum(sizes[n] for n in bucket)))))
             waits_s.append(left_s - (behind_s[min(names[n][0] for n in bucket)] if len(buckets) > 1 else 0.0))
         return max(waits_s)
+
+    def of_stage(self, kind: str, first: int, last: int) -> Array:
+        """Of a stage: seconds of adding into its gradients, and of its update, with what other stages use too."""
+        space, total = self.space, np.zeros(2)
+        inside = set(np.flatnonzero(space.members[last] > space.members[first]).tolist())
+        for name, users in space.users.items():
+            if inside.intersection(users):
+                with_it = [p for p, of in space.users.items() if of[0] == users[0]]
+                size, sizes = (sum(space.graph.parameters[p].num_bytes for p in some) for some in ([name], with_it))
+                total += self.per_layer[kind][:, users[0]] * size / max(1, sizes)
+        return total
+
+    def meetings(self, groups: Sequence[Group], cuts: Sequence[int]) -> list[tuple[set[int], float]]:
+        """By stage: those that share parameters with it, itself included, and seconds of summing their gradients."""
+        space, sizes = self.space, Counter[tuple[int, ...]]()
+        stage_of = len(groups) - space.members[list(cuts[1:])].sum(axis=0).astype(int)
+        for name, users in space.users.items():
+            sizes[tuple(sorted({int(stage_of[n]) for n in users}))] += space.graph.parameters[name].num_bytes
+        each = [({stage}, 0.0) for stage in range(len(groups))]
+        for stages, size in sizes.items():
+            devices = tuple(np.sum([groups[s].devices for s in stages], axis=0).tolist())
+            seconds = float(read(self.sum_of(devices), np.array(float(size)))) if len(stages) > 1 else 0.0
+            for stage in stages:
+                each[stage] = (each[stage][0].union(stages), each[stage][1] + seconds)
+        return each
 
     def _ring(self, devices: Counts) -> tuple[str, bool, int, int]:
         """Of a group: its class of links, whether these move messages while ranks compute, ranks and hosts."""

@@ -1,7 +1,6 @@
-"""Complete pipelines, simulated member by member; no plan of such stages has a shorter step.
+"""Complete pipelines, simulated member by member: no plan of such stages has a shorter step.
 
-Actions follow the order of the schedule, messages their order on a channel.  What messages take from one another, from
-cards and from computing is left out.
+What messages take from one another, on cards and from computing, is left out; on a channel they keep their order.
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ def least_step_s(
         most: micro-batches that each stage can keep.
     """
     pipeline, best = _Pipeline(prices, size, groups, cuts), (inf, "")
-    num, count = len(groups), len(pipeline.batches)
-    graph = StageGraph(num, count, tuple(pipeline.edges))
+    graph = StageGraph(len(groups), len(pipeline.batches), tuple(pipeline.edges))
     for name in prices.space.schedules:
-        for windows in _windows(most, count) if traits(name).windowed else [()]:
+        for windows in _windows(most, len(pipeline.batches)) if traits(name).windowed else [()]:
             rows = schedule_named(name)(Pipeline(graph, windows=windows)).rows
             if all(_in_flight(row) <= window for row, window in zip(rows, most, strict=True)):
                 best = min(best, (pipeline.step_s(rows), name))
@@ -50,7 +48,7 @@ class _Pipeline:
     Attributes:
         takes: by stage, of a pass in a micro-batch of so many samples, by member; ``adds`` into gradients.
         waits_s: by stage, what a receive costs each member.
-        tails: by stage, sums of gradients and update.
+        tails: by stage, sums of gradients and update; ``meetings`` with other stages in between.
         edges: who hands what to whom, with bytes a sample there and back.
         routes: by edge, way and samples of a micro-batch: from which member to which, and seconds.
     """
@@ -59,7 +57,7 @@ class _Pipeline:
         space = prices.space
         self.batches, overhead_s = space.micro_batches(size), space.problem.profile.action_overhead_s
         self.takes, rows = list[dict[tuple[Op, int], Array]](), sorted({size, self.batches[-1]})
-        self.adds, self.waits_s, self.tails = list[Array](), list[Array](), list[float]()
+        self.adds, self.waits_s, self.tails = list[Array](), list[Array](), list[tuple[float, float]]()
         for group, (a, b) in zip(groups, pairwise(cuts), strict=True):
             kinds, own = [kind for kind, _ in space.members_of(group.devices)], dict[tuple[Op, int], Array]()
             met_s = prices.met_s(group.devices, group.recompute) @ (space.members[b] - space.members[a])
@@ -70,12 +68,12 @@ class _Pipeline:
                 if met_s[0] > 0:  # members keep in step
                     seconds[:3] = seconds[:3].max(axis=1, keepdims=True) + met_s[[0, 1, 1], None]
                 own.update({(op, n): row for op, row in zip(PASSES, seconds, strict=True)})
-            each = [prices.of_parameters[kind] for kind in kinds]
-            of_parameters = np.array([row[:, b] - row[:, a] for row in each])
+            of_parameters = np.array([prices.of_stage(kind, a, b) for kind in kinds])
             self.takes.append(own)
             self.adds.append(of_parameters[:, 0])
             self.waits_s.append(np.array([overhead_s.get(kind, 0.0) for kind in kinds]))
-            self.tails.append(prices.waited_s(group, size, a, b) + float(of_parameters[:, 1].max()))
+            self.tails.append((prices.waited_s(group, size, a, b), float(of_parameters[:, 1].max())))
+        self.meetings = prices.meetings(groups, cuts)
         self.edges = dict[Edge, Array]()
         for a, b in combinations(range(len(groups)), 2):
             facts = space.crossing(np.array([cuts[a]]), cuts[a + 1], cuts[b], np.array([cuts[b + 1]]))[:, 0, 0]
@@ -120,7 +118,9 @@ class _Pipeline:
                         arrived[edge, there, m] = arrival
             if sum(map(len, queue)) == before:
                 raise ValueError("the actions of a schedule wait in a circle")
-        return max(float(each.max()) + tail for each, tail in zip(clock, self.tails, strict=True))
+        done_s = [float(each.max()) + waited_s for each, (waited_s, _) in zip(clock, self.tails, strict=True)]
+        meetings = zip(self.meetings, self.tails, strict=True)
+        return max(max(done_s[s] for s in others) + sums_s + update_s for (others, sums_s), (_, update_s) in meetings)
 
     def _edges(self, op: Op, stage: int, *, receives: bool) -> Iterator[Edge]:
         """On which a pass of the stage waits, or sends."""

@@ -53,6 +53,7 @@ class Start:
 
     Attributes:
         is_part: whether this is a part of the devices, for which the strategies are known.
+        cuts: where the network may be cut; known once the items are made, or before.
         choices: the everyday strategies, by name.
         rejected: what the search need not look at, or does not.
         capacity_s: all work over all devices.
@@ -63,6 +64,7 @@ class Start:
 
     evaluator: Evaluator
     is_part: bool = False
+    cuts: Cuts | None = None
     choices: dict[str, Choice] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
@@ -86,7 +88,8 @@ class Start:
         freedom = Freedom.of(problem)
         sizes, found_pools = micro_batch_sizes(problem, book), pools(problem, freedom.constraints)
         devices = Devices(found_pools, freedom.may_replicate)
-        cuts = cuts_of(book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
+        cuts = self.cuts or cuts_of(book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
+        self.cuts = cuts
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
@@ -144,7 +147,7 @@ class Start:
             with suppress(HalopipeError):  # rules about other devices
                 search = BestFirstSearch(evaluator, None, most_candidates=_FEW)
                 search.best = best
-                outcome = search.run(Start(evaluator, is_part=True).items)
+                outcome = search.run(Start(evaluator, is_part=True, cuts=self.cuts).items)
                 self.evaluator.num_simulated += evaluator.num_simulated
                 if outcome.best is not None and outcome.best is not best:
                     best = outcome.best

@@ -41,7 +41,7 @@ from tests.planner.solvers.instances import (
 )
 
 AGAIN = {"nothing": Recomputes.NOTHING, "all": Recomputes.ALL, "cores": Recomputes.CORES}
-MOST_LINES, MOST_LINES_OF_PRICES = 400, 480
+MOST_LINES, MOST_LINES_OF_PRICES = 400, 500
 
 
 def normalised_problem(seed: int) -> Problem:
