@@ -71,6 +71,8 @@ FLOORS = {
     # The checker takes as given what a layer, a link or a sum costs; what a step makes of it, it works out itself.
     "planner.check": floor(f"{PLANNER} {GIVEN}", "numpy"),
     "planner.check.drawn": floor(f"{PLANNER} planner.costs"),  # random draws can only be drawn again by who drew them
+    # Proofs: what a plan costs is derived anew, and nothing of the search, its costs or the checker is asked.
+    "planner.proof": floor("planner.ir planner.layers planner.schedules", "numpy"),
     "planner.export": floor(
         f"{PLANNER} planner.costs planner.solvers planner.baselines planner.transformers", "pandas"
     ),
