@@ -42,6 +42,7 @@ FEW_OPTIONS = 1_500
 _SHARE_OF_TIME = 0.3  # of the budget that may be spent on it
 _SHARE_OF_PARTS, _MOST_OF_PART = 0.2, 32  # of what is left, for each part of the devices; none is larger
 _SHARE_OF_REPLICAS = 0.05  # of the budget, to price replicas on several kinds
+_FEW_RANKS = 8  # of more a bound is made before the search
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
@@ -182,8 +183,9 @@ class Start:
         upper_s = best.step_s if best is not None else float("inf")
         for space, prices in spaces:
             bound_s = space.bound_s
+            is_large = len(self.evaluator.problem.ranks) > _FEW_RANKS  # else the DP knows more as soon
             with suppress(OutOfTimeError), under(self.evaluator.budget):
-                bound_s = max(bound_s, least_step_s(prices, _capacity(prices), upper_s))
+                bound_s = bound_s if not is_large else max(bound_s, least_step_s(prices, _capacity(prices), upper_s))
             yield replace(space, bound_s=bound_s), prices
 
     def _quick_look(self, spaces: list[tuple[Space, Prices]], devices: Devices) -> Iterator[Evaluation]:
