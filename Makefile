@@ -8,7 +8,7 @@ NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 # Many short processes import torch: let the first of them keep what it compiled (pip did not, see --no-compile).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all lint format notebooks docs clean
+.PHONY: help demo test test-all lint style format notebooks docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,15 +24,18 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/halopipe demo
 
-test: lint
+# mypy is one of the tests (tests/test_types.py): it takes one core, and others run tests meanwhile.
+test: style
 	$(PYTEST)
 
-test-all: lint
+test-all: style
 	$(PYTEST) --all-cases
 
-lint: $(VENV)/.installed
+style: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: style
 	$(BIN)/mypy
 
 format: $(VENV)/.installed

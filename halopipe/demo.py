@@ -128,7 +128,8 @@ def _compare(plan: Plan, profile: Profile) -> Mapping[str, Plan]:
         "halopipe compare plan.json --baselines",
     )
     solved = solve.solve_baselines(problems.problem_of(plan, profile))
-    emit(Comparison({"plan.json": plan, **solved.plans}, solved.infeasible, profile).render())
+    plans = {"plan.json": plan, **solved.plans}
+    emit(Comparison(plans, solved.infeasible, profile, solved.took_s, solved.limits_s).render())
     return solved.plans
 
 

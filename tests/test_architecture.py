@@ -37,7 +37,8 @@ def floor(ours: str = "", third_party: str = "") -> Floor:
 
 
 PLANNER = "planner.ir planner.layers planner.schedules planner.passes"
-SEARCH = "planner.solvers.candidates planner.solvers.progress"  # what a search needs beside costs
+# What a search needs beside costs.
+SEARCH = "planner.solvers.budget planner.solvers.candidates planner.solvers.progress"
 WITH_TORCH = "planner.ir planner.layers planner.sites cuda_ops"
 GIVEN = (  # prices of layers and links
     "planner.costs.cost_model planner.costs.layers planner.costs.communication planner.costs.shards "
@@ -56,8 +57,9 @@ FLOORS = {
     "planner.schedules": floor("planner.ir"),
     "planner.passes": floor("planner.ir planner.layers"),
     "planner.costs": floor(PLANNER, "numpy scipy"),
-    "planner.solvers.progress": floor("planner.ir"),
-    "planner.solvers.candidates": floor(f"{PLANNER} planner.costs planner.solvers.progress", "numpy"),
+    "planner.solvers.progress": floor(),
+    "planner.solvers.budget": floor(),
+    "planner.solvers.candidates": floor(f"{PLANNER} planner.costs planner.solvers.budget", "numpy"),
     "planner.solvers.layouts": floor(f"{PLANNER} planner.costs {SEARCH}", "numpy scipy"),
     "planner.baselines": floor(
         f"{PLANNER} planner.costs planner.solvers.layouts {SEARCH}", "highspy networkx numpy pulp scipy"
@@ -69,6 +71,8 @@ FLOORS = {
     # The checker takes as given what a layer, a link or a sum costs; what a step makes of it, it works out itself.
     "planner.check": floor(f"{PLANNER} {GIVEN}", "numpy"),
     "planner.check.drawn": floor(f"{PLANNER} planner.costs"),  # random draws can only be drawn again by who drew them
+    # Proofs: what a plan costs is derived anew, and nothing of the search, its costs or the checker is asked.
+    "planner.proof": floor("planner.ir planner.layers planner.schedules", "numpy"),
     "planner.export": floor(
         f"{PLANNER} planner.costs planner.solvers planner.baselines planner.transformers", "pandas"
     ),

@@ -28,6 +28,7 @@ from planner.ir.plan import Decision, Prediction
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.ir.profile import PartShape, Profile
 from planner.layers.sized import REPLICA
+from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import Candidate, decision_of, with_options
 from planner.solvers.layouts.stage import Question, best_layouts, labelled_graph
 
@@ -150,7 +151,7 @@ class Ways:
             most_options: of each layer, so many that are cheapest by themselves (0: all); nothing is proven of others.
         """
         options = None if not most_options else self._cheapest(most_options)
-        found = best_layouts(self.prices, self.question, _TIME_LIMIT_S, options=options)
+        found = best_layouts(self.prices, self.question, Budget(_TIME_LIMIT_S), options=options)
         if not found.chosen:
             raise InfeasibleError("no layout was found", [f"{len(self.problem.ranks)} ranks"])
         way = self._way("best mix", found.chosen)

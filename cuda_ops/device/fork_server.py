@@ -33,7 +33,7 @@ import threading
 import traceback
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from cuda_ops.device import compiling
 from cuda_ops.device.host import die_with_parent, keep_pages
@@ -303,7 +303,10 @@ def serve(handle: int, loads: Sequence[str]) -> None:
         while True:
             for key, _ in selector.select():
                 if key.fileobj is link:
-                    said, files, _, _ = socket.recv_fds(link, 1, _MOST_FILES)
+                    try:
+                        said, files, _, _ = socket.recv_fds(link, 1, _MOST_FILES)
+                    except OSError:  # it ended before it had read an answer
+                        said = b""
                     if not said:
                         _end(ends, left)
                     pid, tells = _fork(files, left, [link.fileno(), *(file for file, _ in ends.values()), *ends])
@@ -311,7 +314,10 @@ def serve(handle: int, loads: Sequence[str]) -> None:
                     ends[watched] = tells, pid
                     selector.register(watched, selectors.EVENT_READ)
                     # With its handle: the process may have ended, and its number gone, before it is looked up.
-                    socket.send_fds(link, [_NUMBER.pack(pid)], [watched])
+                    try:
+                        socket.send_fds(link, [_NUMBER.pack(pid)], [watched])
+                    except OSError:  # it ended meanwhile
+                        _end(ends, left)
                 else:
                     watched = key.fd
                     tells, pid = ends.pop(watched)
@@ -323,7 +329,7 @@ def serve(handle: int, loads: Sequence[str]) -> None:
                     os.close(tells)
 
 
-def _end(ends: Mapping[int, tuple[int, int]], left: Collection[str]) -> None:
+def _end(ends: Mapping[int, tuple[int, int]], left: Collection[str]) -> NoReturn:
     for watched in ends:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(watched, signal.SIGKILL)

@@ -13,8 +13,8 @@ named as those of sparse tensors are, since they are planned, cut and sent alike
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,12 +33,12 @@ class SampledPreparation:
 
     Attributes:
         num_targets: tensors behind the inputs.
-        dtype: of features.
+        casts: what features are cast to, by the dtype that the graph has them in; others stay as they are.
     """
 
     sampler: NeighbourSampler
     num_targets: int = 0
-    dtype: torch.dtype = torch.float32
+    casts: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
 
     @property
     def num_layers(self) -> int:
@@ -86,7 +86,8 @@ class SampledPreparation:
         """A prepared input of what was sampled."""
         what, _, number = name.rpartition("_")
         if name == "features":
-            return self.sampler.features(levels.nodes).to(self.dtype)
+            features = self.sampler.features(levels.nodes)
+            return features.to(self.casts.get(features.dtype, features.dtype))
         if name == "seed_rows":
             return torch.from_numpy(levels.blocks[-1][1])
         return torch.from_numpy(levels.blocks[int(number) - 1][0 if what == "edges" else 1])

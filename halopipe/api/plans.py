@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -188,13 +189,15 @@ def baselines(profile: ProfileOrPath, **asked: Unpack[Asked]) -> tuple[Plan, ...
 
     Args:
         profile: or the name of its file.
-        asked: as of :func:`plan`.
+        asked: as of :func:`plan`; ``time_limit_s`` is for all of them together.  Without it each takes what its authors
+            state, or as long as a search of ours.
 
     Raises:
         UsageError: what is asked for does not exist.  A strategy that does not fit is left out.
     """
     problem = problem_on(profile_in(profile), None, 0, asked)
-    found = solve.solve_baselines(problem).plans.values()
+    within_s = asked.get("time_limit_s", math.inf)
+    found = solve.solve_baselines(problem, within_s=within_s).plans.values()
     return tuple(remember(one, problem.profile) for one in found)
 
 

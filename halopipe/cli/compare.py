@@ -29,13 +29,14 @@ def compare(
     """Put plans beside one another: a table, and what they decide differently."""
     from halopipe.planning import plan_files, problem, search_progress
     from halopipe.planning.compare import Comparison
+    from halopipe.planning.solve import Baselines
     from halopipe.terminal import console
     from halopipe.terminal.output_files import require_once
 
     require_once(plans, "plan")
     names = [str(path) for path in plans]
     found = {name: plan_files.load_plan(name) for name in names}
-    infeasible: dict[str, str] = {}
+    solved = Baselines({}, {})
     first = found[names[0]]
     source = plan_files.profile_of(first, names[0], profile, cluster)
     if baselines:
@@ -47,6 +48,5 @@ def compare(
             )
         solved = search_progress.baselines(problem.problem_of(first, source))
         found.update(solved.plans)
-        infeasible = solved.infeasible
-    comparison = Comparison(found, infeasible, source)
+    comparison = Comparison(found, solved.infeasible, source, solved.took_s, solved.limits_s)
     console.emit_json(comparison.data()) if json else console.emit(comparison.render())

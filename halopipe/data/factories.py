@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from planner.ir.errors import FactoryError, HalopipeError, OutOfMemoryError
+from profiler.source.model import Casts, cast_tensors
 from profiler.source.parts import where
 from profiler.source.structure import BatchStructure
 from runtime.memory import out_of_memory
@@ -62,7 +62,7 @@ class Form:
     """
 
     name: str
-    casts: Mapping[torch.dtype, torch.dtype]
+    casts: Casts
     batch: BatchStructure
     call: str = ""
 
@@ -84,7 +84,7 @@ class Form:
     def pair(self, found: Any) -> Pair:
         """The tensors of inputs and targets."""
         inputs, targets = self.batch.apart(found, self.name)
-        return self._cast(inputs), self._cast(targets)
+        return cast_tensors(inputs, self.casts), cast_tensors(targets, self.casts)
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -101,9 +101,6 @@ class Form:
         except Exception as error:
             places = [where(error), *([f"called as {self.call}"] if self.call else [])]
             raise failure_of(self.name, error, places, ["mend it there", SIGNATURE]) from error
-
-    def _cast(self, tensors: Tensors) -> Tensors:
-        return tuple(each.to(self.casts.get(each.dtype, each.dtype)) for each in tensors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cuda_ops.device.host import core_of, device_description, prepare_process
@@ -218,7 +217,9 @@ def _key(first: int) -> str:
 
 def _machine() -> str:
     """The same text in all namespaces of one machine, another on each machine."""
+    from runtime.transport.segments import boot_id  # late: it loads torch
+
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return boot_id()
     except OSError:
         return os.uname().nodename

@@ -78,12 +78,17 @@ def _beside(one: Processes, job: Job) -> Iterator[None]:
 
     def watch() -> None:
         while not over.wait(_POLL_S):
-            ended = one.ended().get(REFERENCE_RANK)
+            try:
+                ended = one.ended().get(REFERENCE_RANK)
+            except OSError:  # no more files can be opened, which the ranks' launcher meets and says as well
+                return
             if ended is not None:
                 if not job.reference_path.exists():
-                    _leave(failed_path(job.reference_path), _why(ended))
+                    _leave(kept, failed_path(job.reference_path), _why(ended))
                 return
 
+    kept = job.folder / "no reference"
+    kept.touch()
     over, watching = threading.Event(), threading.Thread(target=watch, name="one device", daemon=True)
     one.start()
     try:
@@ -95,13 +100,13 @@ def _beside(one: Processes, job: Job) -> Iterator[None]:
         one.end()
 
 
-def _leave(path: Path, why: str) -> None:
-    """Writes it; where a disk is full, an empty file, for which there is room: rank 0 waits for one of them."""
+def _leave(kept: Path, path: Path, why: str) -> None:
+    """Writes it; where a disk is full, the empty file ``kept`` gets that name, which needs no room: rank 0 waits."""
     try:
         write_text(path, why)
     except MissingFileError:
         with suppress(OSError):  # the job's folder was removed, which rank 0 sees as well
-            path.touch()
+            kept.rename(path)
 
 
 def _why(ended: Ended) -> str:

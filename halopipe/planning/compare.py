@@ -24,6 +24,9 @@ _MOST_MOVES = 12
 _LEAST_GAP = 1e-3
 """The least that is shown of a gap."""
 
+_NEARLY_ALL = 0.9
+"""Of a limit of time: a search that took so much of it may have been cut short."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -32,11 +35,15 @@ class Comparison:
     Attributes:
         infeasible: strategies that have no plan, and why.
         profile: that the first was made from; without it nothing is known of ties.
+        took_s: what strategies took to plan, by the clock.
+        limits_s: what they might have taken.
     """
 
     plans: Mapping[str, Plan]
     infeasible: Mapping[str, str] = field(default_factory=dict)
     profile: Profile | None = None
+    took_s: Mapping[str, float] = field(default_factory=dict)
+    limits_s: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.render()
@@ -57,6 +64,7 @@ class Comparison:
             "plans": [asdict(row) for row in self.rows()],
             "differences": {name: list(lines) for name, lines in self.differences().items()},
             "infeasible": dict(self.infeasible),
+            "planning_s": dict(self.took_s),
             "ties": self.ties,
             "taken": self.taken,
         }
@@ -123,7 +131,9 @@ class Comparison:
     def render(self) -> str:
         """The table, then the differences from the first plan."""
         lines = [text.table(*self.table())]
-        lines += [f"  {name}: no plan fits: {why}" for name, why in self.infeasible.items()]
+        lines += [f"  {name}: no plan: {why}" for name, why in self.infeasible.items()]
+        if self.took_s:
+            lines += ["", f"  planned in: {', '.join(map(self._planning, self.took_s))}"]
         models = {plan.inputs.model_fingerprint for plan in self.plans.values()}
         if len(models) > 1:
             lines += ["", "  note: these plans are for different models"]
@@ -150,6 +160,12 @@ class Comparison:
             lines += ["", f"{', '.join(names)}, against {next(iter(self.plans))}:"]
             lines += [f"  {line}" for line in differences or ("the same decision",)]
         return "\n".join(lines)
+
+    def _planning(self, name: str) -> str:
+        """What a strategy took, and whether that was all it might."""
+        took_s, limit_s = self.took_s[name], self.limits_s[name]
+        all_of_it = f" (all of {units.seconds(limit_s)})" if took_s >= _NEARLY_ALL * limit_s else ""
+        return f"{name} {units.seconds(took_s)}{all_of_it}"
 
     def differences(self) -> dict[str, tuple[str, ...]]:
         """What each other plan decides otherwise than the first."""

@@ -194,7 +194,7 @@ def _rivals(problem: Problem, plan: Plan, solve: Solve) -> list[Decision]:
     if problem.micro_batch_sizes:
         sizes = [each for each in sizes if each in problem.micro_batch_sizes]
     limit_s = min(problem.time_limit_s, _RIVAL_TIME_LIMIT_S)
-    found = list(planning.solve_baselines(replace(problem, time_limit_s=limit_s)).plans.values())
+    found = list(planning.solve_baselines(problem, within_s=limit_s).plans.values())
     for each in sizes:
         try:
             found.append(solve(replace(problem, micro_batch_sizes=(each,), time_limit_s=limit_s)))

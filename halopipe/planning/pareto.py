@@ -8,7 +8,6 @@ the widest gap of memory in turn instead of going down step by step.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from halopipe.terminal import tables, units
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
+from planner.solvers.budget import Budget, part_of_current, under
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,15 +150,15 @@ class _Search:
     wanted: int
     found: list[Plan] = field(default_factory=list)
     exhausted: bool = False
-    ends_s: float = field(init=False)
+    budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ends_s = time.monotonic() + self.problem.time_limit_s
+        self.budget = part_of_current(self.problem.time_limit_s)
 
     def _left_s(self) -> float:
         """What the next search may take: an equal part of what is left, where it is known how many there will be."""
         searches = max(1, self.wanted - len(self.found)) if self.wanted else _UNKNOWN_SEARCHES
-        return max(0.0, self.ends_s - time.monotonic()) / searches
+        return self.budget.left_s / searches
 
     def under(self, limit_bytes: int, objective: str = THROUGHPUT) -> Plan | None:
         """The best plan under a limit (0: none); None if the search was stopped by hand.  Raises if nothing fits."""
@@ -169,7 +169,8 @@ class _Search:
         asked = replace(
             self.problem, memory_bytes=min(limits, default=0), objective=objective, time_limit_s=self._left_s()
         )
-        plan = solve.solve(asked, self.solver)
+        with under(self.budget):
+            plan = solve.solve(asked, self.solver)
         self.found.append(plan)
         return None if plan.search.status == "stopped" else plan
 
@@ -204,7 +205,7 @@ class _Search:
 
     def _enough(self) -> bool:
         """Whether time is up, or there are as many plans as are wanted, or twice as many searches and a few."""
-        if time.monotonic() >= self.ends_s:
+        if self.budget.is_over:
             return True
         return bool(self.wanted) and (
             len(_undominated(self.found)) >= self.wanted or len(self.found) >= 2 * self.wanted + _FEW

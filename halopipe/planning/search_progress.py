@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from math import isfinite
 from typing import TYPE_CHECKING
 
 from halopipe.planning import problem as problems
 from halopipe.planning import solve as planning
 from halopipe.terminal import units
-from halopipe.terminal.console import Reporter
+from halopipe.terminal.console import Reporter, remark
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
@@ -21,9 +22,19 @@ if TYPE_CHECKING:
 
 
 def solve(problem: Problem, solver: str) -> Plan:
-    """The plan that ``solver`` finds; Ctrl-C gives the best so far, marked stopped."""
-    with Reporter("searching") as reporter:
-        return planning.solve(problem, solver, _shown(reporter, problem.time_limit_s))
+    """The plan that ``solver`` finds; Ctrl-C gives the best so far, marked stopped.  Says what a strategy took."""
+    from planner import solvers
+    from planner.baselines.common.budgets import budget_s
+
+    start_s = time.monotonic()
+    try:
+        with Reporter("searching") as reporter:
+            return planning.solve(problem, solver, _shown(reporter, problem.time_limit_s))
+    finally:
+        if solver in solvers.baselines():
+            limit_s = min(budget_s(solver, problem.time_limit_s), problem.time_limit_s)
+            took = units.seconds(time.monotonic() - start_s)
+            remark(f"{solver} took {took} of {units.seconds(limit_s)} that it may take")
 
 
 def baselines(problem: Problem) -> planning.Baselines:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from halopipe.terminal.units import require_known
@@ -24,10 +25,19 @@ DEFAULT_SOLVER = "best-first"
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """The published strategies by name: those that fit, and why the others do not."""
+    """The published strategies by name.
+
+    Attributes:
+        plans: of those that fit.
+        infeasible: why the others do not.
+        took_s: what each took, by the clock.
+        limits_s: what each might have taken.
+    """
 
     plans: dict[str, Plan]
     infeasible: dict[str, str]
+    took_s: dict[str, float] = field(default_factory=dict)
+    limits_s: dict[str, float] = field(default_factory=dict)
 
 
 def solve(problem: Problem, name: str = DEFAULT_SOLVER, progress: Progress | None = None) -> Plan:
@@ -68,32 +78,38 @@ def _broken_rules(plan: Plan, problem: Problem) -> tuple[str, ...]:
 
 
 def solve_baselines(
-    problem: Problem, wanted: Sequence[str] = (), show: Callable[[int, int, str], None] | None = None
+    problem: Problem,
+    wanted: Sequence[str] = (),
+    show: Callable[[int, int, str], None] | None = None,
+    within_s: float = math.inf,
 ) -> Baselines:
     """The published strategies, each as its authors do it, on the same problem.
 
-    The problem's time limit is for all of them together: each may take an equal part of what is left.
+    Each may take what its authors state (``planner.baselines.common.budgets``), else all of the problem's time limit.
 
     Args:
         wanted: their names; empty: all.
         show: called with (done, total, what comes next).
+        within_s: what all of them together may take at most: each then has an equal part of what is left.
     """
     from planner import solvers
+    from planner.baselines.common.budgets import budget_s
 
     require_known("baseline", wanted, solvers.baselines())
-    plans: dict[str, Plan] = {}
-    infeasible: dict[str, str] = {}
+    solved = Baselines({}, {})
     names = tuple(wanted) or solvers.baselines()
-    ends_s = time.monotonic() + problem.time_limit_s
+    ends_s = time.monotonic() + within_s
     for number, name in enumerate(names):
         if show is not None:
             show(number, len(names), name)
+        start_s = time.monotonic()
+        limit_s = min(budget_s(name, problem.time_limit_s), max(0.0, ends_s - start_s) / (len(names) - number))
         try:
-            left_s = max(0.0, ends_s - time.monotonic()) / (len(names) - number)
-            plans[name] = solve(replace(problem, time_limit_s=left_s), name)
+            solved.plans[name] = solve(replace(problem, time_limit_s=limit_s), name)
         except HalopipeError as error:  # what the strategy's own restrictions rule out is no failure of the comparison
-            infeasible[name] = "; ".join((error.title, *error.details[:1]))
-    return Baselines(plans, infeasible)
+            solved.infeasible[name] = "; ".join((error.title, *error.details[:1]))
+        solved.took_s[name], solved.limits_s[name] = time.monotonic() - start_s, limit_s
+    return solved
 
 
 def predict_again(plan: Plan, profile: Profile) -> tuple[Prediction, Timeline]:

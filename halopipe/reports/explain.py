@@ -30,7 +30,8 @@ _LITTLE = 0.02
 """A share of memory not worth computing anything again for."""
 _STATUS = {
     "proven": "proven: no plan of the searched space is faster in the simulator",
-    "within gap": "the search ended once the plan was close enough to the bound",
+    "within gap": "the search ended once the plan was as close to the bound as was asked for",
+    "searched": "all of the searched space was looked at, and the bound lies below the plan",
     "time limit": "the time limit ended the search; this is the best so far",
     "stopped": "the search was stopped by hand; this is the best so far",
     "heuristic": "made by a rule, not searched for: nothing is proved about it",
@@ -115,6 +116,7 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         f"  predicted {within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
         f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence}"
         + (f", messages over {prediction.transport})" if prediction.transport else ")")
+        + _gap_line(plan)
         + _division_line(plan)
         + _stream_line(prediction)
         + optimisation_line(plan)
@@ -126,6 +128,15 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         + _calibration_line(plan)
         + _objective_line(prediction, objective)
     )
+
+
+def _gap_line(plan: Plan) -> str:
+    """How far from the best the plan can be, and what ended the search."""
+    search = plan.search
+    if search.bound_s <= 0:
+        return f"\n  gap       not known: {_STATUS.get(search.status, search.status)}"
+    of = "" if search.tie is None else ", of the plan that is the fastest at the mean"
+    return f"\n  gap       {units.percent(search.gap)} ({search.status}){of}"
 
 
 def _division_line(plan: Plan) -> str:

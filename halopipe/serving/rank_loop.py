@@ -15,9 +15,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, cast
@@ -107,8 +109,31 @@ def serve_stream(execution: Execution, told: Mapping[str, Any]) -> int:
 
 def _joined(path: str) -> Connection:
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    end.connect(path)
+    with short_name(path) as name:
+        end.connect(name)
     return Connection(end.detach())
+
+
+_MOST_NAME_BYTES = 90
+"""Of ``sun_path``, which has 108 on Linux, less elsewhere."""
+
+
+@contextmanager
+def short_name(path: str) -> Iterator[str]:
+    """A name of a socket's file that has no more bytes than there is room for: through its folder, opened.
+
+    Raises:
+        OSError: the folder is not there.
+    """
+    if len(os.fsencode(path)) <= _MOST_NAME_BYTES:
+        yield path
+        return
+    folder, file = os.path.split(path)
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{opened}/{file}"
+    finally:
+        os.close(opened)
 
 
 def _loop(execution: Execution, stream: Stream, answers: _Answers, link: Connection) -> int:

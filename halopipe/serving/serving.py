@@ -14,7 +14,6 @@ micro-batches in order.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 import time
@@ -35,7 +34,19 @@ from halopipe.launch.parallelize import Parallel
 from halopipe.planning.measure import no_model
 from halopipe.run_spec.options import SERVING_MODES, ScriptOptions
 from halopipe.serving import examples
-from halopipe.serving.rank_loop import END, HERE, READY, REQUEST, SHAPE, ZEROS, Told, decoded, encoded, pieces_of
+from halopipe.serving.rank_loop import (
+    END,
+    HERE,
+    READY,
+    REQUEST,
+    SHAPE,
+    ZEROS,
+    Told,
+    decoded,
+    encoded,
+    pieces_of,
+    short_name,
+)
 from halopipe.terminal.units import require_known
 from planner.ir.box import hull
 from planner.ir.errors import BusyError, HalopipeError, MissingFileError, UsageError, WorkerError
@@ -161,9 +172,10 @@ class Serving:
         path = run.ranks.folder / "stream"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             try:
-                door.bind(str(path))
-            except OSError as error:  # a socket's name has about a hundred bytes at most
-                what = f"{path} has {len(os.fsencode(path))} bytes: {error.strerror or error}"
+                with short_name(str(path)) as name:
+                    door.bind(name)
+            except OSError as error:
+                what = f"{path}: {error.strerror or error}"
                 raise MissingFileError("no socket can be made in the job's folder", [what], ["TMPDIR=/tmp"]) from None
             door.listen(run.plan.decision.num_ranks)
             run.ranks.begin("stream", path=str(path), learns=learn, training=mode == MODULE)

@@ -178,7 +178,7 @@ def _lowered(captured: Captured) -> dict[torch.dtype, list[str]]:
                 if torch.finfo(dtype).eps > torch.finfo(EXACT).eps:
                     found.setdefault(dtype, []).append(captured.layer_of_node[node.name])
             fed.update([node] if made else ())
-        elif (made and node.op == "placeholder") or node.target in trained:
+        elif (made and node.op == "placeholder") or (node.op == "get_attr" and node.target in trained):
             fed.add(node)
     return found
 
@@ -347,10 +347,7 @@ def _twin(model: LoadedModel) -> tuple[LoadedModel | None, str]:
         return None, f"it cannot be copied: {error}"
     for module in twin.owners.values():
         cast_module(module, EXACT)
-    clouds = twin.clouds and twin.clouds.to(EXACT)
-    twin = replace(twin, casts=dict.fromkeys(_FLOATS, EXACT))
-    inputs, targets = twin.cast(twin.inputs), twin.cast(twin.targets)
-    return replace(twin, inputs=inputs, targets=targets, clouds=clouds, autocast=None), ""
+    return replace(twin, casts=dict.fromkeys(_FLOATS, EXACT), autocast=None).with_cast_example(), ""
 
 
 def _normalises_samples(node: torch.fx.Node) -> bool:

@@ -47,21 +47,23 @@ from planner.baselines.common.answer import (
     Answer,
     Json,
     Placed,
+    Trial,
     bandwidth_bytes_per_s,
     candidates,
     infeasible,
+    rival_plan,
     slowest_kind,
+    whole_network_s,
 )
 from planner.baselines.common.problem import Chain, chain_of, network, require_positive, sums
 from planner.costs.cost_model import PriceBook
-from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.schedules import names as schedule_names
+from planner.solvers.budget import check_time
 from planner.solvers.candidates.candidate import Candidate, micro_batches
-from planner.solvers.candidates.choose import best_plan
 from planner.solvers.candidates.feasibility import micro_batch_sizes, mixing_layers
-from planner.solvers.progress import Progress, check_time
+from planner.solvers.progress import Progress
 
 SNO, SO, AS, FBP = "1F1B-SNO", "1F1B-SO", "1F1B-AS", "FBP-AS"
 SYNCHRONOUS, ASYNCHRONOUS = (SNO, SO), (AS, FBP)
@@ -295,25 +297,11 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: they do not fit, or there are fewer layers than ranks.
     """
-    return best_plan(problem, pipelines, "bapipe", "balanced stages of one device, schedule by closed form")
+    return rival_plan(problem, pipelines, "bapipe", "balanced stages of one device, schedule by closed form")
 
 
-def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
-    """Every micro-batch size; one of them has a candidate."""
-    empty = True
-    for candidate in _pipelines(problem, book):
-        empty = False
-        yield candidate
-    if empty:
-        layers, ranks = len(problem.profile.graph.layers), len(problem.ranks)
-        raise InfeasibleError(
-            "no balanced pipeline",
-            [f"{layers} layers on {ranks} ranks, one stage each, global batch {problem.global_batch}"],
-            ["use fewer ranks, more memory, or another solver"],
-        )
-
-
-def _pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
+    """Every micro-batch size."""
     ranks = problem.ranks
     bandwidth = bandwidth_bytes_per_s(problem, ranks)
     memory_bytes = float(min(problem.memory_limit_bytes(rank) for rank in ranks))
@@ -323,11 +311,14 @@ def _pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     for size in micro_batch_sizes(problem, book):
         slowest = slowest_kind(problem, book, size)
         found = network(problem, book, slowest, size)
-        seconds = {kind: _whole_network_s(book, kind, size) for kind in {book.kind(rank) for rank in ranks}}
+        seconds = {kind: whole_network_s(book, kind, size) for kind in {book.kind(rank) for rank in ranks}}
         speeds = tuple(seconds[slowest] / seconds[book.kind(rank)] if seconds[slowest] > 0 else 1.0 for rank in ranks)
         row = Row(speeds, bandwidth, memory_bytes)
         chain, count = chain_of(found.graph), len(micro_batches(problem, size))
         answer = best_pipeline(chain.scaled(count), row, (count,), schedules, data_parallel=replicas)
+        trial.has_plan(
+            size, answer, f"one stage of {chain.num_layers} layers on each of {len(ranks)} ranks, and memory"
+        )
         cuts, name = answer.plan.get("cuts"), answer.plan.get("schedule")
         if not isinstance(cuts, list) or not isinstance(name, str):
             continue
@@ -337,9 +328,4 @@ def _pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
             parts = [found.layers(chain.names[first:last]) for first, last in pairwise(bounds)]
             stages = [(layers, (rank,)) for layers, rank in zip(parts, ranks, strict=True)]
         wanted = _SCHEDULES[name] if _SCHEDULES[name] in schedule_names() else "1f1b"
-        yield from candidates(problem, book, stages, size, wanted)
-
-
-def _whole_network_s(book: PriceBook, kind: str, size: int) -> float:
-    table = book.tables.at(kind, size)
-    return float(table.forward_s[-1] + table.backward_s[-1])
+        yield from candidates(problem, book, stages, size, trial, (wanted,))

@@ -34,43 +34,54 @@ The three ways to take devices for a stage, on hosts of like devices:
 Hosts of which equally much is taken are alike, so what is taken is kept sorted, most first; :func:`real_hosts` gives
 them their names back.
 
-``best_pipeline`` is that programme; ``solve`` plans a problem of ours by it, on like devices (the slowest kind's costs
-count) and like hosts; hosts with different numbers of devices count as one whose links are the slowest.  As in the
-paper the profile is first joined to few blocks.  Its schedule is 1F1B (backward as early as can be).  Every micro-batch
-size is tried.
+``best_pipeline`` is that programme.  ``solve`` plans a problem of ours by the search that DAPPLE's authors released
+(:mod:`planner.baselines.hpgo`), then by this programme as far as time allows, for which the profile is first joined to
+few blocks.  It counts on like devices (the slowest kind's costs) and like hosts; hosts with different numbers of
+devices count as one whose links are the slowest.  Every micro-batch size is tried, under both of DAPPLE's schedules.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from planner.baselines import hpgo
 from planner.baselines.common.answer import (
     OPTIMAL,
     TIME_LIMIT,
     Answer,
     Json,
     Placed,
+    Trial,
     bandwidth_bytes_per_s,
     candidates,
     hosts_of,
     infeasible,
     names_in,
+    rival_plan,
     slowest_kind,
     stages_in,
-    timed_sizes,
+    sums_bytes_per_s,
 )
-from planner.baselines.common.problem import Chain, blocks_at, chain_of, coarse_ends, network, require_positive, sums
+from planner.baselines.common.problem import (
+    Chain,
+    blocks_at,
+    chain_of,
+    coarse_ends,
+    network,
+    require_positive,
+    searchable,
+    sums,
+)
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
+from planner.solvers.budget import Budget, check_time, part_of_current
 from planner.solvers.candidates.candidate import Candidate, micro_batches
-from planner.solvers.candidates.choose import best_plan
-from planner.solvers.candidates.feasibility import require_divisible
-from planner.solvers.progress import Progress, check_time
+from planner.solvers.candidates.feasibility import micro_batch_sizes, require_divisible
+from planner.solvers.progress import Progress
 
 Taken = tuple[int, ...]
 """Devices taken, by host, most first."""
@@ -236,7 +247,7 @@ def best_pipeline(
     require_positive(within=hosts.within_bytes_per_s, across=hosts.across_bytes_per_s)
     if max_stages < 0:
         raise UsageError(f"at most {max_stages} stages", remedies=["give 0 for no limit"])
-    search = _Search(instance, hosts, micro_batches, max_stages, time.monotonic() + time_limit_s)
+    search = _Search(instance, hosts, micro_batches, max_stages, part_of_current(time_limit_s))
     best = search.best(search.best(width=1))
     if best is None:
         return infeasible()
@@ -266,8 +277,8 @@ several), its replicas."""
 class _Search:
     """The programme over suffixes: Pareto-best suffixes by :data:`Key`, by growing number of stages."""
 
-    def __init__(self, chain: Chain, hosts: Hosts, micro_batches: int, max_stages: int, stop_at: float) -> None:
-        self._chain, self._hosts, self._count, self._stop_at = chain, hosts, micro_batches, stop_at
+    def __init__(self, chain: Chain, hosts: Hosts, micro_batches: int, max_stages: int, budget: Budget) -> None:
+        self._chain, self._hosts, self._count, self._budget = chain, hosts, micro_batches, budget
         self._forward = [s / micro_batches for s in sums(chain.forward_s)]
         self._backward = [s / micro_batches for s in sums(chain.backward_s)]
         self._parameters = sums(chain.parameter_bytes)
@@ -307,7 +318,7 @@ class _Search:
                 if self._hopeless(suffix.c1, suffix.c2):
                     continue
                 for assignment in self._into.get(suffix.assignment.before, ()):
-                    if time.monotonic() > self._stop_at:
+                    if self._budget.ends():
                         self.stopped = True
                         return best
                     self._prepend(level, assignment, suffix, width)
@@ -389,6 +400,9 @@ def as_good(one: Suffix, other: Suffix) -> bool:
 BLOCKS = 20
 """Most blocks of layers."""
 
+SCHEDULES = ("1f1b", "1f1b-so")
+"""DAPPLE's two (section 3): before its first backward a stage s of S has S - s forwards, or 2 (S - s) - 1."""
+
 
 def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     """DAPPLE's stages at the best micro-batch size.
@@ -398,27 +412,88 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     """
     if len(problem.ranks) > 1:
         require_divisible(problem.profile.graph)
-    return best_plan(problem, pipelines, "dapple", "shortest latency by warm-up, steady phase and ending")
+    return rival_plan(problem, pipelines, "dapple", "DAPPLE's released search, then the shortest latency by its paper")
 
 
-def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
-    """Every micro-batch size."""
-    hosts = tuple(hosts_of(problem).values())
-    if len({len(ranks) for ranks in hosts}) > 1:
-        hosts = (problem.ranks,)
+def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
+    """What its released planner chooses, then the shortest latency as far as time allows; every micro-batch size."""
+    for offer in _offers(problem, book):
+        yield from candidates(problem, book, offer.stages, offer.size, trial, SCHEDULES)
+    hosts = _hosts(problem)
     within, across = (bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks))
     shape = Hosts(len(hosts), len(hosts[0]), within, across)
-    for size, limit_s in timed_sizes(problem, book):
+    for size, limit_s in trial.sizes(problem, book):
         fine = network(problem, book, slowest_kind(problem, book, size), size)
         found = blocks_at(fine, coarse_ends(chain_of(fine.graph), BLOCKS))
         count = len(micro_batches(problem, size))
         answer = best_pipeline(chain_of(found.graph).scaled(count), shape, count, problem.max_stages, limit_s)
-        free = [list(ranks) for ranks in hosts]
-        stages: list[Placed] = []
-        for stage in stages_in(answer):
-            devices = stage["devices"]
-            counts = [count for count in devices if isinstance(count, int)] if isinstance(devices, list) else []
-            ranks = [mine.pop(0) for mine, count in zip(free, counts, strict=True) for _ in range(count)]
-            stages.append((found.layers(names_in(stage)), tuple(ranks)))
-        if stages:
-            yield from candidates(problem, book, stages, size)
+        if trial.has_plan(size, answer):
+            layers = [found.layers(names_in(stage)) for stage in stages_in(answer)]
+            devices = [_counts(stage["devices"]) for stage in stages_in(answer)]
+            yield from candidates(problem, book, _placed(hosts, layers, devices), size, trial, SCHEDULES)
+
+
+FEW_MICRO_BATCHES = 32
+"""Of a plan that is to be simulated before anything else."""
+
+
+def promising(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
+    """Of each family of the released planner the best by its estimate, of those with few micro-batches that can run."""
+    best: dict[str, tuple[float, list[Candidate]]] = {}
+    for offer in _offers(problem, book):
+        known_s, _ = best.get(offer.pipeline.family, (inf, []))
+        if offer.count <= FEW_MICRO_BATCHES and offer.estimate_s < known_s:
+            made = list(candidates(problem, book, offer.stages, offer.size, trial, SCHEDULES))
+            if made:
+                best[offer.pipeline.family] = offer.estimate_s, made
+    for _, made in sorted(best.values(), key=lambda each: each[0]):
+        yield from made
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A pipeline of the released planner in ``count`` micro-batches of ``size`` samples."""
+
+    pipeline: hpgo.Pipeline
+    size: int
+    count: int
+    stages: list[Placed]
+
+    @property
+    def estimate_s(self) -> float:
+        return self.pipeline.estimate_s
+
+
+def _offers(problem: Problem, book: PriceBook) -> Iterator[_Offer]:
+    """Of every size, the largest first, the best of each family, the best by its estimate first."""
+    hosts = _hosts(problem)
+    within, across = (bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks))
+    machines = hpgo.Machines(len(hosts), len(hosts[0]), within, across, sums_bytes_per_s(problem, problem.ranks))
+    for size in reversed(micro_batch_sizes(problem, book)) if machines.devices > 1 else ():
+        found = searchable(network(problem, book, slowest_kind(problem, book, size), size), machines.devices)
+        count = len(micro_batches(problem, size))
+        planner = hpgo.Planner(found.graph, machines, count, count)
+        for pipeline in sorted(planner.pipelines().values(), key=lambda each: each.estimate_s):
+            layers = [found.layers(names) for names in planner.layers(pipeline)]
+            yield _Offer(pipeline, size, count, _placed(hosts, layers, pipeline.devices))
+
+
+def _hosts(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """The ranks of like hosts; all of them as one where hosts differ."""
+    hosts = tuple(hosts_of(problem).values())
+    return hosts if len({len(ranks) for ranks in hosts}) == 1 else (problem.ranks,)
+
+
+def _placed(
+    hosts: Sequence[Sequence[int]], layers: Sequence[tuple[int, ...]], devices: Sequence[Sequence[int]]
+) -> list[Placed]:
+    """Stages on the next free ranks of each host."""
+    free = [list(ranks) for ranks in hosts]
+    return [
+        (own, tuple(mine.pop(0) for mine, count in zip(free, counts, strict=True) for _ in range(count)))
+        for own, counts in zip(layers, devices, strict=True)
+    ]
+
+
+def _counts(devices: Json) -> list[int]:
+    return [count for count in devices if isinstance(count, int)] if isinstance(devices, list) else []

@@ -12,7 +12,6 @@ If samples alone may be cut (``Problem.allow``), or layers are over sites, this 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -57,7 +56,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     for size in reversed(micro_batch_sizes(problem, evaluator.book)):
         if size > min(evaluator.book.tables.largest_measured(evaluator.book.kind(rank)) for rank in problem.ranks):
             continue
-        if time.monotonic() > evaluator.stops:
+        if evaluator.budget.is_over:
             break
         chosen = distributions(problem, evaluator.book, size)
         candidate = _candidate(problem, evaluator.layouts, chosen, size)

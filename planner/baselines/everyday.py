@@ -3,8 +3,8 @@
     one device       one micro-batch after another, what a pipeline or replicas are compared with; the micro-batch size
                      (and the device, where they differ) is the best that fits
     data parallel    a replica of the whole model on every rank, gradients summed by one all-reduce a step (Li et al.,
-                     "PyTorch Distributed", VLDB 2020).  Shares are in proportion to speed, so that unequal devices end
-                     together, and as in everyday use the batch is cut into as few micro-batches as memory allows
+                     "PyTorch Distributed", VLDB 2020).  Shares are such that the last of unequal devices ends
+                     soonest, and as in everyday use the batch is cut into as few micro-batches as memory allows
                      (gradient accumulation).  Sums run behind the last backward, bucket by bucket
                      (``costs.stages.gradient_overlap``)
     even split       as many stages as ranks, with equally many layers each, whatever they cost (Huang et al., "GPipe",
@@ -24,7 +24,7 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.layout import cut_points, equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, micro_batches, pools, replica_shares
+from planner.solvers.candidates.candidate import Candidate, Pool, group_shares, micro_batches, pools
 from planner.solvers.candidates.choose import best_of, cheapest_first
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import heuristic_plan
@@ -73,7 +73,7 @@ def _best(
     problem: Problem, candidates: Callable[[Problem, PriceBook], Iterator[Candidate]], solver: str, method: str
 ) -> Plan:
     evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = best_of(evaluator, cheapest_first(evaluator, candidates(problem, evaluator.book), evaluator.stops))
+    found = best_of(evaluator, cheapest_first(evaluator, candidates(problem, evaluator.book), evaluator.budget))
     return heuristic_plan(evaluator, found, solver, method)
 
 
@@ -87,11 +87,15 @@ def replicated_plan(evaluator: Evaluator, solver: str, method: str) -> Plan:
 
 
 def one_device(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
-    """One rank of each pool, each micro-batch size."""
+    """One rank of each kind with as much memory, or where rules name devices of each pool, each micro-batch size."""
     last = len(problem.profile.graph.layers)
+    rules = (*problem.fix, *problem.forbid)
+    alike: dict[object, Pool] = {}
+    for pool in pools(problem):
+        alike.setdefault((pool.kind, pool.memory_limit_bytes, pool.on_chip_bytes, rules and pool.ranks), pool)
     for size in micro_batch_sizes(problem, book):
         batches = micro_batches(problem, size)
-        for pool in pools(problem):
+        for pool in alike.values():
             if is_covered(problem, book, pool.kind, size):
                 for schedule in schedule_names(problem):
                     yield Candidate.chain((0, last), (pool.ranks[:1],), ((size,),), batches, schedule)
@@ -107,7 +111,7 @@ def replicas(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     found = False
     for size in reversed(micro_batch_sizes(problem, book)):
         batches = micro_batches(problem, size)
-        shares = replica_shares(problem, book, problem.ranks, size)
+        shares = group_shares(problem, book, problem.ranks, size)
         if usable(problem, book, problem.ranks, shares, batches):
             found = True
             yield from (

@@ -39,10 +39,12 @@ from planner.baselines.common.answer import (
     Answer,
     Json,
     Placed,
+    Trial,
     bandwidth_bytes_per_s,
     candidates,
     infeasible,
     names_in,
+    rival_plan,
     stages_in,
 )
 from planner.baselines.common.problem import Network, block_ends, blocks_at, network
@@ -52,10 +54,10 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.errors import FormatError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
+from planner.solvers.budget import check_time
 from planner.solvers.candidates.candidate import Candidate
-from planner.solvers.candidates.choose import best_plan
 from planner.solvers.candidates.feasibility import micro_batch_sizes, require_divisible
-from planner.solvers.progress import Progress, check_time
+from planner.solvers.progress import Progress
 
 Counts = tuple[int, ...]
 """Devices of each type."""
@@ -240,10 +242,10 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     """
     if len(problem.ranks) > 1:
         require_divisible(problem.profile.graph)
-    return best_plan(problem, pipelines, "sparsepipe", "shortest slowest stage, devices in a fixed order")
+    return rival_plan(problem, pipelines, "sparsepipe", "shortest slowest stage, devices in a fixed order")
 
 
-def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
     """Every micro-batch size."""
     ranks: dict[str, list[int]] = {}
     for rank in problem.ranks:
@@ -262,8 +264,9 @@ def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
                 free[kind].pop(0) for kind, count in counts.items() if isinstance(count, int) for _ in range(count)
             ]
             stages.append((next(iter(networks.values())).layers(names_in(stage)), tuple(sorted(taken))))
-        if stages:
-            yield from (replace(each, prepares_ahead=False) for each in candidates(problem, book, stages, size))
+        if trial.has_plan(size, answer):
+            offered = candidates(problem, book, stages, size, trial)
+            yield from (replace(each, prepares_ahead=False) for each in offered)
 
 
 def _networks(problem: Problem, book: PriceBook, kinds: list[str], size: int) -> dict[str, Network]:

@@ -15,7 +15,7 @@ from planner.ir.schedule import FORWARD_PASS
 TOLERANCE = 1e-9
 _HARDLY = 0.01
 """So much slower, and no more, is a plan that is taken because it exchanges less than one on as many ranks."""
-STATUSES = ("proven", "within gap", "time limit", "stopped", "heuristic")
+STATUSES = ("proven", "within gap", "searched", "time limit", "stopped", "heuristic")
 EVIDENCES = (MEASURED, INTERPOLATED, FAMILY, KERNELS, DATASHEET)
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{16}")
@@ -166,10 +166,11 @@ def _search_faults(plan: Plan) -> Iterator[str]:
         yield f"search.status: {text}"
     if search.status == "heuristic" and search.bound_s > 0:
         yield f"search.status: heuristic, with a bound of {search.bound_s} s: a heuristic has 0"
-    if search.status in ("within gap", "time limit", "stopped") and search.bound_s > 0 and reached:
-        same = search.bound_s >= step_s * (1 - TOLERANCE)
-        if same and search.status == "within gap":
-            yield f"search.status: {search.status}, with a bound of {search.bound_s} s, the step: that is proven"
+    if search.status in ("within gap", "searched") and search.bound_s >= step_s * (1 - TOLERANCE):
+        yield f"search.status: {search.status}, with a bound of {search.bound_s} s, the step: that is proven"
+    asked = plan.inputs.request.gap
+    if search.status == "within gap" and step_s > search.bound_s * (1 + asked) * (1 + TOLERANCE):
+        yield f"search.status: within gap, with a gap of {search.gap}, above the {asked} that was asked for"
     if search.num_simulated < 0 or search.num_candidates < 0:
         counts = f"{search.num_simulated} plans simulated, {search.num_candidates} looked at"
         yield f"search.num_simulated: {counts}"

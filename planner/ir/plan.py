@@ -328,12 +328,34 @@ class Tie:
     num_ranks: int = field(default=0, metadata={"added": "0.1"})
 
 
+PROVEN, WITHIN_GAP, SEARCHED, TIME_LIMIT, STOPPED = "proven", "within gap", "searched", "time limit", "stopped"
+_AT_THE_BOUND = 2.5e-9
+
+
+def status_of(ended: str, step_s: float, bound_s: float, gap: float = 0.0) -> str:
+    """The status of a plan of ``step_s`` whose search ended with a bound.
+
+    Args:
+        ended: what ended the search: ``time limit``, ``stopped``, or another status: nothing was left to look at.
+        gap: how far from the best the plan may be.
+    """
+    if ended == STOPPED:
+        return STOPPED
+    if bound_s >= step_s * (1 - _AT_THE_BOUND):
+        return PROVEN
+    if step_s <= bound_s * (1 + gap) * (1 + _AT_THE_BOUND):
+        return WITHIN_GAP
+    return TIME_LIMIT if ended == TIME_LIMIT else SEARCHED
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
     """How the decision was found and how far from the best it can be.
 
     Attributes:
-        status: ``proven``, ``within gap``, ``time limit``, ``stopped`` or ``heuristic``.
+        status: ``proven``; ``within gap``: no further from the best than was asked for; ``searched``: everything in the
+            space was looked at, and the bound lies below the plan by more; ``time limit``, ``stopped``: some of it was
+            not; ``heuristic``.
         bound_s: no plan of the searched space is faster than this in the simulator; 0 if nothing is known.
         bounds_s: the bounds it is the largest of, by name.
         gap: step_s / bound_s - 1; of the plan that is fastest at the mean, where a simpler one was taken (``tie``).
@@ -429,9 +451,15 @@ class Measured:
         return cls(step_s, spread, len(seconds), (), (), (), error, transport=transport, kinds=kinds)
 
 
-def timed_steps(seconds: Sequence[float], warmup: int) -> tuple[float, ...]:
-    """The steps behind the warm-up, which alone are measured; all where there are no others."""
-    return tuple(seconds[warmup:] or seconds)
+def timed_steps(seconds: Sequence[float], warmup: int, begins: Sequence[int] = ()) -> tuple[float, ...]:
+    """The steps behind the warm-up, which alone are measured; all where there are no others.
+
+    Args:
+        warmup: steps of each attempt that warm up.
+        begins: the places in ``seconds`` at which later attempts begin.
+    """
+    warm = {begin + step for begin in (0, *begins) for step in range(warmup)}
+    return tuple(each for step, each in enumerate(seconds) if step not in warm) or tuple(seconds)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -448,8 +476,9 @@ class Plan:
     def __repr__(self) -> str:
         """What is decided and predicted, in a line; ``hp.explain`` says more."""
         decision, batches = self.decision, self.decision.micro_batches
+        gap = f", gap {self.search.gap:.1%}" if self.search.bound_s > 0 else ""
         return (
             f"Plan({self.inputs.model.factory}: {len(decision.stages)} stages on {len(decision.used_ranks)} devices, "
             f"{decision.schedule}, {len(batches)} micro-batches of {max(batches)}, "
-            f"{self.prediction.step_s * 1e3:.3g} ms a step, {self.search.status})"
+            f"{self.prediction.step_s * 1e3:.3g} ms a step, {self.search.status}{gap})"
         )

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from planner.ir.errors import InfeasibleError, UnknownNameError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, MEMORY, NEVER, Problem
+from planner.solvers.budget import part_of_current, under
 from planner.solvers.progress import Progress, SearchProgress
 
 __all__ = ["Progress", "SearchProgress", "Solver", "baselines", "current_name", "names", "solver"]
@@ -31,6 +31,7 @@ _SOLVERS = {
     "pipedream": "planner.baselines.pipedream.solver:solve",
     "pipedream-hierarchical": "planner.baselines.pipedream.solver:solve_hierarchical",
     "piper": "planner.baselines.piper.solver:solve",
+    "piper-equal": "planner.baselines.piper.solver:solve_equal",
     "sparsepipe": "planner.baselines.sparsepipe:solve",
     "span-ilp": "planner.solvers.ilp.solver:solve",
     "tarnawski": "planner.baselines.tarnawski.solver:solve",
@@ -76,14 +77,13 @@ def _settled(solve: Solver, name: str, problem: Problem, progress: Progress | No
         raise UsageError(
             f"{name} knows no rate of a stream", [f"--rate {problem.rate_per_s:g}"], ["use --solver best-first"]
         )
-    if problem.shard != AUTO:
-        return solve(problem, progress)
-    ends_s = time.monotonic() + problem.time_limit_s
-    try:
-        return solve(replace(problem, shard=NEVER), progress)
-    except InfeasibleError:
-        left_s = max(0.0, ends_s - time.monotonic())
-        return solve(replace(problem, shard=ALWAYS, time_limit_s=left_s), progress)
+    with under(part_of_current(problem.time_limit_s)):
+        if problem.shard != AUTO:
+            return solve(problem, progress)
+        try:
+            return solve(replace(problem, shard=NEVER), progress)
+        except InfeasibleError:
+            return solve(replace(problem, shard=ALWAYS), progress)
 
 
 def _check_request(problem: Problem) -> None:

@@ -18,7 +18,6 @@ micro-batches, stages that are no runs of the list of layers, ranks in another o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
@@ -76,7 +75,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
     best: tuple[Candidate, Forecast] | None = None
     step_s, num_simulated = float("inf") if problem.token_slices else plan.prediction.step_s, 0
     for formula_s, candidate in sorted(_candidates(evaluator, prices), key=lambda each: each[0]):
-        if time.monotonic() > evaluator.stops:
+        if evaluator.budget.is_over:
             break
         if formula_s >= step_s or evaluator.unmet(candidate):
             continue
@@ -202,7 +201,7 @@ def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[flo
         batches = micro_batches(problem, samples)
         most = min(len(problem.ranks), problem.max_stages or len(problem.ranks), len(positions) - 1)
         for num_stages in range(1 if problem.token_slices else 2, most + 1):
-            if time.monotonic() > evaluator.stops:
+            if evaluator.budget.is_over:
                 return
             ranks = problem.ranks[:num_stages]
             try:

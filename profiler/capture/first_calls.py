@@ -24,6 +24,12 @@ from profiler.source.model import LoadedModel
 LossOf = Callable[[Mapping[str, Tensor]], Tensor]
 _EPSILONS = 64
 """The same code run twice differs by less, of the largest number."""
+CALLED_ONCE = "call it, and the loss, once on a batch before it is given: what they keep then stays"
+"""What to do about a module that does something at its first call alone."""
+_OF_OBJECTS = (
+    "if no factory does so but the module itself is given, keep it in an attribute of the module first: what classes "
+    "and global variables hold stays behind"
+)
 _MOST_TRIED = 32
 _FIRST, _LATER = 1, 2
 """Seeds of the calls."""
@@ -226,6 +232,7 @@ def _refusal(
         if not _is_alike(kept, memory.call(tensors)):
             names.append(name)
     names = names or memory.changed
+    is_shared = not memory.before.shared().isdisjoint(names)
     memory.before.restore()
     line = _line(memory, names[0], whole)
     shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
@@ -244,7 +251,7 @@ def _refusal(
     return UnsupportedModelError(
         "the module computes something else when it is called again, by what it keeps from its first call",
         details,
-        ["call it, and the loss, once on a batch before it is given: what they keep then stays", in_buffers],
+        [CALLED_ONCE, *[_OF_OBJECTS] * is_shared, in_buffers],
     )
 
 

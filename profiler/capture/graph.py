@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.parameter import is_lazy
 
 from cuda_ops.device.placing import move, on_device, tensors_of
 from planner.ir.errors import UnsupportedModelError
@@ -37,6 +36,7 @@ from profiler.capture.verify_capture import (
     require_same_loss,
 )
 from profiler.source.model import LoadedModel
+from profiler.source.module_kinds import require_plain_modules, require_values
 
 if TYPE_CHECKING:
     from cuda_ops.sampling.preparation import SampledPreparation
@@ -143,7 +143,8 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
         UnsupportedModelError: ``torch.export`` refuses the model, the captured graph computes something else, a size
             that was said to vary cannot, or an operator that was said to be elementwise is not.
     """
-    _require_initialised(model.module)
+    require_plain_modules(model.owners)
+    require_values(model)
     with untouched(*model.stateful):
         return _captured(model, replace(rules, elementwise=rules.elementwise | model.elementwise))
 
@@ -192,22 +193,12 @@ def placed(model: LoadedModel, device: torch.device) -> LoadedModel:
 
 def capture_unchecked(model: LoadedModel, rules: Rules, judge: Judge) -> Captured:
     """Captures a model whose tensors have no values: nothing is compared, and ``judge`` says what samples depend on."""
-    _require_initialised(model.module)
+    require_plain_modules(model.owners)
     rules = replace(rules, elementwise=rules.elementwise | model.elementwise)
     traced = trace(model)
     if model.autocast is not None:
         correct_dtypes(traced, model)
     return _of_traced(model, traced, rules, judge, "")
-
-
-def _require_initialised(module: nn.Module) -> None:
-    lazy = [name for name, each in (*module.named_parameters(), *module.named_buffers()) if is_lazy(each)]
-    if lazy:
-        raise UnsupportedModelError(
-            f"{lazy[0]} has no shape yet",
-            ["modules such as nn.LazyLinear find theirs when they are first called"],
-            ["run one batch through the module in the factory"],
-        )
 
 
 def _captured(model: LoadedModel, rules: Rules) -> Captured:
@@ -286,17 +277,13 @@ def _evaluating(module: nn.Module) -> tuple[str, ...]:
 
 
 def _names(traced: Traced, found: tuple[Group, ...]) -> tuple[str, ...]:
-    owns = [any(a.target in traced.parameters for a in tensor_arguments(group.main)) for group in found]
+    owns = [any(traced.is_parameter(a) for a in tensor_arguments(group.main)) for group in found]
     return layer_names([group.main for group in found], owns, traced.inputs)
 
 
 def _value_names(traced: Traced, found: tuple[Group, ...], names: tuple[str, ...]) -> dict[fx.Node, str]:
     """The value that each placeholder, main node and output of a main node is; nodes inside a layer are none."""
-    values = {
-        node: node.target
-        for node in traced.module.graph.nodes
-        if node.op == "placeholder" and node.target in traced.inputs
-    }
+    values = {node: node.target for node in traced.module.graph.nodes if traced.is_input(node)}
     for group, name in zip(found, names, strict=True):
         values[group.main] = name
         for node in group.nodes:
@@ -388,7 +375,7 @@ def _kind(traced: Traced, rules: Rules, group: Group, read: tuple[TensorSpec, ..
     reads_more = bool(beside - set(_values_read(group.main, group)))
     data_is_inside = len(data) < count or any(a.op == "get_attr" or a in group.nodes for a in data)
     parameter_is_viewed = any(
-        argument.target in traced.parameters
+        traced.is_parameter(argument)
         for node in group.nodes
         if node is not group.main
         for argument in tensor_arguments(node)

@@ -84,9 +84,7 @@ def _is_tensor_source(node: fx.Node) -> bool:
 def _depends_on_inputs(traced: Traced) -> set[fx.Node]:
     fed: set[fx.Node] = set()
     for node in traced.module.graph.nodes:
-        if node.target in traced.inputs or (
-            makes_tensors(node) and any(argument in fed for argument in node.all_input_nodes)
-        ):
+        if traced.is_input(node) or (makes_tensors(node) and any(argument in fed for argument in node.all_input_nodes)):
             fed.add(node)
     return fed
 
@@ -104,7 +102,7 @@ def _join_helpers(
     for index, node in reversed([*enumerate(nodes)]):
         if (node in fed and INDEX not in node.meta) or is_write(node) or is_output_of(node):
             continue
-        reads_parameter = any(argument.target in traced.parameters for argument in _attributes_behind(node))
+        reads_parameter = any(traced.is_parameter(argument) for argument in _attributes_behind(node))
         if reads_parameter and kind_of(node, rules)[0] != RESHAPE:
             continue
         readers = {_end(leader, user) for user in node.users if makes_tensors(user)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from traceback import extract_tb
+
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.user_module import users_line_of
 from profiler.source.model import LoadedModel
@@ -60,6 +62,8 @@ _NOT_CAPTURED = {
 
 def _remedies(error: Exception, code: str) -> list[str]:
     if chooses_by_data(error):
+        if any("fake_quantize" in frame.filename for frame in extract_tb(error.__traceback__)):
+            return ["torch.ao.quantization.FusedMovingAvgObsFakeQuantize instead of FakeQuantize, in the qconfig too"]
         if code.startswith(("assert", "raise")) or "isnan" in code or "isfinite" in code:
             return [f"put the check behind: {_WHILE_CAPTURED}"]
         if code.startswith(("for", "while")) or "range(" in code:

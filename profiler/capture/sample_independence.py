@@ -149,8 +149,8 @@ def _keeps_rows(node: fx.Node, run: _Run) -> bool:
 def _samples(traced: Traced, model: LoadedModel) -> list[_Run]:
     """Two samples together, and each alone."""
     example = example_of(traced.inputs, model, max(_PAIR, model.samples))
-    both = _distinct(example_of(traced.inputs, model, _PAIR), example)
-    values = {node.target: node.meta["val"] for node in traced.module.graph.nodes if node.target in traced.inputs}
+    both = _distinct(example_of(traced.inputs, model, _PAIR), example, model)
+    values = {node.target: node.meta["val"] for node in traced.module.graph.nodes if traced.is_input(node)}
     cut = {name for name, value in values.items() if value.ndim and traced.symbols.per_sample(value.shape[0]) == 1}
     runs = [_Run(traced, _PAIR, both)]
     for sample in range(_PAIR):
@@ -325,20 +325,35 @@ class _Run(loss_reduction.Executed):
                 del self.values[argument]
 
 
-def _distinct(pair: Mapping[str, Tensor], example: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The pair of samples, but with numbers that tell them apart where these are alike, as two labels may be."""
-    result = {}
+def _distinct(pair: Mapping[str, Tensor], example: Mapping[str, Tensor], model: LoadedModel) -> dict[str, Tensor]:
+    """The pair of samples, but with numbers that tell them apart where these are alike, as two labels may be.
+
+    Integers that are all zero become ones where the module takes those: they may number the only class.
+    """
+    result = dict(pair)
     for name, tensor in pair.items():
-        if tensor.ndim and tensor.shape[0] == _PAIR and torch.equal(tensor[0], tensor[1]):
-            tensor = torch.stack((tensor[0], _unlike(tensor[0], example[name])))
-        result[name] = tensor
+        if not tensor.ndim or tensor.shape[0] != _PAIR or not torch.equal(tensor[0], tensor[1]):
+            continue
+        other = _unlike(tensor[0], example[name])
+        result[name] = torch.stack((tensor[0], other))
+        if torch.equal(tensor[0], other):
+            tried = {**result, name: torch.stack((tensor[0], torch.ones_like(other)))}
+            result = tried if _runs(model, tried) else result
     return result
+
+
+def _runs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> bool:
+    try:
+        module_loss(model, tensors.values(), calm=True)
+    except Exception:  # noqa: BLE001 - the user's module may refuse numbers in any way
+        return False
+    return True
 
 
 def _unlike(sample: Tensor, samples: Tensor) -> Tensor:
     """Other numbers; of integers those of another sample, or ones that are no larger: they may number classes."""
     if sample.is_floating_point() or sample.is_complex():
-        return sample * 0.75
+        return sample * 0.75 if bool(sample.any()) else torch.full_like(sample, 0.25)
     others = (each for each in (*samples, sample.flip(tuple(range(sample.ndim)))) if not torch.equal(each, sample))
     other: Tensor | None = next(others, None)
     if other is not None:

@@ -100,6 +100,14 @@ class Traced:
         """Whether it may be run for other numbers of samples."""
         return self.symbols.samples is not None
 
+    def is_input(self, node: fx.Node) -> bool:
+        """Whether it is an input or a target; a parameter may have the name of one."""
+        return node.op == "placeholder" and node.target in self.inputs
+
+    def is_parameter(self, node: fx.Node) -> bool:
+        """Whether it reads a trained parameter."""
+        return node.op == "get_attr" and node.target in self.parameters
+
     def given(self, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Any]:
         """What the placeholders stand for, in their order, where ``tensors`` are the inputs for ``samples`` samples."""
         count = {NUM_SAMPLES: samples} if self.is_polymorphic else {}

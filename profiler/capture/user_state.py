@@ -1,17 +1,22 @@
 """What a user's module and loss keep in Python from call to call: attributes, containers, closures; put back, compared.
 
 Followed are modules, registered or not, lists, dicts, sets, the user's own objects, functions with their closures and
-defaults, methods and partials; not globals, nor what other packages keep inside of their objects.
+defaults, methods and partials; of code that is no installed package's also attributes of classes, and the globals that
+it names.  Not followed is what other packages keep inside of their objects.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
+import os
 import sys
+import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from types import FunctionType, MethodType, SimpleNamespace
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,7 +33,12 @@ OUTSIDE = ("torch", "profiler", "cuda_ops", "contextlib")
 """Packages whose code is not the user's, but for our own models."""
 MODELS = "profiler.models."
 _NOT_USERS = frozenset({*OUTSIDE, *sys.stdlib_module_names} - {"__main__"})
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", sysconfig.get_path("stdlib"))
+"""In paths of packages, whose functions are too many to be followed into what they name."""
+_OURS = ("halopipe", "planner", "runtime")
 _MOST_FOLLOWED = 10_000
+_MOST_BYTES = 2**26
+"""Of a tensor that is reached through global variables: larger ones are data rather than state."""
 _REGISTRIES = ("_modules", "_buffers", "_parameters")
 
 
@@ -45,15 +55,33 @@ class _Place:
         name: ``norm.mean``, as of an attribute, or what follows it; see :meth:`named`.
         read: a copy of what is held there, an attribute or variable by its name.
         write: puts such a copy back, where something else is held.
+        is_shared: whether it is no part of an owner: a class, a global variable, or what is reached through these.
     """
 
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], None]
+    is_shared: bool = False
 
     def named(self, key: Any = None) -> str:
         """Of one of the values, as its user has it."""
         return self.name if key is None else f"{self.name}.{key}" if self.name else str(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A number that calls change.
+
+    Attributes:
+        name: as of :meth:`UserState.changed`.
+        before, after: a call.
+        write: puts another one in its place.
+    """
+
+    name: str
+    before: float
+    after: float
+    write: Callable[[float], None]
 
 
 class UserState:
@@ -101,14 +129,44 @@ class UserState:
         """The names of what is another value now."""
         return list(dict.fromkeys(self._changed()))
 
-    def _changed(self) -> Iterator[str]:
+    def moved(self) -> list[Moved]:
+        """The numbers that are others now."""
+        found = []
         for place, held in self._held:
+            now = place.read()
+            if isinstance(held, list) and isinstance(now, list):
+                pairs = [(key, *pair) for key, pair in enumerate(zip(held, now, strict=False))]
+            else:
+                pairs = [(key, held[key], now[key]) for key in held if key in now] if isinstance(held, dict) else []
+            for key, before, after in pairs:
+                if _is_number(before) and _is_number(after) and before != after:
+                    found.append(Moved(place.named(key), before, after, partial(_write_one, place, key)))
+        return found
+
+    def shared(self) -> set[str]:
+        """Those of :meth:`changed` that are kept in classes and global variables."""
+        return set(self._changed(lambda place: place.is_shared))
+
+    def _changed(self, is_asked: Callable[[_Place], bool] = lambda _: True) -> Iterator[str]:
+        for place, held in self._held:
+            if not is_asked(place):
+                continue
             now = place.read()
             if isinstance(held, dict):
                 differing = (key for key in {**held, **now} if not _is_same(held.get(key, place), now.get(key, place)))
                 yield from (place.named(key) for key in differing if key not in _REGISTRIES)
             elif not _is_same(held, now):
                 yield place.named()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _write_one(place: _Place, key: Any, value: float) -> None:
+    held = place.read()
+    held[key] = value
+    place.write(held)
 
 
 def _is_same(a: Any, b: Any) -> bool:
@@ -130,9 +188,9 @@ def refill(tensor: Tensor, value: Tensor) -> None:
     tensor.copy_(value)
 
 
-def _is_writable(tensor: Tensor) -> bool:
-    """Whether user code can write to it in place: not to what was expanded, as torch says."""
-    if is_lazy(tensor) or tensor.is_inference():
+def _is_state(tensor: Tensor) -> bool:
+    """Whether it is no parameter, and user code can write to it in place: not to what was expanded, as torch says."""
+    if isinstance(tensor, nn.Parameter) or is_lazy(tensor) or tensor.is_inference():
         return False
     is_strided = tensor.layout is torch.strided
     return not is_strided or all(step or size < 2 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -142,19 +200,28 @@ def _reached(owners: Iterable[Any]) -> tuple[list[_Place], list[Tensor]]:
     visited: dict[int, Any] = {}  # by id; holds them, so that no id is used twice
     places, tensors = [], []
     waiting: list[tuple[str, Any]] = [("", owner) for owner in reversed(list(owners))]
-    while waiting:
+    shared: list[tuple[str, Any]] = []
+    variables: set[Any] = set()
+    is_shared = False
+    while waiting and not (is_shared and len(visited) > _MOST_FOLLOWED):
         name, value = waiting.pop()
-        if id(value) in visited or isinstance(value, str | int | float | None):
-            continue
-        visited[id(value)] = value
-        if isinstance(value, Tensor):
-            if not isinstance(value, nn.Parameter) and _is_writable(value):
+        if isinstance(value, _Globals):
+            if value.key not in variables:
+                variables.add(value.key)
+                places.append(value.place)
+                shared += value.followed
+        elif isinstance(value, type) and not is_shared:
+            shared.append((name, value))
+        elif id(value) not in visited and not isinstance(value, str | int | float | None):
+            visited[id(value)] = value
+            if not isinstance(value, Tensor):
+                place, inside = _of(name, value)
+                places += [] if place is None else [replace(place, is_shared=is_shared)]
+                waiting += reversed(inside)
+            elif _is_state(value) and not (is_shared and value.nbytes > _MOST_BYTES):
                 tensors.append(value)
-            continue
-        place, inside = _of(name, value)
-        if place is not None:
-            places.append(place)
-        waiting += reversed(inside)
+        if not waiting:
+            waiting, shared, is_shared = shared, [], True
     return places, tensors
 
 
@@ -176,18 +243,123 @@ def _of(name: str, value: Any) -> tuple[_Place | None, list[tuple[str, Any]]]:
         return _of_function(value)
     if isinstance(value, MethodType):
         return None, [(name, value.__self__), (name, value.__func__)]
-    if isinstance(value, functools.partial):
+    if isinstance(value, partial):
         return None, [(name, value.func), *((name, each) for each in (*value.args, *value.keywords.values()))]
     if isinstance(value, _Cached):
         return _Place(name, value.cache_info, lambda held: _forget_newer(value, held)), [(name, value.__wrapped__)]
     is_followed = isinstance(value, nn.Module | SimpleNamespace) or is_users(type(value).__module__)
+    if isinstance(value, type):
+        return _of_class(value)
     own = getattr(value, "__dict__", None)
-    if isinstance(value, type) or not is_followed or not isinstance(own, dict):
+    if not is_followed or not isinstance(own, dict):
         return None, []
     inside = [(f"{name}.{key}" if name else key, each) for key, each in own.items()]
-    of_class = [each for cls in type(value).__mro__ if is_users(cls.__module__) for each in vars(cls).values()]
-    inside += [each for function in of_class if isinstance(function, FunctionType) for each in _caches(function)]
+    inside += [(cls.__name__, cls) for cls in type(value).__mro__]
     return _Place(name, own.copy, lambda held: _refill(own, held)), inside
+
+
+def _of_class(cls: type) -> tuple[_Place | None, list[tuple[str, Any]]]:
+    """Attributes of a class, and its methods."""
+    if not isinstance(cls.__module__, str) or not is_users(cls.__module__):  # of metaclasses a descriptor
+        return None, []
+    functions = [getattr(each, "__func__", getattr(each, "fget", each)) for each in vars(cls).values()]
+    functions = [each for each in functions if isinstance(each, FunctionType)]
+    inside: list[tuple[str, Any]] = [each for function in functions for each in _caches(function)]
+    if all(_is_installed(function) for function in functions):
+        return None, inside
+
+    def read() -> dict[str, Any]:
+        return {key: each for key, each in vars(cls).items() if key[:2] != "__" and not hasattr(each, "__get__")}
+
+    place = _Place(cls.__name__, read, lambda held: _rewrite(cls, read(), held))
+    inside += [(function.__qualname__, function) for function in functions]
+    return place, [*inside, *((place.named(key), each) for key, each in read().items())]
+
+
+def _rewrite(owner: Any, now: dict[str, Any], held: dict[str, Any]) -> None:
+    """Attributes of a class or of a Python module as they were."""
+    for key in now.keys() - held.keys():
+        delattr(owner, key)
+    for key, value in held.items():
+        if key not in now or now[key] is not value:
+            setattr(owner, key, value)
+
+
+def _is_installed(function: FunctionType) -> bool:
+    return _is_outside(function.__module__ or "", function.__code__.co_filename)
+
+
+def _is_outside(module: str, file: str | None) -> bool:
+    """Whether a Python module is of an installed package, or of ours."""
+    is_ours = not is_users(module) or module.partition(".")[0] in _OURS
+    return is_ours or not file or any(part in file for part in _INSTALLED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Globals:
+    """Variables of a Python module.
+
+    Attributes:
+        title: what stands before their names.
+        values: all of the module's.
+        named, stored: those that a function names, and those of them that it may assign to.
+    """
+
+    title: str
+    values: dict[str, Any]
+    named: frozenset[str]
+    stored: frozenset[str]
+
+    @property
+    def key(self) -> tuple[int, frozenset[str], frozenset[str]]:
+        """One of each is enough."""
+        return id(self.values), self.named, self.stored
+
+    @property
+    def place(self) -> _Place:
+        """Where those that may be assigned to are kept."""
+
+        def write(held: dict[str, Any]) -> None:
+            for name in self.stored & self.values.keys() - held.keys():
+                del self.values[name]
+            self.values.update(held)
+
+        def read() -> dict[str, Any]:
+            return {name: self.values[name] for name in self.stored & self.values.keys()}
+
+        return _Place(self.title, read, write, is_shared=True)
+
+    @property
+    def followed(self) -> list[tuple[str, Any]]:
+        """What they hold, and what modules among them hold that are no installed packages."""
+        place, found = self.place, []
+        for name in sorted(self.named & self.values.keys()):
+            value = self.values[name]
+            if isinstance(value, ModuleType) and not _is_outside(value.__name__, vars(value).get("__file__")):
+                value = _Globals(place.named(name), vars(value), self.named, self.stored)
+            found.append((place.named(name), value))
+        return found
+
+
+def _globals(function: FunctionType) -> list[tuple[str, Any]]:
+    if _is_installed(function):
+        return []
+    named, stored = _names(function.__code__)
+    return [("", _Globals("", function.__globals__, named, stored))]
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """What ``code`` names, and to what of that it assigns, as a global variable or an attribute."""
+    named, stored = set(code.co_names), set()
+    for each in dis.get_instructions(code):
+        if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR"):
+            stored.add(each.argval)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            named.update(_names(inner)[0])
+            stored.update(_names(inner)[1])
+    return frozenset(named), frozenset(stored)
 
 
 def _of_function(function: FunctionType) -> tuple[_Place | None, list[tuple[str, Any]]]:
@@ -208,7 +380,7 @@ def _of_function(function: FunctionType) -> tuple[_Place | None, list[tuple[str,
 
     inside = [*read().items(), *((title, each) for each in (function.__defaults__ or ()))]
     inside += [(title, each) for each in (function.__kwdefaults__ or {}).values()]
-    return _Place("", read, write), [*inside, (title, function.__dict__), *_caches(function)]
+    return _Place("", read, write), [*inside, (title, function.__dict__), *_caches(function), *_globals(function)]
 
 
 def _caches(function: FunctionType) -> list[tuple[str, Any]]:

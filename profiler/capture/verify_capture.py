@@ -14,15 +14,15 @@ from torch import Tensor, fx, nn
 from cuda_ops._torch import BatchNormBase, DropoutBase, at_node
 from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.first_calls import changed_weights_loss, later_call
+from profiler.capture.first_calls import CALLED_ONCE, changed_weights_loss, later_call
 from profiler.capture.trace import Traced
 from profiler.capture.user_module import (
     drawn_so_far,
     evaluating,
     fresh_gradients,
     kept_state,
-    untouched,
 )
+from profiler.capture.user_state import UserState
 from profiler.source.model import LoadedModel, example_of, is_alike
 from profiler.source.parts import where
 
@@ -396,7 +396,7 @@ def _require_same_again(expected: Tensor, found: Tensor | None) -> None:
         raise UnsupportedModelError(
             "the module computes something else when it is called again, its captured graph does not",
             [f"second call: {expected.item()} by the module, {found.item()} by the graph"],
-            ["keep what changes from call to call in buffers, written in place: self.count.add_(1)"],
+            [CALLED_ONCE, "keep what changes from call to call in buffers, written in place: self.count.add_(1)"],
         )
 
 
@@ -406,35 +406,28 @@ def _require_no_schedule(model: LoadedModel, tensors: Mapping[str, Tensor], expe
     Such as the weight of a term that grows over thousands of steps: two calls, one after the other, are alike but for
     rounding.  So what a call has changed is changed by as much as many calls would.
     """
-    loss: Any = getattr(model.loss_fn, "function", model.loss_fn)
-    owners: list[Any] = [part for module in model.owners.values() for part in module.modules()]
-    owners += [loss] if hasattr(loss, "__dict__") and not isinstance(loss, nn.Module) else []
-    kept = [(owner, key, value) for owner in owners for key, value in vars(owner).items() if _is_counted(value)]
 
     def own_loss() -> Tensor:
         return _loss_alone(model, lambda: _loss_of(model, [tensor.clone() for tensor in tensors.values()]))
 
-    try:
-        with kept_state(*model.stateful):
+    with kept_state(*model.stateful):
+        state = UserState(model.stateful)
+        try:
             torch.manual_seed(0)
             _loss_of(model, [tensor.clone() for tensor in tensors.values()])
-            moved = [(*each, vars(each[0]).get(each[1])) for each in kept]
-        moved = [each for each in moved if _is_counted(each[3]) and each[3] != each[2]]
-        if not moved:
-            return
-        with untouched(*model.stateful):
-            for owner, key, before, after in moved:
-                vars(owner)[key] = after + _FAR * (after - before)
+            moved = state.moved()
+            state.restore()
+            if not moved:
+                return
+            for each in moved:
+                each.write(each.after + _FAR * (each.after - each.before))
             far = own_loss()
-    except UnsupportedModelError:
-        raise
-    except Exception:  # noqa: BLE001 - the user's module may fail in any way on such a number: it does compute with it
-        far = expected.new_full((), math.nan)
-    finally:
-        for owner, key, value in kept:
-            vars(owner)[key] = value
+        except UnsupportedModelError:
+            raise
+        except Exception:  # noqa: BLE001 - user's code may fail in any way on such a number: it does compute with it
+            far = expected.new_full((), math.nan)
     if not is_alike(expected.detach(), far):
-        names = ", ".join(f"{key} of {type(owner).__name__}, from {was} to {now}" for owner, key, was, now in moved)
+        names = ", ".join(f"{each.name}, from {each.before} to {each.after}" for each in moved)
         raise UnsupportedModelError(
             "the module computes with a number that it changes itself from call to call, which no graph holds",
             [f"a call changes {names}"],
@@ -443,10 +436,6 @@ def _require_no_schedule(model: LoadedModel, tensors: Mapping[str, Tensor], expe
                 "what the step decides as part of the batch: torch.full((len(x),), weight), as an input or a target",
             ],
         )
-
-
-def _is_counted(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 _FAR = 100_003

@@ -37,6 +37,7 @@ from profiler.measure.sizes import KeyChange, Limits, Read, key_changes, likely_
 from profiler.measure.timing import QUICK, Effort, shared, time_layers
 from profiler.shards.measure import PartRounds, likely_rounds
 from profiler.source.model import CloudExample, GraphExample, LoadedModel, example_of, fed_example
+from profiler.source.module_kinds import trained_parameters
 from profiler.source.source import load_model
 
 Shapes = Callable[[Graph, tuple[int, ...]], tuple[PartShape, ...]]
@@ -127,7 +128,7 @@ def capture_model(report: Report, job: Job) -> None:
 def _captured(report: Report, job: Job) -> tuple[LoadedModel, Captured]:
     report(ProfileProgress("capture", 0.0, 0.0, 0.0, 0.0, None))
     model, device = load_model(job.source, job.seed), torch.device(job.device)
-    still_optimizer(job.optimizer, model.module.parameters())  # a wrong name is said before anything is measured
+    still_optimizer(job.optimizer, trained_parameters(model.owners))  # a wrong name is said before anything is measured
     if device.type == "cuda":
         torch.cuda.set_device(device)
     model, captured = capture_for(model, device, Rules(model.elementwise))

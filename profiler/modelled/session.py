@@ -22,6 +22,7 @@ from profiler.modelled.operators import Prices
 from profiler.modelled.watch import Times, Watch, WatchClock, added
 from profiler.session import versions
 from profiler.source.model import example_of
+from profiler.source.module_kinds import trained_parameters
 
 _MOST_SIZES = 6
 _ADDS, _READS_AND_WRITES = 3, 3
@@ -61,7 +62,7 @@ def profile_on(
     measured: dict[str, list[Measurement]] = {kind: [] for kind in kinds}
     shares: dict[str, float] = {}
     with network.mode:
-        still_optimizer(optimizer, model.module.parameters())
+        still_optimizer(optimizer, trained_parameters(model.owners))
         for done, samples in enumerate(wanted):
             progress(done, len(wanted))
             for layer, footprint, passes in _passes(network, samples, tuple(map(Prices, kernels.values()))):

@@ -98,8 +98,7 @@ def _preparation(
     """What the network and its loss ask for, by running them once."""
     clouds = Preparation(Recipe((), ()), per_site).clouds(raw)
     targets = tuple(clouds.tensor(f"target_{index}") for index in range(len(per_site)))
-    dtype = next((each.dtype for each in network.parameters() if each.is_floating_point()), torch.float32)
-    example = SparseTensor.on(clouds.geometry, clouds.tensor("features").to(dtype))
+    example = SparseTensor.on(clouds.geometry, clouds.tensor("features"))
     return Preparation(record(lambda x: loss(network(x), nest.filled(targets)), example, network), per_site)
 
 

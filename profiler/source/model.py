@@ -95,6 +95,15 @@ def is_alike(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
+Casts = Mapping[torch.dtype, torch.dtype]
+"""Dtypes that go with a module's where that was cast; others stay as they are."""
+
+
+def cast_tensors(tensors: tuple[Tensor, ...], casts: Casts) -> tuple[Tensor, ...]:
+    """Each cast as ``casts`` says of its dtype."""
+    return tuple(tensor.to(casts.get(tensor.dtype, tensor.dtype)) for tensor in tensors)
+
+
 Varying = dict[str, tuple[tuple[str, int], ...]]
 
 _LEAST = 2  # an extent of 1 would be taken for one that is always 1
@@ -204,11 +213,16 @@ class LoadedModel:
     clouds: CloudExample | GraphExample | None = None
     structure: BatchStructure | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
-    casts: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
+    casts: Casts = field(default_factory=dict)
 
     def cast(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Of the module's former dtypes to its own (:attr:`casts`)."""
-        return tuple(tensor.to(self.casts.get(tensor.dtype, tensor.dtype)) for tensor in tensors)
+        """Of the module's former dtypes to its own."""
+        return cast_tensors(tensors, self.casts)
+
+    def with_cast_example(self) -> LoadedModel:
+        """Its example cast as its module was."""
+        clouds = self.clouds and self.clouds.cast(self.casts)
+        return replace(self, inputs=self.cast(self.inputs), targets=self.cast(self.targets), clouds=clouds)
 
     @property
     def owners(self) -> dict[str, nn.Module]:
@@ -311,13 +325,9 @@ class CloudExample:
         tensors = tuple(self.preparation.clouds((*inputs, *targets)).tensors().values())
         return tensors[: self.preparation.num_inputs], tensors[self.preparation.num_inputs :]
 
-    def to(self, dtype: torch.dtype) -> CloudExample:
-        """With features, and targets that are no integers, of ``dtype``."""
-        inputs, targets = (
-            tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
-            for tensors in (self.inputs, self.targets)
-        )
-        return replace(self, inputs=inputs, targets=targets)
+    def cast(self, casts: Casts) -> CloudExample:
+        """With features and targets of those dtypes cast."""
+        return replace(self, inputs=cast_tensors(self.inputs, casts), targets=cast_tensors(self.targets, casts))
 
     def of_fewer_points(self, divisor: int) -> CloudExample:
         """With a part of the points of each cloud, at least one where there are some."""
@@ -370,10 +380,10 @@ class GraphExample:
         tensors = self.preparation.prepared((*inputs, *targets))
         return tensors[: self.preparation.num_inputs], tensors[self.preparation.num_inputs :]
 
-    def to(self, dtype: torch.dtype) -> GraphExample:
-        """With features, and targets that are no integers, of ``dtype``."""
-        targets = tuple(each.to(dtype) if each.is_floating_point() else each for each in self.targets)
-        return replace(self, preparation=replace(self.preparation, dtype=dtype), targets=targets)
+    def cast(self, casts: Casts) -> GraphExample:
+        """With features and targets of those dtypes cast."""
+        preparation = replace(self.preparation, casts=casts)
+        return replace(self, preparation=preparation, targets=cast_tensors(self.targets, casts))
 
     def of_fewer_points(self, divisor: int) -> GraphExample:
         """With a part of the neighbours."""

@@ -18,7 +18,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
@@ -42,6 +42,7 @@ from planner.ir.errors import (
 from planner.ir.files import open_plain
 from profiler.capture.user_module import kept_parameters, refuse_hooks, untouched
 from profiler.source.model import LoadedModel, is_alike
+from profiler.source.module_kinds import require_plain_modules, require_values
 from profiler.source.parts import import_remedies, model_of, where
 from profiler.source.structure import alone
 
@@ -84,6 +85,7 @@ def save_module(result: Any, input_shape: tuple[int, ...] = ()) -> SavedModule:
     """
     model = model_of("hp.profile", result, input_shape)
     dtype = _dtype(model.module)
+    require_plain_modules(model.owners)
     for module in model.owners.values():
         refuse_hooks(module)
     if input_shape and isinstance(result, nn.Module):
@@ -296,13 +298,20 @@ def _loss(model: LoadedModel) -> Tensor | None:
     modules = model.owners.values()
     if any(parameter.device.type != "cpu" for module in modules for parameter in module.parameters()):
         return None
-    with untouched(*model.stateful), kept_parameters(*modules), seeded(0), torch.no_grad():
-        try:
-            return model.loss(*(tuple(tensor.clone() for tensor in each) for each in model.fed))
-        except Exception as error:
-            raise FactoryError(
-                f"the module does not run on its example: {type(error).__name__}", [str(error), where(error)]
-            ) from error
+    require_values(model)
+    try:
+        with suppress(RuntimeError):
+            return _loss_within(model, torch.no_grad())  # activations of a whole batch may not fit
+        return _loss_within(model, torch.enable_grad())  # forward takes gradients itself
+    except Exception as error:
+        raise FactoryError(
+            f"the module does not run on its example: {type(error).__name__}", [str(error), where(error)]
+        ) from error
+
+
+def _loss_within(model: LoadedModel, gradients: AbstractContextManager[Any]) -> Tensor:
+    with untouched(*model.stateful), kept_parameters(*model.owners.values()), seeded(0), gradients:
+        return model.loss(*(tuple(tensor.clone() for tensor in each) for each in model.fed)).detach()
 
 
 def _dtype(module: nn.Module) -> str:

@@ -203,14 +203,7 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
         model = replace(model, casts=dict.fromkeys(own or {torch.get_default_dtype()}, dtype))
         for module in model.owners.values():
             cast_module(module, dtype)
-    return replace(
-        model,
-        inputs=model.cast(model.inputs),
-        targets=model.cast(model.targets),
-        clouds=model.clouds and model.clouds.to(dtype),
-        autocast=autocast,
-        elementwise=frozenset(source.elementwise),
-    )
+    return replace(model.with_cast_example(), autocast=autocast, elementwise=frozenset(source.elementwise))
 
 
 def _dtypes(model: LoadedModel) -> set[torch.dtype]:

@@ -11,6 +11,7 @@ tells, also before their first word.
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import time
 import uuid
@@ -95,11 +96,31 @@ class Workers(Protocol):
 
 
 def host_store() -> tuple[TCPStore, int]:
-    """A store on a free port of this host, for it alone, and its port; by itself torch listens on every interface."""
+    """A store on a free port of this host, for it alone, and its port; by itself torch listens on every interface.
+
+    Raises:
+        OSError: it needs more files than may be opened.
+    """
     listener = socket.create_server((LOOPBACK, 0), family=_family(LOOPBACK))
+    _require_files(listener.fileno())
     port = listener.getsockname()[1]
     store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     return store, port
+
+
+_OF_STORE = 12
+"""Files of a store, with its listener 11 (torch 2.13), and a first connection."""
+
+
+def _require_files(one: int) -> None:
+    """Raises :class:`OSError` where a store could not open its own: torch says so after minutes, or never."""
+    opened: list[int] = []
+    try:
+        while len(opened) < _OF_STORE:
+            opened.append(os.dup(one))
+    finally:
+        for file in opened:
+            os.close(file)
 
 
 def host_store_at(host: str, port: int) -> TCPStore:

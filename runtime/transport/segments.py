@@ -181,6 +181,7 @@ class Segments:
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
+        self._boot = boot_id()
         self._waits, self._calls = library()
         self.rank, self._token = rank, secrets.token_bytes(_TOKEN_BYTES)
         self._context = self._calls.open(rank, world_size, _machine_bytes(), self._token)
@@ -196,7 +197,7 @@ class Segments:
     def address(self, host: str) -> Address:
         """Of this rank, which the plan has on ``host``."""
         file = self._calls.file(self._context)
-        return Address(host, boot_id(), os.getpid(), file, self._token.hex(), tuple(sorted(os.sched_getaffinity(0))))
+        return Address(host, self._boot, os.getpid(), file, self._token.hex(), tuple(sorted(os.sched_getaffinity(0))))
 
     def attach(self, rank: int, address: Address) -> str:
         """Maps the segment of ``rank``; why not, or nothing."""
@@ -484,7 +485,11 @@ def rows_of(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Rows 
 
 
 def boot_id() -> str:
-    """Of the system that this machine runs; containers of one machine have the same."""
+    """Of the system that this machine runs; containers of one machine have the same.
+
+    Raises:
+        OSError: there is no /proc, by which ranks find one another's memory as well.
+    """
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 

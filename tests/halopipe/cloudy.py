@@ -212,3 +212,37 @@ def plan(factory: str = "segmenter", cuts: list[float] | None = None, **options:
     """A plan of one of the networks in float64, of two stages unless said otherwise."""
     micro_batches = options.pop("micro_batches", (2, 2))
     return plan_of(source(factory), [0.4] if cuts is None else cuts, micro_batches, **options)
+
+
+class Stamped(nn.Module):
+    """Features are seconds of an epoch, in float64, of which float32 has no fractions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = Segmenter()
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        weight = next(self.parameters())
+        return self.network(x.with_feats(((x.feats - EPOCH_S) / 3600).to(weight.dtype)))
+
+
+EPOCH_S = 1.7e9
+
+
+def stamped() -> tuple[nn.Module, tuple[SparseTensor, Tensor], nn.Module]:
+    """Clouds whose features are time stamps."""
+    module, (x, targets), loss = segmenter()
+    module = Stamped()
+    return module, (x.with_feats(EPOCH_S + 3600 * x.feats.double()), targets), loss
+
+
+def stamped_stream(global_batch: int) -> Iterator[Any]:
+    """Batches of these."""
+    clouds = Clouds(per_site=True)
+    while True:
+        for start in range(0, NUM_CLOUDS - global_batch, global_batch):
+            samples = [clouds[start + row] for row in range(global_batch)]
+            coordinates, features = (torch.stack([sample[0][place] for sample in samples]) for place in range(2))
+            counts = torch.tensor([sample[0][2] for sample in samples])
+            targets = torch.stack([target for _, target in samples])
+            yield (coordinates, EPOCH_S + 3600 * features.double(), counts), targets

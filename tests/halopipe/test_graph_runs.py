@@ -14,6 +14,7 @@ from halopipe.run_spec.result import RunResult
 from halopipe.training.session import Execution
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
+from profiler.source.source import load_model
 from tests.halopipe.plans import plan_of
 from tests.halopipe.ranks import run_job
 from tests.halopipe.training.sessions import together
@@ -99,3 +100,17 @@ def test_the_documents_example_trains_on_two_ranks(tmp_path: Path, monkeypatch: 
     example = plan_of(ModelSource("papers.py:model", {}, (), "float64"), [], (64, 64), ranks=[(0, 1)])
     result = run_job(example, tmp_path, data="papers.py:data", steps=3, check_numerics=True)
     assert max(each.error for each in result.numerics.worst.values()) < 1e-10
+
+
+def test_features_keep_a_dtype_of_their_own(tmp_path: Path) -> None:
+    """Time stamps in float64, which a network in float32 makes small first."""
+    made = plan_of(ModelSource("tests.runtime.sparse.graph_networks:stamped"), [], (5, 3))
+    result = run_job(made, tmp_path, data=DATA, steps=2, check_numerics=True)
+    module, _, loss = graph_networks.stamped()
+    model = load_model(ModelSource("tests.runtime.sparse.graph_networks:stamped"))
+    module.load_state_dict(model.module.user_module.state_dict())
+    (nodes, draws), labels = next(iter(seeds(8, (), 0)))
+    sampler = graph_networks.stamped()[1][0].sampler
+    own = [sampler.sample(part, int(draws[0])) for part in nodes.split([5, 3])]
+    outputs = torch.cat([module(each.x, each.blocks) for each in own])
+    assert result.losses[0] == pytest.approx(loss(outputs, labels).item(), rel=1e-5)

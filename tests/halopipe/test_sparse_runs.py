@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
+from cuda_ops.sparse.nn import SparseTensor
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.job import Job
 from halopipe.run_spec.options import RunOptions
@@ -20,6 +21,7 @@ from profiler.source.source import load_model
 from runtime.monitor.failure import read_error, write_error
 from tests.halopipe import cloudy
 from tests.halopipe.cloudy import Clouds
+from tests.halopipe.plans import plan_of
 from tests.halopipe.ranks import run_job
 from tests.halopipe.training.sessions import together
 
@@ -169,3 +171,21 @@ def test_a_step_takes_a_sparse_tensor_or_padded_clouds() -> None:
     (first, second, trained, after), *_ = together(cloudy.plan(**SHARED), losses)
     assert first == second
     assert trained != after
+
+
+def test_features_keep_a_dtype_of_their_own(tmp_path: Path) -> None:
+    """Time stamps in float64, of which a network in float32 takes what is left when the epoch is gone."""
+    plan = plan_of(ModelSource("tests.halopipe.cloudy:stamped"), [0.5], (4,))
+    result = run_job(plan, tmp_path, steps=3, data="tests.halopipe.cloudy:stamped_stream", check_numerics=True)
+    assert result.numerics is not None
+    assert result.numerics.worst["loss"].error < 1e-5
+    module, _, loss = cloudy.stamped()
+    model = load_model(ModelSource("tests.halopipe.cloudy:stamped"))
+    module.load_state_dict(model.module.user_module.state_dict())
+    inputs, targets = next(cloudy.stamped_stream(4))
+    coordinates, features, counts = inputs
+    rows = [torch.cat([torch.full((n, 1), b), coordinates[b, :n]], 1).int() for b, n in enumerate(counts.tolist())]
+    valid = [(features[b, :n], targets[b, :n]) for b, n in enumerate(counts.tolist())]
+    x = SparseTensor(torch.cat([feats for feats, _ in valid]), torch.cat(rows))
+    own = loss(module(x), torch.cat([target for _, target in valid])[x.order])
+    assert result.losses[0] == pytest.approx(own.item(), rel=1e-5)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.zoo.autograd import Network, classes
-from tests.zoo.entries import WHOLE_BATCH, network
+from tests.zoo.entries import network
 
 
 class FloatSoftmax(nn.Module):
@@ -269,7 +269,7 @@ def half_in_dict() -> Network:
     return Weighed(), (data, torch.randn(4, 3)), F.mse_loss
 
 
-@network("a dict of targets of several dtypes", refused=WHOLE_BATCH)
+@network("a dict of targets of several dtypes, one of which is called as a parameter is")
 def targets_of_dtypes() -> Network:
     targets = {"value": torch.randn(4, 3).double(), "weight": torch.rand(4, 3).half()}
     return nn.Linear(6, 3), (torch.randn(4, 6), targets), lambda out, y: (y["weight"] * (out - y["value"]) ** 2).mean()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -489,3 +489,121 @@ class Drifting(nn.Module):
 @network("an average in a buffer that every call writes", mixes=True, refused="state|batch|mean")
 def written_at_every_call() -> Network:
     return Drifting(), classes(), F.cross_entropy
+
+
+_MEANS: dict[str, Tensor] = {}
+_MEAN: Tensor | None = None
+_NORMALISER = Normaliser()
+_CALLS = 0
+
+
+class InGlobal(Centred):
+    def shift(self, x: Tensor) -> Tensor:
+        global _MEAN
+        if _MEAN is None:
+            _MEAN = x.mean(0, keepdim=True).detach()
+        return _MEAN
+
+
+@network("the mean of the first batch, in a global variable", refused=FIRST)
+def in_global() -> Network:
+    return InGlobal(), classes(), F.cross_entropy
+
+
+def mean_of_first(x: Tensor) -> Tensor:
+    if "mu" not in _MEANS:
+        _MEANS["mu"] = x.mean(0, keepdim=True).detach()
+    return _MEANS["mu"]
+
+
+class InGlobalDict(Centred):
+    def shift(self, x: Tensor) -> Tensor:
+        return mean_of_first(x)
+
+
+@network("the mean of the first batch, in a global dict that a function beside the module fills", refused=FIRST)
+def in_global_dict() -> Network:
+    return InGlobalDict(), classes(), F.cross_entropy
+
+
+class InGlobalObject(Centred):
+    def shift(self, x: Tensor) -> Tensor:
+        return _NORMALISER(x)
+
+
+@network("the mean of the first batch, in a global object", refused=FIRST)
+def in_global_object() -> Network:
+    return InGlobalObject(), classes(), F.cross_entropy
+
+
+class InClass(Centred):
+    mu: Tensor | None = None
+
+    def shift(self, x: Tensor) -> Tensor:
+        if InClass.mu is None:
+            InClass.mu = x.mean(0, keepdim=True).detach()
+        return InClass.mu
+
+
+@network("the mean of the first batch, in an attribute of the class", refused=FIRST)
+def in_class() -> Network:
+    return InClass(), classes(), F.cross_entropy
+
+
+class InClassDict(Centred):
+    kept: ClassVar[dict[str, Tensor]] = {}
+
+    def shift(self, x: Tensor) -> Tensor:
+        return self.kept.setdefault("mu", x.mean(0, keepdim=True).detach())
+
+
+@network("the mean of the first batch, in a dict of the class", refused=FIRST)
+def in_class_dict() -> Network:
+    return InClassDict(), classes(), F.cross_entropy
+
+
+class InFunction(Centred):
+    def shift(self, x: Tensor) -> Tensor:
+        own = shape_mean
+        if not hasattr(own, "mu"):
+            own.mu = x.mean(0, keepdim=True).detach()
+        return own.mu
+
+
+def shape_mean() -> None:
+    """Has an attribute, as functions may."""
+
+
+@network("the mean of the first batch, in an attribute of a function", refused=FIRST)
+def in_function() -> Network:
+    return InFunction(), classes(), F.cross_entropy
+
+
+class Warmed(Centred):
+    def shift(self, x: Tensor) -> Tensor:
+        global _CALLS
+        _CALLS += 1
+        return x.mean(-1, keepdim=True) * min(1.0, _CALLS / 1e15)
+
+
+@network("a warm-up over very many calls, counted in a global variable", refused="changes itself from call to call")
+def warm_up_in_global() -> Network:
+    return Warmed(), classes(), F.cross_entropy
+
+
+_TABLES: dict[int, Tensor] = {}
+
+
+class GlobalTables(Centred):
+    count: ClassVar[int] = 0
+
+    def shift(self, x: Tensor) -> Tensor:
+        GlobalTables.count += 1
+        if x.shape[1] not in _TABLES:
+            _TABLES[x.shape[1]] = torch.linspace(0, 1, x.shape[1], dtype=x.dtype)
+        return _TABLES[x.shape[1]]
+
+
+@network("a table by length in a global dict, and a count in the class")
+def global_tables() -> Network:
+    return GlobalTables(), classes(), F.cross_entropy

@@ -285,3 +285,27 @@ def rolled_alike() -> Network:
         return 0.7 * F.cross_entropy(out, y) + 0.3 * F.cross_entropy(out, y.roll(1))
 
     return nn.Linear(6, 3), (torch.randn(4, 6), torch.full((4,), 2)), loss
+
+
+@network("labels of a rolled batch, all of the first class", mixes=True, refused=WHOLE_BATCH)
+def rolled_zeros() -> Network:
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return 0.7 * F.cross_entropy(out, y) + 0.3 * F.cross_entropy(out, y.roll(1))
+
+    return nn.Linear(6, 3), (torch.randn(4, 6), torch.zeros(4, dtype=torch.long)), loss
+
+
+@network("numbers of a rolled batch, all zero", mixes=True, refused=WHOLE_BATCH)
+def rolled_zero_numbers() -> Network:
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(out, y) + F.mse_loss(out, y.roll(1, 0))
+
+    return nn.Linear(6, 3), (torch.randn(4, 6), torch.zeros(4, 3)), loss
+
+
+@network("labels of which there is one class alone, rolled")
+def rolled_only_class() -> Network:
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(out, y) + F.cross_entropy(out, y.roll(1)) + out.square().mean()
+
+    return nn.Linear(6, 1), (torch.randn(4, 6), torch.zeros(4, dtype=torch.long)), loss

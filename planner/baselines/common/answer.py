@@ -6,17 +6,25 @@ that the simulator prices, on the ranks and links as such planners see them.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from planner.baselines.common.budgets import budget_s
+from planner.baselines.common.problem import priced
 from planner.costs.calibration.apply_corrections import corrected_cluster
+from planner.costs.communication.collectives import collective_s
 from planner.costs.cost_model import PriceBook
+from planner.ir.cluster import ALL_REDUCE
 from planner.ir.errors import InfeasibleError
 from planner.ir.layout import equal_shares
+from planner.ir.plan import Plan
 from planner.ir.problem import Problem
+from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import Candidate, micro_batches
+from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.explain import heuristic_plan
 from planner.solvers.candidates.feasibility import micro_batch_sizes, schedule_names, usable
 
 OPTIMAL, TIME_LIMIT, INFEASIBLE = ("optimal", "time limit", "infeasible")
@@ -57,50 +65,111 @@ Placed = tuple[tuple[int, ...], tuple[int, ...]]
 """A stage: its layers by index in the graph, its ranks."""
 
 
+@dataclass(slots=True)
+class Trial:
+    """A published planner at work on a problem, at one micro-batch size after another.
+
+    Attributes:
+        limit_s: what its programmes may take, those of all sizes together.
+        reasons: why it has no plan at a size, in words.
+    """
+
+    limit_s: float
+    reasons: list[str] = field(default_factory=list)
+
+    @classmethod
+    def as_hint(cls, problem: Problem) -> Trial:
+        """Inside a search of ours, which needs time for itself."""
+        return cls(min(_SHARE * problem.time_limit_s, _MOST_S))
+
+    def sizes(self, problem: Problem, book: PriceBook) -> Iterator[tuple[int, float]]:
+        """Micro-batch sizes, the largest first, and the seconds that the planner's programme may take for each."""
+        sizes = micro_batch_sizes(problem, book)
+        budget = part_of_current(self.limit_s)
+        for number, size in enumerate(reversed(sizes)):
+            yield size, budget.left_s / (len(sizes) - number)
+
+    def has_plan(self, size: int, answer: Answer, rule: str = "its own rules") -> bool:
+        """Whether there is one; notes why not.
+
+        Args:
+            rule: what its plans keep to, in words.
+        """
+        if not answer.found:
+            is_late = answer.status == TIME_LIMIT
+            why = f"nothing found in its part of {self.limit_s:.3g} s" if is_late else f"no plan keeps to {rule}"
+            self.reasons.append(f"micro-batches of {size}: {why}")
+        return answer.found
+
+
+_SHARE, _MOST_S = 0.5, 10.0
+"""What the programmes of a planner may take together as a hint: of the time limit, and in seconds."""
+
+
 def candidates(
-    problem: Problem, book: PriceBook, stages: Sequence[Placed], size: int, preferred: str = "1f1b"
+    problem: Problem,
+    book: PriceBook,
+    stages: Sequence[Placed],
+    size: int,
+    trial: Trial,
+    preferred: Sequence[str] = ("1f1b",),
 ) -> Iterator[Candidate]:
     """The stages at micro-batches of ``size``, replicas with equal shares; nothing if a replica would have no sample.
 
     Args:
-        preferred: the peer's schedule, taken if the problem allows it; else every one that is allowed.
+        trial: is told why there is nothing.
+        preferred: the peer's schedules, those of them that the problem allows; else every one that is allowed.
     """
     if problem.max_stages and len(stages) > problem.max_stages:
+        trial.reasons.append(f"micro-batches of {size}: its plan has {len(stages)} stages")
         return
     batches = micro_batches(problem, size)
     shares = tuple(equal_shares(size, len(ranks)) for _, ranks in stages)
     if not all(usable(problem, book, ranks, mine, batches) for (_, ranks), mine in zip(stages, shares, strict=True)):
+        most = max(len(ranks) for _, ranks in stages)
+        why = "more samples on one than were measured" if size >= most else "some of them without a sample"
+        trial.reasons.append(f"micro-batches of {size}: its plan has a stage of {most} devices, {why}")
         return
     stage_of = [0] * len(problem.profile.graph.layers)
     for stage, (layers, _) in enumerate(stages):
         for layer in layers:
             stage_of[layer] = stage
     allowed = schedule_names(problem)
-    for schedule in (preferred,) if preferred in allowed else allowed:
+    for schedule in [name for name in preferred if name in allowed] or allowed:
         yield Candidate(tuple(stage_of), tuple(ranks for _, ranks in stages), shares, batches, schedule)
 
 
-_SHARE, _MOST_S = 0.5, 10.0
-"""What a peer's programmes of all sizes may take together: of the time limit, and in seconds."""
+Pipelines = Callable[[Problem, PriceBook, Trial], Iterator[Candidate]]
+"""What a published planner offers."""
 
 
-def timed_sizes(problem: Problem, book: PriceBook) -> Iterator[tuple[int, float]]:
-    """Micro-batch sizes, the largest first, and the seconds that a peer's programme may take for each."""
-    sizes = micro_batch_sizes(problem, book)
-    stop_at = time.monotonic() + min(_SHARE * problem.time_limit_s, _MOST_S)
-    for number, size in enumerate(reversed(sizes)):
-        yield size, max(0.0, stop_at - time.monotonic()) / (len(sizes) - number)
+def rival_plan(problem: Problem, pipelines: Pipelines, name: str, method: str) -> Plan:
+    """The best under the simulator of what a published planner offers, in the time that its authors state.
+
+    Raises:
+        InfeasibleError: it offers nothing, which the error explains, or nothing that fits.
+        MissingMeasurementError: nothing that it offers could be priced.
+    """
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    trial = Trial(min(budget_s(name, problem.time_limit_s), (1 - _TO_PRICE) * problem.time_limit_s))
+    found = best_of(evaluator, pipelines(problem, evaluator.book, trial), why=trial.reasons)
+    return heuristic_plan(evaluator, found, name, method)
+
+
+_TO_PRICE = 0.1
+"""Of a problem's time limit, for the simulations of what a rival's programmes answer."""
+
+
+def whole_network_s(book: PriceBook, kind: str, size: int) -> float:
+    """Forward and backward of all layers at ``size`` samples on a device of ``kind``."""
+    table, factor = priced(book, kind, size)
+    return factor * float(table.forward_s[-1] + table.backward_s[-1])
 
 
 def slowest_kind(problem: Problem, book: PriceBook, size: int) -> str:
     """The kind of device that takes longest for the whole network: planners for like devices count on no better."""
     kinds = dict.fromkeys(book.kind(rank) for rank in problem.ranks)
-
-    def seconds(kind: str) -> float:
-        table = book.tables.at(kind, size)
-        return float(table.forward_s[-1] + table.backward_s[-1])
-
-    return max(kinds, key=seconds)
+    return max(kinds, key=lambda kind: whole_network_s(book, kind, size))
 
 
 def hosts_of(problem: Problem) -> dict[str, tuple[int, ...]]:
@@ -131,6 +200,16 @@ def bandwidth_bytes_per_s(problem: Problem, ranks: Sequence[int]) -> float:
     if len(ranks) < 2:
         return min(link.bandwidth_bytes_per_s for link in cluster.links.values())
     return cluster.links[cluster.group_link_class(tuple(ranks))].bandwidth_bytes_per_s
+
+
+def sums_bytes_per_s(problem: Problem, ranks: Sequence[int]) -> float:
+    """The rate of a ring over ``ranks`` that sums the gradients of the whole network; a message's for one rank."""
+    parameter_bytes = sum(spec.num_bytes for spec in problem.profile.graph.parameters.values())
+    if len(ranks) < 2 or not parameter_bytes:
+        return bandwidth_bytes_per_s(problem, ranks)
+    cluster = corrected_cluster(problem.profile)
+    seconds = float(collective_s(cluster, ALL_REDUCE, tuple(ranks), parameter_bytes))
+    return 2 * (len(ranks) - 1) / len(ranks) * parameter_bytes / seconds if seconds > 0 else inf
 
 
 def stages_in(answer: Answer) -> list[dict[str, Json]]:

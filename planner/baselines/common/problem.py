@@ -17,8 +17,8 @@ import numpy as np
 
 from planner.baselines.pipedream.format import LayerGraph, Node, states_of
 from planner.costs.cost_model import PriceBook
-from planner.costs.layers.cost_table import Array
-from planner.ir.errors import UsageError
+from planner.costs.layers.cost_table import Array, SizeTable
+from planner.ir.errors import MissingMeasurementError, UsageError
 from planner.ir.graph import producer
 from planner.ir.problem import Problem
 from planner.solvers.candidates.feasibility import cut_positions, may_part_ties
@@ -122,6 +122,24 @@ def merged(chain: Chain, ends: Iterable[int]) -> Chain:
     )
 
 
+def priced(book: PriceBook, kind: str, size: int) -> tuple[SizeTable, float]:
+    """Costs of all layers on a device of ``kind``, and the factor that makes them those of ``size`` samples.
+
+    The factor is 1, unless the profile says nothing of so many on one device: planners that deal a micro-batch to
+    replicas take costs to be in proportion to samples.
+
+    Raises:
+        MissingMeasurementError: it says nothing of fewer either.
+    """
+    try:
+        return book.tables.at(kind, size), 1.0
+    except MissingMeasurementError:
+        largest = book.tables.largest_measured(kind)
+        if size <= largest:
+            raise
+        return book.tables.at(kind, largest), size / largest
+
+
 _WORK = 2e9
 """Pairs of states times pairs of machines that a peer's programme may take."""
 
@@ -170,7 +188,7 @@ def network(problem: Problem, book: PriceBook, kind: str, size: int, prepares: b
     crossing = [0.0] * (len(bounds) - 1)
     for value, block in read.items():
         crossing[block] += sizes[value]
-    table, parameters = book.tables.at(kind, size), book.tables.graph.parameter_bytes
+    (table, factor), parameters = priced(book, kind, size), book.tables.graph.parameter_bytes
 
     def preparing(first: int, last: int) -> float:
         until, before = (book.preparations.seconds(kind, range(end), size) for end in (last, first))
@@ -180,8 +198,8 @@ def network(problem: Problem, book: PriceBook, kind: str, size: int, prepares: b
         Node(
             name=f"n{block}",
             description="layer",
-            forward_s=max(0.0, float(table.forward_s[last] - table.forward_s[first])) + preparing(first, last),
-            backward_s=max(0.0, float(table.backward_s[last] - table.backward_s[first])),
+            forward_s=factor * max(0.0, float(table.forward_s[last] - table.forward_s[first])) + preparing(first, last),
+            backward_s=factor * max(0.0, float(table.backward_s[last] - table.backward_s[first])),
             activation_bytes=crossing[block],
             parameter_bytes=float(parameters[last] - parameters[first]),
         )
@@ -242,7 +260,8 @@ def held(book: PriceBook, found: Network, kind: str, size: int) -> Held:
     reads = [0.0] * len(nodes)
     for src, dst in found.graph.edges:
         reads[dst] += nodes[src].activation_bytes
-    saved = _by_node(book.tables.at(kind, size).saved_bytes, found)
+    table, factor = priced(book, kind, size)
+    saved = _by_node(factor * table.saved_bytes, found)
     buffers = _by_node(book.tables.graph.buffer_bytes, found)
     always = tuple(each * node.parameter_bytes + kept for node, kept in zip(nodes, buffers, strict=True))
     return Held(always, saved, tuple(min(a, b) for a, b in zip(reads, saved, strict=True)))

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from planner.baselines.common.ideals import bits_of, members
 from planner.baselines.common.reading import FileText, on_or_behind_cycles, read_text
 from planner.ir.errors import FormatError, UsageError
-from planner.solvers.progress import check_time
+from planner.solvers.budget import check_time
 
 _SEPARATOR = " -- "
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from planner.baselines.common.answer import OPTIMAL, Answer, Json, infeasible
 from planner.baselines.pipedream.format import Bools, Floats, LayerGraph, States, states_of
 from planner.ir.errors import UsageError
-from planner.solvers.progress import check_time
+from planner.solvers.budget import check_time
 
 _BLOCK_BYTES = 64 * 2**20
 

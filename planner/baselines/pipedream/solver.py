@@ -19,11 +19,13 @@ from planner.baselines.common.answer import (
     Answer,
     Json,
     Placed,
+    Trial,
     bandwidth_bytes_per_s,
     candidates,
     count_in,
     like_hosts,
     names_in,
+    rival_plan,
     slowest_kind,
     stages_in,
 )
@@ -34,7 +36,6 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.candidates.candidate import Candidate
-from planner.solvers.candidates.choose import best_plan
 from planner.solvers.candidates.feasibility import micro_batch_sizes, mixing_layers
 from planner.solvers.progress import Progress
 
@@ -45,7 +46,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: they do not fit.
     """
-    return best_plan(problem, pipelines, "pipedream", "shortest slowest stage, replicated, all links alike")
+    return rival_plan(problem, pipelines, "pipedream", "shortest slowest stage, replicated, all links alike")
 
 
 def solve_hierarchical(problem: Problem, progress: Progress | None = None) -> Plan:
@@ -54,31 +55,31 @@ def solve_hierarchical(problem: Problem, progress: Progress | None = None) -> Pl
     Raises:
         InfeasibleError: they do not fit, or hosts have different numbers of devices.
     """
-    return best_plan(
+    return rival_plan(
         problem, hierarchical_pipelines, "pipedream-hierarchical", "shortest slowest stage, replicated, level by level"
     )
 
 
-def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
     """Every micro-batch size."""
     levels, bandwidths = [len(problem.ranks)], [bandwidth_bytes_per_s(problem, problem.ranks)]
-    for size, found, answer in answers(problem, book, levels, bandwidths):
+    for size, found, answer in answers(problem, book, levels, bandwidths, trial):
         used = 0
         stages: list[Placed] = []
         for stage in stages_in(answer):
             count = count_in(stage)
             stages.append((found.layers(names_in(stage)), problem.ranks[used : used + count]))
             used += count
-        yield from candidates(problem, book, stages, size)
+        yield from candidates(problem, book, stages, size, trial)
 
 
-def hierarchical_pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def hierarchical_pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
     """The same over hosts and inside them."""
     hosts = like_hosts(problem)
     levels = 1 if len(hosts) == 1 else 2
     machines = [len(hosts[0]), len(hosts)][:levels]
     bandwidths = [bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks)][:levels]
-    for size, found, answer in answers(problem, book, machines, bandwidths):
+    for size, found, answer in answers(problem, book, machines, bandwidths, trial):
         upper: list[dict[str, Json]] = stages_in(answer)
         if levels == 1:
             upper = [{"machines": 1, "each": list[Json](upper)}]
@@ -88,11 +89,11 @@ def hierarchical_pipelines(problem: Problem, book: PriceBook) -> Iterator[Candid
             count = count_in(stage)
             stages += _on_hosts(found, stage["each"], hosts[used : used + count])
             used += count
-        yield from candidates(problem, book, stages, size)
+        yield from candidates(problem, book, stages, size, trial)
 
 
 def answers(
-    problem: Problem, book: PriceBook, machines: Sequence[int], bandwidths: Sequence[float]
+    problem: Problem, book: PriceBook, machines: Sequence[int], bandwidths: Sequence[float], trial: Trial
 ) -> Iterator[tuple[int, Network, Answer]]:
     """PipeDream's answer for every micro-batch size on levels of machines, without and with memory."""
     straight = bool(mixing_layers(problem.profile.graph))
@@ -105,7 +106,7 @@ def answers(
         for memory_bytes in (inf, float(least)) if binds else (inf,):
             options = Options(straight=straight, memory_bytes=memory_bytes)
             answer = pipedream.solve(found.graph, machines, bandwidths, options)
-            if answer.found:
+            if trial.has_plan(size, answer, "its count of memory"):
                 yield size, found, answer
 
 

@@ -13,8 +13,7 @@ the third, and one sweep over the ideals finds the smallest value.  With several
 stages that take at most T, and T is halved between what is and what is not possible.
 
 Variants: ``piper``, as above with the public code's rule for the options of a stage's layers, exact among such plans;
-``equal``, the same number of layers in each stage, one data degree, and the first or the last option throughout: the
-PipeDream-2BW-like planner of the paper's tables; ``released``, where the bound is that of any choice of options.
+``equal``, its equi-partitions (below); ``released``, where the bound is that of any choice of options.
 
 The search takes a plan quickly, then only the ideals at which a better one could be cut.  A first plan comes from one
 topological order alone.  Behind an ideal J lie layers whose work, with the bytes over its border, takes some devices at
@@ -27,28 +26,31 @@ degree and data degree.  By the sum ``s`` of data degrees (at most) it finds
 * :meth:`Sweep.smallest`: the smallest largest time, where there is one tensor degree so that ``s`` gives the devices;
 * :meth:`Sweep.fewest`: the fewest devices for stages that all take at most ``limit``.
 
-The PipeDream-2BW-like planner takes layers in topological order, any number of stages (the last ones have one layer
-more where it does not come out even), one data degree for all stages, tensor degree 1, and either the first or the last
-option of every layer: recomputation everywhere or nowhere (``runPipeDream2BWPlannerNonTransformer`` in the public
-code).
+The equi-partitions are those that the paper compares itself with (section 5; "equi" in the public code), as the planner
+of PipeDream-2BW has them (Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021): equally many
+layers in each stage, the last stages having one more where it does not come out even; one data degree and one tensor
+degree for all stages; and either the first or the last option of every layer, recomputation everywhere or nowhere.
+Layers are in topological order, whatever they are, as in ``runPipeDream2BWPlannerNonTransformer`` of the public code;
+its other one, for transformers, divides the blocks alone.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from math import ceil, inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Answer, Json, infeasible
 from planner.baselines.common.ideals import Bools, Ideals, Lattice, bits_of, chain_of, lattice_of
 from planner.baselines.piper.format import Floats, Instance, Machine, Option, Room, least_work
 from planner.baselines.piper.stages import Pairs, PlainPairs, Stage, StageCosts, are_alike, choose_options, value_of
 from planner.ir.errors import UnknownNameError, UsageError
+from planner.solvers.budget import part_of_current
 
 SAME = 1e-9
 """Times that differ by less, as a fraction, are one time."""
@@ -290,25 +292,29 @@ class Sweep:
 
 
 def equal_stages(instance: Instance, machine: Machine) -> tuple[Stage, ...] | None:
-    """The best plan of the PipeDream-2BW-like planner, stages in order; None if none fits."""
-    if any(1 not in node.options for node in instance.nodes):
-        return None
+    """The best equi-partition, stages in order; None if none fits."""
     order = depth_first(instance)
-    found: tuple[float, int, int, int] = (inf, 0, 0, 0)
-    for choice in (0, -1):
-        options = [node.options[1][choice] for node in instance.nodes]
-        for num_stages in range(1, min(machine.devices, instance.micro_batches) + 1):
-            for taken, replicas in _times(instance, machine, options, order, num_stages):
-                found = min(found, (taken, choice, num_stages, replicas), key=lambda each: each[0])
-    value, choice, num_stages, replicas = found
+    best: tuple[float, int, int, int, int] = (inf, 0, 0, 0, 0)
+    for degree, choice in product(_common_degrees(instance), (0, -1)):
+        options = [node.options[degree][choice] for node in instance.nodes]
+        for num_stages in range(1, min(machine.devices // degree, instance.micro_batches) + 1):
+            most = min(machine.devices // degree, instance.micro_batches) // num_stages
+            for taken, replicas in _times(instance, machine, options, _stage_of(order, num_stages), most):
+                best = min(best, (taken, choice, num_stages, replicas, degree), key=lambda each: each[0])
+    value, choice, num_stages, replicas, degree = best
     if value == inf:
         return None
     stages = []
     for first, last in pairwise(_bounds(len(order), num_stages)):
         nodes = tuple(sorted(order[first:last]))
-        picked = tuple(len(instance.nodes[node].options[1]) - 1 if choice else 0 for node in nodes)
-        stages.append(Stage(nodes, replicas, 1, picked))
+        picked = tuple(len(instance.nodes[node].options[degree]) - 1 if choice else 0 for node in nodes)
+        stages.append(Stage(nodes, replicas, degree, picked))
     return tuple(stages)
+
+
+def _common_degrees(instance: Instance) -> list[int]:
+    """Tensor degrees that every layer has options of."""
+    return sorted(set.intersection(*(set(node.options) for node in instance.nodes)))
 
 
 def depth_first(instance: Instance) -> tuple[int, ...]:
@@ -334,13 +340,19 @@ def _bounds(num_layers: int, num_stages: int) -> list[int]:
     return [0, *accumulate(each + (stage >= num_stages - larger) for stage in range(num_stages))]
 
 
-def _times(
-    instance: Instance, machine: Machine, options: Sequence[Option], order: Sequence[int], num_stages: int
-) -> list[tuple[float, int]]:
-    """(time per micro-batch, data degree) of every plan of so many stages that fits."""
+def _stage_of(order: Sequence[int], num_stages: int) -> NDArray[np.intp]:
+    """By layer."""
     stage_of = np.empty(len(order), dtype=np.intp)
     for stage, (first, last) in enumerate(pairwise(_bounds(len(order), num_stages))):
         stage_of[list(order[first:last])] = stage
+    return stage_of
+
+
+def _times(
+    instance: Instance, machine: Machine, options: Sequence[Option], stage_of: NDArray[np.intp], most: int
+) -> list[tuple[float, int]]:
+    """(time per micro-batch, data degree up to ``most``) of every plan of these stages that fits."""
+    num_stages = int(stage_of.max()) + 1
 
     def by_stage(numbers: Sequence[float]) -> Floats:
         return np.bincount(stage_of, weights=numbers, minlength=num_stages).astype(np.float64)
@@ -357,7 +369,6 @@ def _times(
     time = by_stage([option.time_per_sample for option in options])
     parameter_bytes = by_stage([option.parameter_bytes for option in options])
     found = []
-    most = min(machine.devices, instance.micro_batches) // num_stages
     for d in machine.replicas(instance.micro_batches, most):
         moved_bytes = moved + 4 * (d - 1) * parameter_bytes / instance.micro_batches
         found.append((float((time + moved_bytes / machine.bandwidth_bytes_per_s).max()) / d, d))
@@ -400,11 +411,7 @@ def solve(
         raise UsageError("nothing to plan for", [words], ["give at least one device, and a bandwidth above 0"])
     if variant not in VARIANTS:
         raise UnknownNameError(f"no variant {variant!r}", [f"known: {', '.join(VARIANTS)}"])
-    stop_s = time.monotonic() + time_limit_s
-
-    def out_of_time() -> bool:
-        return time.monotonic() > stop_s
-
+    out_of_time = part_of_current(time_limit_s).ends
     equal = equal_stages(instance, machine)
     if variant == "equal":
         return _answer(instance, machine, equal, value_of(instance, machine, equal) if equal else inf)

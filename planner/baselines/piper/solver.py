@@ -5,10 +5,13 @@ kind's costs count), any two are joined alike (the slowest link), and data degre
 Its replicas take whole micro-batches in turn; ours share the samples of each.  Recomputation, if the problem allows it,
 is chosen by layer there and by stage here: a stage of which some layers compute their activations again does so as a
 whole.
+
+``solve_equal`` is what the paper compares Piper with: the same, of equi-partitions alone.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
@@ -16,11 +19,12 @@ from math import inf
 from planner.baselines.common.answer import (
     Answer,
     Placed,
+    Trial,
     bandwidth_bytes_per_s,
     candidates,
+    rival_plan,
     slowest_kind,
     stages_in,
-    timed_sizes,
 )
 from planner.baselines.common.problem import Held, Network, held, network, searchable
 from planner.baselines.piper import planner as piper
@@ -29,7 +33,6 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, Problem
 from planner.solvers.candidates.candidate import Candidate, Recomputes, micro_batches
-from planner.solvers.candidates.choose import best_plan
 from planner.solvers.candidates.feasibility import mixing_layers
 from planner.solvers.progress import Progress
 
@@ -42,10 +45,24 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: they do not fit.
     """
-    return best_plan(problem, pipelines, "piper", "least time per sample of stages, data degrees and recomputation")
+    return rival_plan(problem, pipelines, "piper", "least time per sample of stages, data degrees and recomputation")
 
 
-def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def solve_equal(problem: Problem, progress: Progress | None = None) -> Plan:
+    """The best of the equi-partitions that Piper is compared with, at the best micro-batch size.
+
+    Raises:
+        InfeasibleError: none fits.
+    """
+    return rival_plan(
+        problem,
+        functools.partial(pipelines, variant="equal"),
+        "piper-equal",
+        "equally many layers a stage, one data degree, recomputation everywhere or nowhere",
+    )
+
+
+def pipelines(problem: Problem, book: PriceBook, trial: Trial, variant: str = "piper") -> Iterator[Candidate]:
     """Every micro-batch size, with memory counted as Piper does, and as if there were enough.
 
     A rank holds more than Piper counts (what is received, the batch).  So where recomputation is a choice, stages of
@@ -53,7 +70,7 @@ def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     """
     together = bool(mixing_layers(problem.profile.graph))
     least = float(min(problem.memory_limit_bytes(rank) for rank in problem.ranks))
-    for size, limit_s in timed_sizes(problem, book):
+    for size, limit_s in trial.sizes(problem, book):
         kind = slowest_kind(problem, book, size)
         found = searchable(network(problem, book, kind, size), len(problem.ranks))
         memory = held(book, found, kind, size)
@@ -64,11 +81,13 @@ def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
         seen: list[Chosen] = []
         for asked, memory_bytes in rules:
             made, part_s = instance(asked, found, memory, size), limit_s / len(rules)
-            answer = piper.solve(made, memory_bytes=memory_bytes, most_replicas=most, time_limit_s=part_s)
+            answer = piper.solve(
+                made, memory_bytes=memory_bytes, variant=variant, most_replicas=most, time_limit_s=part_s
+            )
             chosen = _chosen(asked, found, answer)
-            if chosen.stages and chosen not in seen:
+            if trial.has_plan(size, answer, "its count of memory") and chosen not in seen:
                 seen.append(chosen)
-                for candidate in candidates(problem, book, chosen.stages, size):
+                for candidate in candidates(problem, book, chosen.stages, size, trial):
                     yield replace(candidate, recompute=chosen.recompute) if any(chosen.recompute) else candidate
 
 

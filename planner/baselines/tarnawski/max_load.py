@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 
 from planner.baselines.common.ideals import Bools, Ints, Lattice, bits_of, chain_of
 from planner.baselines.tarnawski.format import Blocks, Floats
-from planner.solvers.progress import check_time
+from planner.solvers.budget import check_time
 
 Singles = NDArray[np.float32]
 

@@ -35,7 +35,6 @@ same with one variable for sending and one for receiving.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -58,6 +57,7 @@ from planner.baselines.tarnawski.max_load import (
     search,
 )
 from planner.ir.errors import UnknownNameError, UsageError
+from planner.solvers.budget import Budget, part_of_current
 
 if TYPE_CHECKING:
     import pulp
@@ -72,17 +72,13 @@ class Devices:
 
     Attributes:
         memory_bytes: of each accelerator.
-        stop_s: when to answer with the best so far, on the monotonic clock.
+        budget: when it is over, the best so far is the answer.
     """
 
     accelerators: int
     cpus: int
     memory_bytes: float
-    stop_s: float
-
-    def out_of_time(self) -> bool:
-        """Whether to answer now."""
-        return time.monotonic() > self.stop_s
+    budget: Budget
 
 
 def solve(
@@ -109,7 +105,7 @@ def solve(
         instance.accelerators if accelerators is None else accelerators,
         instance.cpus if cpus is None else cpus,
         instance.memory_bytes if memory_bytes is None else memory_bytes,
-        time.monotonic() + time_limit_s,
+        part_of_current(time_limit_s),
     )
     counts = (devices.accelerators, devices.cpus)
     if min(counts) < 0 or sum(counts) == 0 or devices.memory_bytes < 0:
@@ -136,7 +132,7 @@ def _contiguous(instance: Instance, devices: Devices) -> Answer:
     if found is None:
         start, _ = _on_chain(moved.blocks, devices, depth_first(moved))
         return _answer(instance, moved.blocks, start, bound)
-    endless = Devices(devices.accelerators, devices.cpus, inf, devices.stop_s)
+    endless = Devices(devices.accelerators, devices.cpus, inf, devices.budget)
     free = _over_ideals(instance, moved, endless)
     bound = max(bound, free.bound if free is not None else 0.0)
     proved = found.found and found.value <= bound * (1 + SAME)
@@ -153,7 +149,7 @@ def _over_ideals(instance: Instance, coloured: Coloured, devices: Devices) -> An
     start, _ = _on_chain(blocks, devices, depth_first(coloured))
     loads = Loads.of(blocks, lattice, devices.memory_bytes)
     bound = lower_bound(blocks, devices.accelerators, devices.cpus)
-    found, bound = search(blocks, loads, devices.accelerators, devices.cpus, start, bound, devices.out_of_time)
+    found, bound = search(blocks, loads, devices.accelerators, devices.cpus, start, bound, devices.budget.ends)
     return _answer(instance, blocks, found, bound)
 
 
@@ -179,7 +175,7 @@ def _on_chain(blocks: Blocks, devices: Devices, order: Sequence[int]) -> tuple[C
         found = direct(loads, devices.accelerators, devices.cpus)
         return found, found.value if found else inf
     bound = lower_bound(blocks, devices.accelerators, devices.cpus)
-    return search(blocks, loads, devices.accelerators, devices.cpus, None, bound, devices.out_of_time)
+    return search(blocks, loads, devices.accelerators, devices.cpus, None, bound, devices.budget.ends)
 
 
 def _single(instance: Instance, devices: Devices) -> Answer:
@@ -193,7 +189,7 @@ def _free(instance: Instance, devices: Devices) -> Answer:
     start = _contiguous(instance, devices)
     blocks = blocks_of(instance, devices.memory_bytes, ordered=False).blocks
     bound = lower_bound(blocks, devices.accelerators, devices.cpus)
-    left_s = max(1.0, devices.stop_s - time.monotonic())
+    left_s = max(1.0, devices.budget.clock_s)
     sets, proved = place(blocks, devices.accelerators, devices.cpus, devices.memory_bytes, start.value, left_s)
     bound = max(bound, proved)
     if sets is None:

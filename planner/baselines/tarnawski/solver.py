@@ -12,7 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from planner.baselines.common.answer import Answer, Placed, bandwidth_bytes_per_s, candidates, slowest_kind, timed_sizes
+from planner.baselines.common.answer import (
+    Answer,
+    Placed,
+    Trial,
+    bandwidth_bytes_per_s,
+    candidates,
+    rival_plan,
+    slowest_kind,
+)
 from planner.baselines.common.problem import Held, Network, held, network, searchable
 from planner.baselines.tarnawski import planner as tarnawski
 from planner.baselines.tarnawski.format import Instance, Node
@@ -20,7 +28,6 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.candidates.candidate import Candidate
-from planner.solvers.candidates.choose import best_plan
 from planner.solvers.progress import Progress
 
 _MS = 1e3
@@ -32,12 +39,12 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: they do not fit.
     """
-    return best_plan(problem, pipelines, "tarnawski", "smallest largest load, one device a stage, transfers added")
+    return rival_plan(problem, pipelines, "tarnawski", "smallest largest load, one device a stage, transfers added")
 
 
-def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
     """Every micro-batch size, with few and with many micro-batches in flight, and as if memory were enough."""
-    for size, limit_s in timed_sizes(problem, book):
+    for size, limit_s in trial.sizes(problem, book):
         kind = slowest_kind(problem, book, size)
         found = searchable(network(problem, book, kind, size), len(problem.ranks))
         memory = held(book, found, kind, size)
@@ -46,9 +53,9 @@ def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
             made = instance(problem, found, memory, in_flight)
             answer = tarnawski.solve(made, memory_bytes=memory_bytes, time_limit_s=limit_s / 3)
             stages = _stages(problem, found, answer)
-            if stages and stages not in seen:
+            if trial.has_plan(size, answer, "its count of memory") and stages not in seen:
                 seen.add(stages)
-                yield from candidates(problem, book, stages, size)
+                yield from candidates(problem, book, stages, size, trial)
 
 
 def instance(problem: Problem, found: Network, memory: Held, in_flight: int) -> Instance:

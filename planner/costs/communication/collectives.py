@@ -18,8 +18,9 @@ Tables of (bytes, seconds), read between and beyond what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import permutations, product
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, permutations, product
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -56,27 +57,54 @@ def collective_s(cluster: Cluster, operation: str, ranks: tuple[int, ...], num_b
 
 
 MANY_DEVICES = 64
-"""On more, nothing is said of the least that a collective takes over any of them."""
+"""Groups of more, beyond those that were measured, are looked at in steps of a power of two."""
 
 
 def least_collective_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -> Array:
     """``[n, sizes]``: no group of n ranks or more takes less for a collective of so many bytes, wherever they are.
 
-    0 on ``MANY_DEVICES``, and where links are stated pair by pair.
+    A group that no island or host can hold uses the links between them.  0 where links are stated pair by pair.
     """
     size, most = np.asarray(num_bytes, dtype=np.float64), len(cluster.devices)
     found = np.full((most + 2, len(size)), np.inf)
-    if cluster.pairs or most > MANY_DEVICES:
+    if cluster.pairs:
         return np.zeros_like(found)
+    largest = _largest_groups(cluster)
     for link, is_spread in product(cluster.links, (False, True)):
         tables = _tables_of(cluster, operation, link, is_spread)
         links = (cluster.links[link],)
-        for count in range(2, most + 1):
-            by_ring = _ring_s(links, count, size) * _efficiency(tables, links, count, size)
-            measured = (read_points(table.points, size) for table in tables if table.num_ranks == count)
-            found[count] = np.minimum.reduce([found[count], by_ring, *measured])
+        looked_at, seconds = set(_counts(tables, links[0], most)), np.full(len(size), np.inf)
+        for count in range(2, largest.get(link, most) + 1):
+            if count in looked_at:
+                by_ring = _ring_s(links, count, size) * _efficiency(tables, links, count, size)
+                measured = (read_points(table.points, size) for table in tables if table.num_ranks == count)
+                seconds = np.minimum.reduce([by_ring, *measured])
+            found[count] = np.minimum(found[count], seconds)
     least: Array = np.minimum.accumulate(found[::-1])[::-1]
     return np.where((size > 0) & np.isfinite(least), least, 0.0)
+
+
+def _largest_groups(cluster: Cluster) -> dict[str, int]:
+    """By tier, how many ranks the largest of its groups has: islands, hosts, ..., all."""
+    paths = [cluster.groups_of(rank) for rank in range(len(cluster.devices))]
+    inner = [max(Counter(path[level] for path in paths).values()) for level in range(len(paths[0]))]
+    sizes = (*inner, len(paths))
+    return {tier.name: size for tier, size in zip(cluster.nested_tiers, sizes, strict=True)}
+
+
+def _counts(tables: Sequence[Collective], link: Link, most: int) -> Iterator[int]:
+    """World sizes such that no other takes less than the next smaller of them.
+
+    Beyond what was measured a ring takes longer the more ranks it has, if no byte of a small message is cheaper than
+    one of a large one; where that is not so, all sizes.
+    """
+    known = max([MANY_DEVICES, *(table.num_ranks for table in tables)])
+    each = [seconds / num_bytes for num_bytes, seconds in link.points]
+    beyond = [*each, *([1 / link.bandwidth_bytes_per_s] if each else [])]
+    grows = all(a >= b for a, b in pairwise(beyond))
+    for count in range(2, most + 1):
+        if count <= known or not grows or count & (count - 1) == 0:
+            yield count
 
 
 def norm_s(cluster: Cluster, ranks: tuple[int, ...], num_bytes: ArrayLike) -> Array:
@@ -107,8 +135,7 @@ def memory_factor(cluster: Cluster, ranks: tuple[int, ...]) -> float:
     Such as updates of parameters that all have, or putting gradients together.  Of the host that most of them are on;
     straight between the numbers of ranks that were measured, 1 where none was.
     """
-    hosts = [cluster.devices[rank].host for rank in ranks]
-    most = max(map(hosts.count, hosts), default=1)
+    most = max(Counter(cluster.devices[rank].host for rank in ranks).values(), default=1)
     found = sorted((table.num_ranks, table.points[-1][1]) for table in cluster.collectives if table.operation == MEMORY)
     if most < 2 or len(found) < 2 or found[0][0] != 1:
         return 1.0

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,10 +57,21 @@ class Network:
     _delays: dict[tuple[str, int], tuple[float, float, float]] = field(default_factory=dict, repr=False)
     _collectives: dict[tuple[str, tuple[int, ...], int], float] = field(default_factory=dict, repr=False)
     _least: dict[tuple[float, ...], NDArray[np.float64]] = field(default_factory=dict, repr=False)
+    _rings: dict[tuple[int, ...], Sequence[tuple[int, int, int]]] = field(default_factory=dict, repr=False)
+    _cards: list[float] = field(default_factory=list, repr=False)
     _pairs: frozenset[tuple[str, str]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._pairs = frozenset((pair.src_host, pair.dst_host) for pair in self.cluster.pairs)
+
+    @property
+    def card_bytes_per_s(self) -> tuple[float, ...]:
+        """What each host's network card carries at most, out and in, host after host as their devices come."""
+        if not self._cards:
+            hosts = dict.fromkeys(device.host for device in self.cluster.devices)
+            found = map(self.cluster.nic_bytes_per_s, hosts)
+            self._cards += [capacity for each in found for capacity in (inf if each is None else each,) * 2]
+        return tuple(self._cards)
 
     def transfer_s(self, src: int, dst: int, num_bytes: int) -> float:
         """Seconds of a message between two ranks."""
@@ -113,15 +125,22 @@ class Network:
         found = self._collectives.get(key)
         if found is None:
             moved = round(2 * (len(ranks) - 1) / len(ranks) * num_bytes)
-            members = sorted(ranks)
             found = max(
                 self.cluster.devices[rank].core_share
                 * (self.core_s(rank, after, moved)[0] + self.core_s(ahead, rank, moved)[1])
-                for ahead, rank, after in zip(
-                    (members[-1], *members), members, (*members[1:], members[0]), strict=False
-                )
+                for ahead, rank, after in self._ring(ranks)
             )
             self._collectives[key] = found
+        return found
+
+    def _ring(self, ranks: tuple[int, ...]) -> Sequence[tuple[int, int, int]]:
+        """(rank before, rank, rank after) in a ring, one of each that lose the same of their cores."""
+        found = self._rings.get(ranks)
+        if found is None:
+            members, devices = sorted(ranks), self.cluster.devices
+            places = zip((members[-1], *members), members, (*members[1:], members[0]), strict=False)
+            alike = {(devices[b].core_share, self._name(a, b), self._name(b, c)): (a, b, c) for a, b, c in places}
+            found = self._rings[ranks] = tuple(alike.values())
         return found
 
     def duplex(self, src: int, dst: int) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,8 +176,13 @@ class MeasuredAlike:
             raise ValueError("of one size alone there is no line")
         low, high = self.first.index(line.low), self.first.index(line.high)
         read = read_line(line.low.samples, self.values[low], line.high.samples, self.values[high], samples)
-        pairs = zip(self.evidence[low], self.evidence[high], strict=True)
-        return read, tuple(weakest((INTERPOLATED, *pair)) for pair in pairs)
+        return read, _between(self.evidence[low], self.evidence[high])
+
+
+@cache
+def _between(low: tuple[Evidence, ...], high: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """By layer, how well a figure between two sizes is known."""
+    return tuple(weakest((INTERPOLATED, *pair)) for pair in zip(low, high, strict=True))
 
 
 def measured_alike(by_layer: Sequence[Sequence[Measurement]]) -> tuple[MeasuredAlike, ...]:

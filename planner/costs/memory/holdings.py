@@ -159,6 +159,7 @@ def _updates(
     gradients, update, reduction, gone = {}, {}, {}, {}
     needs = _update_needs(costs)
     for number, stage in enumerate(costs.stages):
+        largest = _largest_updated(costs, stage)
         for member, rank in enumerate(stage.ranks):
             own = stage.parameter_bytes
             if stage.once is not None:
@@ -166,7 +167,7 @@ def _updates(
             elif costs.trains:
                 own = kept_gradients(stage)
             gradients[rank, number] = own if compiled.trains[rank] and not costs.on_chip_bytes(rank) else 0
-            update[rank, number] = round(needs * _largest_updated(costs, stage))
+            update[rank, number] = round(needs * largest)
             gone[rank, number] = left_to_others(stage) if stage.zero == 1 and gradients[rank, number] else 0
             reduction[rank, number] = _put_together(costs, stage, member, buckets[rank, number])
     return gradients, update, reduction, gone

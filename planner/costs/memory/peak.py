@@ -77,6 +77,10 @@ class Resident:
         return held + self.receive_buffers + self.batch
 
 
+_NOTHING = Resident(0, 0, 0, 0, 0)
+"""Of a rank that is not used."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankMemory:
     """What a rank holds in its device's memory when it holds most, by part.
@@ -116,6 +120,9 @@ def rank_memories(
     found_of = holdings(costs, compiled, transfer_bytes, carried)
     found = []
     for rank, always in enumerate(resident(costs, compiled, transfer_bytes)):
+        if not compiled.rows[rank]:
+            found.append(RankMemory(always, 0, 0, costs.on_chip_bytes(rank)))
+            continue
         steps = walk(compiled, rank, found_of)
         most = max(steps, key=lambda step: step.during + step.workspace, default=Held(0, 0, 0, 0, 0, 0))
         buffers = always.receive_buffers + most.receive_buffers
@@ -134,7 +141,11 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
     batch = costs.num_steps_held * _batch_bytes(costs) + costs.found_bytes()
     ahead = prepared_bytes(costs, compiled) if costs.is_prepared else {}
     found = []
+    buffers_of: dict[tuple[int, ...], int] = {}  # by the stages of a rank
     for rank, row in enumerate(compiled.rows):
+        if not row:
+            found.append(_NOTHING)
+            continue
         stages = [stage for stage in costs.stages if rank in stage.ranks]
         parameters = costs.parameter_bytes(rank)
         state = costs.state_bytes(rank) if compiled.trains[rank] else 0
@@ -145,7 +156,11 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
             for number, stage in enumerate(costs.stages)
             if rank in stage.ranks and versions[number] > 1
         )
-        buffers = costs.book.profile.graph.buffer_bytes(index for stage in stages for index in layers_of(stage.runs))
+        own = tuple(map(id, stages))
+        if own not in buffers_of:
+            graph = costs.book.profile.graph
+            buffers_of[own] = graph.buffer_bytes(index for stage in stages for index in layers_of(stage.runs))
+        buffers = buffers_of[own]
         standing = round(sum(_standing_bytes(costs, stage, rank) for stage in stages))
         made = costs.num_steps_held * sum(size for (at, _, _), size in ahead.items() if at == rank)
         found.append(Resident(parameters + older, 0, state, buffers, standing, batch + made if row else 0))

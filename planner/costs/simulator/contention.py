@@ -60,7 +60,7 @@ class _Engine:
         self.digits = TICK_DIGITS if len(set(prices.wires)) < len(prices.wires) else None
         self.events: list[tuple[float, int, float]] = []
         # flows: what is left of them, since when, how fast, and the message or reduction that each is
-        self.speeds, self.active = Speeds(traffic), 0
+        self.speeds = Speeds(traffic)
         self.left, self.since, self.speed = [0.0] * num_flows, [0.0] * num_flows, [1.0] * num_flows
         self.ends, self.carries = [_NOT_YET] * num_flows, [_NOBODY] * num_flows
         # messages
@@ -266,7 +266,7 @@ class _Engine:
 
     def _change(self, flow: int, now: float) -> None:
         """A flow starts or ends: new speeds for all that it slowed, or let go."""
-        self.active, of_flows, of_ranks = self.speeds.toggled(self.active, flow)
+        of_flows, of_ranks = self.speeds.toggled(flow)
         left, since, speeds = self.left, self.since, self.speed
         for each, speed in of_flows:
             left[each] = max(0.0, left[each] - (now - since[each]) * speeds[each])

@@ -28,10 +28,9 @@ up; and that sums of gradients cost cores anything beside their members' waiting
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 
 import numpy as np
 
@@ -40,7 +39,6 @@ from planner.costs.simulator.next_step import NextStep, next_steps
 from planner.costs.simulator.program import CompiledProgram, TransferSlot
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import has_host_beside
-from planner.ir.cluster import Cluster
 from planner.ir.plan import Size
 from planner.ir.program import Program, num_joined
 from planner.ir.schedule import IN_PAIRS, Op
@@ -196,8 +194,8 @@ LEAST_RATE = 0.1
 
 _ROUNDING = 1e-9
 Ends = tuple[int, ...]
-Change = tuple[int, list[tuple[int, float]], list[tuple[int, float]]]
-"""A set of flows by its number, and what is new in it: (flow, speed) and (rank, rate of its computing)."""
+Change = tuple[list[tuple[int, float]], list[tuple[int, float]]]
+"""What is new: (flow, speed) and (rank, rate of its computing)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,19 +248,22 @@ class Traffic:
     def _fill(self, speeds: dict[int, float], loads: dict[int, list[int]], left: dict[int, float]) -> None:
         """All rates rise together; a flow stops at its own, or when a card that it passes is full."""
         flows = self.flows
-        waiting = {number for card in left for number in loads[card]}
+        open_on = {card: set(loads[card]) for card in left}
+        waiting = set().union(*open_on.values())
+        by_rate = sorted(((flows[number].bytes_per_s, number) for number in waiting), reverse=True)
         while waiting:
-            least, number = min((flows[number].bytes_per_s, number) for number in waiting)
-            open_on = {card: [n for n in loads[card] if n in waiting] for card in left}
-            shares = [(left[card] / len(numbers), card) for card, numbers in open_on.items() if numbers]
-            share, fullest = min(shares)
-            rate, stopped = (least, [number]) if least <= share else (share, open_on[fullest])
+            while by_rate[-1][1] not in waiting:
+                by_rate.pop()
+            least, number = by_rate[-1]
+            share, fullest = min((left[card] / len(numbers), card) for card, numbers in open_on.items() if numbers)
+            rate, stopped = (least, [number]) if least <= share else (share, sorted(open_on[fullest]))
             for each in stopped:
                 speeds[each] = min(1.0, rate / flows[each].bytes_per_s)
                 waiting.discard(each)
                 for card in flows[each].cards:
                     if card in left:
                         left[card] = max(0.0, left[card] - rate)
+                        open_on[card].discard(each)
 
     def rates(self, speeds: dict[int, float]) -> dict[int, float]:
         """Computing speeds of ranks that lose something to these flows, by rank."""
@@ -274,38 +275,60 @@ class Traffic:
 
 
 class Speeds:
-    """The speeds of flows and ranks, from one set of flows under way to the next; what changes is kept."""
+    """The speeds of flows and ranks while flows start and end.
 
-    __slots__ = ("_changes", "_numbers", "_sets", "traffic")
+    A start or an end changes the speeds of flows that share a card with it, or with one of these, and no others; what
+    it changes depends on the flows under way alone, and is worked out once for each set of them.
+    """
+
+    __slots__ = ("_active", "_at_rank", "_changes", "_on_card", "_rates", "_speeds", "traffic")
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
-        self._numbers: dict[tuple[int, ...], int] = {(): 0}
-        self._sets: list[tuple[tuple[int, ...], dict[int, float], dict[int, float]]] = [((), {}, {})]
+        self._active = 0  # a bit for each flow under way
+        self._speeds: dict[int, float] = {}
+        self._rates: dict[int, float] = {}
+        self._on_card: dict[int, set[int]] = {}
+        self._at_rank: dict[int, set[int]] = {}
         self._changes: dict[tuple[int, int], Change] = {}
 
-    def toggled(self, now: int, flow: int) -> Change:
-        """The set that comes of set ``now`` when ``flow`` starts, or ends if it is in it."""
-        found = self._changes.get((now, flow))
+    def toggled(self, flow: int) -> Change:
+        """What changes when ``flow`` starts, or ends if it is under way."""
+        key = self._active, flow
+        self._active ^= 1 << flow
+        if flow in self._speeds:
+            del self._speeds[flow]
+        for places, held in ((self.traffic.flows[flow].cards, self._on_card), self._ranks(flow)):
+            for place in places:
+                held.setdefault(place, set()).symmetric_difference_update((flow,))
+        found = self._changes.get(key)
         if found is None:
-            found = self._changes[now, flow] = self._toggled(now, flow)
+            found = self._changes[key] = self._change(flow)
+        of_flows, of_ranks = found
+        self._speeds.update(of_flows)
+        self._rates.update(of_ranks)
         return found
 
-    def _toggled(self, now: int, flow: int) -> Change:
-        active, speeds, rates = self._sets[now]
-        others = tuple(sorted({*active, flow} if flow not in active else {*active} - {flow}))
-        number = self._numbers.setdefault(others, len(self._sets))
-        if number == len(self._sets):
-            new = self.traffic.speeds(others)
-            self._sets.append((others, new, self.traffic.rates(new)))
-        _, new, slow = self._sets[number]
-        of_flows = [(each, speed) for each, speed in new.items() if speeds.get(each) != speed]
-        of_ranks = [
-            (rank, slow.get(rank, 1.0))
-            for rank in sorted({*rates, *slow})
-            if slow.get(rank, 1.0) != rates.get(rank, 1.0)
-        ]
-        return number, of_flows, of_ranks
+    def _ranks(self, flow: int) -> tuple[Ends, dict[int, set[int]]]:
+        return tuple(dict.fromkeys(rank for rank, _ in self.traffic.flows[flow].losses)), self._at_rank
+
+    def _change(self, flow: int) -> Change:
+        flows = self.traffic.flows
+        touched, cards, waiting = {flow} if self._active >> flow & 1 else set[int](), set[int](), [flow]
+        while waiting:
+            for card in flows[waiting.pop()].cards:
+                if card not in cards:
+                    cards.add(card)
+                    waiting += self._on_card[card] - touched
+                    touched |= self._on_card[card]
+        new = self.traffic.speeds(sorted(touched))
+        of_flows = [(each, speed) for each, speed in new.items() if self._speeds.get(each) != speed]
+        ranks = {rank for each in (flow, *(each for each, _ in of_flows)) for rank in self._ranks(each)[0]}
+        slow: dict[int, float] = {}
+        for rank in ranks:
+            here = {each: new.get(each, self._speeds.get(each, 1.0)) for each in sorted(self._at_rank[rank])}
+            slow[rank] = self.traffic.rates(here).get(rank, 1.0)
+        return of_flows, [(rank, slow[rank]) for rank in sorted(ranks) if slow[rank] != self._rates.get(rank, 1.0)]
 
 
 def traffic_of(
@@ -331,8 +354,7 @@ def traffic_of(
         ahead = bytes_ahead(slot, size, sizes) if slot.before else None
         flows.append(Flow(seconds, size / seconds, cards, _losses(network, slot, (size, ahead), seconds)))
     flows += _sums(compiled, costs, number_of)
-    capacities = _capacities(cluster, hosts)
-    traffic = Traffic(tuple(flows), capacities)
+    traffic = Traffic(tuple(flows), network.card_bytes_per_s)
     return traffic if _matters(compiled, traffic) else None
 
 
@@ -371,11 +393,6 @@ def _sums(compiled: CompiledProgram, costs: StageCosts, number_of: Sequence[int]
             continue
         bytes_per_s = 2 * (len(stage.ranks) - 1) / len(stage.ranks) * stage.own_bytes / whole_s
         yield Flow(waited_s, bytes_per_s, tuple(card for host in hosts for card in (2 * host, 2 * host + 1)))
-
-
-def _capacities(cluster: Cluster, hosts: Iterable[str]) -> tuple[float, ...]:
-    found = (cluster.nic_bytes_per_s(host) for host in hosts)
-    return tuple(capacity for each in found for capacity in (inf if each is None else each,) * 2)
 
 
 def _matters(compiled: CompiledProgram, traffic: Traffic) -> bool:

@@ -27,7 +27,7 @@ from planner.costs.communication.resharding import Crossing, crossing, exposed, 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.shards import MeasuredParts
 from planner.costs.shards.boxes import volumes
-from planner.costs.shards.device_mesh import axes_of, candidate_layouts, most_margin
+from planner.costs.shards.device_mesh import axes_of, candidate_layouts, factorisations, most_margin
 from planner.costs.shards.option import Option, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, output_of, producer
@@ -118,6 +118,11 @@ class LayoutPrices:
         samples = min(self.book.tables.largest_measured(kind) for kind in kinds)
         seconds = {kind: float(self.book.tables.columns(kind, samples)[:2].sum()) for kind in kinds}
         return tuple(1.0 / seconds[kind] if seconds[kind] > 0 else 1.0 for kind in kinds)
+
+    @property
+    def num_grids(self) -> int:
+        """Ways to lay the ranks out over what may be cut, and those that hold the same."""
+        return sum(1 for _ in factorisations(len(self.ranks), len(self._axes) + 1))
 
     def sized(self, index: int) -> SizedLayer:
         """Layer number ``index`` of the graph at this number of samples."""

@@ -251,6 +251,10 @@ class LayoutBook:
             found = self._prices[ranks, samples] = made
         return found
 
+    def forget_options(self) -> None:
+        """Lets the prices of single layers go, which many options make large; those of stages stay."""
+        self._prices.clear()
+
     def costs(
         self,
         ranks: tuple[int, ...],

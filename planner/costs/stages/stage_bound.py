@@ -17,7 +17,11 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, TiedParameter
 from planner.costs.memory.memory_bound import Cuts, Memory, Numbers, holder_of, may_bind
 from planner.costs.stages.gradient_overlap import least_reduction_s
+from planner.costs.stages.shared_times import MemberTimes, member_times
 from planner.costs.stages.stage_sums import Again
+
+_MANY_SAMPLES = 256
+"""More are not held against memory one by one."""
 
 Member = tuple[str, int, tuple[float, float]]
 """What tells members of a group apart: kind of device, memory limit, samples of a full micro-batch and of the last."""
@@ -132,6 +136,7 @@ class StageBound:
         if self.memory is not None:
             window = self.memory.window(first, last, num_microbatches)
         work = self.works.most(first, last) + always
+        longest_s = self.whole_backs.most(first, last) + back if self.sums_gradients else back
         return Stage(
             head=head + there,
             back=back_s + back,
@@ -140,19 +145,27 @@ class StageBound:
             adds=self.adds.least(first, last),
             work=work,
             all_work=work if self.all_works is self.works else self.all_works.most(first, last) + always,
-            tail=self._tail_s(first, last),
+            tail=self.tail_s(first, last, self.updates.most(first, last), longest_s),
             window=window,
         )
 
-    def _tail_s(self, first: Numbers, last: Numbers) -> Array:
-        update_s = self.updates.most(first, last)
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether several ranks have gradients of the same parameters."""
+        return len(self.ranks) > 1 and self.actions > 1
+
+    def largest_work_s(self, first: Numbers, last: Numbers) -> Array:
+        """What the slowest member computes from its first F to its last B (or I)."""
+        return self.works.most(first, last)
+
+    def tail_s(self, first: Numbers, last: Numbers, update_s: Array, back_s: Array) -> Array:
+        """Reduction and update, given what updates take at least, and what no rank's last backward exceeds."""
         num_bytes = np.maximum(self.parameter_bytes[last] - self.parameter_bytes[first], 0.0)
         if self.parted is not None:
             update_s = update_s + self.parted.seconds[first, last]
             num_bytes = np.maximum(num_bytes - self.parted.inside_bytes[first, last], 0.0)
-        if len(self.ranks) < 2 or self.actions < 2:
+        if not self.sums_gradients:
             return update_s
-        back_s = self.whole_backs.most(first, last) + self.exchange_backward[last] - self.exchange_backward[first]
         return update_s + least_reduction_s(self.book.profile.cluster, self.ranks, num_bytes, back_s, self.zero)
 
     def _slowest(self, first: Numbers, last: Numbers) -> tuple[Array, Array]:
@@ -228,6 +241,7 @@ class StageBounds:
     splits: bool
     received: Array | None = None
     _workspaces: dict[tuple[str, float, Again], Array] = field(init=False, default_factory=dict, repr=False)
+    _most: dict[object, Numbers | None] = field(init=False, default_factory=dict, repr=False)
 
     def of(self, ranks: tuple[int, ...], members: Sequence[Member], again: Again, zero: int) -> StageBound:
         """Of stages on ``ranks`` that compute activations ``again``; members that are alike once are enough.
@@ -277,6 +291,32 @@ class StageBounds:
             memory=self._memory(members, again, parts, zero),
             parted=self._parted(len(ranks), kinds, parts) if self.trains and tables.graph.tied else None,
         )
+
+    def member_times(self, kind: str, most: int, again: Again) -> MemberTimes:
+        """Of members of groups, each on ``kind`` with up to ``most`` samples; raises as :meth:`of`."""
+        return member_times(self.book, self.cuts, self.micro_batches, (kind, most, again), (self.trains, self.splits))
+
+    def most_samples(self, member: tuple[str, int], most: int, again: Again, parts: int, zero: int) -> Numbers | None:
+        """By first and last cut, how many of ``most`` samples fit on a member (kind, memory limit); None: always all.
+
+        One micro-batch is kept.
+        """
+        key = (member, most, again, parts, zero)
+        if key not in self._most:
+            self._most[key] = self._most_samples(*key)
+        return self._most[key]
+
+    def _most_samples(self, member: tuple[str, int], most: int, again: Again, parts: int, zero: int) -> Numbers | None:
+        kind, limit = member
+        if most > _MANY_SAMPLES or not may_bind(self.book, [(kind, most, limit)], len(self.micro_batches)):
+            return None
+        count = len(self.cuts.sums(np.zeros(len(self.book.profile.graph.layers))))
+        first, last = np.arange(count)[:, None], np.arange(count)[None, :]
+        found = np.zeros((count, count), dtype=np.int64)
+        for samples in range(1, most + 1):
+            memory = self._memory([(kind, limit, (samples, samples))], again, parts, zero)
+            found += True if memory is None else memory.window(first, last, 1) > 0
+        return found
 
     def _parted(self, num_ranks: int, kinds: Sequence[str], parts: int) -> Parted:
         """Of stages on so many ranks of some kinds, which divide the optimiser's state in ``parts``."""

@@ -19,7 +19,6 @@ work over all ranks.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,7 +36,7 @@ from planner.ir.box import Box, intersect, volume, whole
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, output_of, producer, value_name
-from planner.ir.plan import Block
+from planner.ir.plan import Block, status_of
 from planner.ir.problem import SPATIAL_DIMS, Problem
 from planner.layers import kind, over_sites
 from planner.layers.division import BlockReader, Division, LayerDivision, made_box
@@ -46,6 +45,7 @@ from planner.layers.tiling import block_faults
 from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.search import Outcome
+from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import Candidate, group_shares, micro_batches, pools
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.constraints import Constraints
@@ -76,39 +76,30 @@ def runs_in_blocks(problem: Problem) -> bool:
     return not any(traits(name).trains for name in schedule_names(problem))
 
 
-def with_blocks(evaluator: Evaluator, outcome: Outcome, time_limit_s: float) -> Outcome:
-    """``outcome`` of the search without blocks, continued; as it is where there can be none.
-
-    Args:
-        time_limit_s: for this part of the search.
-    """
+def with_blocks(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outcome:
+    """``outcome`` of the search without blocks, continued; as it is where there can be none."""
     problem = evaluator.problem
     if not runs_in_blocks(problem):
         return outcome
-    stops, best, num = time.monotonic() + time_limit_s, outcome.best, 0
+    best, num = outcome.best, 0
     bounds = [outcome.bound_s]
     for size in micro_batch_sizes(problem, evaluator.book):
         bounds.append(float(least_work_s(evaluator, size, NONE).sum()) / len(problem.ranks))
         for ranks in _groups(problem):
             for cuts in _grids(len(ranks), _space_of(problem)):
-                if time.monotonic() >= stops and best is not None:
+                if within.is_over and best is not None:
                     break
                 num += 1
                 found = _Parting(evaluator, ranks, cuts, size).best()
                 if found is not None:
                     best = better(best, found)
-    outcome = replace(outcome, bound_s=min(bounds), status=_status(outcome, best, min(bounds)))
+    outcome = replace(outcome, bound_s=min(bounds))
+    if best is not None:
+        outcome = replace(outcome, status=status_of(outcome.status, best.step_s, min(bounds), problem.gap))
     if best is None or best is outcome.best:
         return outcome
     num_candidates, by_num_stages = outcome.num_candidates + num, {**outcome.by_num_stages, 1: best}
     return replace(outcome, best=best, num_candidates=num_candidates, by_num_stages=by_num_stages)
-
-
-def _status(outcome: Outcome, best: Evaluation | None, bound_s: float) -> str:
-    """What was proven without blocks need not be so with them."""
-    if outcome.status != "proven" or best is None or bound_s >= best.step_s * (1 - 1e-9):
-        return outcome.status
-    return "within gap"
 
 
 def _groups(problem: Problem) -> list[tuple[int, ...]]:

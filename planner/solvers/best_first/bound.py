@@ -11,7 +11,6 @@ The device time that a step takes at least, however layers are cut: what work ov
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,8 +24,12 @@ from planner.solvers.best_first.device_groups import Counts, Devices, Option
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import Links
 from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.layouts.stage import NONE, WHOLE
+
+_NUMBERS_OF_A_STAGE = 40
+"""That are looked at for the labels of one stage, about."""
 
 SORTS = ("trip", "end", "total", "free")
 
@@ -71,28 +74,26 @@ class Continuation:
     free: Array
 
 
-class OutOfTimeError(Exception):
-    """The tables were not ready in time."""
-
-
 @dataclass(slots=True, eq=False)
 class Suffixes:
     """The DP's tables for one way to cut the batch; filled as they are asked for.
 
     Attributes:
         upper_s: steps from here on are of no interest.
-        ends_s: when to give up building tables, by ``time.monotonic``.
+        budget: for the tables; building them raises OutOfTimeError when it is over.
     """
 
     prices: Prices
     devices: Devices
     links: Links
     upper_s: float = float("inf")
-    ends_s: float = float("inf")
+    budget: Budget | None = None
     _capacity: _Capacity = field(init=False, repr=False)
     _known: dict[Counts, tuple[tuple[GroupChoice, ...], Array]] = field(init=False, default_factory=dict, repr=False)
     _timely: dict[int, Flags] = field(init=False, default_factory=dict, repr=False)
-    _continuations: dict[tuple[Counts, Counts], Continuation] = field(init=False, default_factory=dict, repr=False)
+    _continuations: dict[tuple[Counts, Counts, Counts], Continuation] = field(
+        init=False, default_factory=dict, repr=False
+    )
 
     def __post_init__(self) -> None:
         self._capacity = _Capacity.of(self.prices, self.devices)
@@ -113,8 +114,8 @@ class Suffixes:
             firsts = self._capacity.window(state, self.upper_s)
             labels = np.full((len(SORTS), len(choices), self.prices.cuts.num_slots), np.inf)
             for number, choice in enumerate(choices):
-                if time.monotonic() > self.ends_s:
-                    raise OutOfTimeError
+                if self.budget is not None:
+                    self.budget.require()
                 if len(firsts):
                     self._fill(labels[:, number], choice, firsts)
             found = self._known[state] = (choices, labels)
@@ -189,7 +190,7 @@ class Suffixes:
             found = self.prices.cuts.inside
             if np.isfinite(self.upper_s):
                 every = np.arange(len(found))
-                found = found & (group.prices.works.most(every[:, None], every[None, :]) <= self.upper_s)
+                found = found & (group.largest_work_s(every[:, None], every[None, :]) <= self.upper_s)
             self._timely[key] = found
         return found
 
@@ -199,6 +200,8 @@ class Suffixes:
         first, last = self.pairs(choice, firsts)
         if not len(first):
             return
+        if self.budget is not None:
+            self.budget.spend(_NUMBERS_OF_A_STAGE * NUMBER_S * len(first))
         _, found = self.stages(choice, first, last)
         possible = found.free <= self.upper_s
         first, last = first[possible], last[possible]
@@ -213,7 +216,7 @@ class Suffixes:
         labels[:, slots[starts]] = np.minimum.reduceat(stacked, starts, axis=1)
 
     def _continuation(self, choice: GroupChoice) -> Continuation:
-        key = (choice.option.left, choice.option.renamed)
+        key = (choice.option.left, choice.option.renamed, choice.group.shares)
         found = self._continuations.get(key)
         if found is None:
             found = self._continuations[key] = self._best_after(choice)

@@ -15,7 +15,7 @@ whole; ``Devices.restrictions`` says so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, permutations, product
@@ -193,15 +193,16 @@ class Devices:
 def member_orders(pools: tuple[Pool, ...], counts: Counts) -> tuple[tuple[int, ...], ...]:
     """The orders in which a group's members may share a micro-batch: the pool of each member.
 
-    Kinds follow one another; within a kind the pool with more members comes first, and pools with equally many in any
-    order (which of them is which is not known before the whole pipeline is), or, if these orders are many, in one.
-    The first order is that by the pools' numbers.
+    Kinds follow one another, within a kind those with more memory first; of what is alike in both the pool with more
+    members comes first, and pools with equally many in any order (which of them is which is not known before the whole
+    pipeline is), or, if these orders are many, in one.  The first order is that by the pools' numbers.
     """
     kinds = list(dict.fromkeys(pool.kind for pool in pools))
+    alike = [(kinds.index(pool.kind), -pool.memory_limit_bytes, -pool.on_chip_bytes) for pool in pools]
     blocks: list[list[int]] = []
-    keys: list[tuple[int, int]] = []
-    for number in sorted(range(len(counts)), key=lambda n: (kinds.index(pools[n].kind), -counts[n], n)):
-        key = (kinds.index(pools[number].kind), counts[number])
+    keys: list[tuple[tuple[int, int, int], int]] = []
+    for number in sorted(range(len(counts)), key=lambda n: (alike[n], -counts[n], n)):
+        key = (alike[number], counts[number])
         if counts[number] and keys and keys[-1] == key:
             blocks[-1].append(number)
         elif counts[number]:
@@ -223,9 +224,22 @@ def first_ranks(pools: tuple[Pool, ...], members: tuple[int, ...]) -> tuple[int,
     return tuple(found)
 
 
+def ranks_apart(pools: tuple[Pool, ...], stages: Iterable[Counts]) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each stage: the first of each pool that no stage before has."""
+    used = Counter[int]()
+    found = []
+    for counts in stages:
+        ranks = []
+        for number in member_orders(pools, counts)[0]:
+            ranks.append(pools[number].ranks[used[number]])
+            used[number] += 1
+        found.append(tuple(ranks))
+    return tuple(found)
+
+
 def orders_known(pools: tuple[Pool, ...], counts: Counts) -> bool:
     """Whether :func:`member_orders` gives all orders."""
-    alike = Counter((pool.kind, count) for pool, count in zip(pools, counts, strict=True) if count)
+    alike = Counter((*pool.sort, count) for pool, count in zip(pools, counts, strict=True) if count)
     return prod(factorial(number) for number in alike.values()) <= FEW_ORDERS
 
 

@@ -133,8 +133,8 @@ class Cuts:
                 total[2] += value.has_gradient
         return tuple(Handed(*pair, there, back, count > 0) for pair, (there, back, count) in sorted(found.items()))
 
-    def disorder(self, first: int, cut: int, lasts: Numbers) -> Flags:
-        """Which stages from ``cut`` to ``lasts`` should come before the one from ``first`` to ``cut``.
+    def disorder(self, first: int | Numbers, cut: int, lasts: Numbers) -> Flags:
+        """Elementwise, which stages from ``cut`` to ``lasts`` should come before the one from ``first`` to ``cut``.
 
         Stages that do not depend on one another may come in any order: that of their depth is the one looked at.
         """
@@ -161,15 +161,16 @@ class Cuts:
         return tuple((len(chain) - 1 - counted).astype(np.int64).tolist())
 
 
-def cuts_of(book: PriceBook, most: int = MANY_IDEALS, parts_ties: bool = True) -> Cuts:
+def cuts_of(book: PriceBook, most: int = MANY_IDEALS, parts_ties: bool = True, parts_free: bool = False) -> Cuts:
     """The places to cut that are worth trying.
 
     Args:
         parts_ties: whether layers that share a parameter may be in several stages.
+        parts_free: also next to layers that cost nothing, where stages may have to be as many as layers.
     """
     graph = book.profile.graph
     reads = _reads(graph)
-    blocks = _blocks(len(graph.layers), _followers(graph, _free_layers(book)))
+    blocks = _blocks(len(graph.layers), {} if parts_free else _followers(graph, _free_layers(book)))
     ties = [] if parts_ties else [sum(1 << layer for layer in layers) for layers in graph.tied_layers().values()]
     found = _all_ideals(reads, blocks, most)
     complete = found is not None
@@ -339,12 +340,10 @@ def _forbid_disorder(cuts: Cuts) -> None:
     for cut in range(1, cuts.last):
         lasts = np.flatnonzero(cuts.inside[cut])
         sort_of = cuts.content[cut, lasts]
-        for first in np.flatnonzero(cuts.inside[:, cut]):
-            wrong = cuts.disorder(int(first), cut, lasts)
-            if wrong.any():
-                for sort in np.unique(sort_of[wrong]):
-                    if wrong[sort_of == sort].all():
-                        cuts.column[sort, first, cut] = -1
+        firsts = np.flatnonzero(cuts.inside[:, cut])
+        wrong = cuts.disorder(firsts[:, None], cut, lasts)
+        for sort in np.unique(sort_of):
+            cuts.column[sort, firsts[wrong[:, sort_of == sort].all(axis=1)], cut] = -1
 
 
 def _depths(reads: list[int]) -> Array:

@@ -6,9 +6,10 @@ The objective memory: the least limit on every device under which some plan fits
 from __future__ import annotations
 
 import contextlib
-import time
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 
@@ -16,26 +17,33 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.ir.constraints import format_rule
-from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
+from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
 from planner.ir.problem import ALWAYS, AUTO, MICRO, NEVER, SELECTIVE, THROUGHPUT, Problem
 from planner.layers.stage_rules import why_gradients_stay_whole
-from planner.schedules import traits
+from planner.schedules import positions, traits
 from planner.solvers.best_first.bound import GroupChoice
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.prefixes import Frontier, Prefix
 from planner.solvers.best_first.search import BestFirstSearch
-from planner.solvers.best_first.warm_start import Start, spaces
+from planner.solvers.best_first.virtual_pipelines import Family
+from planner.solvers.best_first.warm_start import Start, all_families, spaces
+from planner.solvers.budget import NUMBER_S, Budget, part_of_current
+from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import infeasible, size_text
-from planner.solvers.candidates.feasibility import sees_whole_batch
+from planner.solvers.candidates.feasibility import mixing_text, sees_whole_batch
 
 _QUICKLY_S = 5.0
+_FEW = 5  # pipelines of several stages a position
+_SIMPLER = ["a schedule of one stage a device, such as --schedule 1f1b"]
 
 
 def no_plan_fits(evaluator: Evaluator) -> HalopipeError:
     """The error for a problem of which no plan fits."""
     closest = leanest(evaluator)
+    if closest is None and not evaluator.schedules and (why := why_no_families(evaluator)):
+        return InfeasibleError("no pipeline of several stages a device", why, _SIMPLER)
     rules = (*evaluator.problem.fix, *evaluator.problem.forbid)
     if closest is None and rules:
         return InfeasibleError(
@@ -58,7 +66,7 @@ def leanest(evaluator: Evaluator) -> Evaluation | None:
     best: Evaluation | None = None
     for frontier in spaces(evaluator):
         for schedule in frontier.suffixes.prices.freedom.schedules:
-            if best is not None and time.monotonic() > evaluator.stops:
+            if best is not None and evaluator.budget.is_over:
                 return best
             prefix = Leanest(frontier, schedule).prefix()
             if prefix is None:
@@ -71,7 +79,56 @@ def leanest(evaluator: Evaluator) -> Evaluation | None:
             found = evaluator.evaluate(candidate)
             if best is None or evaluator.excess(found) < evaluator.excess(best):
                 best = found
+    for candidate in leanest_virtual(evaluator):
+        if best is not None and not evaluator.has_time_for(candidate):
+            break
+        with contextlib.suppress(MissingMeasurementError, IllegalProgramError):
+            found = evaluator.evaluate(candidate)
+            if best is None or evaluator.excess(found) < evaluator.excess(best):
+                best = found
     return best
+
+
+def leanest_virtual(evaluator: Evaluator) -> Iterator[Candidate]:
+    """Of pipelines of several stages a position, a few whose fullest stage is least full."""
+    every: list[tuple[float, int, Family, list[int]]] = []
+    for member in chain.from_iterable(each.members() for each in all_families(evaluator)):
+        if every and evaluator.budget.is_over:
+            break
+        fullness, cuts = member.leanest()
+        evaluator.budget.spend(NUMBER_S * len(member.where) * member.stage_prices.prices.cuts.inside.size)
+        if cuts is not None:
+            every.append((fullness, len(every), member, cuts))
+    for _, _, member, cuts in heapq.nsmallest(_FEW, every):
+        candidate = member.candidate(cuts)
+        if not evaluator.unmet(candidate):
+            yield candidate
+
+
+def why_no_families(evaluator: Evaluator) -> list[str]:
+    """Why there is no pipeline of several stages a position, by schedule; empty if that is not the reason."""
+    reasons: dict[str, None] = {}
+    for each in all_families(evaluator):
+        name, prices, known = each.schedule, each.stage_prices.prices, traits(each.schedule)
+        problem, cuts = prices.problem, prices.cuts
+        most = min(cuts.last, problem.max_stages or cuts.last)
+        ways = known.stages_per_position or 1
+        fewest = min((len(positions(name, len(groups), ways)) for groups in each.sequences), default=0)
+        mixing = mixing_text(problem.profile.graph) if known.bidirectional else ""
+        if mixing:
+            reasons[f"{name}: every stage is on two devices, which share its samples, and {mixing}"] = None
+        elif not each.sequences:
+            why = "stages may not be cut along samples" if len(problem.ranks) > 1 else "1 may be used"
+            reasons[f"{name}: every stage is on two devices, and {why}"] = None
+        elif fewest > most:
+            asked = f"at most {most} were asked for" if most < cuts.last else f"the network can be cut into {most}"
+            reasons[f"{name}: {fewest} stages are the fewest, and {asked}"] = None
+        elif next(each.members(), None) is not None:
+            return []
+        elif any(prices.versions(tuple(int(own is pool) for own in prices.pools)) for pool in prices.pools):
+            text = f"in micro-batches of {', '.join(map(str, sorted(set(prices.micro_batches))))}"
+            reasons[f"{name}: {text} not every device of a stage has a sample"] = None
+    return list(reasons)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,9 +210,9 @@ def _would_fit(evaluator: Evaluator) -> Iterator[str]:
     }
     for group in (restrictions, {words: other for words, other in means.items() if other is not None}):
         for words, other in group.items():
-            left_s = min(_QUICKLY_S / len(group), evaluator.stops - time.monotonic())
-            with contextlib.suppress(InfeasibleError, MissingMeasurementError):  # it has no plan at all
-                found = any_fit(other, left_s) if left_s > 0 else None
+            within = evaluator.budget.part(_QUICKLY_S / len(group))
+            with contextlib.suppress(HalopipeError):  # it has no plan at all, or is no problem
+                found = None if within.is_over else any_fit(other, within)
                 if found is not None:
                     yield f"{words}: {_shown(found)}"
                     if group is restrictions:
@@ -170,14 +227,14 @@ def _shown(found: Evaluation) -> str:
     )
 
 
-def any_fit(problem: Problem, time_limit_s: float = _QUICKLY_S) -> Evaluation | None:
-    """Some plan that fits, if one is found in that time."""
-    evaluator = Evaluator(replace(problem, time_limit_s=time_limit_s), PriceBook(problem.profile))
+def any_fit(problem: Problem, within: Budget) -> Evaluation | None:
+    """Some plan that fits, if one is found within the budget."""
+    evaluator = Evaluator(replace(problem, time_limit_s=within.limit_s), PriceBook(problem.profile), within=within)
     return BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items).best
 
 
 _PRECISION = 1e-3
-_SHARE_OF_TIME = 0.5  # the rest is for the fastest plan under the limit
+_SHARE_OF_WORK = 0.5  # the rest is for the fastest plan under the limit
 
 
 def least_memory(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
@@ -185,17 +242,17 @@ def least_memory(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
 
     Returns the problem as it is, without words, if no plan was found: the search that follows says why.
     """
-    asked = replace(problem, objective=THROUGHPUT)
+    asked, budget = replace(problem, objective=THROUGHPUT), part_of_current(problem.time_limit_s)
     best = leanest(Evaluator(asked, PriceBook(problem.profile)))
     if best is None or not best.fits:
-        best, _ = _fitting(asked, problem.memory_bytes, problem.time_limit_s)
+        best, _ = _fitting(asked, problem.memory_bytes, budget)
     if best is None:
         return asked, ()
     least, most = 0, best.peak_bytes
-    ends_s = time.monotonic() + _SHARE_OF_TIME * problem.time_limit_s
-    while most - least > max(1, _PRECISION * most) and time.monotonic() < ends_s:
+    within = budget.part(_SHARE_OF_WORK * budget.limit_s)
+    while most - least > max(1, _PRECISION * most) and not within.is_over:
         middle = (least + most) // 2
-        found, nothing_fits = _fitting(asked, middle, ends_s - time.monotonic())
+        found, nothing_fits = _fitting(asked, middle, within)
         if found is not None:
             most = found.peak_bytes
         elif nothing_fits:
@@ -205,12 +262,12 @@ def least_memory(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     said = (
         f"memory: no plan holds less than {size_text(least)}" if least else "memory: no lower bound was found in time"
     )
-    return replace(asked, memory_bytes=most, time_limit_s=problem.time_limit_s * (1 - _SHARE_OF_TIME)), (said,)
+    return replace(asked, memory_bytes=most, time_limit_s=problem.time_limit_s * (1 - _SHARE_OF_WORK)), (said,)
 
 
-def _fitting(problem: Problem, memory_bytes: int, time_limit_s: float) -> tuple[Evaluation | None, bool]:
+def _fitting(problem: Problem, memory_bytes: int, within: Budget) -> tuple[Evaluation | None, bool]:
     """A plan under the limit, the leanest that comes soon; and whether there is certainly none."""
-    limited = replace(problem, memory_bytes=memory_bytes, time_limit_s=max(0.0, time_limit_s))
-    evaluator = Evaluator(limited, PriceBook(problem.profile))
+    limited = replace(problem, memory_bytes=memory_bytes, time_limit_s=within.left_s)
+    evaluator = Evaluator(limited, PriceBook(problem.profile), within=within)
     outcome = BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items)
     return outcome.best, outcome.best is None and outcome.status == "proven"

@@ -45,13 +45,23 @@ from planner.ir.layout import samples_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
 from planner.layers import kind
 from planner.layers.boundary import without_gradient
+from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import Pool, group_shares, micro_batches
 from planner.solvers.candidates.constraints import Constraints, Flags
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import may_stream, mixing_layers, usable
 from planner.solvers.layouts.factor_graph import LabelledGraph
-from planner.solvers.layouts.stage import NONE, WHOLE, Options, Question, labelled_graph, options_of
-from planner.solvers.layouts.variable_elimination import all_spans, eliminate
+from planner.solvers.layouts.stage import (
+    NONE,
+    WHOLE,
+    Options,
+    Question,
+    labelled_graph,
+    most_options,
+    options_of,
+    simplest,
+)
+from planner.solvers.layouts.variable_elimination import LARGEST_TABLE, all_spans, eliminate, spans_table
 
 MOST_STATES = 30_000
 """Cuts x free devices x groups that the DP looks at; beyond it only work over capacity bounds."""
@@ -70,6 +80,7 @@ class GroupTable:
         shares: samples of each rank of a stage cut along samples alone.
         options: of each layer; empty on one rank.
         graph: of all layers, a step.
+        is_restricted: whether layers have options that were not looked at: then nothing here is a bound.
     """
 
     ranks: tuple[int, ...]
@@ -79,6 +90,7 @@ class GroupTable:
     by_samples_s: Array
     options: tuple[Options, ...]
     graph: LabelledGraph | None
+    is_restricted: bool = False
 
     def layouts(self, first: int, last: int) -> dict[int, Option]:
         """The layouts of least ``step_s``, by layer; empty where samples alone are as good."""
@@ -96,12 +108,16 @@ class TableMaker:
 
     Attributes:
         backward: which backward passes the schedules that may be used have (``Question.backward``).
+        budget: for the tables of this size.
+        work_s: what the options of one group may take to be priced.
     """
 
     evaluator: Evaluator
     constraints: Constraints
     size: int
     backward: str
+    budget: Budget
+    work_s: float
 
     @property
     def problem(self) -> Problem:
@@ -123,6 +139,7 @@ class TableMaker:
 
         Raises:
             MemoryError: the network is too far from a chain.
+            OutOfTimeError: the budget is over.
         """
         count = len(self.problem.profile.graph.layers)
         try:
@@ -133,24 +150,29 @@ class TableMaker:
         step_s, once_s = np.where(plain, step_s, np.inf), np.where(plain, once_s, np.inf)
         plain_s = step_s
         options: tuple[Options, ...] = ()
-        graph = None
+        graph, is_restricted = None, False
         if len(ranks) > 1:
             try:
                 prices = self.evaluator.layouts.prices(ranks, self.size)
-                options = self._options(prices)
-                if all(options):
+                most = most_options(prices, self.work_s)
+                options = simplest(self._options(prices), most) if most else ()
+                is_restricted = not most or any(len(prices.options(index)) > most for index in range(count))
+                if options and all(options):
+                    edges = prices.edges(tuple(range(count)))
+                    if spans_table([len(each) for each in options], edges) > LARGEST_TABLE:
+                        raise MemoryError("the network is too far from a chain")
                     graph = self._graph(prices, options)
                     laid_out = self._allowed(ranks, None)
-                    spans_s = all_spans(graph)
+                    spans_s = all_spans(graph, self.budget)
                     step_s = np.minimum(step_s, np.where(laid_out, spans_s, np.inf))
-                    spans_s = all_spans(self._once(prices, options))
+                    spans_s = all_spans(self._once(prices, options), self.budget)
                     once_s = np.minimum(once_s, np.where(laid_out, spans_s, np.inf))
             except MissingMeasurementError:
                 graph = None
         if not np.isfinite(step_s[0, 1:]).any() and not np.isfinite(np.diagonal(step_s, 1)).any():
             return None
         shares = group_shares(self.problem, self.evaluator.book, ranks, self.size)
-        return GroupTable(ranks, shares, step_s, once_s, plain_s, options, graph)
+        return GroupTable(ranks, shares, step_s, once_s, plain_s, options, graph, is_restricted)
 
     def _allowed(self, ranks: tuple[int, ...], ways: Ways | None) -> Flags:
         """``[first, last]``: the stages on a group like ``ranks`` that side constraints allow.
@@ -176,12 +198,12 @@ class TableMaker:
     def _graph(self, prices: LayoutPrices, options: tuple[Options, ...]) -> LabelledGraph:
         """A step of all layers: full micro-batches, then the rest of the batch at its own price."""
         layers = tuple(range(len(prices.layers)))
-        full = labelled_graph(prices, Question(layers, self.num_full, backward=self.backward), options)
+        full = labelled_graph(prices, Question(layers, self.num_full, backward=self.backward), options, self.budget)
         if not self.rest:
             return full
         smaller = self.evaluator.layouts.prices(prices.ranks, self.rest)
         asked = Question(layers, 1, backward=self.backward, once_a_step=False)
-        rest = labelled_graph(smaller, asked, options)
+        rest = labelled_graph(smaller, asked, options, self.budget)
         nodes = []
         for index, each in enumerate(options):
             table = smaller.layer(index, each)
@@ -194,7 +216,8 @@ class TableMaker:
 
     def _once(self, prices: LayoutPrices, options: tuple[Options, ...]) -> LabelledGraph:
         layers = tuple(range(len(prices.layers)))
-        return labelled_graph(prices, Question(layers, 1, backward=self.backward, once_a_step=False), options)
+        asked = Question(layers, 1, backward=self.backward, once_a_step=False)
+        return labelled_graph(prices, asked, options, self.budget)
 
     def _by_samples(self, ranks: tuple[int, ...]) -> tuple[Array, Array]:
         """(a step, one F and B) of stages cut along samples alone, or of one rank; infinity where there are none."""

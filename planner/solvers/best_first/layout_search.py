@@ -20,7 +20,6 @@ From stages to plans: each layer of a stage gets the layout that is best for the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -28,7 +27,7 @@ from itertools import chain
 from planner.costs.shards.option import Option
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.plan import Rejected
+from planner.ir.plan import TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
 from planner.layers.recomputed import cores_by_index
@@ -46,6 +45,7 @@ from planner.solvers.best_first.layout_bound import (
     num_states,
 )
 from planner.solvers.best_first.search import Outcome
+from planner.solvers.budget import Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import Candidate, Pool, micro_batches, pools, program_of, with_options
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.constraints import Constraints
@@ -60,7 +60,20 @@ from planner.solvers.candidates.feasibility import (
     schedule_names,
     uncut,
 )
-from planner.solvers.layouts.stage import LEAST, NONE, WHOLE, Options, Question, best_layouts, options_of
+from planner.solvers.layouts.stage import (
+    LEAST,
+    NONE,
+    WHOLE,
+    Options,
+    Question,
+    best_layouts,
+    most_options,
+    options_of,
+    simplest,
+)
+
+_SHARE_OF_TABLES, _MOST_OF_TABLES = 0.25, 0.8
+"""Of the budget, for the options of all layers on one group of ranks: at first, and of what is left at last."""
 
 MOST_CHAINS = 300
 """Pipelines that are simulated for one size of the micro-batch."""
@@ -74,15 +87,11 @@ def beyond_samples(problem: Problem) -> bool:
     return asked and not over_sites(problem.profile.graph)
 
 
-def with_layouts(evaluator: Evaluator, outcome: Outcome, time_limit_s: float) -> Outcome:
-    """``outcome`` of the search over samples, continued over layouts; as it is where samples alone may be cut.
-
-    Args:
-        time_limit_s: for this part of the search.
-    """
+def with_layouts(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outcome:
+    """``outcome`` of the search over samples, continued over layouts; as it is where samples alone may be cut."""
     if not beyond_samples(evaluator.problem):
         return outcome
-    return _Search(evaluator, outcome, time.monotonic() + time_limit_s).run()
+    return _Search(evaluator, outcome, within).run()
 
 
 def left_out(problem: Problem) -> tuple[Rejected, ...]:
@@ -105,21 +114,22 @@ class _Search:
     """The search's state.
 
     Attributes:
-        stops: when to end, by ``time.monotonic``.
-        is_cut_short: whether anything was left out for want of time.
+        is_cut_short, is_restricted: whether anything was left out for want of time; of it, layouts of layers.
     """
 
     evaluator: Evaluator
     outcome: Outcome
-    stops: float
+    budget: Budget
     plans: LayoutPlans = field(init=False)
     best: Evaluation | None = field(init=False)
     by_num_stages: dict[int, Evaluation] = field(init=False)
     num_candidates: int = field(init=False, default=0)
     is_cut_short: bool = field(init=False, default=False)
+    is_restricted: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self.plans = LayoutPlans(self.evaluator, Constraints.of(self.evaluator.problem), self.stops)
+        work_s = _SHARE_OF_TABLES * self.budget.left_s
+        self.plans = LayoutPlans(self.evaluator, Constraints.of(self.evaluator.problem), self.budget, work_s)
         self.best = self.outcome.best
         self.by_num_stages = dict(self.outcome.by_num_stages)
 
@@ -134,8 +144,11 @@ class _Search:
         stopped = False
         try:
             self._refine()
-            for size, work_s in sorted(works.items(), key=lambda item: item[1]):
-                bounds[size] = self._bound_of_size(size, work_s)
+            for number, (size, work_s) in enumerate(sorted(works.items(), key=lambda item: item[1])):
+                own = self.budget.part(self.budget.left_s / (len(works) - number))
+                bounds[size] = self._bound_of_size(size, work_s, own)
+                self.evaluator.layouts.forget_options()
+            self._refine_further()
         except KeyboardInterrupt:
             if self.best is None:
                 raise
@@ -159,25 +172,39 @@ class _Search:
                 return
             self._take(self.plans.refined(candidate))
 
-    def _bound_of_size(self, size: int, work_s: float) -> float:
+    def _refine_further(self) -> None:
+        """The best pipeline with the best layouts again, among more of them where some were left out."""
+        work_s = _MOST_OF_TABLES * self.budget.left_s
+        if self.is_restricted and self.best is not None and work_s > self.plans.options_work_s:
+            self.plans = replace(self.plans, options_work_s=work_s)
+            self._take(self.plans.refined(self.best.candidate))
+
+    def _bound_of_size(self, size: int, work_s: float, within: Budget) -> float:
         """Looks at the chains of one size of the micro-batch: no plan of it is faster than what is returned."""
         if work_s >= self.upper_s or self._is_late():
             return work_s
         problem = self.evaluator.problem
         found_pools = pools(problem, self.plans.constraints)
         positions = cut_positions(problem.profile.graph, parts_ties=False)
-        maker = TableMaker(self.evaluator, self.plans.constraints, size, self.plans.backward)
+        maker = TableMaker(
+            self.evaluator, self.plans.constraints, size, self.plans.backward, within, self.plans.options_work_s
+        )
         few = num_states(found_pools, positions) <= MOST_STATES
-        alone = [problem.ranks] if few else [problem.ranks, *(pool.ranks for pool in found_pools)]
+        alike = {pool.shape: pool.ranks for pool in reversed(found_pools)}
+        alone = [problem.ranks] if few else [problem.ranks, *alike.values()]
         try:
             alone_s = min(self._one_stage(maker, ranks) for ranks in alone) if len(found_pools) > 1 or not few else _FAR
             chains = self._chains(maker, found_pools, positions) if few else None
-        except MemoryError:
+        except (MemoryError, OutOfTimeError):
             chains = None
         if chains is None:
             self.is_cut_short = True
             return work_s
-        return max(work_s, min(alone_s, self._look_at(maker, chains), self._wanted_s))
+        looked_at_s = self._look_at(maker, chains)
+        if any(table is not None and table.is_restricted for table in chains.tables.values()):
+            self.is_restricted = self.is_cut_short = True
+            return work_s
+        return max(work_s, min(alone_s, looked_at_s, self._wanted_s))
 
     def _one_stage(self, maker: TableMaker, ranks: tuple[int, ...]) -> float:
         """Looks at one stage on ``ranks``: the least that it takes."""
@@ -188,6 +215,9 @@ class _Search:
         chain = Chain(float(table.step_s[0, last]), ((0, last, ranks, table),))
         if chain.bound_s < self.upper_s:
             self._simulate(maker, chain)
+        if table.is_restricted:
+            self.is_restricted = self.is_cut_short = True
+            return 0.0
         return chain.bound_s
 
     def _chains(self, maker: TableMaker, found_pools: tuple[Pool, ...], positions: tuple[int, ...]) -> Chains | None:
@@ -234,7 +264,7 @@ class _Search:
             self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
 
     def _is_late(self) -> bool:
-        late = time.monotonic() >= self.stops
+        late = self.budget.is_over
         self.is_cut_short = self.is_cut_short or late
         return late
 
@@ -246,16 +276,19 @@ class _Search:
             num_candidates=self.outcome.num_candidates + self.num_candidates,
             by_num_stages=self.by_num_stages,
         )
+        if self.is_restricted:
+            why = "there are too many for the time and the memory of this search; those of few axes were"
+            found = replace(found, rejected=(Rejected("some layouts of layers", why),))
         if stopped or self.outcome.status == "stopped":
             return replace(found, status="stopped")
-        if self.best is None or bound_s >= self.best.step_s * (1 - 2 * ROUNDING):
+        if self.best is None:
             return replace(found, status="proven")
-        cut_short = self.is_cut_short or self.outcome.status == "time limit"
-        return replace(found, status="time limit" if cut_short and bound_s < self.upper_s else "within gap")
+        ended = TIME_LIMIT if self.is_cut_short else self.outcome.status
+        return replace(found, status=status_of(ended, self.best.step_s, bound_s, self.evaluator.problem.gap))
 
 
 _FITTINGS = 4  # attempts at layouts within the memory of a pipeline
-_FITTING_S = 5.0  # seconds for the layouts of one stage
+_FITTING_S = 5.0  # of work for the layouts of one stage
 
 Layouts = dict[int, Option]
 """By layer."""
@@ -266,12 +299,13 @@ class LayoutPlans:
     """Makes and simulates plans with layouts, as far as side constraints allow them.
 
     Attributes:
-        stops: when to end, by ``time.monotonic``.
+        options_work_s: what the options of one group may take to be priced (``layouts.stage.most_options``).
     """
 
     evaluator: Evaluator
     constraints: Constraints
-    stops: float
+    budget: Budget
+    options_work_s: float
 
     @property
     def backward(self) -> str:
@@ -387,11 +421,14 @@ class LayoutPlans:
             backward=self.backward,
             recomputed=frozenset(cores) if candidate.recomputes_cores(stage) else frozenset(),
         )
-        options = self._options(layers, options_of(prices, question))
-        if not all(options):
+        most = most_options(prices, self.options_work_s)
+        options = simplest(self._options(layers, options_of(prices, question)), most) if most else ()
+        if not options or not all(options):
             return {}
-        left_s = min(_FITTING_S, max(0.1, self.stops - time.monotonic()))
-        return dict(best_layouts(prices, question, left_s, options=options).chosen)
+        try:
+            return dict(best_layouts(prices, question, self.budget.part(_FITTING_S), options).chosen)
+        except OutOfTimeError:
+            return {}
 
     def _options(self, layers: tuple[int, ...], options: tuple[Options, ...]) -> tuple[Options, ...]:
         """Those that side constraints allow."""

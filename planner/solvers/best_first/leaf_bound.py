@@ -123,6 +123,10 @@ class Leaves:
             for number in np.flatnonzero(bound < upper_s):
                 yield Leaf(float(bound[number]), self, int(numbers[number]), schedule, windows)
 
+    def at_least_s(self, schedule: str, windows: tuple[int, ...], num_microbatches: int) -> Array:
+        """By pipeline, what it takes at least under a schedule with these windows."""
+        return self._bound(schedule, windows, num_microbatches, np.arange(len(self)))
+
     def _windows_of(self, schedules: Collection[str], num_microbatches: int) -> set[tuple[int, ...]]:
         """The windows of schedules that have fixed ones, where each stage reads from the one before."""
         num_stages = len(self.heads)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -10,14 +9,11 @@ import numpy as np
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.stage_bound import Stage
 from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes
-from planner.solvers.best_first.device_groups import Counts, member_orders
+from planner.solvers.best_first.device_groups import Counts, ranks_apart
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import Handover
-from planner.solvers.best_first.priced_groups import Group
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Recomputes,
-)
+from planner.solvers.best_first.priced_groups import Group, Version
+from planner.solvers.candidates.candidate import Candidate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,19 +180,10 @@ class Frontier:
     def candidate(self, prefix: Prefix, schedule: str) -> Candidate:
         """The complete pipeline with its ranks: the first free ones of each pool."""
         prices = self.suffixes.prices
-        groups = []
-        taken = Counter[int]()
-        for counts in self._hosts(prefix):
-            members = member_orders(prices.pools, counts)[0]
-            ranks = []
-            for number in members:
-                ranks.append(prices.pools[number].ranks[taken[number]])
-                taken[number] += 1
-            groups.append(tuple(ranks))
         recompute = tuple(choice.group.recompute for choice in prefix.choices)
         return Candidate(
             prices.cuts.stage_of(prefix.cuts),
-            tuple(groups),
+            ranks_apart(prices.pools, self._hosts(prefix)),
             tuple(choice.group.shares for choice in prefix.choices),
             prices.micro_batches,
             schedule,
@@ -227,7 +214,7 @@ class Frontier:
             names = tuple(names[place] for place in choice.option.order)
         return names
 
-    def _version(self, counts: Counts, version: tuple[Recomputes, bool]) -> Group:
+    def _version(self, counts: Counts, version: Version) -> Group:
         return next(g for g in self.suffixes.prices.versions(counts) if g.version == version)
 
     def _renamed(self, choice: GroupChoice) -> Group:

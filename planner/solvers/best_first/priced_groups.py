@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -10,6 +12,8 @@ import numpy as np
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
+from planner.costs.stages.shared_bound import SharedBound
+from planner.costs.stages.shared_times import GroupTimes, MemberTimes
 from planner.costs.stages.stage_bound import Stage, StageBound, StageBounds
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import parts_of, samples_of
@@ -19,10 +23,23 @@ from planner.layers.recomputed import cores_by_index
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Cuts, Flags, Numbers
 from planner.solvers.best_first.search_space import Freedom
-from planner.solvers.candidates.candidate import Pool, Recomputes, again_of, group_shares, site_shares
+from planner.solvers.candidates.candidate import (
+    Pool,
+    Recomputes,
+    again_of,
+    all_shares,
+    group_shares,
+    site_shares,
+)
 from planner.solvers.candidates.feasibility import usable
 
 _ROUNDING = 1e-9
+
+_FEW_SHARES, _SOME_CUTS = 3, 12
+"""Of too many ways to share: those that are looked at, the most frequent ones of stages between some cuts."""
+
+Version = tuple[Recomputes, bool, tuple[int, ...]]
+"""A way to run a stage on given devices, see :class:`Group`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,27 +51,33 @@ class Group:
         ranks: its devices, the first ones of each pool; which ones does not matter.
         orders: the pool of each member, in every order that may be meant; see ``device_groups.member_orders``.
         orders_known: whether these are all.
-        shares: samples of each member in a full micro-batch.
         samples: of each member, by samples of the micro-batch.
-        version: which activations its stage computes again, and whether members share its sites and not samples.
+        version: which activations its stage computes again, whether members share its sites and not samples, and the
+            part of each, of samples in those of a full micro-batch.
         allowed: by first and last cut, what side constraints allow; None: everything.
+        any_shares: what holds whatever the shares are, where they are open; ``prices`` is then with one sample each.
     """
 
     counts: Counts
     ranks: tuple[int, ...]
     orders: tuple[tuple[int, ...], ...]
     orders_known: bool
-    shares: tuple[int, ...]
     samples: Mapping[int, tuple[float, ...]]
-    version: tuple[Recomputes, bool]
+    version: Version
     prices: StageBound
     owner: Prices
     allowed: Flags | None
+    any_shares: SharedBound | None = None
 
     @property
     def recompute(self) -> Recomputes:
         """Which activations its stage computes again."""
         return self.version[0]
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Of each member."""
+        return self.version[2]
 
     @property
     def size(self) -> int:
@@ -63,13 +86,17 @@ class Group:
 
     def stage(self, first: Numbers, last: Numbers) -> Stage:
         """Bounds of stages between ``first`` and ``last``, arrays that broadcast."""
-        found = self.prices.stage(first, last, len(self.owner.micro_batches))
+        found = (self.any_shares or self.prices).stage(first, last, len(self.owner.micro_batches))
         window = found.window
         if self.size > 1:
             window = np.where(self.owner.mixing[last] - self.owner.mixing[first] > 0, 0, window)
         if self.allowed is not None:
             window = np.where(self.allowed[first, last], window, 0)
         return found if window is found.window else replace(found, window=window)
+
+    def largest_work_s(self, first: Numbers, last: Numbers) -> Array:
+        """What the slowest member computes in a step, at least."""
+        return (self.any_shares or self.prices).largest_work_s(first, last)
 
     def fullness(self, first: Numbers, last: Numbers, kept: int) -> Array:
         """The fullest member's share of its limit with ``kept`` micro-batches; infinite where no stage is possible."""
@@ -100,7 +127,9 @@ class Prices:
     freedom: Freedom
     mixing: Array = field(init=False)
     throughout: Flags = field(init=False)
-    _groups: dict[tuple[Counts, Recomputes, bool], Group | None] = field(init=False, default_factory=dict, repr=False)
+    _times: dict[tuple[str, Recomputes], MemberTimes] = field(init=False, default_factory=dict, repr=False)
+    _capacity: Array | None = field(init=False, default=None, repr=False)
+    _versions: dict[Counts, tuple[Group, ...]] = field(init=False, default_factory=dict, repr=False)
     _prices: dict[object, StageBound] = field(init=False, default_factory=dict, repr=False)
     _bounds: StageBounds = field(init=False, repr=False)
     _cores: tuple[int, ...] = field(init=False, repr=False)
@@ -118,16 +147,83 @@ class Prices:
         self.throughout = self.cuts.inside & (others[None, :] - others[:, None] < 0.5)
 
     def versions(self, counts: Counts) -> tuple[Group, ...]:
-        """The devices ``counts`` as a stage, without and with recompute as allowed; none if they cannot be priced.
+        """The devices ``counts`` as a stage, in every way that is allowed; none if they cannot be priced.
 
-        Where a stage may lie along sites alone also one that shares these in other parts than whole samples.
+        Without and with recompute, with every share of the samples that is looked at, and where a stage may lie along
+        sites alone also with these in other parts than whole samples.
         """
-        parts = (False, True) if sum(counts) > 1 and self.throughout.any() else (False,)
-        found = (self._group(counts, again, by_parts) for by_parts in parts for again in self.freedom.recompute)
-        return tuple(group for group in found if group is not None)
+        found = self._versions.get(counts)
+        if found is None:
+            ranks, size = self.first_ranks(counts), self.micro_batches[0]
+            ways = [(False, shares) for shares in self._shares(ranks)]
+            if len(ranks) > 1 and self.throughout.any():
+                ways.append((True, site_shares(self.problem, self.book, ranks, size)))
+            made = (self._made(counts, (again, *way)) for way in ways for again in self.freedom.recompute)
+            found = self._versions[counts] = tuple(group for group in made if group is not None)
+        return found
+
+    def first_ranks(self, counts: Counts) -> tuple[int, ...]:
+        """The ranks of a group with the devices ``counts``, where none is used yet."""
+        return first_ranks(self.pools, member_orders(self.pools, counts)[0])
+
+    def leaves_out(self, counts: Counts) -> bool:
+        """Whether the devices ``counts`` may share samples in other ways than those that are looked at."""
+        size, sorts = (
+            self.micro_batches[0],
+            {pool.sort for pool, count in zip(self.pools, counts, strict=True) if count},
+        )
+        if len(sorts) == 1:
+            return False
+        return sum(counts) <= size and not all_shares(self.problem, self.first_ranks(counts), size)
+
+    def _shares(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The shares of samples that are looked at: all, or those with the least largest time for some stage."""
+        every = all_shares(self.problem, ranks, self.micro_batches[0])
+        if every or len(ranks) > self.micro_batches[0]:
+            return every
+        found = Counter[tuple[int, ...]]()
+        with suppress(MissingMeasurementError):
+            for again in self.freedom.recompute:
+                found.update(self._least_largest(self.times(ranks, again)))
+        return tuple(shares for shares, _ in found.most_common(_FEW_SHARES)) or (
+            group_shares(self.problem, self.book, ranks, self.micro_batches[0]),
+        )
+
+    def _least_largest(self, times: GroupTimes) -> Iterator[tuple[int, ...]]:
+        """The shares with the least largest time, of every stage between some of the cuts."""
+        some = np.unique(np.linspace(0, self.cuts.last, _SOME_CUTS).astype(np.int64))
+        first, last = (some[places] for places in np.nonzero(self.cuts.inside[np.ix_(some, some)]))
+        seconds, level = times.levels(lambda member: member.all_work, first, last)
+        for column in level[:, np.isfinite(seconds)].T.tolist():
+            yield times.shares(column)
+
+    def times(self, ranks: tuple[int, ...], recompute: Recomputes) -> GroupTimes:
+        """What members of a group take for any number of samples.
+
+        Raises:
+            MissingMeasurementError: a layer's cost at one of these numbers is not known.
+        """
+        again, size = again_of(recompute, self._cores), self.micro_batches[0]
+        devices = self.problem.profile.cluster.devices
+        limits = [self.problem.memory_limit_bytes(rank) + devices[rank].on_chip_bytes for rank in ranks]
+        sorts = Counter(zip(map(self.book.kind, ranks), limits, strict=True))
+        members, most = [], []
+        for kind, limit in sorts:
+            top = size if self.problem.micro_batch_sizes else min(size, self.book.tables.largest_measured(kind))
+            if (kind, recompute) not in self._times:
+                self._times[kind, recompute] = self._bounds.member_times(kind, top, again)
+            members.append(self._times[kind, recompute])
+            zero = self.problem.zero_over(len(ranks))
+            most.append(self._bounds.most_samples((kind, limit), top, again, len(ranks) if zero else 1, zero))
+        return GroupTimes(tuple(members), tuple(sorts.values()), size, tuple(most))
 
     def capacity_s(self) -> Array:
         """The least device time of all micro-batches, by kind of device (in the order of pools) and layer."""
+        if self._capacity is None:
+            self._capacity = self._capacity_s()
+        return self._capacity
+
+    def _capacity_s(self) -> Array:
         kinds = list(dict.fromkeys(pool.kind for pool in self.pools))
         per_sample = np.full((len(kinds), len(self.problem.profile.graph.layers)), np.inf)
         for number, kind in enumerate(kinds):
@@ -150,30 +246,26 @@ class Prices:
         largest = self.micro_batches[0]
         if self.throughout.any():
             return [1e-3, *range(1, largest + 1)]  # between, costs per sample lie between
-        if len({pool.kind for pool in self.pools}) > 1:
+        if len({pool.sort for pool in self.pools}) > 1:
             return list(range(1, largest + 1))
         sizes = range(1, len(self.problem.ranks) + 1)
         return sorted({n for rows in set(self.micro_batches) for m in sizes for n in (rows // m, -(-rows // m)) if n})
 
-    def _group(self, counts: Counts, recompute: Recomputes, by_parts: bool) -> Group | None:
-        key = (counts, recompute, by_parts)
-        if key not in self._groups:
-            try:
-                self._groups[key] = self._make(counts, recompute, by_parts)
-            except MissingMeasurementError:
-                self._groups[key] = None
-        return self._groups[key]
+    def _made(self, counts: Counts, version: Version) -> Group | None:
+        try:
+            return self._make(counts, version)
+        except MissingMeasurementError:
+            return None
 
-    def _make(self, counts: Counts, recompute: Recomputes, by_parts: bool) -> Group | None:
+    def _make(self, counts: Counts, version: Version) -> Group | None:
+        recompute, by_parts, shares = version
         orders = member_orders(self.pools, counts)
         members = orders[0]
         ranks = first_ranks(self.pools, members)
-        shares_of = site_shares if by_parts else group_shares
-        shares = shares_of(self.problem, self.book, ranks, self.micro_batches[0])
         if not usable(self.problem, self.book, ranks, shares, self.micro_batches):
             return None
         kinds = tuple((self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in members)
-        alike = (kinds, self.book.profile.cluster.group_alike(ranks), recompute, by_parts)
+        alike = (kinds, self.book.profile.cluster.group_alike(ranks), version)
         if alike not in self._prices:
             sizes = (self.micro_batches[0], self.micro_batches[-1])
             full, last = (self._samples_of(shares, rows) for rows in sizes)
@@ -190,8 +282,7 @@ class Prices:
             allowed = in_time if allowed is None else in_time & allowed
         known = orders_known(self.pools, counts)
         samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
-        version = (recompute, by_parts)
-        return Group(counts, ranks, orders, known, shares, samples, version, self._prices[alike], self, allowed)
+        return Group(counts, ranks, orders, known, samples, version, self._prices[alike], self, allowed)
 
     def _in_time(self, prices: StageBound) -> Flags:
         """By first and last cut, whether a stage's work leaves room for the samples a second that are asked for."""

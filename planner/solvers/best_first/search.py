@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 import numpy as np
 
-from planner.solvers.best_first.bound import OutOfTimeError, Suffixes
+from planner.ir.errors import IllegalProgramError, MissingMeasurementError
+from planner.ir.plan import SEARCHED, TIME_LIMIT, Rejected, status_of
+from planner.solvers.best_first import virtual_pipelines
+from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.incumbents import Replicas, replica_candidate
 from planner.solvers.best_first.leaf_bound import Leaf, Leaves
+from planner.solvers.best_first.moved_shares import made_to_fit
 from planner.solvers.best_first.prefixes import Expansion, Frontier, Prefix
+from planner.solvers.budget import CALL_S, Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.choose import ROUNDING, Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -25,9 +30,9 @@ _FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: 
 _BEAM = 24  # prefixes of equal length that are followed to the end at first
 _FEW = 12  # complete ones of these that are looked at
 _PROMISING = 3  # complete ones of these that are simulated
-_ANSWER_TAKES = 3.0  # what is said of a plan at last, in times of one simulation
+_ANSWER_TAKES = 4.0  # what is said of a plan at last, in times of one simulation
 _TIES_TAKE, _TIES_MOST = 20.0, 0.2  # to hold it against simpler ones, likewise; of the time limit
-_HINTS_AFTER, _HINTS_TAKE = 0.3, 0.5  # of the time limit; of what is left then
+_HINTS_AFTER, _HINTS_TAKE = 0.3, 0.5  # of the budget; of what is left then
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +40,12 @@ class Outcome:
     """What a search ends with.
 
     Attributes:
-        status: ``proven``, ``within gap``, ``time limit`` or ``stopped``.
+        status: as of ``planner.ir.plan.Search``; ``proven`` also where there certainly is no plan.
         bound_s: no plan of the space is faster; infinity if the space is empty.
         root_s: the bound of the suffix DPs alone.
         by_num_stages: the best plan seen with each number of stages.
         unshared: the best seen whose stages have one rank each.
+        rejected: what was not looked at.
     """
 
     status: str
@@ -49,6 +55,7 @@ class Outcome:
     num_candidates: int
     by_num_stages: Mapping[int, Evaluation]
     unshared: Evaluation | None = None
+    rejected: tuple[Rejected, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,11 +64,11 @@ class Space:
 
     Attributes:
         bound_s: none is faster.
-        suffixes: makes their DP, given an upper bound on the step and when to give up.
+        suffixes: makes their DP, given an upper bound on the step and what its tables may cost.
     """
 
     bound_s: float
-    suffixes: Callable[[float, float], Suffixes]
+    suffixes: Callable[[float, Budget], Suffixes]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +94,10 @@ class Simulate:
     leaf: Leaf
 
 
-Item = Space | Opening | Branch | Simulate | Replicas
+Start = Choice | Evaluation | Space | Replicas | virtual_pipelines.Families
+"""What a search starts from."""
+
+Item = Space | Opening | Branch | Simulate | Replicas | virtual_pipelines.Item
 
 
 @dataclass(slots=True, eq=False)
@@ -97,17 +107,17 @@ class BestFirstSearch:
     Attributes:
         any_fit: stop at the first plan that fits.
         most_candidates: stop after so many partial plans; 0: never.
-        time_limit_s: stop after so long; 0: the problem's limit.
-        hints: makes plans of other planners until it is told to stop; asked once, when a part of the time is gone and
-            the best plan is not known yet.
+        within: a part of the evaluator's budget; by default all of it.
+        hints: makes plans of other planners within a budget; asked once, when a part of the work is done and the best
+            plan is not known yet.
     """
 
     evaluator: Evaluator
     progress: Progress | None
     any_fit: bool = False
     most_candidates: int = 0
-    time_limit_s: float = 0.0
-    hints: Callable[[float], Iterable[Choice]] | None = None
+    within: Budget | None = None
+    hints: Callable[[Budget], Iterable[Choice]] | None = None
     best: Evaluation | None = field(init=False, default=None)
     root_s: float = field(init=False, default=float("inf"))
     num_candidates: int = field(init=False, default=0)
@@ -120,10 +130,15 @@ class BestFirstSearch:
     _passed_over_s: float = field(init=False, default=float("inf"))  # least bound of what there was no time to simulate
     _enough_leaves: int = field(init=False, default=_FEW_LEAVES)
     _pushed: int = field(init=False, default=0)
-    _started_s: float = field(init=False, default_factory=time.monotonic)
+    _budget: Budget = field(init=False)
+    _begun_s: float = field(init=False)  # work done before
     _reported_s: float = field(init=False, default=-_REPORT_EVERY_S)
 
-    def run(self, fill: Callable[[], Iterable[Choice | Evaluation | Space | Replicas]]) -> Outcome:
+    def __post_init__(self) -> None:
+        self._budget = self.within or self.evaluator.budget
+        self._begun_s = self._budget.work_s
+
+    def run(self, fill: Callable[[], Iterable[Start]]) -> Outcome:
         """Searches until proved, out of time, or stopped by Ctrl-C with a plan at hand.
 
         Args:
@@ -146,7 +161,7 @@ class BestFirstSearch:
 
     def outcome(self, status: str) -> Outcome:
         """What is known now."""
-        unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space)]
+        unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space | virtual_pipelines.Item)]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
         known = self.num_candidates, self.by_num_stages, self.unshared
         return Outcome(status, self.best, self._bound_s(), root_s, *known)
@@ -159,25 +174,22 @@ class BestFirstSearch:
         return self.best.step_s / (1 + self.evaluator.problem.gap) * (1 - ROUNDING)
 
     @property
-    def _ends_s(self) -> float:
-        limit_s = self.time_limit_s or self.evaluator.problem.time_limit_s
-        return self._started_s + limit_s - self.answer_s(limit_s)
-
-    def answer_s(self, limit_s: float) -> float:
-        """What is left of the time limit for what is said of the plan at last."""
+    def answer_s(self) -> float:
+        """Work that is left for what is said of the plan at last."""
         if self.best is None:
             return 0.0
-        takes_s = self.evaluator.takes_s(self.best.candidate)
+        takes_s, limit_s = self.evaluator.takes_s(self.best.candidate), self.evaluator.problem.time_limit_s
         ties_s = min(_TIES_TAKE * takes_s, _TIES_MOST * limit_s) if self.evaluator.problem.confidence else 0.0
-        return _ANSWER_TAKES * takes_s + ties_s
+        return _ANSWER_TAKES * takes_s + self.evaluator.writing_s + ties_s
 
     def take(self, found: Evaluation | None) -> None:
         """Remembers a plan."""
         if found is not None and found.fits and not self.evaluator.unmet(found.candidate):
             self.best = better(self.best, found)
+            self._budget.reserve(self.answer_s)
             stages = found.candidate.num_stages
             self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
-            if all(len(group) == 1 for group in found.candidate.groups):
+            if _is_unshared(found.candidate):
                 self.unshared = better(self.unshared, found)
 
     def _search(self) -> str:
@@ -187,47 +199,48 @@ class BestFirstSearch:
             if self._is_done():
                 break
             enough = 0 < self.most_candidates < self.num_candidates
-            if enough or time.monotonic() > self._ends_s:
+            if enough or self._budget.is_over:
                 return "time limit"
             self._report()
             if self._hints_are_due():
                 self.take_hints()
                 continue
             self._advance()
-        if self.best is not None and self._bound_s() >= self.best.step_s * (1 - ROUNDING):
+        if self.best is None:
             return "proven"
-        if self._passed_over_s < self.upper_s:
-            return "time limit"
-        return "within gap" if self.best is not None else "proven"
+        ended = TIME_LIMIT if self._passed_over_s < self.upper_s else SEARCHED
+        return status_of(ended, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
 
     def take_hints(self) -> None:
         """Asks for the plans of other planners, once."""
         hints, self.hints = self.hints, None
-        now_s = time.monotonic()
-        if hints is not None and now_s < self._ends_s:
-            for choice in hints(now_s + _HINTS_TAKE * (self._ends_s - now_s)):
+        within = self._budget.part(_HINTS_TAKE * (self._budget.left_s - self.answer_s), self.answer_s)
+        if hints is not None and not within.is_over:
+            for choice in hints(within):
                 self.take(choice.best)
 
     @property
-    def _hints_at_s(self) -> float:
-        return self._started_s + _HINTS_AFTER * (self._ends_s - self._started_s)
+    def _until_hints_s(self) -> float:
+        """Work that is left until they are asked for."""
+        return self._begun_s + _HINTS_AFTER * (self._budget.limit_s - self.answer_s) - self._budget.work_s
 
     def _hints_are_due(self) -> bool:
-        return self.hints is not None and time.monotonic() > self._hints_at_s
+        return self.hints is not None and self._until_hints_s < 0
 
     def _advance(self) -> None:
         """Takes what has the least bound one step further."""
         bound_s, _, item, position = heappop(self._heap)
         self.num_candidates += 1
+        self._budget.spend(CALL_S)
         if isinstance(item, Space):
-            stops = self._ends_s if self.hints is None else min(self._ends_s, self._hints_at_s)
-            suffixes = item.suffixes(self.upper_s, stops)
+            until_hints_s = float("inf") if self.hints is None else self._until_hints_s
+            suffixes = item.suffixes(self.upper_s, self._budget.part(until_hints_s, self.answer_s))
             try:
                 root_s = max(bound_s, suffixes.root_s())
             except OutOfTimeError:  # the tables made so far are kept
                 self._push(bound_s, Space(bound_s, functools.partial(_resumed, suffixes)))
                 return
-            suffixes.ends_s = float("inf")  # what is still missing of the tables is little
+            suffixes.budget = None  # what is still missing of the tables is little
             self.root_s = min(self.root_s, root_s)
             self._push(root_s, Opening(Frontier(suffixes)))
         elif isinstance(item, Opening):
@@ -238,10 +251,23 @@ class BestFirstSearch:
         elif isinstance(item, Replicas):
             for schedule in self.evaluator.schedules:
                 self._evaluate(replica_candidate(self.evaluator.problem, item, schedule), bound_s)
+        elif isinstance(item, virtual_pipelines.Item):
+            self._advance_virtual(item)
         else:
             if position + 1 < len(item.expansion):
                 self._push(float(item.expansion.bound_s[position + 1]), item, position + 1)
             self._open(item.frontier, item.expansion.child(position))
+
+    def _advance_virtual(self, item: virtual_pipelines.Item) -> None:
+        """The same with pipelines of several stages a position."""
+        for after in item.advance(self.evaluator, self.upper_s):
+            if isinstance(after, Candidate):
+                with suppress(MissingMeasurementError, IllegalProgramError):
+                    self._evaluate(after, item.bound_s)
+            elif isinstance(after, Evaluation):
+                self.take(after)
+            else:
+                self._push(after.bound_s, after)
 
     def _simulate(self, frontier: Frontier, leaf: Leaf, bound_s: float) -> None:
         candidate = replace(frontier.candidate(leaf.prefix, leaf.schedule), windows=leaf.windows)
@@ -254,11 +280,14 @@ class BestFirstSearch:
         Args:
             bound_s: no candidate that this one stands for is faster.
         """
-        if self.best is not None and not self.evaluator.has_time_for(candidate, self._ends_s):
+        if self.best is not None and not self.evaluator.has_time_for(candidate, self._budget):
             self._passed_over_s = min(self._passed_over_s, bound_s)
             return
-        known = self.by_num_stages.get(candidate.num_stages)
-        self.take(self.evaluator.evaluate(candidate, known.step_s if known is not None else float("inf")))
+        rivals = [self.by_num_stages.get(candidate.num_stages)]
+        if _is_unshared(candidate):
+            rivals.append(self.unshared)
+        known_s = max(float("inf") if rival is None else rival.step_s for rival in rivals)
+        self.take(made_to_fit(self.evaluator, candidate, self.evaluator.evaluate(candidate, known_s)))
 
     def _open(self, frontier: Frontier, prefix: Prefix) -> None:
         """Puts what may follow ``prefix`` into the queue, complete pipelines to the leaves."""
@@ -279,7 +308,7 @@ class BestFirstSearch:
         prefixes = [frontier.root()]
         complete: list[tuple[Expansion, Numbers]] = []
         last = frontier.suffixes.prices.cuts.last
-        while prefixes:
+        while prefixes and not self._budget.ends(CALL_S * len(prefixes)):
             expansions = [frontier.expand(prefix, self.upper_s) for prefix in prefixes]
             found: list[tuple[float, Expansion, int]] = []
             for expansion in expansions:
@@ -343,7 +372,7 @@ class BestFirstSearch:
         return min(known_s, self._heap[0][0] if self._heap else float("inf"), self._least_leaf_s, self._passed_over_s)
 
     def _report(self) -> None:
-        now_s = time.monotonic() - self._started_s
+        now_s = self._budget.elapsed_s
         if self.progress is None or now_s - self._reported_s < _REPORT_EVERY_S:
             return
         self._reported_s = now_s
@@ -352,9 +381,14 @@ class BestFirstSearch:
         self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, now_s))
 
 
-def _resumed(suffixes: Suffixes, _upper_s: float, ends_s: float) -> Suffixes:
+def _is_unshared(candidate: Candidate) -> bool:
+    """Whether its stages have one rank each."""
+    return all(len(group) == 1 for group in candidate.groups)
+
+
+def _resumed(suffixes: Suffixes, _upper_s: float, budget: Budget) -> Suffixes:
     """Tables that were begun, with more time."""
-    suffixes.ends_s = ends_s
+    suffixes.budget = budget
     return suffixes
 
 

@@ -13,7 +13,6 @@ proved that no plan keeps it.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from planner.costs.cost_model import PriceBook
@@ -22,10 +21,11 @@ from planner.ir.problem import LATENCY, THROUGHPUT, Problem
 from planner.schedules import traits
 from planner.solvers.best_first.search import BestFirstSearch
 from planner.solvers.best_first.warm_start import Start
+from planner.solvers.budget import Budget, part_of_current
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
 _PRECISION = 1e-3
-_SHARE_OF_TIME = 0.5  # the rest is for the plan of least latency at that rate
+_SHARE_OF_WORK = 0.5  # the rest is for the plan of least latency at that rate
 _FASTER = 1.5  # what is tried next, as long as no rate was refused
 
 
@@ -44,15 +44,16 @@ def highest_rate(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
         InfeasibleError: the rate that was asked for is above it.
     """
     asked = replace(problem, objective=LATENCY, rate_per_s=0.0)
-    ends_s = time.monotonic() + _SHARE_OF_TIME * problem.time_limit_s
+    budget = part_of_current(problem.time_limit_s)
+    within = budget.part(_SHARE_OF_WORK * budget.limit_s)
     best_per_s, refused_per_s = 0.0, float("inf")
-    found, _ = _sustaining(asked, 0.0, problem.time_limit_s)
+    found, _ = _sustaining(asked, 0.0, budget)
     if found is None:
         return asked, ()
     best_per_s = found
-    while refused_per_s > best_per_s * (1 + _PRECISION) and time.monotonic() < ends_s:
+    while refused_per_s > best_per_s * (1 + _PRECISION) and not within.is_over:
         wanted = best_per_s * _FASTER if refused_per_s == float("inf") else (best_per_s + refused_per_s) / 2
-        found, is_certain = _sustaining(asked, wanted, ends_s - time.monotonic())
+        found, is_certain = _sustaining(asked, wanted, within)
         if found is not None:
             best_per_s = found
         elif is_certain:
@@ -67,7 +68,7 @@ def highest_rate(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     if problem.rate_per_s > best_per_s:
         raise too_fast(problem, best_per_s, sure)
     left = replace(
-        asked, rate_per_s=best_per_s * (1 - _PRECISION**2), time_limit_s=problem.time_limit_s * (1 - _SHARE_OF_TIME)
+        asked, rate_per_s=best_per_s * (1 - _PRECISION**2), time_limit_s=problem.time_limit_s * (1 - _SHARE_OF_WORK)
     )
     return left, (f"rate: {sure}",)
 
@@ -94,10 +95,10 @@ def too_fast(problem: Problem, best_per_s: float, sure: str = "") -> InfeasibleE
     )
 
 
-def _sustaining(problem: Problem, rate_per_s: float, time_limit_s: float) -> tuple[float | None, bool]:
+def _sustaining(problem: Problem, rate_per_s: float, within: Budget) -> tuple[float | None, bool]:
     """What a plan sustains that keeps the rate, the first that comes; and whether there is certainly none."""
-    limited = replace(problem, rate_per_s=rate_per_s, time_limit_s=max(0.0, time_limit_s))
-    evaluator = Evaluator(limited, PriceBook(problem.profile))
+    limited = replace(problem, rate_per_s=rate_per_s, time_limit_s=within.left_s)
+    evaluator = Evaluator(limited, PriceBook(problem.profile), within=within)
     outcome = BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items)
     best: Evaluation | None = outcome.best
     found = None if best is None else evaluator.sustained_per_s(best.candidate)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -12,19 +11,25 @@ import numpy as np
 
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Rejected
+from planner.ir.problem import Problem
 from planner.schedules import traits
 from planner.solvers.best_first.bound import Suffixes
+from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
 from planner.solvers.best_first.device_groups import Devices
 from planner.solvers.best_first.graph_cuts import Cuts, cuts_of, thinned
-from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies, virtual_pipelines
+from planner.solvers.best_first.hybrids import hybrids
+from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, promising, published, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.message_bound import Links
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.best_first.search import BestFirstSearch, Space
 from planner.solvers.best_first.search_space import Freedom
+from planner.solvers.best_first.share_bound import other_shares_s
+from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Families, families, not_searched
+from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
-from planner.solvers.candidates.choose import Choice
+from planner.solvers.candidates.choose import Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import may_part_ties, micro_batch_sizes, schedule_names, uncut
 
@@ -34,8 +39,10 @@ FEW_CUTS = 24
 FEW_OPTIONS = 1_500
 """Groups of devices that it looks at, about."""
 
-_SHARE_OF_TIME = 0.3  # that may be spent on it
-_SHARE_OF_FEWER, _FEWEST_DEVICES = 0.4, 16  # of what is left, for half of the devices; no fewer are looked at
+_SHARE_OF_TIME = 0.3  # of the budget that may be spent on it
+_SHARE_OF_PARTS, _MOST_OF_PART = 0.2, 32  # of what is left, for each part of the devices; none is larger
+_SHARE_OF_REPLICAS = 0.05  # of the budget, to price replicas on several kinds
+_FEW_RANKS = 8  # of more a bound is made before the search
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
@@ -45,68 +52,115 @@ class Start:
     """What the search starts from, and what was left out.
 
     Attributes:
+        is_part: whether this is a part of the devices, for which the strategies are known.
+        cuts: where the network may be cut; known once the items are made, or before.
         choices: the everyday strategies, by name.
         rejected: what the search need not look at, or does not.
         capacity_s: all work over all devices.
+        whole_s: bound of every pipeline, of coarser groups of devices or not (``device_bound``).
+        least_work_s: bound of what there was no time to price, if there is any.
         is_restricted: whether plans of other planners may lie outside the space.
-        least_work_s: what every plan takes, where pipelines without a bound of their own are looked at; else infinity.
     """
 
     evaluator: Evaluator
+    is_part: bool = False
+    cuts: Cuts | None = None
     choices: dict[str, Choice] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
+    whole_s: float = field(init=False, default=0.0)
     least_work_s: float = field(init=False, default=float("inf"))
     is_restricted: bool = field(init=False, default=False)
-    _started_s: float = field(init=False, default_factory=time.monotonic)
+    _parts_known: bool = field(init=False, default=False)
+    _made: list[tuple[Space, Prices, Devices]] = field(init=False, default_factory=list)
 
-    def items(self) -> Iterator[Choice | Evaluation | Space | Replicas]:
-        """Strategies first, as their steps prune what follows."""
+    def other_shares_s(self, upper_s: float, within: Budget) -> float:
+        """No plan with shares that were not looked at is faster; infinity if all of them take ``upper_s``."""
+        found = float("inf")
+        for space, prices, devices in self._made:
+            if space.bound_s < upper_s:
+                found = min(found, max(space.bound_s, other_shares_s(prices, devices, upper_s, within)))
+        return found
+
+    def items(self) -> Iterator[Choice | Evaluation | Space | Replicas | Families]:
+        """Hybrids and strategies first, as their steps prune what follows."""
         problem, book = self.evaluator.problem, self.evaluator.book
         freedom = Freedom.of(problem)
-        for name, choice in strategies(self.evaluator):
+        sizes, found_pools = micro_batch_sizes(problem, book), pools(problem, freedom.constraints)
+        devices = Devices(found_pools, freedom.may_replicate)
+        cuts = self.cuts or cuts_of(book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
+        self.cuts = cuts
+        self._note(cuts, devices)
+        self.is_restricted = bool(devices.restrictions) or not cuts.complete
+        spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
+        self._made = [(space, prices, devices) for space, prices in spaces]
+        if not self.is_part:
+            yield from promising(self.evaluator)
+        best: Evaluation | None = None
+        for found in hybrids(self.evaluator, [prices for _, prices in spaces]):
+            best = found if best is None else better(best, found)
+            yield found
+        for name, choice in () if self.is_part else strategies(self.evaluator):
             self.choices[name] = choice
             if choice.best is not None and freedom.allows(choice.best.candidate):
                 yield choice
-        sizes, found_pools = micro_batch_sizes(problem, book), pools(problem, freedom.constraints)
-        devices = Devices(found_pools, freedom.may_replicate)
-        cuts = cuts_of(book, parts_ties=may_part_ties(problem))
-        self._note(cuts, devices)
-        self.is_restricted = bool(devices.restrictions) or not cuts.complete
-        if devices.restrictions:
-            yield from self._on_fewer_devices()
-        spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
+        if devices.restrictions and freedom.schedules and not self.is_part:
+            yield from self.on_parts(best)
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
+        spaces = list(self._bounded(spaces, best))
+        self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
         if freedom.virtual:
-            self.least_work_s = self.capacity_s
-            for _, prices in spaces:
-                yield from virtual_pipelines(self.evaluator, prices, freedom.virtual)
+            self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
+            yield from families([prices for _, prices in spaces], devices, freedom.virtual)
         if not freedom.schedules:
             return
         few = Devices(found_pools, freedom.may_replicate, FEW_OPTIONS)
         yield from self._quick_look(spaces, few)
         yield from (space for space, _ in spaces)
         if not devices.mixes_kinds and not freedom.constraints.rules:
-            yield from mixed_replicas(problem, book, found_pools, sizes)
+            yield from self._replicas(mixed_replicas(problem, book, found_pools, sizes))
 
-    def _on_fewer_devices(self) -> Iterator[Evaluation]:
-        """The best plan for the first half of many devices, where groups of them need be less coarse.
+    def _replicas(self, replicas: Iterable[Replicas]) -> Iterator[Replicas]:
+        """Those that can be priced with a part of the budget; of the others nothing but the work bounds the step."""
+        budget = self.evaluator.budget
+        for one in made_within(budget.part(_SHARE_OF_REPLICAS * budget.limit_s), replicas):
+            if one is None:
+                self.least_work_s = self.capacity_s
+                self.rejected.append(Rejected("some replicas on devices of several kinds", "no time to price them"))
+                return
+            yield one
 
-        So on for halves of halves: a plan for few devices is one for many, and should not be lost among these.
+    def on_parts(self, best: Evaluation | None = None) -> Iterator[Evaluation]:
+        """The best plans for 1, 2, 4, ... devices of a host and hosts, as far as few of them may be the best.
+
+        A plan for few devices is one for many, and should not be lost among these.  How far they go is counted.
+
+        Args:
+            best: the best plan so far.
         """
-        problem, now_s = self.evaluator.problem, time.monotonic()
-        half = 1 << ((len(problem.ranks) - 1).bit_length() - 1) if len(problem.ranks) > 1 else 0
-        left_s = _SHARE_OF_FEWER * (min(self._started_s + problem.time_limit_s, self.evaluator.stops) - now_s)
-        if half < _FEWEST_DEVICES or left_s <= 0:
-            return
-        evaluator = Evaluator(replace(problem, num_ranks=half, time_limit_s=left_s), self.evaluator.book)
-        with suppress(HalopipeError):  # rules about devices of the other half
-            found = BestFirstSearch(evaluator, None).run(Start(evaluator).items)
-            self.evaluator.num_simulated += evaluator.num_simulated
-            if found.best is not None:
-                yield found.best
-            if found.status == "stopped":
-                raise KeyboardInterrupt
+        problem, budget, self._parts_known = self.evaluator.problem, self.evaluator.budget, True
+        for count in _parts(problem):
+            if budget.is_over:
+                return
+            fewer = replace(problem, num_ranks=count, time_limit_s=_SHARE_OF_PARTS * budget.left_s)
+            evaluator = Evaluator(fewer, self.evaluator.book, within=budget.part(fewer.time_limit_s))
+            with suppress(HalopipeError):  # rules about other devices
+                search = BestFirstSearch(evaluator, None, most_candidates=_FEW)
+                search.best = best
+                outcome = search.run(Start(evaluator, is_part=True, cuts=self.cuts).items)
+                self.evaluator.num_simulated += evaluator.num_simulated
+                if outcome.best is not None and outcome.best is not best:
+                    best = outcome.best
+                    yield best
+                if outcome.status == "stopped":
+                    raise KeyboardInterrupt
+
+    def hints(self, within: Budget) -> Iterator[Choice]:
+        """What is asked when a part of the time is gone: plans for parts of the cluster, and of published planners."""
+        if not self._parts_known:
+            for best in self.on_parts():
+                yield Choice(best, None, None)
+        yield from published(self.evaluator, within)
 
     def _spaces(
         self, sizes: tuple[int, ...], found_pools: tuple[Pool, ...], devices: Devices, cuts: Cuts, freedom: Freedom
@@ -121,9 +175,21 @@ class Start:
                 freedom,
             )
             if any(prices.versions(option.group) for option in devices.options(devices.all_unused)):
-                yield Space(_work_s(prices), _Maker(prices, devices)), prices
+                yield Space(_capacity(prices).work_s, _Maker(prices, devices)), prices
             else:
                 self.rejected.append(Rejected(f"micro-batches of {size}", "not measured, or fewer samples than ranks"))
+
+    def _bounded(
+        self, spaces: Iterable[tuple[Space, Prices]], best: Evaluation | None
+    ) -> Iterator[tuple[Space, Prices]]:
+        """The same with bounds of all pipelines, whatever their groups of devices."""
+        upper_s = best.step_s if best is not None else float("inf")
+        for space, prices in spaces:
+            bound_s = space.bound_s
+            is_large = len(self.evaluator.problem.ranks) > _FEW_RANKS  # else the DP knows more as soon
+            with suppress(OutOfTimeError), under(self.evaluator.budget):
+                bound_s = bound_s if not is_large else max(bound_s, least_step_s(prices, _capacity(prices), upper_s))
+            yield replace(space, bound_s=bound_s), prices
 
     def _quick_look(self, spaces: list[tuple[Space, Prices]], devices: Devices) -> Iterator[Evaluation]:
         """The best plans with few cuts, of the ways to cut the batch that promise most."""
@@ -133,15 +199,14 @@ class Start:
         kind = spaces[0][1].pools[0].kind
         table = book.tables.at(kind, book.tables.largest_measured(kind))
         few = thinned(spaces[0][1].cuts, graph, FEW_CUTS, np.diff(table.forward_s + table.backward_s))
-        upper_s = float("inf")
+        upper_s, within = float("inf"), self.evaluator.budget.part(_SHARE_OF_TIME * self.evaluator.problem.time_limit_s)
         for space, prices in sorted(spaces, key=lambda pair: pair[0].bound_s)[:_FEW_SPACES]:
             if space.bound_s >= upper_s:
                 return
             thin = Prices(prices.problem, book, prices.pools, few, prices.micro_batches, prices.freedom)
-            left_s = self._started_s + _SHARE_OF_TIME * self.evaluator.problem.time_limit_s - time.monotonic()
-            if left_s <= 0:
+            if within.is_over:
                 return
-            found = BestFirstSearch(self.evaluator, None, time_limit_s=left_s, most_candidates=_FEW).run(
+            found = BestFirstSearch(self.evaluator, None, within=within, most_candidates=_FEW).run(
                 functools.partial(_only, thin, devices)
             )
             if found.best is not None:
@@ -167,6 +232,17 @@ class Start:
         self.rejected += [Rejected(what, why) for what, why in devices.restrictions]
 
 
+def _parts(problem: Problem) -> list[int]:
+    """Numbers of ranks: 1, 2, 4, ... of the first host, then 1, 2, 4, ... hosts."""
+    devices = problem.profile.cluster.devices
+    hosts = [devices[rank].host for rank in problem.ranks]
+    ends = [number for number in range(1, len(hosts)) if hosts[number] != hosts[number - 1]]
+    first = ends[0] if ends else len(hosts)
+    found = [1 << power for power in range(first.bit_length()) if 1 << power < first]
+    found += [ends[(1 << power) - 1] for power in range(len(ends).bit_length()) if 1 << power <= len(ends)]
+    return [count for count in found if count <= _MOST_OF_PART and count < len(hosts)]
+
+
 def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
     """Every way to cut the batch that can be priced."""
     problem, freedom = evaluator.problem, Freedom.of(evaluator.problem)
@@ -177,6 +253,23 @@ def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
         prices = Prices(problem, evaluator.book, found_pools, cuts, micro_batches(problem, size), freedom)
         if any(prices.versions(option.group) for option in devices.options(devices.all_unused)):
             yield Frontier(Suffixes(prices, devices, Links(prices)))
+
+
+def all_families(evaluator: Evaluator) -> Iterator[Families]:
+    """The same of schedules for several stages a position."""
+    problem, freedom = evaluator.problem, Freedom.of(evaluator.problem)
+    found_pools = pools(problem, freedom.constraints)
+    cuts = cuts_of(evaluator.book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
+    every = (
+        Prices(problem, evaluator.book, found_pools, cuts, micro_batches(problem, size), freedom)
+        for size in micro_batch_sizes(problem, evaluator.book)
+    )
+    yield from families(every, Devices(found_pools, freedom.may_replicate), freedom.virtual)
+
+
+def _parts_free(freedom: Freedom) -> bool:
+    """Whether to cut next to layers that cost nothing."""
+    return bool(freedom.virtual) and len(freedom.problem.profile.graph.layers) <= FEW_LAYERS
 
 
 def _only(prices: Prices, devices: Devices) -> list[Space]:
@@ -190,11 +283,13 @@ class _Maker:
     prices: Prices
     devices: Devices
 
-    def __call__(self, upper_s: float, ends_s: float) -> Suffixes:
-        return Suffixes(self.prices, self.devices, Links(self.prices), upper_s, ends_s)
+    def __call__(self, upper_s: float, budget: Budget) -> Suffixes:
+        return Suffixes(self.prices, self.devices, Links(self.prices), upper_s, budget)
 
 
-def _work_s(prices: Prices) -> float:
-    """All work over all devices, each layer on the kind that does it with least device time."""
-    least = prices.capacity_s().min(axis=0)
-    return float(least.sum()) / len(prices.problem.ranks) if np.isfinite(least).all() else 0.0
+def _capacity(prices: Prices) -> Capacity:
+    """What all devices can do together."""
+    counts: dict[str, int] = {}
+    for pool in prices.pools:
+        counts[pool.kind] = counts.get(pool.kind, 0) + len(pool.ranks)
+    return capacity(prices.capacity_s(), tuple(counts.values()))

@@ -7,19 +7,21 @@ chosen of all this is in :mod:`planner.solvers.candidates.feasibility`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from itertools import chain, groupby, pairwise
+from itertools import chain, combinations, groupby, pairwise
 from typing import Any
 
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.device_mesh import proportional
+from planner.costs.shards.device_mesh import at_least_one, proportional
 from planner.costs.shards.option import Option
 from planner.costs.stages.placement import LayoutBook, cut_alike
 from planner.costs.stages.stage_cost import with_ways
 from planner.costs.stages.stage_sums import Again
 from planner.ir.codec import fingerprint
+from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout, cut_points, equal_shares
 from planner.ir.plan import (
@@ -63,6 +65,11 @@ class Pool:
     told_apart: tuple[bool, ...] = ()
     own_links: str = ""
     on_chip_bytes: int = 0
+
+    @property
+    def sort(self) -> tuple[str, int, int]:
+        """Equal for pools whose devices share samples equally."""
+        return self.kind, self.memory_limit_bytes, self.on_chip_bytes
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -326,9 +333,73 @@ def site_shares(problem: Problem, book: PriceBook, ranks: tuple[int, ...], size:
     return proportional(_PARTS - (size == _PARTS), speeds)
 
 
-def replica_shares(problem: Problem, book: PriceBook, ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Samples of each rank that holds the whole model, in proportion to its speed."""
-    return proportional(size, [_samples_per_s(book, book.kind(rank)) for rank in ranks])
+def group_shares(problem: Problem, book: PriceBook, ranks: tuple[int, ...], samples: int) -> tuple[int, ...]:
+    """Samples of each rank that runs the whole network: equal on devices of one kind, else the least largest time."""
+    kinds = [book.kind(rank) for rank in ranks]
+    if len(set(kinds)) == 1:
+        return equal_shares(samples, len(ranks))
+
+    def seconds(member: int, share: int) -> float:
+        try:
+            table = book.tables.at(kinds[member], share)
+        except MissingMeasurementError:
+            return math.inf
+        return float(table.forward_s[-1] + table.backward_s[-1])
+
+    most = [samples if problem.micro_batch_sizes else book.tables.largest_measured(kind) for kind in kinds]
+    by_speed = at_least_one(proportional(samples, [_samples_per_s(book, kind) for kind in kinds]))
+    return least_largest(by_speed, most, seconds)
+
+
+def least_largest(
+    shares: tuple[int, ...], most: Sequence[int], seconds: Callable[[int, int], float]
+) -> tuple[int, ...]:
+    """``shares`` of a micro-batch, changed until the largest time of a member is least.
+
+    A sample goes from a slowest member to the one that would be the fastest with it, while that one stays below.  Where
+    no time falls as samples are added, no other shares have a lesser largest time: in these some member has more
+    samples than here, and with one more it would stay below.
+
+    Args:
+        most: samples of each member.
+        seconds: that a member, by its place, takes for so many samples.
+    """
+    own, known = list(shares), dict[tuple[int, int], float]()
+
+    def at(member: int, share: int) -> float:
+        if share > most[member]:
+            return math.inf
+        if (member, share) not in known:
+            known[member, share] = seconds(member, share) if share else 0.0
+        return known[member, share]
+
+    while True:
+        slowest = max(range(len(own)), key=lambda member: at(member, own[member]))
+        others = [member for member in range(len(own)) if member != slowest]
+        least = min(others, key=lambda member: at(member, own[member] + 1), default=slowest)
+        if own[slowest] < 2 or least == slowest or at(least, own[least] + 1) >= at(slowest, own[slowest]):
+            return tuple(own)
+        own[slowest] -= 1
+        own[least] += 1
+
+
+FEW_SHARES = 36
+"""Up to so many ways to share a micro-batch among the members of a group are all looked at."""
+
+
+def all_shares(problem: Problem, ranks: tuple[int, ...], samples: int) -> tuple[tuple[int, ...], ...]:
+    """Every way to give each rank of a stage samples, if these are few; equal shares alone on devices that are alike.
+
+    Empty where there are more than ``FEW_SHARES``, and where ranks are more than samples.
+    """
+    devices = problem.profile.cluster.devices
+    sorts = {(devices[rank].kind, problem.memory_limit_bytes(rank), devices[rank].on_chip_bytes) for rank in ranks}
+    if len(sorts) == 1:
+        return (equal_shares(samples, len(ranks)),)
+    if not 0 < math.comb(samples - 1, len(ranks) - 1) <= FEW_SHARES:
+        return ()
+    inner = combinations(range(1, samples), len(ranks) - 1)
+    return tuple(tuple(b - a for a, b in pairwise((0, *points, samples))) for points in inner)
 
 
 def _samples_per_s(book: PriceBook, kind: str) -> float:
@@ -336,13 +407,6 @@ def _samples_per_s(book: PriceBook, kind: str) -> float:
     table = book.tables.at(kind, samples)
     seconds = float(table.forward_s[-1] + table.backward_s[-1])
     return samples / seconds if seconds > 0 else 1.0
-
-
-def group_shares(problem: Problem, book: PriceBook, ranks: tuple[int, ...], samples: int) -> tuple[int, ...]:
-    """Samples of each rank of a stage: equal on devices of one kind, else in proportion to speed."""
-    if len({book.kind(rank) for rank in ranks}) == 1:
-        return equal_shares(samples, len(ranks))
-    return replica_shares(problem, book, ranks, samples)
 
 
 def with_options(layouts: LayoutBook, candidate: Candidate, options: Mapping[int, Option]) -> Candidate:

@@ -5,8 +5,7 @@ Why not another plan: the best of each other strategy, schedule and number of st
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.costs.cost_model import PriceBook
@@ -14,11 +13,11 @@ from planner.costs.predict import Forecast, forecast
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
 from planner.ir.plan import Alternative, Decision, Plan, Tie
 from planner.ir.problem import THROUGHPUT, Problem
+from planner.solvers.budget import Budget, made_within
 from planner.solvers.candidates.candidate import Candidate, decision_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import binding, heuristic_plan, infeasible, slower, too_large
 from planner.solvers.candidates.feasibility import as_asked, schedule_names
-from planner.solvers.progress import OutOfTimeError, until
 
 ROUNDING = 1e-9
 """Steps closer than this are equally good; the candidate seen first stays."""
@@ -52,10 +51,10 @@ class Choice:
     is_cut_short: bool = False
 
 
-def cheapest_first(evaluator: Evaluator, candidates: Iterable[Candidate], stops: float) -> Iterable[Candidate]:
-    """The candidates in their order; if there is no time for all of them, those of few micro-batches first."""
+def cheapest_first(evaluator: Evaluator, candidates: Iterable[Candidate], within: Budget) -> Iterable[Candidate]:
+    """The candidates in their order; if they are too much work for the budget, those of few micro-batches first."""
     found = list(candidates)
-    if time.monotonic() + sum(map(evaluator.takes_s, found)) > min(stops, evaluator.stops):
+    if sum(map(evaluator.takes_s, found)) > within.left_s:
         found.sort(key=evaluator.takes_s)
     return found
 
@@ -64,7 +63,7 @@ def choose(
     evaluator: Evaluator,
     candidates: Iterable[Candidate],
     first_that_fits: bool = False,
-    stops: float = float("inf"),
+    within: Budget | None = None,
 ) -> Choice:
     """The fastest of ``candidates`` that fits, or the first; candidates of sizes nobody measured are passed over.
 
@@ -72,13 +71,13 @@ def choose(
     time.  Without a plan those that take long are passed over.
 
     Args:
-        stops: when to end, by ``time.monotonic``; the time limit's end at the latest.
+        within: a part of the evaluator's budget; by default all of it.
     """
     best: Evaluation | None = None
     closest: Evaluation | None = None
     unknown: MissingMeasurementError | None = None
     unmet, is_cut_short = "", False
-    for asked in _in_time(candidates, min(stops, evaluator.stops)):
+    for asked in made_within(within or evaluator.budget, candidates):
         if asked is None:
             is_cut_short = True
             break
@@ -88,7 +87,7 @@ def choose(
             unmet = unmet or why
             continue
         takes_long = best is not None or evaluator.takes_s(candidate) > _LATE_S
-        if takes_long and not evaluator.has_time_for(candidate, stops):
+        if takes_long and not evaluator.has_time_for(candidate, within):
             is_cut_short = True
             continue
         try:
@@ -100,7 +99,7 @@ def choose(
             best = better(best, found)
             if first_that_fits:
                 break
-        elif closest is None or evaluator.excess(found) < evaluator.excess(closest):
+        elif found.memories and (closest is None or evaluator.excess(found) < evaluator.excess(closest)):
             closest = found
     return Choice(best, closest, unknown, unmet, is_cut_short)
 
@@ -114,21 +113,6 @@ def no_schedule(problem: Problem) -> InfeasibleError:
     )
 
 
-def _in_time(candidates: Iterable[Candidate], stops: float) -> Iterator[Candidate | None]:
-    """The candidates as far as they can be made in time; then None if some could not."""
-    source = iter(candidates)
-    while True:
-        try:
-            with until(stops):
-                found = next(source)
-        except StopIteration:
-            return
-        except OutOfTimeError:
-            yield None
-            return
-        yield found
-
-
 def better(best: Evaluation | None, found: Evaluation) -> Evaluation:
     """The faster of two; if they are equally fast the one that holds less, else ``best``."""
     if best is None or found.step_s < best.step_s * (1 - ROUNDING):
@@ -136,8 +120,13 @@ def better(best: Evaluation | None, found: Evaluation) -> Evaluation:
     return found if found.step_s <= best.step_s and found.peak_bytes < best.peak_bytes else best
 
 
-def best_of(evaluator: Evaluator, candidates: Iterable[Candidate], first_that_fits: bool = False) -> Evaluation:
+def best_of(
+    evaluator: Evaluator, candidates: Iterable[Candidate], first_that_fits: bool = False, why: Sequence[str] = ()
+) -> Evaluation:
     """As :func:`choose`, for those who need a plan.
+
+    Args:
+        why: what ``candidates`` says of those that it does not offer, filled while they are made.
 
     Raises:
         InfeasibleError: none fits.
@@ -160,6 +149,12 @@ def best_of(evaluator: Evaluator, candidates: Iterable[Candidate], first_that_fi
             f"no plan of this strategy {what}",
             [found.unmet],
             ["ask for less, or plan with another solver"],
+        )
+    if why and found.unknown is None:
+        raise InfeasibleError(
+            "this strategy has no plan at any micro-batch size that may be used",
+            list(dict.fromkeys(why)),
+            ["use other micro-batches, fewer devices or more time, or plan with another solver"],
         )
     raise found.unknown or MissingMeasurementError(
         "no micro-batch size that may be used was measured",
@@ -191,7 +186,7 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
     different = {found.candidate: found for found in others if found.fits and found.candidate != best.candidate}
     for candidate in sorted(different, key=evaluator.takes_s):
         takes_s += _JUDGING_TAKES * evaluator.takes_s(candidate)
-        if time.monotonic() + takes_s <= evaluator.stops:
+        if evaluator.budget.allows(takes_s):
             rivals[candidate] = decision_of(problem, candidate)
     if not rivals:
         return best, None
@@ -261,7 +256,7 @@ def _strategies(evaluator: Evaluator, best: Evaluation, known: Mapping[str, Choi
 def _schedules(evaluator: Evaluator, best: Evaluation) -> Iterator[Alternative]:
     for name in schedule_names(evaluator.problem):
         other = replace(best.candidate, schedule=name)
-        wanted = name != best.candidate.schedule and best.candidate.num_stages > 1
+        wanted = name != best.candidate.schedule and best.candidate.num_stages > 1 and not best.candidate.positions
         if wanted and evaluator.has_time_for(other) and not evaluator.unmet(other):
             found = evaluator.evaluate(other)
             title = f"schedule {name}"

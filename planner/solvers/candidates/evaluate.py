@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from operator import add
 from typing import NamedTuple
@@ -30,6 +29,7 @@ from planner.layers import prepared_inputs, throughout_sites
 from planner.layers.boundary import Boundaries
 from planner.layers.recomputed import cores_by_index
 from planner.schedules import traits
+from planner.solvers.budget import ACTION_S, Budget, part_of_current
 from planner.solvers.candidates.candidate import Candidate, boundaries_of, program_of
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import schedule_names, unmet
@@ -53,14 +53,13 @@ Edges = Mapping[tuple[int, int], Mapping[int, Pieces]]
 
 _ROUNDING = 1e-9
 
+FORECAST_TAKES = 2.0
+"""What it takes to forecast a plan (``costs.predict``), in times of one evaluation."""
+
+_LAYER_S, _PART_S = 3e-4, 5e-7
+
 _WORTH = 0.005
 """Of a step: for less no thread prepares the next one, as two threads of a process take turns with the interpreter."""
-
-_ACTION_S = 3e-5
-"""Seconds that an action of a program takes to lower, compile and simulate, until that is known better."""
-
-_MANY_ACTIONS = 2_000
-"""A program from which that can be learnt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class Evaluation:
 
     Attributes:
         step_s: infinity if it does not fit; no more than a lower bound where that alone was asked for.
-        memories: by rank; ranks that are not used hold nothing.
+        memories: by rank; ranks that are not used hold nothing.  Empty where the step alone says that it is not wanted.
         excess_rank: the rank that is furthest over its limit, None if all fit.
         too_slow_per_s: samples a second that a stream of it sustains, where that is less than was asked for; else 0.
     """
@@ -82,8 +81,8 @@ class Evaluation:
 
     @property
     def fits(self) -> bool:
-        """Whether every rank stays within its limit, and a stream is as fast as was asked for."""
-        return self.excess_rank is None and not self.too_slow_per_s
+        """Whether every rank is known to stay within its limit, and a stream is as fast as was asked for."""
+        return bool(self.memories) and self.excess_rank is None and not self.too_slow_per_s
 
     @property
     def peak_bytes(self) -> int:
@@ -96,14 +95,14 @@ class Evaluator:
     """Simulates candidates of one problem, and counts them.
 
     Attributes:
-        stops: when the problem's time limit ends, by ``time.monotonic``; counted from here.
+        budget: what the search may spend, by default the problem's time limit from now on; simulations are noted in it.
     """
 
     problem: Problem
     book: PriceBook
     num_simulated: int = 0
-    stops: float = field(init=False)
-    _action_s: float = field(init=False, default=_ACTION_S, repr=False)
+    within: InitVar[Budget | None] = None
+    budget: Budget = field(init=False)
     _shapes: dict[object, tuple[CompiledProgram, list[int]]] = field(init=False, default_factory=dict, repr=False)
     _pieces: dict[object, Pieces] = field(init=False, default_factory=dict, repr=False)
     _samples: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = field(init=False, default_factory=dict, repr=False)
@@ -112,8 +111,8 @@ class Evaluator:
     _throughout: frozenset[int] = field(init=False, repr=False)
     layouts: LayoutBook = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self.stops = time.monotonic() + self.problem.time_limit_s
+    def __post_init__(self, within: Budget | None) -> None:
+        self.budget = within or part_of_current(self.problem.time_limit_s)
         graph = self.problem.profile.graph
         self._readers = _readers(graph)
         along = throughout_sites(graph)
@@ -147,12 +146,18 @@ class Evaluator:
         return unmet(self.constraints, candidate)
 
     def takes_s(self, candidate: Candidate) -> float:
-        """About how long :meth:`evaluate` takes: what grows with ranks and micro-batches."""
-        return self._action_s * _num_actions(candidate)
+        """The work of :meth:`evaluate`, about: it grows with ranks and micro-batches."""
+        return ACTION_S * num_actions(candidate)
 
-    def has_time_for(self, candidate: Candidate, stops: float = float("inf")) -> bool:
-        """Whether it can be evaluated before ``stops``, or the end of the time limit."""
-        return time.monotonic() + self.takes_s(candidate) <= min(stops, self.stops)
+    @property
+    def writing_s(self) -> float:
+        """The work of writing a plan down, about: it has fingerprints of all layers, and their parts."""
+        return (_LAYER_S + _PART_S * len(self.problem.ranks)) * len(self.problem.profile.graph.layers)
+
+    def has_time_for(self, candidate: Candidate, within: Budget | None = None) -> bool:
+        """Whether it can be evaluated within a part of the budget, or the whole, and said at last what it does."""
+        takes_s, within = self.takes_s(candidate), within or self.budget
+        return within.allows(takes_s + max(0.0, FORECAST_TAKES * takes_s - within.reserve_s))
 
     def evaluate(self, candidate: Candidate, known_s: float = float("inf")) -> Evaluation:
         """The candidate's step and memory, as ``predict`` would find them.
@@ -162,13 +167,13 @@ class Evaluator:
         evaluation the candidate says which.  Of graphs there is but the latter.
 
         Args:
-            known_s: a step that is had already: a candidate that cannot be as short keeps a lower bound of its own
-                (above ``known_s``), which takes a tenth of the time where messages share anything.
+            known_s: a step that is had already: of a candidate that is not as short the memory is not asked, and where
+                messages share anything it keeps a lower bound of its step (above ``known_s``), a tenth of the work.
 
         Raises:
             MissingMeasurementError: the profile does not say what a layer costs at a size the candidate uses.
         """
-        started, num_shapes = time.monotonic(), len(self._shapes)
+        self.budget.spend(self.takes_s(candidate))
         always = self.book.preparations.look_ahead
         if candidate.prepares_next_step is not always:
             candidate = replace(candidate, prepares_next_step=always)
@@ -177,13 +182,23 @@ class Evaluator:
         edges = self._edges(candidate)
         compiled, wires = self._shape(candidate, edges, costs.tied_ranks)
         sizes, carried = _transfer_bytes(compiled, edges, candidate.micro_batches)
+        may_prepare = trains and not always and candidate.prepares_ahead and self._may_prepare(compiled)
+        prices = prices_of(compiled, costs, sizes, wires)
+        step_s = least_s(compiled, prices) if prices.traffic is not None and known_s < float("inf") else 0.0
+        is_cheap = prices.traffic is None and not may_prepare  # to simulate: cheaper than to ask what ranks hold
+        if is_cheap:
+            self.num_simulated += 1
+            step_s = run(compiled, prices).step_s
+        if step_s > known_s * (1 + _ROUNDING) and not may_prepare:
+            return Evaluation(candidate, step_s, (), None)
         memories = rank_memories(costs, compiled, sizes, carried)
         excess = self._excess_rank(memories)
-        step_s = float("inf")
-        if excess is None:
+        if excess is not None:
+            step_s = float("inf")
+        elif not is_cheap:
             self.num_simulated += 1
-            step_s = self._step_s(compiled, prices_of(compiled, costs, sizes, wires), known_s)
-        if trains and not always and candidate.prepares_ahead and self._may_prepare(compiled):
+            step_s = run(compiled, prices).step_s
+        if may_prepare:
             ahead = replace(costs, prepares_next_step=True)
             held = rank_memories(ahead, compiled, sizes, carried)
             if self._excess_rank(held) is None:
@@ -191,8 +206,6 @@ class Evaluator:
                 if sooner_s < step_s * (1 - _WORTH):
                     candidate = replace(candidate, prepares_next_step=True)
                     step_s, memories = sooner_s, held
-        if len(self._shapes) > num_shapes and _num_actions(candidate) >= _MANY_ACTIONS:
-            self._action_s = max(self._action_s, (time.monotonic() - started) / _num_actions(candidate))
         if self.problem.rate_per_s and excess is None and step_s <= known_s:
             found_per_s = self.sustained_per_s(candidate)
             if found_per_s < self.problem.rate_per_s * (1 - _ROUNDING):
@@ -345,7 +358,7 @@ class Evaluator:
         return found
 
 
-def _num_actions(candidate: Candidate) -> int:
+def num_actions(candidate: Candidate) -> int:
     """About how many actions the candidate's program has: F and B, and their messages where there are stages."""
     each = 2 if candidate.num_stages == 1 else 6
     return each * len(candidate.micro_batches) * sum(map(len, candidate.groups))

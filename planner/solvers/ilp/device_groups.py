@@ -25,7 +25,7 @@ from planner.ir.layout import parts_of, samples_of
 from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.layers import throughout_sites
 from planner.layers.boundary import without_gradient
-from planner.solvers.candidates.candidate import group_shares, like_groups, pools, site_shares
+from planner.solvers.candidates.candidate import all_shares, group_shares, like_groups, pools, site_shares
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import usable
 
@@ -115,12 +115,13 @@ def groups(
             continue
         members = _members(classes, takes)
         ranks = _first(classes, members, [0] * len(classes))
-        shares = (site_shares if by_parts else group_shares)(problem, book, ranks, micro_batches[0])
-        try:
-            if usable(problem, book, ranks, shares, micro_batches):
-                found.append(Group(takes, tuple(classes[k] for k in members), ranks, shares, by_parts))
-        except MissingMeasurementError:
-            continue
+        shared = () if by_parts else all_shares(problem, ranks, micro_batches[0])
+        for shares in shared or ((site_shares if by_parts else group_shares)(problem, book, ranks, micro_batches[0]),):
+            try:
+                if usable(problem, book, ranks, shares, micro_batches):
+                    found.append(Group(takes, tuple(classes[k] for k in members), ranks, shares, by_parts))
+            except MissingMeasurementError:
+                continue
     return tuple(found)
 
 
@@ -131,12 +132,15 @@ def assign(classes: tuple[DeviceClass, ...], chosen: tuple[Group, ...]) -> tuple
 
 
 def _members(classes: tuple[DeviceClass, ...], takes: tuple[int, ...]) -> tuple[int, ...]:
-    """The class of each member: kind after kind, within a kind the smallest group with more members first."""
+    """The class of each member: kind after kind, then by memory, the smallest group with more members first."""
     kinds = list(dict.fromkeys(c.kind for c in classes))
     on = Counter[tuple[str, ...]]()
     for c, count in zip(classes, takes, strict=True):
         on[c.groups] += count
-    order = sorted(range(len(classes)), key=lambda k: (kinds.index(classes[k].kind), -on[classes[k].groups], k))
+    memory = [-c.memory_limit_bytes for c in classes]
+    order = sorted(
+        range(len(classes)), key=lambda k: (kinds.index(classes[k].kind), memory[k], -on[classes[k].groups], k)
+    )
     return tuple(k for k in order for _ in range(takes[k]))
 
 

@@ -7,7 +7,6 @@ first.  Read ``device_groups`` (who may run a stage, and what groups hand to one
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,10 +21,18 @@ from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.predict import forecast
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
-from planner.ir.plan import Plan, Search
+from planner.ir.plan import PROVEN, SEARCHED, Plan, Rejected, Search, status_of
 from planner.ir.problem import SAMPLE_DIMS, THROUGHPUT, Problem
 from planner.schedules import traits
-from planner.solvers.candidates.candidate import Candidate, Recomputes, decision_of, micro_batches, plan_of
+from planner.solvers.candidates.candidate import (
+    FEW_SHARES,
+    Candidate,
+    Recomputes,
+    all_shares,
+    decision_of,
+    micro_batches,
+    plan_of,
+)
 from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -92,6 +99,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         num_candidates=found.num_solutions,
         bounds_s={"integer program": bound_s, "root": min(found.root_s, bound_s)},
         binding=binding(decision, seen),
+        rejected=enumeration.rejected,
     )
     return plan_of(problem, decision, seen.prediction, search)
 
@@ -101,7 +109,7 @@ class Found:
     """What the enumeration comes to.
 
     Attributes:
-        status: ``proven``, ``within gap``, ``time limit`` or ``stopped``.
+        status: as of ``planner.ir.plan.Search``.
         best: None if nothing fits.
         bound_s, root_s: no plan of the space is faster; the same before any program was solved.
         num_solutions: of integer programs.
@@ -169,9 +177,9 @@ class Enumeration:
     best: Evaluation | None = field(init=False, default=None)
     root_s: float = field(init=False, default=0.0)
     num_solutions: int = field(init=False, default=0)
+    rejected: tuple[Rejected, ...] = field(init=False, default=())
     _heap: list[tuple[float, int, Way]] = field(init=False, default_factory=list, repr=False)
     _pushed: int = field(init=False, default=0, repr=False)
-    _started_s: float = field(init=False, default_factory=time.monotonic, repr=False)
     _current_s: float = field(init=False, default=float("inf"), repr=False)
 
     def run(self) -> Found:
@@ -196,7 +204,7 @@ class Enumeration:
 
     def _try_known(self) -> None:
         found = known(self.evaluator.problem, self.evaluator.book)
-        for candidate in cheapest_first(self.evaluator, found, self.evaluator.stops):
+        for candidate in cheapest_first(self.evaluator, found, self.evaluator.budget):
             if self.best is not None and not self.evaluator.has_time_for(candidate):
                 continue
             if not self.evaluator.unmet(candidate):
@@ -216,6 +224,9 @@ class Enumeration:
         for size in micro_batch_sizes(problem, book):
             batches = micro_batches(problem, size)
             found_groups = groups(problem, book, classes, batches)
+            if any(not all_shares(problem, group.ranks, size) for group in found_groups if not group.by_parts):
+                why = f"more than {FEW_SHARES} ways; those whose largest time over the whole network is least are taken"
+                self.rejected = (Rejected("other shares of unlike devices", why),)
             messages = Messages(cluster, crossing, batches, overhead)
             for splits, by_flight in self._schedules(most, len(batches)).items():
                 builder = Builder(
@@ -256,20 +267,19 @@ class Enumeration:
         return found
 
     def _search(self) -> str:
-        problem = self.evaluator.problem
         while self._heap and not self._is_done(self._heap[0][0]):
-            left_s = problem.time_limit_s - (time.monotonic() - self._started_s)
-            if left_s <= 0:
+            if self.evaluator.budget.is_over:
                 return "time limit"
             self._report()
             bound_s, _, way = heappop(self._heap)
             self._current_s = bound_s
-            self._step(bound_s, way, left_s)
+            self._step(bound_s, way)
             self._current_s = float("inf")
-        proven = self.best is None or self._bound_s() >= self.best.step_s * (1 - ROUNDING)
-        return "proven" if proven else "within gap"
+        if self.best is None:
+            return PROVEN
+        return status_of(SEARCHED, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
 
-    def _step(self, bound_s: float, way: Way, left_s: float) -> None:
+    def _step(self, bound_s: float, way: Way) -> None:
         """Solves the way's program once more, simulates what it finds, and queues what remains."""
         if way.program is None:
             instance, least_s = prune(way.instance, self._upper_s())
@@ -279,7 +289,7 @@ class Enumeration:
         if way.program is None:
             return
         way.program.limit(self._upper_s())
-        solution = way.program.solve(left_s)
+        solution = way.program.solve(self.evaluator.budget.clock_s)
         if solution.status == INFEASIBLE:
             return
         if solution.spans:
@@ -326,5 +336,5 @@ class Enumeration:
             return
         best_s, bound_s = self._upper_s(), self._bound_s()
         gap = best_s / bound_s - 1 if bound_s > 0 else float("inf")
-        elapsed_s = time.monotonic() - self._started_s
+        elapsed_s = self.evaluator.budget.elapsed_s
         self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, elapsed_s))

@@ -36,10 +36,12 @@ class IntegerAnswer:
     Attributes:
         best: an assignment that fits; None if none was found.
         bound: no assignment that fits costs less; infinity if it is proved that nothing fits.
+        num_nodes: of its tree.
     """
 
     best: Assignment | None
     bound: float
+    num_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +84,10 @@ class Rows:
     upper: Array
 
 
-def solve_integer(graph: LabelledGraph, time_limit_s: float, gap: float = 0.0) -> IntegerAnswer:
-    """The cheapest assignment that fits, within ``gap`` of the bound, or the best found in time."""
+def solve_integer(
+    graph: LabelledGraph, time_limit_s: float, gap: float = 0.0, most_nodes: int = 1_000_000
+) -> IntegerAnswer:
+    """The cheapest assignment that fits, within ``gap`` of the bound, or the best found in time and ``most_nodes``."""
     from scipy.optimize import Bounds, LinearConstraint, milp  # a quarter of a second, and most plans need none
     from scipy.sparse import coo_array
 
@@ -105,15 +109,20 @@ def solve_integer(graph: LabelledGraph, time_limit_s: float, gap: float = 0.0) -
         bounds=Bounds(least, most),
         constraints=LinearConstraint(matrix, lower, upper),
         # HiGHS measures the gap by the cost, we by the bound
-        options={"time_limit": max(time_limit_s, 0.05), "mip_rel_gap": gap / (1 + gap)},
+        options={
+            "time_limit": max(time_limit_s, 0.05),
+            "mip_rel_gap": gap / (1 + gap),
+            "node_limit": max(1, most_nodes),
+        },
     )
+    nodes = int(answer.mip_node_count or 0)
     if answer.status == _INFEASIBLE:
-        return IntegerAnswer(None, float("inf"))
+        return IntegerAnswer(None, float("inf"), nodes)
     bound = float("-inf") if answer.mip_dual_bound is None else float(answer.mip_dual_bound) * unit
     if answer.x is None:
-        return IntegerAnswer(None, bound)
+        return IntegerAnswer(None, bound, nodes)
     best = tuple(int(np.argmax(answer.x[where])) for where in columns.nodes)
-    return IntegerAnswer(best if graph.fits(best) and np.isfinite(graph.cost(best)) else None, bound)
+    return IntegerAnswer(best if graph.fits(best) and np.isfinite(graph.cost(best)) else None, bound, nodes)
 
 
 def _costs(graph: LabelledGraph, columns: Columns) -> tuple[Array, Array, Array]:

@@ -20,12 +20,12 @@ ResNet-50 on 16 devices, and HiGHS overruns its time there.  ``docs/decisions/00
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.solvers.budget import NUMBER_S, Budget, part_of_current
 from planner.solvers.layouts.factor_graph import ROUNDING, Array, Assignment, Kept, LabelledGraph
 from planner.solvers.layouts.milp import solve_integer
 from planner.solvers.layouts.variable_elimination import Elimination, Order, eliminate, order_of
@@ -35,10 +35,13 @@ PROVEN, WITHIN_GAP, TIME_LIMIT, INFEASIBLE = "proven", "within gap", "time limit
 CORES = (3_000, 12_000, 25_000)
 """Pairs of options, over all edges, of one core after another."""
 
-_SHARE = 0.75
-"""Of the time that is left, for a core that is not the whole graph."""
+_PAIR_S, _NODE_S = 1e-4, 2e-6
+"""Work that a program takes for each of its pairs: at its root, and at each further node of HiGHS's tree."""
 
 _ROUNDS = 60
+
+_PASSES = 4
+"""Times that elimination looks at each entry of its tables, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +61,19 @@ class Answer:
     status: str
 
 
-def minimise(graph: LabelledGraph, time_limit_s: float = 60.0, gap: float = 0.0) -> Answer:
-    """The cheapest assignment of ``graph`` that fits, within ``gap`` of the bound."""
-    search = _Search(graph, time.monotonic() + time_limit_s, gap)
+def minimise(graph: LabelledGraph, within: Budget | None = None, gap: float = 0.0) -> Answer:
+    """The cheapest assignment of ``graph`` that fits, within ``gap`` of the bound.
+
+    Args:
+        within: 60 seconds by default.
+    """
+    search = _Search(graph, within or part_of_current(60.0), gap)
     order = order_of(graph)
     if not order.is_narrow:
         search.bound = sum(float(table.min()) for table in (*graph.node_cost, *graph.edge_cost.values()))
-        search.solve_part([np.arange(count) for count in graph.num_options], time_limit_s)
+        search.solve_part([np.arange(count) for count in graph.num_options])
         return search.answer()
+    search.budget.spend(_PASSES * NUMBER_S * order.all_tables)
     free = eliminate(graph, order)
     search.bound = free.cost
     if np.isfinite(free.cost):
@@ -73,7 +81,7 @@ def minimise(graph: LabelledGraph, time_limit_s: float = 60.0, gap: float = 0.0)
     if search.is_done:
         return search.answer()
     search.graph = graph.without_slack_resources()
-    search.bound, marginals, met = lagrangian(search.graph, order, free, search.stops)
+    search.bound, marginals, met = lagrangian(search.graph, order, free, search.budget)
     for found in met:
         search.offer(found)
     search.solve_cores(marginals)
@@ -85,13 +93,12 @@ class _Search:
     """The best answer so far and what is known of all others.
 
     Attributes:
-        stops: when to end, by ``time.monotonic``.
         cost: of ``best``; infinity without.
         bound: no assignment that fits costs less.
     """
 
     graph: LabelledGraph
-    stops: float
+    budget: Budget
     gap: float
     best: Assignment | None = None
     cost: float = float("inf")
@@ -112,25 +119,25 @@ class _Search:
 
     def solve_cores(self, marginals: tuple[Array, ...]) -> None:
         """Solves cores of more and more options, until the best is proven or time is up."""
-        took_s, last = 0.0, 0
         for most_pairs in CORES:
             level = min(_level(self.graph, marginals, most_pairs), self.cost)
             kept = [np.flatnonzero(each <= max(level, float(each.min()))) for each in marginals]
             beyond = min(float(np.min(each, initial=np.inf, where=each > level)) for each in marginals)
-            pairs, began = _num_pairs(self.graph, [len(options) for options in kept]), time.monotonic()
-            left_s = self.stops - began
-            # A larger core takes longer than the last, and HiGHS looks at its clock too rarely.
-            if self.is_done or left_s <= (took_s if pairs > last else 0.0):
+            if self.is_done or not self.solve_part(kept, beyond):
                 return
-            self.solve_part(kept, left_s if beyond >= self.cost else _SHARE * left_s, beyond)
-            took_s, last = time.monotonic() - began, pairs
 
-    def solve_part(self, kept: Kept, time_limit_s: float, beyond: float = float("inf")) -> None:
-        """Solves the program of the options ``kept``; all others cost at least ``beyond``."""
-        part = solve_integer(self.graph.restricted(kept), time_limit_s, self.gap)
+    def solve_part(self, kept: Kept, beyond: float = float("inf")) -> bool:
+        """Solves the program of the options ``kept``, unless there is no time; all others cost at least ``beyond``."""
+        pairs = _num_pairs(self.graph, [len(options) for options in kept])
+        if not self.budget.allows(_PAIR_S * pairs):
+            return False
+        most_nodes = int(self.budget.left_s / (_NODE_S * max(1, pairs)))
+        part = solve_integer(self.graph.restricted(kept), self.budget.clock_s, self.gap, most_nodes)
+        self.budget.spend((_PAIR_S + _NODE_S * part.num_nodes) * pairs)
         if part.best is not None:
             self.offer(tuple(int(options[k]) for options, k in zip(kept, part.best, strict=True)))
         self.bound = max(self.bound, min(part.bound, beyond, self.cost))
+        return True
 
     def answer(self) -> Answer:
         """What is known."""
@@ -158,7 +165,7 @@ def _num_pairs(graph: LabelledGraph, options: Sequence[int]) -> int:
 
 
 def lagrangian(
-    graph: LabelledGraph, order: Order, free: Elimination, stops: float
+    graph: LabelledGraph, order: Order, free: Elimination, within: Budget
 ) -> tuple[float, tuple[Array, ...], tuple[Assignment, ...]]:
     """A bound of what fits, infinity if nothing does; by node a bound of what takes each option; assignments met.
 
@@ -171,7 +178,7 @@ def lagrangian(
 
     Args:
         free: what elimination says without prices.
-        stops: when to be content with the best prices so far, by ``time.monotonic``.
+        within: when it is over the best prices so far must do.
     """
     from scipy.optimize import linprog
 
@@ -184,8 +191,9 @@ def lagrangian(
     met: dict[Assignment, tuple[float, Array]] = {}
     asked = free
     for _ in range(_ROUNDS):
-        if asked.assignment in met or time.monotonic() >= stops:
+        if asked.assignment in met or within.is_over:
             break
+        within.spend(_PASSES * NUMBER_S * order.all_tables)
         met[asked.assignment] = graph.cost(asked.assignment), (graph.memory(asked.assignment) - graph.budget) / unit
         planes = np.array([[*(-excess), 1.0] for _, excess in met.values()])
         highest = linprog([0.0] * len(unit) + [-1.0], planes, [cost for cost, _ in met.values()], bounds=limits)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,8 @@ from planner.costs.stages.stage_cost import StageCost, stage_cost
 from planner.costs.stages.stage_sums import least_backward_s
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import ALWAYS, NEVER
+from planner.layers.sized import REPLICA
+from planner.solvers.budget import MOST_BYTES, Budget
 from planner.solvers.layouts.factor_graph import Array, LabelledGraph
 from planner.solvers.layouts.solve import Answer, minimise
 
@@ -84,18 +87,20 @@ class StageLayouts:
 
 
 def best_layouts(
-    prices: LayoutPrices, question: Question, time_limit_s: float = 60.0, options: Sequence[Options] | None = None
+    prices: LayoutPrices, question: Question, within: Budget | None = None, options: Sequence[Options] | None = None
 ) -> StageLayouts:
     """The options of least ``StageCost.step_s`` within the memory.
 
     Args:
+        within: 60 seconds by default.
         options: of each layer asked about, to choose among fewer (side constraints); at least one each.
 
     Raises:
         MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
+        OutOfTimeError: the budget is over before the prices are known.
     """
     options = options or options_of(prices, question)
-    answer = minimise(labelled_graph(prices, question, options), time_limit_s)
+    answer = minimise(labelled_graph(prices, question, options, within), within)
     if answer.assignment is None:
         return StageLayouts({}, None, answer)
     picked = zip(question.layers, options, answer.assignment, strict=True)
@@ -112,6 +117,60 @@ def options_of(prices: LayoutPrices, question: Question) -> tuple[Options, ...]:
         known = {NEVER: again if index in question.recomputed else plain, ALWAYS: again}
         found.append(known.get(question.recompute, (*plain, *again)))
     return tuple(found)
+
+
+_GRID_S, _OPTION_S, _PAIR_S = 3e-6, 3e-5, 5e-8
+"""Work for each rank: of a grid that a layer may be cut along, of an option's prices, and for each pair of ranks of a
+pair of options."""
+
+_COPIES, _KEPT = 8, 4
+"""Of what moves between ranks: numbers that exist while an edge is priced for each one; and numbers a rank, kept."""
+
+
+def most_options(prices: LayoutPrices, work_s: float) -> int:
+    """How many options of each layer can be priced with so much work, and within ``MOST_BYTES``; 0: not even two.
+
+    An edge has a number for each pair of options and pair of ranks: 4 thousand million of them on 64 ranks with all
+    462 ways to cut a three-dimensional layer.
+    """
+    graph, ranks = range(len(prices.layers)), len(prices.ranks)
+    layers = {prices.sized(index).signature: index for index in graph}
+    if _GRID_S * ranks * prices.num_grids * len(layers) > work_s:
+        return 0
+    counts = {signature: len(prices.options(index)) for signature, index in layers.items()}
+    edges = {(prices.sized(u).signature, prices.sized(v).signature) for u, v in prices.edges(tuple(graph))}
+
+    def fits(most: int) -> bool:
+        few = {signature: min(most, count) for signature, count in counts.items()}
+        pairs = [few[u] * few[v] for u, v in edges]
+        takes_s = ranks * _OPTION_S * sum(few.values()) + ranks**2 * _PAIR_S * sum(pairs)
+        largest = 8 * max(ranks**2 * _COPIES * max(pairs, default=0), (_KEPT * ranks + 8) * sum(pairs))
+        return takes_s <= work_s and largest <= MOST_BYTES
+
+    low, high = 1, max(counts.values())
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low if low > 1 else 0
+
+
+def simplest(options: Sequence[Options], most: int) -> tuple[Options, ...]:
+    """Of each layer the ``most`` options in which fewest ranks hold the same, then of fewest axes, in their order."""
+    return tuple(_simplest(each, most) for each in options)
+
+
+def _simplest(options: Options, most: int) -> Options:
+    plain = _distinct(options)
+    if len(plain) <= most:
+        return options
+    kept = frozenset(sorted(plain, key=_complexity)[:most])
+    return tuple(option for option in options if replace(option, recompute=False) in kept)
+
+
+def _complexity(option: Option) -> tuple[int, int, int]:
+    """(ranks that hold the same, axes, rows that are computed twice)."""
+    parts = [(dim.startswith(REPLICA), count) for dim, count in option.grid if count > 1]
+    return prod(count for alike, count in parts if alike), sum(not alike for alike, _ in parts), option.margin
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,19 +246,31 @@ def rivals(prices: LayoutPrices, chosen: Mapping[int, Option], index: int, quest
     return tuple(sorted(found, key=lambda rival: (rival.total_s, not rival.is_chosen)))
 
 
-def labelled_graph(prices: LayoutPrices, question: Question, options: Sequence[Options]) -> LabelledGraph:
-    """The question as a labelled graph; node k is layer ``question.layers[k]``."""
-    is_limited = bool(question.memory_limit_bytes)
+def labelled_graph(
+    prices: LayoutPrices, question: Question, options: Sequence[Options], within: Budget | None = None
+) -> LabelledGraph:
+    """The question as a labelled graph; node k is layer ``question.layers[k]``.
+
+    Raises:
+        OutOfTimeError: the budget is over before all prices are known.
+    """
+    is_limited, ranks = bool(question.memory_limit_bytes), len(prices.ranks)
     plain = [_distinct(each) for each in options]
-    tables = [prices.layer(index, each) for index, each in zip(question.layers, plain, strict=True)]
+    tables = []
+    for index, each in zip(question.layers, plain, strict=True):
+        if within is not None:
+            within.require(_OPTION_S * ranks * len(each))
+        tables.append(prices.layer(index, each))
     place = [_places(each, base) for each, base in zip(options, plain, strict=True)]
     again = [np.array([option.recompute for option in each]) for each in options]
     repeats = 0.0 if question.backward == NONE else question.micro_batches
     number = {index: node for node, index in enumerate(question.layers)}
-    crossings = {
-        (number[u], number[v]): prices.crossing(u, v, plain[number[u]], plain[number[v]])
-        for u, v in prices.edges(question.layers)
-    }
+    crossings = {}
+    for u, v in prices.edges(question.layers):
+        makers, readers = plain[number[u]], plain[number[v]]
+        if within is not None:
+            within.require(_PAIR_S * ranks**2 * len(makers) * len(readers))
+        crossings[number[u], number[v]] = prices.crossing(u, v, makers, readers)
     edge_cost, edge_memory = {}, {}
     for (u, v), crossing in crossings.items():
         pairs = np.ix_(place[u], place[v])

@@ -29,6 +29,7 @@ from math import prod
 
 import numpy as np
 
+from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.layouts.factor_graph import Array, Assignment, Edge, LabelledGraph
 
 LARGEST_TABLE = 30_000_000
@@ -43,11 +44,12 @@ class Order:
 
     Attributes:
         scopes: for each node in turn, its neighbours at that time and, last, the node itself.
-        largest_table: entries of the largest table.
+        largest_table, all_tables: entries of the largest table, and of all together.
     """
 
     scopes: tuple[Scope, ...]
     largest_table: int
+    all_tables: int = 0
 
     @property
     def width(self) -> int:
@@ -104,7 +106,7 @@ def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge]) -> Or
     heapq.heapify(waiting)
     sizes = {node: entries for entries, node in waiting}
     scopes: list[Scope] = []
-    largest = 0
+    largest = total = 0
     while waiting:
         entries, node = heapq.heappop(waiting)
         if sizes.get(node) != entries:
@@ -112,14 +114,14 @@ def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge]) -> Or
         del sizes[node]
         around = sorted(neighbours[node])
         scopes.append((*around, node))
-        largest = max(largest, entries)
+        largest, total = max(largest, entries), total + entries
         for other in around:
             neighbours[other].discard(node)
             neighbours[other].update(third for third in around if third != other)
         for other in around:
             sizes[other] = size(other)
             heapq.heappush(waiting, (sizes[other], other))
-    return Order(tuple(scopes), largest)
+    return Order(tuple(scopes), largest, total)
 
 
 def order_of(graph: LabelledGraph) -> Order:
@@ -154,11 +156,12 @@ def eliminate(graph: LabelledGraph, order: Order | None = None) -> Elimination:
     return Elimination(order, total, _read_back(order, tables), tuple(tables))
 
 
-def all_spans(graph: LabelledGraph) -> Array:
+def all_spans(graph: LabelledGraph, within: Budget | None = None) -> Array:
     """``[i, j]``: the least cost of nodes ``i ... j - 1``; 0 where empty, infinity where nothing is allowed (or i > j).
 
     Raises:
         MemoryError: the frontier's table is too large (the graph is not chain-like).
+        OutOfTimeError: the budget is over.
     """
     count = graph.num_nodes
     cost = np.full((count + 1, count + 1), np.inf)
@@ -175,6 +178,8 @@ def all_spans(graph: LabelledGraph) -> Array:
         entries = table.size * graph.num_options[node]
         if entries > LARGEST_TABLE:
             raise MemoryError(f"{node + 1} spans at once: a table of {entries} entries, at most {LARGEST_TABLE}")
+        if within is not None:
+            within.require(NUMBER_S * entries)
         table = _added(graph, table, frontier, node, earlier[node])
         frontier = (*frontier, node)
         gone = tuple(axis + 1 for axis, u in enumerate(frontier) if last_reader[u] <= node)
@@ -183,6 +188,18 @@ def all_spans(graph: LabelledGraph) -> Array:
             frontier = tuple(u for u in frontier if last_reader[u] > node)
         cost[: node + 1, node + 1] = table.reshape(len(table), -1).min(axis=1)
     return cost
+
+
+def spans_table(num_options: Sequence[int], edges: Iterable[Edge]) -> int:
+    """Entries of the largest table that :func:`all_spans` makes of a graph with so many options."""
+    last_reader = list(range(len(num_options)))
+    for u, v in edges:
+        last_reader[u] = max(last_reader[u], v)
+    largest, frontier = 0, list[int]()
+    for node in range(len(num_options)):
+        largest = max(largest, (node + 1) * prod(num_options[u] for u in (*frontier, node)))
+        frontier = [u for u in (*frontier, node) if last_reader[u] > node]
+    return largest
 
 
 def _added(graph: LabelledGraph, table: Array, frontier: Scope, node: int, earlier: Sequence[int]) -> Array:

@@ -179,6 +179,35 @@ def test_nothing_is_left_when_the_parent_or_the_server_ends(then: str) -> None:
         parent.kill()
 
 
+KILLED = """
+import os, sys, tempfile
+from cuda_ops.device.fork_server import start
+
+print(os.getpid(), flush=True)
+with tempfile.TemporaryFile() as output:
+    start("time:sleep", [60], environment=dict(os.environ), output=output.fileno(), loads=["slow"], leaves=sys.argv[1])
+"""
+
+
+def test_the_folder_of_a_job_goes_with_a_parent_that_is_killed_while_it_starts_a_process(tmp_path: Path) -> None:
+    """The server has the request, and nobody to whom it could send the process."""
+    folder, begun, goes_on = tmp_path / "job", tmp_path / "begun", tmp_path / "goes_on"
+    folder.mkdir()
+    wait = f"while not pathlib.Path({str(goes_on)!r}).exists(): time.sleep(0.01)"
+    (tmp_path / "slow.py").write_text(f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\n{wait}\n")
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    with subprocess.Popen([sys.executable, "-c", KILLED, folder], env=environment, stdout=subprocess.PIPE) as parent:
+        end_s = time.monotonic() + 60
+        while not begun.exists() and time.monotonic() < end_s:
+            time.sleep(0.01)
+        parent.kill()
+        parent.wait()
+        goes_on.touch()
+    while folder.exists() and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert not folder.exists()
+
+
 def test_a_server_that_died_is_replaced() -> None:
     assert run("greet", "you", 0)[0] == 0
     for server in fork_server._servers.values():

@@ -38,6 +38,10 @@ def test_a_plan_is_made_explained_checked_and_compared(folder: Path) -> None:
     compared = call("compare", "plan.json", "by_hand.json", "--baselines", "--profile", "profile.json")
     assert compared.exit_code == 0, compared.stderr
     assert {"plan.json", "by_hand.json", "one-device", "data-parallel", "even-split"} <= set(compared.stdout.split())
+    assert "  planned in: bapipe " in compared.stdout
+    rival = call("plan", "profile.json", "--global-batch", "8", "--solver", "dapple", "-o", "rival.json")
+    assert "dapple took " in rival.stderr
+    assert "of 60.0 s that it may take" in rival.stderr
 
 
 def test_a_tie_is_called_one_by_plan_explain_compare_and_why_not(folder: Path) -> None:

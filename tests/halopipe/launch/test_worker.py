@@ -231,11 +231,7 @@ def test_ranks_that_torchrun_started_join_and_rank_0_has_the_result(script: Path
     [
         (signal.SIGINT, -signal.SIGINT),
         (signal.SIGTERM, 128 + signal.SIGTERM),
-        pytest.param(
-            signal.SIGKILL,
-            -signal.SIGKILL,
-            marks=pytest.mark.exhaustive("known: of a launcher that is killed the folder stays until the next run"),
-        ),
+        (signal.SIGKILL, -signal.SIGKILL),
     ],
 )
 def test_a_run_that_is_interrupted_or_killed_ends_its_workers_and_leaves_no_file(

@@ -88,11 +88,16 @@ def test_layers_of_another_model_are_named() -> None:
 def test_the_table_says_which_is_best_and_what_does_not_fit() -> None:
     slow = plan_of(PROFILE, chain_decision(PROFILE, cuts=(5,)), step_s=3e-3)
     fast = plan_of(PROFILE, REFERENCE, step_s=2e-3)
-    comparison = Comparison({"slow.json": slow, "fast.json": fast}, {"one-device": "needs 9 GiB"})
+    took_s, limits_s = {"one-device": 0.012, "dapple": 8.0}, {"one-device": 60.0, "dapple": 8.0}
+    comparison = Comparison(
+        {"slow.json": slow, "fast.json": fast}, {"one-device": "needs 9 GiB"}, None, took_s, limits_s
+    )
     lines = comparison.render().splitlines()
     assert lines[1].split()[:6] == ["slow.json", "3.00", "ms", "1,333", "+50", "%"]
     assert " best " in lines[2]
-    assert "  one-device: no plan fits: needs 9 GiB" in lines
+    assert "  one-device: no plan: needs 9 GiB" in lines
+    assert "  planned in: one-device 12.0 ms, dapple 8.00 s (all of 8.00 s)" in lines
+    assert comparison.data()["planning_s"] == took_s
     assert "fast.json, against slow.json:" in lines
     assert "  2 layers l3 ... l4: on n0/cpu1 instead of n0/cpu0" in lines
     assert comparison.data()["differences"] == {"fast.json": ["2 layers l3 ... l4: on n0/cpu1 instead of n0/cpu0"]}
@@ -113,6 +118,7 @@ def test_what_was_measured_stands_beside_what_was_predicted_in_the_same_units() 
         ("within gap", 0.021, "within 2.1 %"),
         ("within gap", 1e-5, "within 0.1 %"),
         ("time limit", 0.124, "time limit, within 12 %"),
+        ("searched", 4.61, "searched, within 461 %"),
     ],
 )
 def test_a_proof_says_how_far_from_the_best_a_plan_can_be(status: str, gap: float, text: str) -> None:

@@ -121,6 +121,20 @@ def test_the_certificate_is_in_words() -> None:
     assert "the plan is at the bound" in explain.explain(proven)
 
 
+def test_the_first_lines_say_the_gap_and_what_ended_the_search() -> None:
+    def first_lines(**search: object) -> str:
+        return explain.headline(replace(plan(0.0925), search=replace(SEARCH, **search)))
+
+    assert "\n  gap       16 % (time limit)" in first_lines(gap=0.15625)
+    assert "\n  gap       0.0 % (proven)" in first_lines(status="proven", gap=0.0)
+    assert "\n  gap       461 % (searched)" in first_lines(status="searched", gap=4.61)
+    assert "\n  gap       not known: made by a rule" in first_lines(status="heuristic", bound_s=0.0)
+    assert "all of the searched space was looked at" in explain.explain(
+        replace(plan(0.0925), search=replace(SEARCH, status="searched"))
+    )
+    assert repr(replace(plan(0.0925), search=replace(SEARCH, gap=0.15625))).endswith("a step, time limit, gap 15.6%)")
+
+
 def test_what_binds_and_the_alternatives_are_listed() -> None:
     shown = explain.explain(plan())
     assert "  - stage 1 computes 79 % of the step" in shown

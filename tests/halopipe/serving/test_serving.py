@@ -60,8 +60,16 @@ def test_what_a_model_takes_is_told_whole() -> None:
     assert inputs_of(json.loads(json.dumps(described(inputs)))) == inputs
 
 
-def test_requests_are_answered_in_order_by_ranks_that_keep_state() -> None:
-    """Starts two processes, once for all that is asked of them; they load torch: 8 s."""
+def test_requests_are_answered_in_order_by_ranks_that_keep_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starts two processes, once for all that is asked of them; they load torch: 8 s.
+
+    The job's folder has a longer name than a socket may have.
+    """
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
     module = load_model(RECURRENT).module
     with torch.no_grad():
         module.head[0].weight.mul_(1.5)  # the ranks begin with the script's weights, not with the factory's

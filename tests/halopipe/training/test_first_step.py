@@ -373,11 +373,14 @@ def test_where_one_device_can_leave_nothing_it_is_not_waited_for(
     folder = tmp_path / "halopipe-job-x"
     folder.mkdir()
     job = Job(plan(), RunOptions(), folder)
+    kept = folder / "kept"
+    kept.touch()
     monkeypatch.setattr(spawn, "write_text", lambda path, text: _no_room(path))
-    spawn._leave(failed_path(job.reference_path), "it was killed")
+    monkeypatch.setattr(Path, "touch", lambda path: _no_room(path))  # nor is there an inode for an empty file
+    spawn._leave(kept, failed_path(job.reference_path), "it was killed")
     assert first_step.read_when_written(job.reference_path).skipped == f"there was no room in {folder}"
     shutil.rmtree(folder)
-    spawn._leave(failed_path(job.reference_path), "it was killed")
+    spawn._leave(kept, failed_path(job.reference_path), "it was killed")
     assert first_step.read_when_written(job.reference_path).skipped == f"the job's folder {folder} was removed"
 
 

@@ -124,6 +124,9 @@ SPOILS: dict[str, Callable[[], Plan]] = {
     "is above the step": lambda: searched(pipeline(), bound_s=1.0),
     "is not step over bound - 1": lambda: searched(pipeline(), gap=0.5),
     "called proven with a bound": lambda: searched(pipeline(), bound_s=pipeline().prediction.step_s / 2, gap=1.0),
+    "above the 0.0 that was asked for": lambda: searched(
+        pipeline(), status="within gap", bound_s=pipeline().prediction.step_s / 2, gap=1.0, bounds_s={}
+    ),
     "'mpi', the links were measured with ''": lambda: predicted(pipeline(), transport="mpi"),
     "0.5 of a step measured over mpi, predicted over gloo": lambda: replace(
         predicted(pipeline(), transport="gloo"), measured=Measured(1.0, 0.0, 1, (), (), (), 0.5, transport="mpi")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, product
 from math import ceil, inf
 
 from planner.baselines.piper.format import Instance, Machine, Node, Option
@@ -73,6 +73,22 @@ def best_plan(instance: Instance, machine: Machine) -> tuple[float, float]:
                 by_rule = min(by_rule, _by_rule(instance, machine, sets, list(shape)))
                 by_any = min(by_any, _by_any(instance, machine, sets, list(shape)))
     return by_rule, by_any
+
+
+def best_equal_plan(instance: Instance, machine: Machine, order: Sequence[int]) -> float:
+    """The smallest time of equally many layers a stage, in ``order``, one way for all; infinite if nothing fits."""
+    best = inf
+    for num_stages in range(1, len(order) + 1):
+        each, more = divmod(len(order), num_stages)
+        sizes = [each + (stage >= num_stages - more) for stage in range(num_stages)]
+        ends = list(accumulate(sizes))
+        sets = [tuple(sorted(order[end - size : end])) for end, size in zip(ends, sizes, strict=True)]
+        for d, t, last in product(range(1, 6), range(1, 5), (False, True)):
+            if all(t in node.options for node in instance.nodes):
+                picked = [tuple(last * (len(instance.nodes[k].options[t]) - 1) for k in nodes) for nodes in sets]
+                stages = [Stage(nodes, d, t, own) for nodes, own in zip(sets, picked, strict=True)]
+                best = min(best, value_of(instance, machine, stages))
+    return best
 
 
 def _splits(count: int) -> Iterator[tuple[int, ...]]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import off_chip
+from planner.ir.constraints import parse_rule
 from planner.ir.graph import Graph, TensorSpec, producer
-from planner.ir.layout import parts_of, samples_of
+from planner.ir.layout import equal_shares, parts_of, samples_of
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost
 from planner.layers import throughout_sites
-from planner.schedules import traits
-from planner.solvers.candidates.candidate import Candidate, Recomputes, group_shares, site_shares, split_batch
+from planner.schedules import positions, traits
+from planner.solvers.candidates.candidate import Candidate, Recomputes, site_shares, split_batch
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import recompute_choices, schedule_names
 from tests.planner.factories import chain_profile
@@ -69,8 +70,12 @@ def random_problem(seed: int) -> Problem:
 
 def branching_problem(seed: int) -> Problem:
     """The same with branches: layers read any earlier ones, or the input, and some make integers."""
-    problem = random_problem(seed)
-    draw = random.Random(-seed)
+    return with_branches(random_problem(seed), -seed)
+
+
+def with_branches(problem: Problem, seed: int) -> Problem:
+    """``problem`` with layers that read others of the earlier ones."""
+    draw = random.Random(seed)
     graph = problem.profile.graph
     unread = set()
     layers = []
@@ -211,17 +216,49 @@ def attention_problem(seed: int) -> Problem:
     return with_memory(replace(problem, profile=changed), draw.choice([3000, 6000, 12000, 2**30]))
 
 
-def plans(problem: Problem) -> Iterator[Candidate]:
-    """Every plan of the space."""
+def uneven_problem(seed: int) -> Problem:
+    """Any of the above, where no two layers, sizes or kinds of device are in proportion, with requests of some sort."""
+    draw = random.Random(seed + 50_000)
+    makers = random_problem, random_problem, branching_problem, tied_problem, tied_branches, attention_problem
+    problem = draw.choice(makers)(seed)
+    profile = problem.profile
+
+    def uneven(one: Measurement) -> Measurement:
+        names = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
+        return replace(one, **{name: draw.uniform(0.6, 1.4) * getattr(one, name) for name in names})
+
+    measured = {kind: tuple(map(uneven, found)) for kind, found in profile.measurements.items()}
+    return replace(
+        problem,
+        profile=replace(profile, measurements=measured),
+        recompute=draw.choice(["never", "never", "auto", "always"]),
+        micro_batch_sizes=draw.choice([(), (), (), (2,), (3, 4)]),
+        max_stages=draw.choice([0, 0, 0, 2]),
+    )
+
+
+def tied_branches(seed: int) -> Problem:
+    """Branches with layers that share parameters."""
+    return tied_problem(seed, branching_problem)
+
+
+def plans(problem: Problem, *, every_share: bool = False) -> Iterator[Candidate]:
+    """Every plan of the space.
+
+    Args:
+        every_share: also those with unequal shares on devices that are alike.
+    """
     graph, book = problem.profile.graph, PriceBook(problem.profile)
     batch, largest = problem.global_batch, SIZES[-1]
     along = throughout_sites(graph)
     others = [index for index, layer in enumerate(graph.layers) if layer.name not in along]
     schedules = schedule_names(problem)
-    for size in range(1, batch + 1):
+    for size in sorted({min(size, batch) for size in problem.micro_batch_sizes}) or range(1, batch + 1):
         batches = split_batch(batch, size)
         for groups in _groups((), tuple(problem.ranks), problem):
-            shared = _shares(problem, book, groups, batches, size, largest)
+            if 0 < problem.max_stages < len(groups):
+                continue
+            shared = _shares(problem, book, groups, batches, largest, every_share)
             for (shares, by_parts), stage_of in product(shared, _stages(graph, len(groups))):
                 if any(stage_of[index] in by_parts for index in others):
                     continue
@@ -231,31 +268,117 @@ def plans(problem: Problem) -> Iterator[Candidate]:
                             yield Candidate(stage_of, groups, shares, batches, schedule, windows, again)
 
 
+def several_a_position(seed: int, schedule: str) -> Problem:
+    """Three to five layers on two to four devices of one or two kinds, on one to four hosts, under a schedule."""
+    draw = random.Random(seed)
+    num_layers, num_devices = draw.randint(3, 5), draw.choice([2, 2, 3, 3, 4])
+
+    def each(low: float, high: float) -> list[float]:
+        return [draw.uniform(low, high) for _ in range(num_layers)]
+
+    profile = chain_profile(
+        num_layers,
+        num_devices,
+        forward_s=each(1e-4, 1e-3),
+        backward_s=each(2e-4, 2e-3),
+        backward_input_s=each(1e-4, 1e-3),
+        backward_weight_s=each(1e-4, 1e-3),
+        parameter_bytes=[4 * draw.randint(0, 200) for _ in range(num_layers)],
+        activation_bytes=[4 * draw.randint(1, 200) for _ in range(num_layers)],
+        update_s=draw.choice([0.0, 2e-4]),
+        accumulate_s=draw.choice([0.0, 1e-4]),
+        loss_s=draw.choice([0.0, 1e-5]),
+        speeds=[draw.choice([1.0, 1.0, 1.7]) for _ in range(num_devices)] if draw.random() < 0.5 else 1.0,
+        hosts=[f"n{draw.randint(0, 3)}" for _ in range(num_devices)] if draw.random() < 0.7 else None,
+        memory_bytes=[draw.choice([4000, 8000, 2**30]) for _ in range(num_devices)] if draw.random() < 0.4 else 2**30,
+        latency_s=draw.choice([0.0, 1e-4]),
+        bandwidth_bytes_per_s=draw.choice([1e6, 1e7, 1e9]),
+        all_reduce_latency_s=draw.choice([0.0, 1e-4]),
+        sizes=SIZES,
+        skips=[(0, 2)] if draw.random() < 0.2 else [],
+    )
+    apart = tuple(parse_rule(f"*=replicas:{count}") for count in (2, 3, 4))
+    forbid = apart if num_devices == 4 and schedule != "chimera" else ()
+    return Problem(profile, draw.choice([2, 3, 4]), (schedule,), memory_margin=0.0, forbid=forbid)
+
+
+def virtual_plans(problem: Problem) -> Iterator[Candidate]:
+    """Every plan with several stages a position, or one, under the problem's schedule."""
+    known = traits(problem.schedules[0])
+    for size in range(1, problem.global_batch + 1):
+        batches = split_batch(problem.global_batch, size)
+        for groups in _groups((), tuple(problem.ranks), problem):
+            if known.bidirectional and any(len(group) != 2 for group in groups):
+                continue
+            shared = any(len(group) > 1 for group in groups)
+            if (shared and problem.forbid) or (len(groups) == 1 and not known.bidirectional):
+                continue
+            flips = product((1, -1), repeat=len(groups)) if known.bidirectional else ((1,) * len(groups),)
+            for flip, ways in product(
+                flips, (known.stages_per_position,) if known.stages_per_position else (1, 2, 3, 4)
+            ):
+                ordered = [group[::step] for group, step in zip(groups, flip, strict=True)]
+                yield from _virtual_plans(problem, ordered, ways, batches)
+
+
+def _virtual_plans(
+    problem: Problem, groups: Sequence[tuple[int, ...]], ways: int, batches: tuple[int, ...]
+) -> Iterator[Candidate]:
+    name = problem.schedules[0]
+    where, halves = positions(name, len(groups), ways), traits(name).bidirectional
+    if len(where) > len(problem.profile.graph.layers):
+        return
+    choices = [
+        (equal_shares(batches[0], 2),) if halves else tuple(_divisions(problem, group, batches[0])) for group in groups
+    ]
+    mirrored = [groups[r][::-1] if halves and 2 * s >= len(where) else groups[r] for s, r in enumerate(where)]
+    for shares in product(*choices):
+        loads = [n for share in shares for rows in set(batches) for n in samples_of(share, rows)]
+        if min(loads) > 0 and max(loads) <= SIZES[-1]:
+            for stage_of in _stages(problem.profile.graph, len(where)):
+                yield Candidate(stage_of, tuple(mirrored), tuple(shares[r] for r in where), batches, name)
+
+
 def _shares(
     problem: Problem,
     book: PriceBook,
     groups: tuple[tuple[int, ...], ...],
     batches: tuple[int, ...],
-    size: int,
     largest: int,
+    every_share: bool,
 ) -> Iterator[tuple[tuple[tuple[int, ...], ...], frozenset[int]]]:
     """Shares of all stages, in samples; and with those of some stages of several ranks in parts of sites."""
+    size = max(batches)
     several = [stage for stage, group in enumerate(groups) if len(group) > 1]
     sparse = bool(throughout_sites(problem.profile.graph))
     for flags in product((False, True) if sparse else (False,), repeat=len(several)):
         by_parts = frozenset(stage for stage, flag in zip(several, flags, strict=True) if flag)
-        shares = tuple(
-            (site_shares if stage in by_parts else group_shares)(problem, book, group, size)
+        choices = [
+            (site_shares(problem, book, group, size),)
+            if stage in by_parts
+            else tuple(_divisions(problem, group, size, every_share))
             for stage, group in enumerate(groups)
-        )
-        loads = [
-            n
-            for stage, share in enumerate(shares)
-            for rows in set(batches)
-            for n in (parts_of if stage in by_parts else samples_of)(share, rows)
         ]
-        if min(loads) > 0 and max(loads) <= largest:
-            yield shares, by_parts
+        for shares in product(*choices):
+            loads = [
+                n
+                for stage, share in enumerate(shares)
+                for rows in set(batches)
+                for n in (parts_of if stage in by_parts else samples_of)(share, rows)
+            ]
+            if min(loads) > 0 and (max(loads) <= largest or problem.micro_batch_sizes):
+                yield shares, by_parts
+
+
+def _divisions(
+    problem: Problem, group: tuple[int, ...], size: int, every_share: bool = False
+) -> Iterator[tuple[int, ...]]:
+    """The samples of each rank of a group: equal on devices that are alike, else in every way."""
+    devices = [problem.profile.cluster.devices[rank] for rank in group]
+    if not every_share and len({(device.kind, device.memory_bytes, device.on_chip_bytes) for device in devices}) == 1:
+        yield equal_shares(size, len(group))
+        return
+    yield from (shares for shares in product(range(1, size + 1), repeat=len(group)) if sum(shares) == size)
 
 
 def _stages(graph: Graph, num_stages: int) -> Iterator[tuple[int, ...]]:
@@ -278,10 +401,12 @@ def _recompute(problem: Problem, num_stages: int) -> tuple[tuple[Recomputes, ...
     return tuple(product(recompute_choices(problem), repeat=num_stages))
 
 
-def best_by_exhaustion(problem: Problem) -> tuple[Evaluation | None, int]:
+def best_by_exhaustion(
+    problem: Problem, every: Callable[[Problem], Iterator[Candidate]] = plans
+) -> tuple[Evaluation | None, int]:
     """The fastest plan that fits, and how many there are."""
     evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = [evaluator.evaluate(candidate) for candidate in plans(problem)]
+    found = [evaluator.evaluate(candidate) for candidate in every(problem)]
     return min((f for f in found if f.fits), key=lambda f: f.step_s, default=None), len(found)
 
 
@@ -305,11 +430,22 @@ def _groups(
 
 
 def _in_order(group: tuple[int, ...], problem: Problem) -> tuple[int, ...]:
-    """Kinds after one another; within a kind, the smallest group (a host, an island) with more members first."""
+    """Kinds after one another, then by memory; then the smallest group (a host, an island) with more members first."""
     cluster = problem.profile.cluster
     devices = cluster.devices
     kinds = list(dict.fromkeys(device.kind for device in devices))
     pool = {rank: (devices[rank].kind, cluster.groups_of(rank), devices[rank].memory_bytes) for rank in problem.ranks}
     pools = list(dict.fromkeys(pool.values()))
     count = Counter(pool[rank] for rank in group)
-    return tuple(sorted(group, key=lambda r: (kinds.index(devices[r].kind), -count[pool[r]], pools.index(pool[r]), r)))
+    return tuple(
+        sorted(
+            group,
+            key=lambda r: (
+                kinds.index(devices[r].kind),
+                -devices[r].memory_bytes,
+                -count[pool[r]],
+                pools.index(pool[r]),
+                r,
+            ),
+        )
+    )

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.baselines import bapipe, dapple, sparsepipe
+from planner.baselines import bapipe, dapple, hpgo, sparsepipe
 from planner.baselines.common import as_profile as clusters
 from planner.baselines.common.as_profile import as_profile
 from planner.baselines.common.problem import block_ends, network, searchable
 from planner.baselines.pipedream import solver as pipedream
-from planner.baselines.pipedream.format import read
+from planner.baselines.pipedream.format import read, states_of
 from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import Cluster
@@ -19,7 +19,10 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.graph import TensorSpec
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers import baselines
+from planner.solvers import baselines, solver
+from planner.solvers.best_first.incumbents import promising
+from planner.solvers.candidates.candidate import Candidate
+from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import branching_problem, random_problem
 
@@ -117,8 +120,8 @@ def test_layers_that_share_a_parameter_stay_together() -> None:
     for index in (1, 3):
         layers[index] = replace(layers[index], parameters=("tied",))
     profile = replace(profile, graph=replace(profile.graph, layers=tuple(layers), parameters=tied))
-    for solver in (pipedream, dapple, bapipe):
-        plan = solver.solve(Problem(profile, 4))
+    for peer in (pipedream, dapple, bapipe):
+        plan = peer.solve(Problem(profile, 4))
         assert check(plan, profile) == ()
         stages = {layer: s for s in range(len(plan.decision.stages)) for layer in plan.decision.layers_of(s)}
         assert stages["l1"] == stages["l2"] == stages["l3"]
@@ -138,3 +141,40 @@ def test_a_network_of_many_states_is_planned_as_blocks() -> None:
     assert len(few.graph.nodes) < len(fine.graph.nodes)
     assert few.layers(list(few.members)) == tuple(range(len(problem.profile.graph.layers)))
     assert sum(n.forward_s for n in few.graph.nodes) == pytest.approx(sum(n.forward_s for n in fine.graph.nodes))
+
+
+def test_dapple_offers_what_its_authors_released() -> None:
+    problem = vgg16(clusters.hosts(2, 4, 2.5e10, 1e9, ROOM))
+    book = PriceBook(problem.profile)
+    graph = network(problem, book, "gpu", 128).graph
+    machines = hpgo.Machines(2, 4, 2.5e10, 1e9, 1e9)
+    halves = hpgo.Planner(graph, machines, 4, 4).pipelines()[hpgo.HALVES]
+    cut = len(states_of(graph).layers(None, halves.ends[0]))
+    both = cut, len(problem.profile.graph.layers)
+    candidate = Candidate.chain((0, *both), ((0, 1, 2, 3), (4, 5, 6, 7)), ((32,) * 4,) * 2, (128,) * 4, "1f1b-so")
+    assert dapple.solve(problem).prediction.step_s <= Evaluator(problem, book).evaluate(candidate).step_s * (1 + 1e-9)
+
+
+def test_replicas_are_planned_from_costs_of_one_sample() -> None:
+    profile = chain_profile(6, 4, sizes=(1,), parameter_bytes=2**10)
+    for name in ("dapple", "pipedream", "sparsepipe", "tarnawski", "piper", "bapipe"):
+        plan = solver(name)(Problem(profile, 8), None)
+        assert check(plan, profile) == ()
+
+
+def test_a_planner_without_a_plan_says_why_and_of_what_size() -> None:
+    problem = Problem(chain_profile(6, 4), 2)  # replicas on three or four devices have no sample
+    with pytest.raises(InfeasibleError, match="no plan at any micro-batch size") as caught:
+        sparsepipe.solve(replace(problem, max_stages=1))
+    assert any(
+        "micro-batches of 2: its plan has a stage of 4 devices, some of them without a sample" in line
+        for line in caught.value.details
+    )
+
+
+@pytest.mark.parametrize(("num_devices", "is_asked"), [(8, False), (16, True)])
+def test_a_search_on_many_devices_starts_from_dapples_plans(num_devices: int, is_asked: bool) -> None:
+    problem = vgg16(clusters.hosts(2, num_devices // 2, 2.5e10, 1e9, ROOM))
+    found = list(promising(Evaluator(problem, PriceBook(problem.profile))))
+    assert bool(found) == is_asked
+    assert all(choice.best is not None and choice.best.fits for choice in found)

@@ -57,11 +57,9 @@ def bytes_of(network: Network) -> dict:  # type: ignore[type-arg]  # footprints 
             return watched_passes(network.captured, tensors, network.model.samples, watch.meter, WatchClock(watch))[0]
 
 
-ROUNDED = "dtypes:targets_of_dtypes"
-"""Weights in half precision: a run sees samples in what is rounding."""
-
 SOME = [
-    *(name for name in list(ALL)[::12] if name != ROUNDED),
+    *list(ALL)[::12],
+    "dtypes:targets_of_dtypes",
     "choices:mean_over_batch",
     "losses:contrastive",
     "losses:hard_examples",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import threading
 import time
 from collections.abc import Mapping
@@ -20,6 +22,7 @@ from runtime.monitor import watch
 from runtime.monitor.activity import Beat
 from runtime.monitor.waits import Waits
 from runtime.monitor.watch import host_store, host_store_at, join_store, meet, run_workers
+from tests.forks import forked
 from tests.processes import writing_into
 
 RESULT, ERROR = "RESULT", "ERROR"  # replaced by the worker's own paths
@@ -241,3 +244,18 @@ def test_failures_are_reported_soon(tmp_path: Path) -> None:
     with pytest.raises(WorkerDiedError):
         run(tmp_path, "import sys; sys.exit(1)", WAIT)
     assert time.monotonic() - start_s < 60.0  # not after the worker that still sleeps
+
+
+def test_a_store_that_may_not_open_its_files_is_refused_at_once() -> None:
+    """torch asks again for minutes."""
+
+    def refused(_: int) -> int:
+        used = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 6, used + 6))
+        try:
+            host_store()
+        except OSError as error:
+            return error.errno or 0
+        return 0
+
+    assert forked(1, refused) == [errno.EMFILE]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,8 +46,15 @@ class PlainMean(nn.Module):
         return self.own(targets) + self.others(sums / counts.clamp(min=1)[:, None])
 
 
-def example(network: nn.Module, loss: Any, *, fanouts: tuple[int, ...] = (3, 2), self_loops: bool = False) -> Any:
-    sampler = NeighbourSampler(GRAPH, fanouts, self_loops=self_loops)
+def example(
+    network: nn.Module,
+    loss: Any,
+    *,
+    fanouts: tuple[int, ...] = (3, 2),
+    self_loops: bool = False,
+    graph: NodeGraph = GRAPH,
+) -> Any:
+    sampler = NeighbourSampler(graph, fanouts, self_loops=self_loops)
     seeds = torch.tensor([3, 150, 0, 77, 3, 299, 42, 8])
     return network, (sampler.sample(seeds, 5), torch.from_numpy(GRAPH.labels)[seeds]), loss
 
@@ -137,3 +145,22 @@ def shifted() -> Any:
             )
 
     return Shifted(), made, loss
+
+
+class Stamped(nn.Module):
+    """Features are seconds of an epoch, in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = Convolutions(SAGEConv(CHANNELS, 8), SAGEConv(8, CLASSES))
+
+    def forward(self, x: Tensor, blocks: list[Block]) -> Tensor:
+        weight = next(self.parameters())
+        return self.network(((x - 1.7e9) / 3600).to(weight.dtype), blocks)
+
+
+STAMPED = replace(GRAPH, features=1.7e9 + 3600 * GRAPH.features.astype("float64"))
+
+
+def stamped() -> Any:
+    return example(Stamped(), nn.CrossEntropyLoss(), graph=STAMPED)

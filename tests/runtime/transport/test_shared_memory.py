@@ -333,3 +333,21 @@ def test_the_order_of_addition_does_not_depend_on_whose_term_is_ones_own(run):
         add_in_order(total, position, [term for place, term in enumerate(terms) if place != position])
         found.append(total.item())
     assert found == [(((terms[0] + terms[1]) + terms[2]) + terms[3]).item()] * 4
+
+
+def test_without_the_files_of_proc_ranks_talk_over_gloo(run, monkeypatch, tmp_path):
+    def missing():
+        raise FileNotFoundError("there is no /proc")
+
+    monkeypatch.setattr("runtime.transport.segments.boot_id", missing)
+
+    def opened(rank, world_size, groups, store):
+        meeting = dist.FileStore(str(store), world_size)
+        return open_named("", rank, meeting, 20.0, groups, ("n0",) * world_size)
+
+    def program(transport):
+        total = torch.full((2,), float(transport.rank + 1))
+        transport.all_reduce(total, (0, 1), DEADLINE_S)
+        return transport.name, total.tolist()
+
+    assert run_in_processes(2, program, ((0, 1),), tmp_path / "store", opened) == [("gloo", [3.0, 3.0])] * 2

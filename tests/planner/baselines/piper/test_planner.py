@@ -13,11 +13,11 @@ import pytest
 from planner.baselines.common.answer import INFEASIBLE, OPTIMAL, TIME_LIMIT
 from planner.baselines.common.ideals import Ideals, chain_of, lattice_of
 from planner.baselines.piper import format as piper_format
-from planner.baselines.piper.format import Instance, Machine, Room
-from planner.baselines.piper.planner import solve
+from planner.baselines.piper.format import Instance, Machine, Node, Option, Room
+from planner.baselines.piper.planner import depth_first, solve
 from planner.baselines.piper.stages import PlainPairs, Stage, StageCosts, are_alike, choose_options, value_of
 from planner.ir.errors import UnknownNameError, UsageError
-from tests.planner.peers.pipelines import best_plan, plain_programme, random_instance
+from tests.planner.peers.pipelines import best_equal_plan, best_plan, plain_programme, random_instance
 
 DATA = Path(__file__).parents[3] / "data"
 GIB = 2**30
@@ -88,6 +88,43 @@ def test_no_plan_is_better(block: int, degrees: tuple[int, ...]) -> None:
         released = solve(instance, variant="released")
         assert released.bound <= by_any * (1 + 1e-9) <= answer.value * (1 + 2e-9), seed
         assert released.value <= answer.value
+
+
+@pytest.mark.parametrize("degrees", [(1,), (1, 2), (2, 3)])
+@pytest.mark.parametrize("seed", range(40))
+def test_equi_partitions_are_the_best_of_all_of_them_and_never_better_than_pipers_plan(
+    seed: int, degrees: tuple[int, ...]
+) -> None:
+    instance = random_instance(seed, 5, degrees)
+    equal, best = solve(instance, variant="equal"), solve(instance)
+    assert equal.value == pytest.approx(best_equal_plan(instance, machine_of(instance), depth_first(instance)))
+    assert equal.value >= best.value * (1 - 1e-9)
+    if equal.found:
+        stages = stages_of(instance, equal.plan)
+        sizes = [len(stage.nodes) for stage in stages if stage.nodes]
+        assert max(sizes) - min(sizes) <= 1
+        assert len({(stage.replicas, stage.degree) for stage in stages}) == 1
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4, 6, 12])
+def test_of_alike_layers_an_equi_partition_is_pipers_own_optimum(devices: int) -> None:
+    option = Option("vanilla", 1.0, 2.0, 1.0, 1.0, {}, {})
+    nodes = tuple(
+        Node(k, f"n{k}", {1: (replace(option, sync_forward_bytes=reads(k), sync_backward_bytes=readers(k)),)})
+        for k in range(12)
+    )
+    edges = tuple((k, k + 1, 0.0) for k in range(11))
+    instance = Instance("alike", devices, 30.0, 1e9, 24, nodes, edges)
+    assert solve(instance, variant="equal").value == pytest.approx(solve(instance).value)
+    assert solve(instance).value == pytest.approx(12 / devices)
+
+
+def reads(node: int) -> dict[int, float]:
+    return {node - 1: 0.0} if node else {}
+
+
+def readers(node: int) -> dict[int, float]:
+    return {node + 1: 0.0} if node < 11 else {}
 
 
 @pytest.mark.parametrize("degrees", [(1,), (1, 2), (1, 2, 4)])

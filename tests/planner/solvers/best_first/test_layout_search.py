@@ -19,6 +19,7 @@ from planner.schedules import default_names
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.warm_start import Start
+from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import Candidate, micro_batches, with_options
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import gives_all_work, joins_all_ranks
@@ -32,7 +33,7 @@ FAMILIES = (("sample",), ("sample", "spatial"), EVERYTHING)
 def searched(problem: Problem) -> tuple[Evaluator, Outcome]:
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     found = BestFirstSearch(evaluator, None).run(Start(evaluator).items)
-    return evaluator, with_layouts(evaluator, found, 60.0)
+    return evaluator, with_layouts(evaluator, found, Budget(60.0))
 
 
 def small_problem(seed: int) -> Problem:
@@ -137,7 +138,7 @@ def test_samples_alone_leave_the_outcome_as_it_is() -> None:
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     found = BestFirstSearch(evaluator, None).run(Start(evaluator).items)
     assert not beyond_samples(problem)
-    assert with_layouts(evaluator, found, 60.0) is found
+    assert with_layouts(evaluator, found, Budget(60.0)) is found
 
 
 def test_unlike_devices_on_two_hosts_are_searched_and_pass_the_checker() -> None:
@@ -178,10 +179,10 @@ def test_work_over_capacity_bounds_what_time_cuts_short(objective: str) -> None:
     problem = Problem(profile, 8, allow=EVERYTHING, objective=objective)
     evaluator = Evaluator(problem, PriceBook(profile))
     outcome = BestFirstSearch(evaluator, None).run(Start(evaluator).items)
-    late = with_layouts(evaluator, outcome, 0.0)
+    late = with_layouts(evaluator, outcome, Budget(0.0))
     assert late.status == "time limit"
     assert late.best == outcome.best
-    in_time = with_layouts(evaluator, outcome, 60.0)
+    in_time = with_layouts(evaluator, outcome, Budget(60.0))
     assert in_time.best is not None
     assert late.bound_s <= in_time.bound_s <= in_time.best.step_s
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.solvers.budget import Budget
 from planner.solvers.layouts import solve, variable_elimination
 from planner.solvers.layouts.factor_graph import LabelledGraph
 from planner.solvers.layouts.milp import solve_integer
@@ -63,7 +64,7 @@ def test_lagrangian_bounds_hold_for_all_that_fit_and_for_each_option(seed: int, 
     free = eliminate(graph, order)
     if np.isinf(free.cost):
         return  # all is forbidden, and nobody asks for prices
-    bound, marginals, _ = lagrangian(graph, order, free, float("inf"))
+    bound, marginals, _ = lagrangian(graph, order, free, Budget(60.0))
     assert bound >= free.cost * (1 - 1e-9)
     for x in assignments(graph):
         if graph.fits(x):
@@ -185,7 +186,7 @@ def test_tiny_costs_are_solved_as_well_as_large_ones(graph_of: type[LabelledGrap
 @pytest.mark.parametrize("seed", [3, 4])
 def test_out_of_time_no_more_is_claimed_than_is_known(seed: int) -> None:
     graph = random_graph(random.Random(seed), 60, 2, density=0.05, forbidden=0.0, room=0.35)
-    truth, late, none = minimise(graph), solve_integer(graph, 0.0), minimise(graph, time_limit_s=0.0)
+    truth, late, none = minimise(graph), solve_integer(graph, 0.0), minimise(graph, Budget(0.0))
     assert truth.status == PROVEN
     assert late.bound <= truth.cost * (1 + 1e-9)
     assert late.best is None or graph.cost(late.best) >= truth.cost * (1 - 1e-9)

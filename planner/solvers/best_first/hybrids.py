@@ -1,0 +1,522 @@
+"""Hybrids that anybody would try: p balanced stages of d replicas, over hosts as units, before the search begins.
+
+Given       the network as a chain of cuts; pools of like devices (hosts) of some kinds; sizes S of micro-batches
+Try         segments of one kind each, in any order: p_k stages of d_k devices; a kind may be left out, so may
+            devices; or stages that have devices of every kind                                            ``_plans``
+            d = all / p, and powers of two below: a plan for few devices is one for many
+            stages beside one another in hosts (replicas of a host), or across them (stages of a host)   ``placed``
+            recomputation as it is left open, every schedule that is open
+
+Three looks, each at fewer of them.  With M = ceil(batch / S), x = ceil(S / d), t_k(x) the whole network there and back
+on a device of kind k, and a(d) the sum of a stage's gradients over its replicas:
+
+    roughly     T = (M + p - 1) / V + a / p,   V = sum over segments of p_k / t_k(ceil(S / d_k))          ``_rough_s``
+
+    balanced    cuts by a DP, least largest all_work + tail of a stage that memory allows                 ``_balanced``
+                then moved one by one while this gets shorter, for all moves at once                   ``_closed_s``
+
+                    T = max_s [R_s + max(G_s, ceil(M / W_s) E_s) + max(u_s, B_s)]
+
+                R_s: F and messages before s; G_s: all work of s; E_s: one micro-batch from s there and back;
+                W_s: those in flight; u_s: reduction and update; B_s: B and messages upstream
+
+    simulated   as ``leaf_bound`` does (exactly, where replicas are alike); those of least T by the true simulator
+
+How many are looked at is counted (``MOST_ROUGH``, ``MOST_TURNS``, ``MOST_ACTIONS``), so that a plan does not depend on
+the clock; on one core of 2025 that is about 0.3 s.  No proof comes with these plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, permutations, product
+
+import numpy as np
+
+from planner.costs.communication.collectives import collective_s
+from planner.costs.layers.cost_table import Array
+from planner.costs.memory.memory_bound import kept_by
+from planner.costs.stages.stage_bound import Stage
+from planner.ir.cluster import ALL_REDUCE
+from planner.ir.errors import IllegalProgramError, MissingMeasurementError
+from planner.schedules import traits
+from planner.solvers.best_first.device_groups import Counts, ranks_apart
+from planner.solvers.best_first.graph_cuts import Numbers
+from planner.solvers.best_first.leaf_bound import CAPS, Leaves
+from planner.solvers.best_first.message_bound import Handover, Links
+from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.budget import CALL_S, NUMBER_S, Budget
+from planner.solvers.candidates.candidate import Candidate, Pool
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator, num_actions
+
+MOST_ROUGH = 24
+"""Hybrids that are balanced."""
+
+MOST_TURNS = 6_000
+"""F and B of a stage that ``leaf_bound`` goes through, of all hybrids together."""
+
+MOST_ACTIONS = 40_000
+"""Actions that the true simulator goes through; the first hybrid is simulated whatever it has."""
+
+MOST_CUTS = 128
+"""Cuts that the DP looks at; moves look at all."""
+
+_STAGES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32)
+_STAGES_OF_KIND = (1, 2, 3, 4, 6, 8)
+_MANY_KINDS = 3  # of more, kinds come in order of speed alone
+_ROUNDS = 12  # of moved cuts
+_BALANCED_TAKES = 64  # numbers for each pair of cuts
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Stages on devices, not yet cut.
+
+    Attributes:
+        segments: (kinds, stages, devices of each kind that a stage has), along the pipeline.
+        across: whether hosts have stages beside one another, and not replicas.
+    """
+
+    segments: tuple[tuple[tuple[str, ...], int, tuple[int, ...]], ...]
+    across: bool = False
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return sum(count for _, count, _ in self.segments)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hybrid:
+    """A hybrid with its cuts, under one schedule.
+
+    Attributes:
+        step_s: what ``leaf_bound`` says of it, else the closed form.
+    """
+
+    step_s: float
+    prices: Prices
+    groups: tuple[Group, ...]
+    cuts: tuple[int, ...]
+    schedule: str
+    windows: tuple[int, ...] = ()
+
+    def candidate(self) -> Candidate:
+        """With its ranks."""
+        recompute = tuple(group.recompute for group in self.groups)
+        return Candidate(
+            self.prices.cuts.stage_of(self.cuts),
+            ranks_apart(self.prices.pools, [group.counts for group in self.groups]),
+            tuple(group.shares for group in self.groups),
+            self.prices.micro_batches,
+            self.schedule,
+            self.windows,
+            recompute if any(recompute) else (),
+        )
+
+
+def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluation]:
+    """The most promising hybrids that fit, simulated.
+
+    Args:
+        spaces: the prices of every way to cut the batch.
+    """
+    actions, best_s = 0, float("inf")
+    if not spaces or not spaces[0].freedom.schedules:
+        return
+    for hybrid in _balanced_hybrids(spaces, evaluator.budget):
+        if hybrid.step_s >= best_s:
+            return
+        candidate = hybrid.candidate()
+        if not hybrid.prices.freedom.allows(candidate) or evaluator.unmet(candidate):
+            continue
+        count = num_actions(candidate)
+        if actions and actions + count > MOST_ACTIONS:
+            continue
+        if not evaluator.has_time_for(candidate):
+            continue
+        actions += count
+        try:
+            found = evaluator.evaluate(candidate, best_s)
+        except (MissingMeasurementError, IllegalProgramError):
+            continue
+        if found.fits and found.memories:
+            best_s = min(best_s, found.step_s)
+            yield found
+
+
+def _balanced_hybrids(spaces: Sequence[Prices], budget: Budget) -> list[Hybrid]:
+    """The roughly best, balanced, under each schedule; the most promising first."""
+    rough: list[tuple[float, int, Plan, _Space]] = []
+    for prices in spaces:
+        space = _Space(prices)
+        for plan in _plans(prices):
+            rough.append((space.rough_s(plan), len(rough), plan, space))
+            budget.spend(CALL_S)
+    rough.sort(key=lambda one: one[:2])
+    balanced: list[tuple[Hybrid, _Space]] = []
+    num_plans = 0
+    for rough_s, _, plan, space in rough:
+        if num_plans == MOST_ROUGH or not np.isfinite(rough_s) or budget.is_over:
+            break
+        budget.spend(_BALANCED_TAKES * NUMBER_S * len(space.chain) ** 2)
+        of_plan = [(hybrid, space) for hybrid in space.balanced(plan)]
+        num_plans += bool(of_plan)
+        balanced += of_plan
+    balanced.sort(key=lambda one: one[0].step_s)
+    turns, best_s, found = 0, float("inf"), []
+    for hybrid, space in balanced:
+        turns += 2 * len(hybrid.groups) * len(hybrid.prices.micro_batches)
+        if turns <= MOST_TURNS and hybrid.step_s < best_s:
+            budget.spend(2 * len(hybrid.groups) * len(hybrid.prices.micro_batches) * CALL_S)
+            hybrid = space.simulated(hybrid)
+            best_s = min(best_s, hybrid.step_s)
+        found.append(hybrid)
+    return sorted(found, key=lambda one: one.step_s)
+
+
+def _plans(prices: Prices) -> Iterator[Plan]:
+    """Every hybrid of the pools."""
+    kinds: dict[str, int] = {}
+    for pool in prices.pools:
+        kinds[pool.kind] = kinds.get(pool.kind, 0) + len(pool.ranks)
+    most = min(prices.cuts.last, prices.freedom.max_stages or prices.cuts.last)
+    replicates, host = prices.freedom.may_replicate, max(len(pool.ranks) for pool in prices.pools)
+    for kind, count in kinds.items():
+        for stages in _up_to(_STAGES, min(most, count)):
+            for each in _sizes(count // stages, host) if replicates else (1,):
+                yield from _in_hosts((((kind,), stages, (each,)),), prices.pools)
+    if len(kinds) < 2:
+        return
+    if replicates:
+        every = tuple(kinds)
+        for stages in _up_to(_STAGES, min(most, *kinds.values())):
+            yield Plan(((every, stages, tuple(kinds[kind] // stages for kind in every)),))
+    fastest = sorted(kinds, key=lambda kind: float(prices.capacity_s()[list(kinds).index(kind)].sum()))
+    orders = permutations(kinds) if len(kinds) <= _MANY_KINDS else iter((fastest, fastest[::-1]))
+    for order in orders:
+        for counts in product(*(_up_to(_STAGES_OF_KIND, min(most, kinds[kind])) for kind in order)):
+            if sum(counts) <= most:
+                rooms = [kinds[kind] // stages for kind, stages in zip(order, counts, strict=True)]
+                sizes = [_sizes(room, host)[0] if replicates else 1 for room in rooms]
+                parts = zip(order, counts, sizes, strict=True)
+                yield Plan(tuple(((kind,), stages, (size,)) for kind, stages, size in parts))
+
+
+def _in_hosts(
+    segments: tuple[tuple[tuple[str, ...], int, tuple[int, ...]], ...], pools: Sequence[Pool]
+) -> Iterator[Plan]:
+    """Replicas of a host, and where that is another plan stages of a host."""
+    yield Plan(segments)
+    ((kinds, stages, (each,)),) = segments
+    of_kind = [len(pool.ranks) for pool in pools if pool.kind in kinds]
+    if len(of_kind) > 1 and stages > 1 and each > 1 and stages <= min(of_kind):
+        yield Plan(segments, across=True)
+
+
+def _up_to(numbers: Sequence[int], most: int) -> tuple[int, ...]:
+    return tuple(sorted({number for number in numbers if number <= most} | ({most} if most <= numbers[-1] else set())))
+
+
+def _sizes(most: int, host: int) -> tuple[int, ...]:
+    """All, of larger groups than a host whole hosts, and the powers of two below."""
+    whole = most - most % host if most > host else most
+    return tuple(sorted({whole, *(1 << power for power in range(whole.bit_length()))}, reverse=True))
+
+
+def placed(plan: Plan, pools: Sequence[Pool]) -> tuple[Counts, ...] | None:
+    """The devices of each stage by pool, hosts whole where a stage is larger than one; None if there are too few."""
+    left = [len(pool.ranks) for pool in pools]
+    found: list[Counts] = []
+    for kinds, stages, sizes in plan.segments:
+        for _ in range(stages):
+            counts = [0] * len(pools)
+            for kind, size in zip(kinds, sizes, strict=True):
+                members = [number for number, pool in enumerate(pools) if pool.kind == kind]
+                most = min(len(pools[number].ranks) for number in members) // stages if plan.across else size
+                whole = [number for number in members if left[number] >= size]
+                for number in whole[:1] if whole and not plan.across else members:
+                    taken = min(left[number], size, most)
+                    counts[number] += taken
+                    left[number] -= taken
+                    size -= taken
+                if size:
+                    return None
+            found.append(tuple(counts))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Boundary:
+    """What goes from a group to the next.
+
+    Attributes:
+        link: hand-overs, by row of ``Columns``.
+        cards: by (host, sending side?), seconds for each byte of a sample: of outputs, of gradients.
+    """
+
+    link: Handover
+    cards: Mapping[tuple[str, bool], tuple[float, float]]
+
+
+@dataclass(slots=True, eq=False)
+class _Space:
+    """One way to cut the batch, and what was worked out for it.
+
+    Attributes:
+        chain: cuts that follow one another, at most ``MOST_CUTS``; places are numbers of these.
+    """
+
+    prices: Prices
+    links: Links = field(init=False)
+    chain: Numbers = field(init=False)
+    _trips: dict[tuple[str, int, bool], float] = field(init=False, default_factory=dict, repr=False)
+    _tables: dict[object, Stage] = field(init=False, default_factory=dict, repr=False)
+    _boundaries: dict[object, _Boundary] = field(init=False, default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.links, cuts = Links(self.prices), self.prices.cuts
+        weight = cuts.sums(self.prices.capacity_s().min(axis=0))
+        if not (np.isfinite(weight).all() and weight[-1] > 0):
+            weight = np.arange(len(weight), dtype=np.float64)
+        chain, wanted = [0], 1
+        for cut in range(1, cuts.last):
+            far = cuts.last < MOST_CUTS or weight[cut] * MOST_CUTS >= wanted * weight[-1]
+            if far and cuts.inside[chain[-1], cut]:
+                chain.append(cut)
+                wanted = int(weight[cut] * MOST_CUTS / weight[-1]) + 1
+        self.chain = np.array([*chain, cuts.last])
+
+    def rough_s(self, plan: Plan) -> float:
+        """The step of ``plan``, roughly; infinity where a size was not measured."""
+        size, count = self.prices.micro_batches[0], len(self.prices.micro_batches)
+        speed = 0.0
+        for kinds, stages, sizes in plan.segments:
+            if sum(sizes) > size:
+                return float("inf")
+            for kind, each in zip(kinds, sizes, strict=True):
+                trip_s = self._trip_s(kind, -(-size // sum(sizes)), sum(sizes) > 1)
+                speed += stages * each / sum(sizes) / trip_s if trip_s > 0 else float("inf")
+        return (count + plan.num_stages - 1) / speed + self._sum_s(plan) if speed > 0 else float("inf")
+
+    def _trip_s(self, kind: str, samples: int, shared: bool) -> float:
+        key = (kind, samples, shared)
+        if key not in self._trips:
+            try:
+                sums = self.prices.book.sums(kind, samples, shared, again=False)
+                back = sums.path_back_s(self.prices.freedom.splits) if self.prices.freedom.trains else np.zeros(1)
+                self._trips[key] = float(sums.forward_s[-1] + back[-1])
+            except MissingMeasurementError:
+                self._trips[key] = float("inf")
+        return self._trips[key]
+
+    def _sum_s(self, plan: Plan) -> float:
+        """The sum of gradients of a stage of the first segment, were parameters alike in all."""
+        replicas = sum(plan.segments[0][2])
+        if replicas < 2 or not self.prices.freedom.trains:
+            return 0.0
+        ranks = self.prices.problem.ranks[:replicas]
+        num_bytes = float(self.prices.book.tables.graph.parameter_bytes[-1]) / plan.num_stages
+        return float(collective_s(self.prices.book.profile.cluster, ALL_REDUCE, ranks, num_bytes))
+
+    def balanced(self, plan: Plan) -> Iterator[Hybrid]:
+        """The plan with its cuts, under every schedule, without and with recomputation."""
+        counts = placed(plan, self.prices.pools)
+        versions = [self.prices.versions(each) for each in counts or ()]
+        if not versions or not all(versions):
+            return
+        for first in versions[0]:
+            groups = tuple(group for each in versions for group in each if group.version == first.version)
+            if len(groups) == len(versions):
+                yield from self._scheduled(groups)
+
+    def _scheduled(self, groups: tuple[Group, ...]) -> Iterator[Hybrid]:
+        """The groups as a pipeline under every schedule; its cuts are found once if memory rules nothing out."""
+        num_stages, count = len(groups), len(self.prices.micro_batches)
+        kept = {
+            windows or _kept(schedule, num_stages, count): (schedule, windows)
+            for schedule, windows in reversed(list(self._windows(num_stages)))
+        }
+        stages = [self._table(group) for group in groups]
+        order = sorted(kept, key=sum, reverse=True)
+        places = self._cut(groups, stages, order[0])
+        for windows in order:
+            step_s = self._closed_s(groups, stages, places, windows)[0] if places is not None else np.inf
+            if not np.isfinite(step_s):
+                places = self._cut(groups, stages, windows)
+                step_s = self._closed_s(groups, stages, places, windows)[0] if places is not None else np.inf
+            if np.isfinite(step_s) and places is not None:
+                cuts = tuple(self.chain[places[0]].tolist())
+                yield Hybrid(float(step_s), self.prices, groups, cuts, *kept[windows])
+
+    def _windows(self, num_stages: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The schedules that are open, those without windows first."""
+        count = len(self.prices.micro_batches)
+        for name in sorted(self.prices.freedom.schedules, key=lambda name: traits(name).windowed):
+            for cap in CAPS if traits(name).windowed else (0,):
+                yield name, tuple(min(count, cap * (num_stages - 1 - s) + 1) for s in range(num_stages)) if cap else ()
+
+    def _table(self, group: Group) -> Stage:
+        """The group's stages by first and last place."""
+        key = (id(group.prices), group.size > 1, id(group.allowed))
+        found = self._tables.get(key)
+        if found is None:
+            stage = group.stage(self.chain[:, None], self.chain[None, :])
+            possible = self.prices.cuts.inside[self.chain[:, None], self.chain[None, :]]
+            found = self._tables[key] = replace(stage, window=np.where(possible, stage.window, 0))
+        return found
+
+    def _cut(self, groups: tuple[Group, ...], stages: Sequence[Stage], kept: tuple[int, ...]) -> Numbers | None:
+        """The places of the cuts, as one row; None if it does not fit."""
+        work = [np.where(s.window >= least, s.all_work + s.tail, np.inf) for s, least in zip(stages, kept, strict=True)]
+        places = balanced_cuts(work)
+        if places is None:
+            return None
+        now = np.array([places])
+        now_s = float(self._closed_s(groups, stages, now, kept)[0])
+        for _ in range(_ROUNDS if len(groups) > 1 else 0):
+            moved = np.concatenate([now + step * np.eye(len(places), dtype=np.int64)[1:-1] for step in (-1, 1)])
+            moved = moved[(np.diff(moved, axis=1) > 0).all(axis=1)]
+            found_s = self._closed_s(groups, stages, moved, kept)
+            if not len(moved) or found_s.min() >= now_s:
+                break
+            now, now_s = moved[found_s.argmin()][None, :], float(found_s.min())
+        return now
+
+    def _closed_s(
+        self, groups: tuple[Group, ...], tables: Sequence[Stage], places: Numbers, kept: tuple[int, ...]
+    ) -> Array:
+        """The step by the closed form, by row of ``places``; infinite where memory does not allow ``kept``."""
+        cuts, count, num_stages = self.prices.cuts, len(self.prices.micro_batches), len(groups)
+        at, zero = self.chain[places], np.zeros(len(places))
+        ends = [(places[:, s], places[:, s + 1]) for s in range(num_stages)]
+        there, back = [zero] * num_stages, [zero] * num_stages
+        load: dict[tuple[str, bool], Array] = {}
+        for s in range(num_stages - 1):
+            column = cuts.column[cuts.content[at[:, s + 1], at[:, s + 2]], at[:, s], at[:, s + 1]]
+            boundary, known = self._boundary(groups[s], groups[s + 1]), column >= 0
+            returns = known & cuts.columns.has_gradient[column] & self.prices.freedom.trains
+            there[s] = np.where(known, boundary.link.there[column], 0.0)
+            back[s] = np.where(returns, boundary.link.back_all[column], 0.0)
+            for card, (outputs, gradients) in boundary.cards.items():
+                out_s = np.where(known, outputs * cuts.columns.forward_bytes[column], 0.0)
+                in_s = np.where(returns, gradients * cuts.columns.backward_bytes[column], 0.0)
+                there[s], back[s] = np.maximum(there[s], out_s), np.maximum(back[s], in_s)
+                load[card] = load.get(card, zero) + out_s + in_s
+        found, on_card = zero, np.maximum.reduce([zero, *load.values()])
+        heads, backs = (
+            [getattr(t, name)[end] for t, end in zip(tables, ends, strict=True)] for name in ("head", "back")
+        )
+        starts = np.cumsum([zero, *(a + c for a, c in zip(heads, there, strict=True))], axis=0)
+        upstream = np.cumsum([zero, *(b + c for b, c in zip(backs, back, strict=True))], axis=0)
+        trip = zero
+        for s in reversed(range(num_stages)):
+            table, end = tables[s], ends[s]
+            trip = heads[s] + there[s] + trip + back[s] + backs[s]
+            trips = -(-count // kept[s]) if kept[s] else 1  # answers alone keep nothing, and wait for nothing
+            busy = np.maximum(table.all_work[end], trips * trip)
+            found = np.maximum(found, starts[s] + busy + np.maximum(table.tail[end], upstream[s]))
+            found = np.where(table.window[end] >= kept[s], found, np.inf)
+            if s == num_stages - 1 and self._share_cards(groups):
+                found = np.maximum(found, starts[s] + busy + self._sums_s(groups, at))
+        return np.asarray(np.maximum(found, trip + (count - 1) * on_card))
+
+    def _share_cards(self, groups: tuple[Group, ...]) -> bool:
+        """Whether all stages lie on the same hosts, several of them."""
+        hosts = [{host for host, _, _ in self._by_host(group)} for group in groups]
+        return len(hosts) > 1 and len(hosts[0]) > 1 and all(other == hosts[0] for other in hosts)
+
+    def _sums_s(self, groups: tuple[Group, ...], at: Numbers) -> Array:
+        """The sums of gradients of all stages, one after another."""
+        cluster, found = self.prices.book.profile.cluster, np.zeros(len(at))
+        if not self.prices.freedom.trains:
+            return found
+        for s, group in enumerate(groups):
+            num_bytes = np.maximum(
+                group.prices.parameter_bytes[at[:, s + 1]] - group.prices.parameter_bytes[at[:, s]], 0
+            )
+            found = found + collective_s(cluster, ALL_REDUCE, group.ranks, num_bytes)
+        return found
+
+    def _boundary(self, source: Group, destination: Group) -> _Boundary:
+        key = (source.counts, source.shares, destination.counts, destination.shares)
+        found = self._boundaries.get(key)
+        if found is None:
+            cluster = self.prices.book.profile.cluster
+            cards: dict[tuple[str, bool], tuple[float, float]] = {}
+            theirs = self._by_host(destination)
+            for host, begin, end in self._by_host(source):
+                for other, first, last in theirs:
+                    both = min(end, last) - max(begin, first)
+                    for name, sends in ((host, True), (host, False), (other, True), (other, False)):
+                        if both > 0 and host != other:
+                            seconds = both / (cluster.nic_bytes_per_s(name) or np.inf)
+                            of_outputs = (name == host) == sends
+                            there, back = cards.get((name, sends), (0.0, 0.0))
+                            cards[name, sends] = there + seconds * of_outputs, back + seconds * (not of_outputs)
+            found = self._boundaries[key] = _Boundary(self.links.between(source, destination), cards)
+        return found
+
+    def _by_host(self, group: Group) -> list[tuple[str, float, float]]:
+        """(host, first and last sample of a full micro-batch) of each run of members."""
+        found: list[tuple[str, float, float]] = []
+        at = 0.0
+        for number, samples in zip(group.orders[0], group.samples[self.prices.micro_batches[0]], strict=True):
+            host = self.prices.book.profile.cluster.devices[self.prices.pools[number].ranks[0]].host
+            begin = found.pop()[1] if found and found[-1][0] == host else at
+            at += samples
+            found.append((host, begin, at))
+        return found
+
+    def simulated(self, hybrid: Hybrid) -> Hybrid:
+        """The same with what ``leaf_bound`` says of it, if that is more."""
+        cuts, groups = self.prices.cuts, hybrid.groups
+        handed = cuts.handed(hybrid.cuts)
+        messages = np.zeros((2, len(handed), 1))
+        for number, one in enumerate(handed):
+            source, destination = groups[one.source], groups[one.destination]
+            cards = self._boundary(source, destination).cards.values()
+            on_card = np.array([*cards, (0.0, 0.0)]).max(axis=0) * (one.forward_bytes, one.backward_bytes)
+            messages[:, number, 0] = np.maximum(self.links.handed(source, destination, one), on_card)
+        ends = [(np.array([a]), np.array([b])) for a, b in pairwise(hybrid.cuts)]
+        stages = [group.stage(*end) for group, end in zip(groups, ends, strict=True)]
+        edges = tuple((h.source, h.destination, h.has_gradient and self.prices.freedom.trains) for h in handed)
+        leaves = Leaves(
+            edges=edges,
+            expansions=(),
+            bound=np.array([hybrid.step_s]),
+            heads=np.array([(stage.head, stage.slow_head) for stage in stages]),
+            backs=np.array([(stage.back, stage.slow_back) for stage in stages]),
+            adds=np.array([stage.adds for stage in stages]),
+            tails=np.array([stage.tail for stage in stages]),
+            there=messages[0],
+            back=messages[1],
+            windows=np.array([stage.window for stage in stages]),
+        )
+        bound_s = leaves.at_least_s(hybrid.schedule, hybrid.windows, len(self.prices.micro_batches))
+        return replace(hybrid, step_s=float(bound_s[0]))
+
+
+def _kept(schedule: str, num_stages: int, count: int) -> tuple[int, ...]:
+    """``kept_by``, for many micro-batches from few: what grows with these grows on."""
+    few = min(count, 2 * num_stages + 2)
+    return tuple(count if kept == few else kept for kept in kept_by(schedule, num_stages, few))
+
+
+def balanced_cuts(costs: Sequence[Array]) -> list[int] | None:
+    """Places of a chain's cuts, both ends included, such that the largest cost of a stage is least; None if infinite.
+
+    Args:
+        costs: by stage, of first and last place.
+    """
+    above = np.triu(np.ones(costs[0].shape, dtype=bool), 1)
+    best, chosen = np.where(above, costs[-1], np.inf)[:, -1], []
+    for cost in reversed(costs[:-1]):
+        both = np.maximum(np.where(above, cost, np.inf), best[None, :])
+        chosen.append(both.argmin(axis=1))
+        best = both.min(axis=1)
+    places = [0]
+    for choice in reversed(chosen):
+        places.append(int(choice[places[-1]]))
+    return [*places, len(above) - 1] if np.isfinite(best[0]) else None

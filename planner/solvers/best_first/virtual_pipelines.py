@@ -1,0 +1,381 @@
+"""Pipelines of several stages a position (interleaved, ZB-V, hanayo, greedy, chimera), in the queue of the search.
+
+Given       a schedule; its positions, two or more where there are two devices; a group of devices on each; S stages
+Choose      a chain of cuts: stage s, on position r(s), holds what is between two of them
+Minimise    the step, by simulation
+
+A ``Family`` is all of them with the same groups and S.  It waits by the bound of ``virtual_bound``.  Of a few that
+promise most the balanced cuts are simulated, and moved one at a time if they are the best so far.  Then families are
+opened stage by stage (``Branch``), each beginning with the bound of the best stages behind it, so that the search
+proves the best, or states a true gap.
+
+Groups of devices are those of all pipelines (``device_groups``), in every order that matters, where these are at most
+``MANY_SEQUENCES``; else of one size, filled host by host and kind by kind.  All stages compute activations again that
+way which is allowed, or none.  ``not_searched`` names what is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice, permutations, product
+from math import prod
+
+import numpy as np
+
+from planner.costs.layers.cost_table import Array
+from planner.ir.errors import IllegalProgramError, MissingMeasurementError
+from planner.ir.layout import equal_shares
+from planner.ir.plan import Rejected
+from planner.ir.problem import AUTO
+from planner.schedules import positions, traits
+from planner.solvers.best_first.device_groups import Counts, Devices
+from planner.solvers.best_first.graph_cuts import Numbers
+from planner.solvers.best_first.message_bound import Links
+from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.best_first.virtual_bound import First, StagePrices, Tables, least_largest
+from planner.solvers.budget import NUMBER_S
+from planner.solvers.candidates.candidate import Candidate, Pool
+from planner.solvers.candidates.choose import better
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+
+WAYS = (1, 2, 3, 4)
+"""Stages a position that are tried where the schedule leaves it open."""
+
+MANY_SEQUENCES = 500
+"""So many sequences of groups at most are all looked at."""
+
+MANY_SHARES = 64
+"""So many ways to share samples in the groups of a sequence at most are all looked at."""
+
+FEW_LAYERS = 24
+"""Networks of so many layers are also cut next to layers that cost nothing: stages may be as many as layers."""
+
+_FEW_KINDS = 3
+_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)  # positions, where groups are of one size
+_ROUNDS = 3  # of moving each cut
+_FEW, _SHARE_OF_WORK = 8, 0.02  # families of which good pipelines are simulated at a time; of the budget, for these
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Families:
+    """All pipelines of a schedule, for one way to cut the batch.
+
+    Attributes:
+        bound_s: none is faster.
+        sequences: of groups, by position.
+        waiting: families, the most promising first; None: they were not weighed yet.
+    """
+
+    bound_s: float
+    stage_prices: StagePrices
+    schedule: str
+    sequences: Sequence[tuple[Counts, ...]]
+    waiting: tuple[Family, ...] | None = None
+
+    def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[Families | Family | Evaluation]:
+        """The same with its families in order; then good pipelines of a few, these, and the others."""
+        if self.waiting is None:
+            weighed = sorted(self._weighed(evaluator, upper_s), key=lambda family: family.bound_s)
+            if weighed:
+                yield replace(self, bound_s=weighed[0].bound_s, waiting=tuple(weighed))
+            return
+        budget, number = evaluator.budget, 0
+        ends_at_s = budget.work_s + _SHARE_OF_WORK * budget.limit_s
+        while number < len(self.waiting) and (number < _FEW or budget.work_s < ends_at_s):
+            family, number = self.waiting[number], number + 1
+            best = family.good(evaluator, upper_s) if family.bound_s < upper_s else None
+            if best is not None:
+                yield best
+                upper_s = min(upper_s, best.step_s)
+            yield family
+        if others := self.waiting[number:]:
+            yield replace(self, bound_s=others[0].bound_s, waiting=others)
+
+    def _weighed(self, evaluator: Evaluator, upper_s: float) -> Iterator[Family]:
+        """Those that may be faster than ``upper_s``, with sharper bounds as far as there is time."""
+        for family in self.members():
+            if family.bound_s < upper_s and not evaluator.budget.is_over:
+                tables = family.tables()
+                evaluator.budget.spend(NUMBER_S * tables.num_numbers)
+                family = replace(family, bound_s=max(family.bound_s, tables.bound_s))
+            if family.bound_s < upper_s:
+                yield family
+
+    def members(self) -> Iterator[Family]:
+        """One for every sequence of groups and number of stages."""
+        prices = self.stage_prices.prices
+        limit, fixed = prices.freedom.max_stages, traits(self.schedule).stages_per_position
+        most = min(prices.cuts.last, limit or prices.cuts.last)
+        work_s = self.bound_s * len(prices.problem.ranks)
+        for counts in self.sequences:
+            for ways in (fixed,) if fixed else WAYS:
+                where = positions(self.schedule, len(counts), ways)
+                if len(where) <= most:
+                    for groups in self._versions(counts):
+                        yield Family(work_s / sum(map(sum, counts)), self.stage_prices, self.schedule, groups, where)
+
+    def _versions(self, counts: Sequence[Counts]) -> Iterator[tuple[Group, ...]]:
+        """The groups of all positions, which compute the same activations again; none if one cannot be priced."""
+        prices = self.stage_prices.prices
+        for again in prices.freedom.recompute:
+            by_position = [
+                [group for group in prices.versions(own) if group.recompute == again and not group.version[1]]
+                for own in counts
+            ]
+            if self.stage_prices.mirrored:
+                yield from product(*(_halves(prices, groups) for groups in by_position))
+            elif prod(map(len, by_position)) <= MANY_SHARES:
+                yield from product(*by_position)
+            else:
+                yield tuple(map(_nearest_to_even, by_position))
+
+
+def _halves(prices: Prices, groups: Sequence[Group]) -> Iterator[Group]:
+    """A pair of ranks that have one half of the samples each, in both orders if these are not alike."""
+    halves = equal_shares(prices.micro_batches[0], 2)
+    for group in groups:
+        orders = tuple(dict.fromkeys((group.orders[0], group.orders[0][::-1])))
+        if group.shares == halves:
+            for own in orders:
+                yield replace(group, orders=tuple(dict.fromkeys((own, *orders))), orders_known=True)
+
+
+def _nearest_to_even(groups: Sequence[Group]) -> Group:
+    """Of groups of the same devices, that whose members are done at nearly the same time."""
+    return min(groups, key=lambda group: float(group.prices.all_works.most(np.array(0), np.array(-1))))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Family:
+    """All pipelines of a schedule with a given group of devices on each position, and number of stages.
+
+    Attributes:
+        bound_s: none is faster.
+        where: the position of each stage.
+    """
+
+    bound_s: float
+    stage_prices: StagePrices
+    schedule: str
+    groups: tuple[Group, ...]
+    where: tuple[int, ...]
+
+    def tables(self) -> Tables:
+        """What its pipelines cost at least."""
+        return Tables.of(self.stage_prices, self.groups, self.where)
+
+    def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[Branch]:
+        """What stands for all of its pipelines."""
+        tables = self.tables()
+        evaluator.budget.spend(NUMBER_S * tables.num_numbers)
+        yield from branch(self, tables, tables.root(), upper_s)
+
+    def candidate(self, cuts: Sequence[int]) -> Candidate:
+        """The pipeline with these cuts, on the first free ranks of each pool."""
+        prices, count = self.stage_prices.prices, len(self.where)
+        free = [list(pool.ranks) for pool in prices.pools]
+        ranks = [tuple(free[number].pop(0) for number in group.orders[0]) for group in self.groups]
+        mirrored, again = self.stage_prices.mirrored, self.groups[0].recompute
+        return Candidate(
+            prices.cuts.stage_of(tuple(cuts)),
+            tuple(ranks[r][::-1] if mirrored and 2 * s >= count else ranks[r] for s, r in enumerate(self.where)),
+            tuple(self.groups[r].shares for r in self.where),
+            prices.micro_batches,
+            self.schedule,
+            recompute=(again,) * count if again else (),
+        )
+
+    def leanest(self) -> tuple[float, list[int] | None]:
+        """Cuts so that the fullest stage is least full, and that stage's share of its limit, all positions' alike."""
+        every = np.arange(self.stage_prices.prices.cuts.last + 1)
+        ways = len(self.where) / len(self.groups)
+        fullness = [group.fullness(every[:, None], every[None, :], 1) for group in self.groups]
+        cuts = least_largest([fullness[r] for r in self.where])
+        if cuts is None:
+            return float("inf"), None
+        return ways * max(float(fullness[r][cuts[s], cuts[s + 1]]) for s, r in enumerate(self.where)), cuts
+
+    def good(self, evaluator: Evaluator, upper_s: float) -> Evaluation | None:
+        """The balanced pipeline, or the leanest if that does not fit; where it is fast, with its cuts moved."""
+        cuts = least_largest([self.stage_prices.spans(self.groups[r]).whole for r in self.where])
+        best = self._simulated(evaluator, cuts)
+        if best is None and cuts is not None:
+            cuts = self.leanest()[1]
+            best = self._simulated(evaluator, cuts)
+        if best is None or cuts is None:
+            return None
+        inside = self.stage_prices.prices.cuts.inside
+        for _ in range(_ROUNDS if best.step_s < upper_s else 0):
+            before = best
+            for place in range(1, len(cuts) - 1):
+                between = np.flatnonzero(inside[cuts[place - 1]] & inside[:, cuts[place + 1]])
+                at = int(np.searchsorted(between, cuts[place]))
+                for moved in (*between[max(0, at - 1) : at], *between[at + 1 : at + 2]):
+                    other = [*cuts[:place], int(moved), *cuts[place + 1 :]]
+                    tried = self._simulated(evaluator, other, best.step_s)
+                    if tried is not None and better(best, tried) is tried:
+                        best, cuts = tried, other
+            if best is before:
+                break
+        return best
+
+    def _simulated(
+        self, evaluator: Evaluator, cuts: Sequence[int] | None, known_s: float = float("inf")
+    ) -> Evaluation | None:
+        """The pipeline, simulated; None if it does not fit, cannot be priced, or there is no time."""
+        candidate = self.candidate(cuts) if cuts is not None else None
+        if candidate is None or evaluator.unmet(candidate) or not evaluator.has_time_for(candidate):
+            return None
+        with suppress(MissingMeasurementError, IllegalProgramError):
+            simulated = evaluator.evaluate(candidate, known_s)
+            return simulated if simulated.fits else None
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """Pipelines of a family with the same first stages, by where the next stage ends: that at ``place``, and behind.
+
+    Attributes:
+        bounds: of the best stages behind, ascending; ``lasts``: where the next stage ends.
+    """
+
+    family: Family
+    tables: Tables
+    first: First
+    bounds: Array
+    lasts: Numbers
+    place: int = 0
+
+    @property
+    def bound_s(self) -> float:
+        """None of them is faster."""
+        return float(self.bounds[self.place])
+
+    def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[Branch | Candidate]:
+        """What is behind, and the one in front with its next stage, or as a whole pipeline."""
+        if self.place + 1 < len(self.bounds):
+            yield replace(self, place=self.place + 1)
+        child = self.tables.grown(self.first, int(self.lasts[self.place]))
+        if len(child.cuts) <= len(self.family.where):
+            yield from branch(self.family, self.tables, child, upper_s)
+            return
+        candidate = self.family.candidate(child.cuts)
+        if not evaluator.unmet(candidate):
+            yield candidate
+
+
+def branch(family: Family, tables: Tables, first: First, upper_s: float) -> Iterator[Branch]:
+    """What may follow the first stages in less than ``upper_s``; nothing if nothing does."""
+    bounds = tables.bounds_behind(first)
+    lasts = np.flatnonzero(bounds < upper_s)
+    if len(lasts):
+        order = np.argsort(bounds[lasts], kind="stable")
+        yield Branch(family, tables, first, bounds[lasts][order], lasts[order].astype(np.int64))
+
+
+Item = Families | Family | Branch
+"""What waits in the queue of the search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Groups of devices by position, in each order that matters; and whether some were left out."""
+
+    groups: list[tuple[Counts, ...]]
+    is_restricted: bool
+
+
+def families(every: Iterable[Prices], devices: Devices, names: Sequence[str]) -> Iterator[Families]:
+    """All that are searched of schedules for several stages a position, for each way to cut the batch."""
+    formed: dict[bool, Sequences] = {}
+    for prices in every:
+        for mirrored in sorted({traits(name).bidirectional for name in names}.difference(formed)):
+            formed[mirrored] = sequences(devices, mirrored, prices.freedom.max_stages)
+        work_s = float(prices.capacity_s().min(axis=0).sum())
+        bound_s = work_s / len(prices.problem.ranks) if np.isfinite(work_s) else 0.0
+        for mirrored, found in formed.items():
+            stage_prices = StagePrices(prices, Links(prices), mirrored)
+            for name in names:
+                if traits(name).bidirectional is mirrored:
+                    yield Families(bound_s, stage_prices, name, found.groups)
+
+
+def not_searched(devices: Devices, names: Sequence[str], recompute: str) -> Iterator[Rejected]:
+    """What lies outside of these, and why."""
+    for name in names:
+        known = traits(name)
+        if not known.stages_per_position:
+            yield Rejected(f"{name}: more than {WAYS[-1]} stages a device", "each stage more costs messages")
+        if sequences(devices, known.bidirectional).is_restricted:
+            why = f"more than {MANY_SEQUENCES} ways to form them; groups of one size are tried, filled host by host"
+            yield Rejected(f"{name}: unequal groups of devices", why)
+        if known.windowed:
+            yield Rejected(f"{name}: other windows than its own", "it works them out for each stage")
+        if recompute == AUTO:
+            yield Rejected(f"{name}: recomputation of some stages", "all stages compute activations again, or none")
+
+
+def sequences(devices: Devices, mirrored: bool, max_stages: int = 0) -> Sequences:
+    """The groups of a search, by position; two positions at least, where there are two devices.
+
+    Args:
+        mirrored: a position is two devices.
+        max_stages: if only one stage is asked for, one position will do.
+    """
+    fewest = 1 if mirrored or max_stages == 1 or sum(len(pool.ranks) for pool in devices.pools) == 1 else 2
+    state = devices.all_unused
+    _, names = devices.canonical(tuple(len(pool.ranks) for pool in devices.pools))
+    every = _every(devices, mirrored, state, names)
+    found = list(islice((each for each in every if len(each) >= fewest), MANY_SEQUENCES + 1))
+    if len(found) <= MANY_SEQUENCES and devices.unit == 1:
+        return Sequences(found, False)
+    return Sequences([each for each in _uniform(devices, mirrored) if len(each) >= fewest], True)
+
+
+def _every(devices: Devices, mirrored: bool, state: Counts, names: Counts) -> Iterator[tuple[Counts, ...]]:
+    """Every sequence from ``state`` on, whose pools are called ``names``."""
+    for option in devices.options(state):
+        if mirrored and sum(option.group) != 2:
+            continue
+        group = [0] * len(names)
+        for place, count in enumerate(option.group):
+            group[names[place]] = count
+        yield (tuple(group),)
+        behind = tuple(names[place] for place in option.order)
+        for others in _every(devices, mirrored, option.left, behind):
+            yield (tuple(group), *others)
+
+
+def _uniform(devices: Devices, mirrored: bool) -> Iterator[tuple[Counts, ...]]:
+    """Groups of one size, host by host and kind by kind: for every size, order of kinds and number of positions."""
+    pools = devices.pools
+    kinds = list(dict.fromkeys(pool.kind for pool in pools))
+    largest = max(len(pool.ranks) for pool in pools)
+    hosts = sum(len(pool.ranks) == largest for pool in pools)
+    inside = [size for size in range(1, largest + 1) if largest % size == 0]
+    sizes = [2] if mirrored else [*inside, *(largest * number for number in range(2, hosts // 2 + 1))]
+    orders = list(permutations(kinds)) if len(kinds) <= _FEW_KINDS else [tuple(kinds)]
+    found: dict[tuple[Counts, ...], None] = {}
+    for size in sizes if devices.groups_allowed else [1]:
+        for order in orders:
+            groups = [group for kind in order for group in _filled(pools, kind, size)]
+            counts = {len(groups), *(count for count in _COUNTS if count < len(groups))}
+            found.update(dict.fromkeys(tuple(groups[:count]) for count in sorted(counts)))
+    yield from found
+
+
+def _filled(pools: Sequence[Pool], kind: str, size: int) -> Iterator[Counts]:
+    """Groups of ``size`` devices of a kind: of one host where they fit, else of several, whole but for the last."""
+    counts, filled = [0] * len(pools), 0
+    for number, pool in enumerate(pools):
+        left = len(pool.ranks) if pool.kind == kind else 0
+        while left and (size > len(pool.ranks) or left + filled >= size):
+            taken = min(left, size - filled)
+            counts[number] += taken
+            left, filled = left - taken, filled + taken
+            if filled == size:
+                yield tuple(counts)
+                counts, filled = [0] * len(pools), 0

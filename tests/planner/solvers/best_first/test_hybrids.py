@@ -1,0 +1,130 @@
+"""Hybrids: balanced as an exhaustive search would, priced near the simulator, never worse on more devices."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+
+from benchmarks.scale import BY_HAND_S, scale_profile
+from planner.costs.cost_model import PriceBook
+from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, Link
+from planner.ir.problem import Problem
+from planner.ir.profile import Profile
+from planner.solvers import solver
+from planner.solvers.best_first.graph_cuts import cuts_of
+from planner.solvers.best_first.hybrids import Plan, balanced_cuts, hybrids, placed
+from planner.solvers.best_first.priced_groups import Prices
+from planner.solvers.best_first.search_space import Freedom
+from planner.solvers.budget import Budget, under
+from planner.solvers.candidates.candidate import Pool, micro_batches, pools
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.feasibility import micro_batch_sizes
+from tests.planner.factories import chain_profile
+
+
+def test_the_largest_cost_of_a_stage_is_as_small_as_of_any_cuts() -> None:
+    draw = random.Random(1)
+    for _ in range(50):
+        last, stages = draw.randint(2, 7), draw.randint(1, 4)
+        costs = [np.array([[draw.random() for _ in range(last + 1)] for _ in range(last + 1)]) for _ in range(stages)]
+        every = [(0, *inner, last) for inner in combinations(range(1, last), stages - 1)]
+        worst = [max(costs[s][a, b] for s, (a, b) in enumerate(pairwise(cuts))) for cuts in every]
+        found = balanced_cuts(costs)
+        if not every:
+            assert found is None
+        else:
+            assert found is not None
+            assert max(costs[s][a, b] for s, (a, b) in enumerate(pairwise(found))) == min(worst)
+
+
+def test_stages_are_on_whole_hosts_or_beside_one_another_in_each() -> None:
+    hosts = tuple(Pool("fast", (f"n{h}",), 1, tuple(range(4 * h, 4 * h + 4))) for h in range(4))
+    assert placed(Plan(((("fast",), 2, (8,)),)), hosts) == ((4, 4, 0, 0), (0, 0, 4, 4))
+    assert placed(Plan(((("fast",), 2, (8,)),), across=True), hosts) == ((2, 2, 2, 2), (2, 2, 2, 2))
+    assert placed(Plan(((("fast",), 4, (3,)),)), hosts) == ((3, 0, 0, 0), (0, 3, 0, 0), (0, 0, 3, 0), (0, 0, 0, 3))
+    assert placed(Plan(((("fast",), 4, (5,)),)), hosts) is None  # 20 devices of 16
+
+
+WORK_S = 0.5
+"""What each search may do; some do not end within it."""
+
+
+def on_hosts(profile: Profile, kinds: list[str], each: int) -> Profile:
+    """The profile on other devices of its kinds, ``each`` a host."""
+    devices = tuple(
+        DeviceSpec(f"n{number // each}/gpu{number % each}", kind, f"n{number // each}", 16 * 2**30, core_share=0.0)
+        for number, kind in enumerate(kinds)
+    )
+    links = {WITHIN_HOST: Link(1e-5, 100e9)}
+    if len(kinds) > each:
+        links[ACROSS_HOSTS] = Link(2e-5, 12e9)
+    return replace(profile, cluster=Cluster(devices, links))
+
+
+def a_network(num_layers: int, draw: random.Random) -> Profile:
+    """As uneven as networks are, on kinds of speed 1 and 0.55."""
+    forward_s = [draw.uniform(2e-5, 2e-4) * draw.choice([1, 1, 1, 2]) * 50 / num_layers for _ in range(num_layers)]
+    return chain_profile(
+        num_layers,
+        2,
+        forward_s=forward_s,
+        parameter_bytes=[4 * int(draw.uniform(1e6, 1e7) * 50 / num_layers) for _ in range(num_layers)],
+        activation_bytes=[4 * int(draw.uniform(2e5, 1e6)) for _ in range(num_layers)],
+        saved_bytes=[int(draw.uniform(1e6, 8e6) * 50 / num_layers) * 4 for _ in range(num_layers)],
+        update_s=1e-4 * 50 / num_layers,
+        speeds=[1.0, 0.55],
+        memory_bytes=16 * 2**30,
+        sizes=(1, 2, 4, 8, 16, 32),
+    )
+
+
+def hybrids_of(problem: Problem) -> list[Evaluation]:
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    freedom, book = Freedom.of(problem), evaluator.book
+    spaces = [
+        Prices(problem, book, pools(problem), cuts_of(book), micro_batches(problem, size), freedom)
+        for size in micro_batch_sizes(problem, book)
+    ]
+    return list(hybrids(evaluator, spaces))
+
+
+def test_fifty_layers_on_sixty_four_devices_start_from_no_worse_a_plan_than_anybody_would_write_down() -> None:
+    problem = Problem(scale_profile(50, 64), global_batch=1024, time_limit_s=600)
+    assert min(found.step_s for found in hybrids_of(problem)) <= BY_HAND_S
+
+
+@pytest.mark.parametrize(
+    "asked", [{"schedules": ("gpipe",)}, {"max_stages": 2}, {"recompute": "always"}, {"num_ranks": 5}, {"allow": ()}]
+)
+def test_hybrids_are_what_was_asked_for(asked: dict[str, object]) -> None:
+    profile = on_hosts(a_network(12, random.Random(2)), ["kind-1"] * 4 + ["kind-0.55"] * 4, 4)
+    problem = replace(Problem(profile, global_batch=16), **asked)  # type: ignore[arg-type]  # fields by name
+    evaluator = Evaluator(problem, PriceBook(profile))
+    found = hybrids_of(problem)
+    assert found
+    for one in found:
+        assert not evaluator.unmet(one.candidate)
+        assert one.fits
+        assert evaluator.evaluate(one.candidate).step_s == pytest.approx(one.step_s)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_more_devices_are_never_worse(seed: int) -> None:
+    """On random clusters, for equal work of the search: hosts of any size, one kind or two."""
+    draw = random.Random(seed)
+    each, num_hosts = draw.choice([2, 3, 4]), draw.randint(2, 3)
+    kinds = ["kind-1"] * (each * num_hosts)
+    if draw.random() < 0.5:
+        kinds[each * draw.randint(1, num_hosts - 1) :] = ["kind-0.55"] * len(kinds)
+    profile = on_hosts(a_network(draw.randint(3, 8), draw), kinds[: each * num_hosts], each)
+    problem = Problem(profile, global_batch=draw.choice([8, 16, 24]), time_limit_s=WORK_S)
+    steps = []
+    for count in (draw.choice([1, 2, each]), len(profile.cluster.devices)):
+        with under(Budget(3600.0)):  # work is counted, and no clock ends the search
+            plan = solver("best-first")(replace(problem, num_ranks=count), None)
+        steps.append(plan.prediction.step_s)
+    assert steps[1] <= steps[0] * (1 + 1e-9)
