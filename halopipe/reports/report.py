@@ -29,6 +29,7 @@ from planner.ir.plan import Plan, Prediction
 from planner.ir.profile import Profile
 from planner.ir.schedule import Action
 from planner.ir.timeline import Timeline, TimelineFile
+from planner.layers import statistics_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -189,7 +190,7 @@ def page(sources: Sources, front: Front | None = None) -> str:
         title=sources.name,
         headline=explain.headline(plan, prediction).splitlines(),
         stale=explain.stale(plan.prediction, prediction),
-        cards=list(_cards(plan, prediction, sources.timelines)),
+        cards=list(_cards(plan, prediction, sources)),
         stages=[(stage_colour(row.stage), f"stage {row.stage}", ", ".join(row.devices)) for row in rows],
         stage_table=explain.stage_table(rows),
         layout_lines=[line.strip() for line in explain.layout_lines(rows)],
@@ -276,8 +277,9 @@ def _timelines(fresh: Timeline | None, run: TimelineFile | None) -> list[Timelin
     return [*([predicted] if predicted is not None else []), *([run.measured] if run is not None else [])]
 
 
-def _cards(plan: Plan, prediction: Prediction, run: TimelineFile | None) -> Iterator[tuple[str, str, str]]:
+def _cards(plan: Plan, prediction: Prediction, sources: Sources) -> Iterator[tuple[str, str, str]]:
     """(what, figure, a line below it)."""
+    run = sources.timelines
     low, high = prediction.p10_s, prediction.p90_s
     within = (
         f"{units.seconds(low)} to {units.seconds(high)} in 8 of 10 steps" if 0 < low < high else prediction.evidence
@@ -305,6 +307,8 @@ def _cards(plan: Plan, prediction: Prediction, run: TimelineFile | None) -> Iter
         )
     gap = f"bound {units.seconds(plan.search.bound_s)}" if plan.search.bound_s else "no bound is known"
     yield "proof", proof_text(plan.search), gap
+    if sources.profile is not None and (statistics := statistics_text(plan.decision, sources.profile.graph)):
+        yield "batch statistics", "of micro-batches", statistics
     if plan.search.tie is not None:
         tie = plan.search.tie
         yield "a tie", units.percent(tie.given_up), f"{tie_text(plan, tie)}: {tie.over}, is not surely faster"

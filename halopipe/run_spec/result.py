@@ -99,7 +99,7 @@ class RunResult:
     Attributes:
         losses: by step; those of updates that were left out are not among them.
         step_seconds: by step, of the slowest rank.
-        warmup: how many of them are left out of medians.
+        warmup: how many of them, of each attempt, are left out of medians.
         timeline: the step of median length.
         stage_forward_s, stage_backward_s: median per micro-batch, by stage.
         peak_bytes: by rank, the most memory in use in one step: what stays between steps, and what torch allocated on
@@ -149,14 +149,15 @@ class RunResult:
 
     @property
     def timed_seconds(self) -> tuple[float, ...]:
-        """The steps after warm-up; all where there are no others."""
-        return timed_steps(self.step_seconds, self.warmup)
+        """The steps after warm-up, that of each attempt; all where there are no others."""
+        begins = [each.resumed_step - self.first_step for each in self.restarts]
+        return timed_steps(self.step_seconds, self.warmup, begins)
 
     def timeline_file(self, plan: Plan, predicted: Timeline, drift: Drift | None = None) -> TimelineFile:
         """What is written to ``timeline.json`` of a run of ``plan``."""
         steps = predicted, self.timeline, self.step_seconds, self.losses
         of = plan_fingerprint(plan)
-        return TimelineFile(*steps, self.transport, drift, self.restarts, self.kinds, of, self.warmup)
+        return TimelineFile(*steps, self.transport, drift, self.restarts, self.kinds, of, self.warmup, self.first_step)
 
     @property
     def saves_share(self) -> float:

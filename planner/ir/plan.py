@@ -451,9 +451,15 @@ class Measured:
         return cls(step_s, spread, len(seconds), (), (), (), error, transport=transport, kinds=kinds)
 
 
-def timed_steps(seconds: Sequence[float], warmup: int) -> tuple[float, ...]:
-    """The steps behind the warm-up, which alone are measured; all where there are no others."""
-    return tuple(seconds[warmup:] or seconds)
+def timed_steps(seconds: Sequence[float], warmup: int, begins: Sequence[int] = ()) -> tuple[float, ...]:
+    """The steps behind the warm-up, which alone are measured; all where there are no others.
+
+    Args:
+        warmup: steps of each attempt that warm up.
+        begins: the places in ``seconds`` at which later attempts begin.
+    """
+    warm = {begin + step for begin in (0, *begins) for step in range(warmup)}
+    return tuple(each for step, each in enumerate(seconds) if step not in warm) or tuple(seconds)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -172,7 +172,8 @@ class TimelineFile:
         restarts: of the job, in their order.
         kinds: of the devices that the ranks ran on, as of :class:`planner.ir.plan.Measured`.
         plan: that was run, its :func:`planner.ir.codec.plan_fingerprint`; of older files empty.
-        warmup: how many of the first steps no median counts; of older files 0.
+        warmup: how many of the first steps, of each attempt, no median counts; of older files 0.
+        first_step: steps done before the first of ``step_seconds``; of older files 0.
     """
 
     predicted: Timeline
@@ -185,11 +186,13 @@ class TimelineFile:
     kinds: tuple[str, ...] = field(default=(), metadata={"added": "0.1"})
     plan: str = field(default="", metadata={"added": "0.1"})
     warmup: int = field(default=0, metadata={"added": "0.1"})
+    first_step: int = field(default=0, metadata={"added": "0.1"})
 
     @property
     def timed_seconds(self) -> tuple[float, ...]:
         """The steps that are measured."""
-        return timed_steps(self.step_seconds or (self.measured.step_s,), self.warmup)
+        begins = [each.resumed_step - self.first_step for each in self.restarts]
+        return timed_steps(self.step_seconds or (self.measured.step_s,), self.warmup, begins)
 
     @property
     def step_s(self) -> float:

@@ -94,20 +94,26 @@ def require_several_values(graph: Graph, rows: Sequence[int], remedies: Sequence
     Args:
         rows: samples of each micro-batch of a training step.
     """
-    if 1 not in rows:
-        return
+    layer = normalises_values_of_samples(graph)
+    if layer is not None and 1 in rows:
+        raise UsageError(
+            f"layer {layer.name} normalises over the batch, and a micro-batch has 1 sample",
+            [
+                f"1 value a channel, of output {list(layer.outputs[0].shape)}; 2 have a variance",
+                f"micro-batches of {', '.join(map(str, rows))} samples",
+            ],
+            remedies,
+        )
+
+
+def normalises_values_of_samples(graph: Graph) -> Layer | None:
+    """A batch norm that gets one value a channel of each sample, so that of one sample there is no variance."""
     for layer in graph.layers:
         spec = layer.outputs[0]
         is_by_sample = len(spec.shape) > 1 and spec.dims[0] == SAMPLE and not spec.has_sites
         if _is_batch_norm(layer) and is_by_sample and prod(spec.shape[2:]) == 1:
-            raise UsageError(
-                f"layer {layer.name} normalises over the batch, and a micro-batch has 1 sample",
-                [
-                    f"1 value a channel, of output {list(spec.shape)} for {graph.samples} samples; 2 have a variance",
-                    f"micro-batches of {', '.join(map(str, rows))} samples",
-                ],
-                remedies,
-            )
+            return layer
+    return None
 
 
 def fixes_samples(graph: Graph) -> bool:

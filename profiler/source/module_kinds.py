@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from planner.ir.errors import UnsupportedModelError
+from planner.ir.graph import LOSS_PREFIX
 from profiler.source.model import LoadedModel, named_buffers, named_parameters
 
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
@@ -37,6 +38,22 @@ def require_plain_modules(owned: Mapping[str, nn.Module]) -> None:
                     ["the module was made within torch.inference_mode()"],
                     ["make it outside of that, or within torch.no_grad()"],
                 )
+
+    _require_names_apart(owned)
+
+
+def _require_names_apart(owned: Mapping[str, nn.Module]) -> None:
+    """A module may keep a loss as its ``loss_fn``, which is what the given one's tensors are called after."""
+    loss, module = owned.get(LOSS_PREFIX), owned[""]
+    own = {} if loss is None else {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, tensor in () if loss is None else (*loss.named_parameters(), *loss.named_buffers()):
+        other = own.get(LOSS_PREFIX + name)
+        if other is not None and other is not tensor:
+            raise UnsupportedModelError(
+                f"{LOSS_PREFIX}{name} of the module and {name} of its loss are two tensors of one name",
+                ["tensors of the loss are called as if it were the module's attribute loss_fn"],
+                ["call the module's attribute otherwise", "give that very loss: model.loss_fn"],
+            )
 
 
 def _require_plain(name: str, part: nn.Module) -> None:

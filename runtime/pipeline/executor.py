@@ -9,12 +9,15 @@ Errors of a step, told with where they happened: rank, device, stage, step, micr
 
 from __future__ import annotations
 
+import os
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
+from pathlib import Path
 from typing import Protocol, cast
 
 import torch
@@ -101,8 +104,19 @@ class Context:
         return type(error)(title, details, error.remedies)
 
 
+_NOT_USERS = (
+    *(str(Path(__file__).parents[2] / name) + os.sep for name in ("cuda_ops", "halopipe", "planner", "runtime")),
+    str(Path(torch.__file__).parent) + os.sep,
+    sysconfig.get_path("stdlib") + os.sep + "contextlib",
+    "<",
+)
+"""How paths of code begin that is ours or torch's, or was made by them."""
+
+
 def _stage_failed(error: Exception) -> StageFailedError:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    """Of what an operator, or the user's code, raised; its place is the innermost in that code, if there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((each for each in reversed(frames) if not each.filename.startswith(_NOT_USERS)), frames[-1])
     return StageFailedError(f"{type(error).__name__}: {error}", [f"raised at {frame.filename}:{frame.lineno}"])
 
 

@@ -53,7 +53,7 @@ MOST_CUTS = 256
 _HALVINGS = 8
 _ROUNDING = 1e-9
 _ROUNDS = 40  # of the search for weights
-_FEW_SAMPLES = 64  # up to this micro-batch every share of it is looked at on unlike devices
+_FEW_SAMPLES = 16  # up to this micro-batch every share of it is looked at on unlike devices
 _MANY_TIMES = 1e6  # the work over capacity
 
 

@@ -165,12 +165,14 @@ def _balanced_hybrids(spaces: Sequence[Prices], budget: Budget) -> list[Hybrid]:
         num_plans += bool(of_plan)
         balanced += of_plan
     balanced.sort(key=lambda one: one[0].step_s)
-    turns, found = 0, []
+    turns, best_s, found = 0, float("inf"), []
     for hybrid, space in balanced:
-        own = 2 * len(hybrid.groups) * len(hybrid.prices.micro_batches)
-        turns += own
-        budget.spend(own * CALL_S if turns <= MOST_TURNS else 0.0)
-        found.append(space.simulated(hybrid) if turns <= MOST_TURNS else hybrid)
+        turns += 2 * len(hybrid.groups) * len(hybrid.prices.micro_batches)
+        if turns <= MOST_TURNS and hybrid.step_s < best_s:
+            budget.spend(2 * len(hybrid.groups) * len(hybrid.prices.micro_batches) * CALL_S)
+            hybrid = space.simulated(hybrid)
+            best_s = min(best_s, hybrid.step_s)
+        found.append(hybrid)
     return sorted(found, key=lambda one: one.step_s)
 
 

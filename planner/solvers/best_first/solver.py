@@ -72,7 +72,7 @@ from planner.solvers.best_first.warm_start import Start
 from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import decision_of, plan_of
 from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ties
-from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.evaluate import FORECAST_TAKES, Evaluator
 from planner.solvers.candidates.explain import binding
 from planner.solvers.progress import Progress
 from planner.solvers.token_slices import require_slices, slices_time, with_token_slices
@@ -111,16 +111,18 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
     first, evaluator.budget = outcome, budget
     best_s = outcome.best.step_s if outcome.best is not None else float("inf")
-    others_s = start.other_shares_s(best_s * (1 - ROUNDING), budget.part(reserve_s=search.answer_s))
-    outcome = with_layouts(evaluator, outcome, budget.part(reserve_s=search.answer_s))
-    outcome = with_blocks(evaluator, outcome, budget.part(reserve_s=search.answer_s))
+    others_s = start.other_shares_s(best_s * (1 - ROUNDING), budget.part())
+    outcome = with_layouts(evaluator, outcome, budget)
+    outcome = with_blocks(evaluator, outcome, budget)
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
     choices = [choice.best for choice in start.choices.values()]
     finalists = [*choices, first.best, first.unshared, *first.by_num_stages.values(), *outcome.by_num_stages.values()]
+    budget.reserve(FORECAST_TAKES * evaluator.takes_s(outcome.best.candidate) + evaluator.writing_s)
     taken, tie = without_ties(evaluator, outcome.best, [found for found in finalists if found is not None])
     decision = decision_of(problem, taken.candidate)
     seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
+    budget.reserve(evaluator.writing_s)
     step_s = tie.step_s if tie is not None else seen.prediction.step_s
     bound_s = min(outcome.bound_s, start.least_work_s, others_s, step_s)
     proof = Search(

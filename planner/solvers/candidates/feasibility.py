@@ -4,7 +4,8 @@ The schedules, micro-batch sizes, places to cut and recomputation that may be us
 candidates.  ``unmet`` is the one place that says whether a candidate may be an answer:
 
     global batch, micro-batch   the micro-batches add up to the batch, the full ones have a size that may be used
-    batch statistics            one micro-batch, where layers that depend on their batch are to see all of it
+    batch statistics            one micro-batch, where layers that depend on their batch are to see all of it; none of
+                                one sample, where a batch norm has one value a channel of each
     schedule                    one of those that may be used
     devices, stages             ranks that may be used, no more stages than asked for
     recompute                   nowhere, or everywhere, or of attention's cores, unless it is left open
@@ -34,7 +35,13 @@ from planner.ir.graph import KEEPS_SAMPLES, Graph
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.plan import UNCUT, Decision, Rejected, Stage
 from planner.ir.problem import ALWAYS, AUTO, LATENCY, NEVER, SAMPLE_DIMS, SELECTIVE, SPATIAL_DIMS, WHOLE, Problem
-from planner.layers import batch_dependent_layers, batch_wide_layers, check_samples_apart, fixes_samples
+from planner.layers import (
+    batch_dependent_layers,
+    batch_wide_layers,
+    check_samples_apart,
+    fixes_samples,
+    normalises_values_of_samples,
+)
 from planner.layers.recomputed import attention_cores
 from planner.layers.stage_rules import rules_of_state
 from planner.solvers.candidates.candidate import Candidate, Recomputes, boundaries_of
@@ -119,7 +126,7 @@ def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
     Raises:
         UsageError: the global batch or a size is not positive.
         InfeasibleError: the loss, or statistics of the whole batch, need all of it at once, or the graph holds for one
-            number of samples, and micro-batches may not be so large.
+            number of samples, and micro-batches may not be so large; or statistics have no variance in any of them.
     """
     batch = problem.global_batch
     if batch < 1:
@@ -132,10 +139,40 @@ def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
     if fixes_samples(problem.profile.graph):
         return _as_captured(problem)
     if problem.micro_batch_sizes:
-        return tuple(sorted({min(size, batch) for size in problem.micro_batch_sizes}))
-    measured = {m.samples for found in problem.profile.measurements.values() for m in found}
-    sizes = {size for size in range(1, batch + 1) if batch % size == 0 or batch <= FEW_SAMPLES} | measured
-    return tuple(sorted(size for size in sizes if size <= min(batch, covered)))
+        sizes = {min(size, batch) for size in problem.micro_batch_sizes}
+    else:
+        measured = {m.samples for found in problem.profile.measurements.values() for m in found}
+        sizes = {size for size in range(1, batch + 1) if batch % size == 0 or batch <= FEW_SAMPLES} | measured
+        sizes = {size for size in sizes if size <= min(batch, covered)}
+    return _with_variance(problem, tuple(sorted(sizes)))
+
+
+def _with_variance(problem: Problem, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Those that leave no micro-batch of one sample where a batch norm gets one value a channel of each.
+
+    Raises:
+        InfeasibleError: none of them.
+    """
+    found = tuple(size for size in sizes if not _lacks_variance(problem, size, problem.global_batch % size))
+    if sizes and not found:
+        layer = normalises_values_of_samples(problem.profile.graph)
+        assert layer is not None, "it is what lacks a variance"
+        fitting = [size for size in range(2, problem.global_batch + 1) if problem.global_batch % size != 1]
+        raise InfeasibleError(
+            f"layer {layer.name} normalises over the batch, and each choice has a micro-batch of 1 sample",
+            [
+                f"1 value a channel, of output {list(layer.outputs[0].shape)}; 2 have a variance",
+                f"a global batch of {problem.global_batch}, in micro-batches of {', '.join(map(str, sizes))}",
+            ],
+            [f"--micro-batch {size}" for size in fitting[:1]] or ["--global-batch 2"],
+        )
+    return found
+
+
+def _lacks_variance(problem: Problem, *rows: int) -> bool:
+    if 1 not in rows or problem.objective == LATENCY:
+        return False
+    return normalises_values_of_samples(problem.profile.graph) is not None
 
 
 def sees_whole_batch(problem: Problem) -> bool:
@@ -297,6 +334,8 @@ def _batches(problem: Problem, candidate: Candidate) -> str:
         return f"micro-batches of {size}, asked: {', '.join(map(str, sorted(sizes)))}"
     if len(candidate.micro_batches) > 1 and sees_whole_batch(problem):
         return f"{len(candidate.micro_batches)} micro-batches, asked: statistics of the whole batch"
+    if _lacks_variance(problem, *candidate.micro_batches):
+        return "a micro-batch of 1 sample, of which a batch norm has one value a channel"
     return ""
 
 

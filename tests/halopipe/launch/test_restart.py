@@ -155,6 +155,11 @@ def test_attempts_are_one_run(job: Callable[..., tuple[RunResult, Attempts, list
         (7, 6, 1),
     ]
     assert [options.resume_step for _, options in attempts.asked] == [-1, 4, 4, 6]
+    timed = replace(result, step_seconds=tuple(map(float, range(8))), warmup=1)
+    assert timed.timed_seconds == (1.0, 2.0, 3.0, 5.0, 7.0)  # attempts begin with steps 0, 4, 4 and 6
+    assert timed.timeline_file(mined(), timed.timeline).timed_seconds == timed.timed_seconds
+    later = replace(timed, first_step=4, step_seconds=(4.0, 5.0, 6.0, 7.0))
+    assert later.timed_seconds == later.timeline_file(mined(), later.timeline).timed_seconds == (5.0, 7.0)
     assert said[1] == "rank 0 hangs; started again after step 4 (2 of at most 3)"
     assert [(loss.number, loss.ranks, loss.devices, loss.hosts) for loss in losses] == [
         (0, (1,), ("n0/cpu1",), ("n0",)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 import halopipe as hp
 from halopipe.api import running
+from halopipe.reports import report
 from planner.check import check
 from planner.ir.errors import InfeasibleError
 from planner.ir.profile import ModelSource, Profile
@@ -90,3 +92,50 @@ def test_a_plan_that_cuts_it_says_so_and_one_that_may_not_is_refused(profile: Pr
 
 def test_a_script_keeps_the_statistics_of_its_loop_unless_it_says_otherwise() -> None:
     assert inspect.signature(running.parallelize).parameters["batch_statistics"].default == "whole"
+
+
+def flat_network(*, input_shape: tuple[int, ...] = (8, 6)) -> Example:
+    """A batch norm over features, which have one value a channel of each sample."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    return module, (torch.randn(input_shape), torch.arange(input_shape[0]) % 3), nn.functional.cross_entropy
+
+
+@pytest.fixture(scope="module")
+def flat() -> Profile:
+    made = ModelSource(f"{HERE}:flat_network", {}, (8, 6))
+    return profile_of(made, capture(load_model(made)).graph, 2)
+
+
+@pytest.mark.parametrize(
+    "solver", ["best-first", "span-ilp", "data-parallel", "one-device", "pipedream", "dapple", "piper", "bapipe"]
+)
+def test_no_solver_makes_a_micro_batch_of_which_there_is_no_variance(flat: Profile, solver: str) -> None:
+    """A last one of a sample: of 7 samples 3, 3 and 1."""
+    with pytest.raises(InfeasibleError):
+        hp.plan(flat, solver=solver, global_batch=7, micro_batch=[3], confidence=0.0)
+
+
+def test_a_batch_that_has_no_variance_in_any_way_is_refused_and_the_remedies_work(flat: Profile) -> None:
+    def refused(**asked: Any) -> tuple[str, ...]:
+        with pytest.raises(InfeasibleError, match="normalises over the batch") as caught:
+            hp.plan(flat, **asked)
+        return caught.value.remedies
+
+    assert refused(global_batch=4, micro_batch=[1]) == ("micro_batch=[2]",)
+    assert hp.plan(flat, global_batch=4, micro_batch=[2]).decision.micro_batches == (2, 2)
+    assert refused(global_batch=7, micro_batch=[2, 3]) == ("micro_batch=[4]",)
+    assert hp.plan(flat, global_batch=7, micro_batch=[4]).decision.micro_batches == (4, 3)
+    assert refused(global_batch=1) == ("global_batch=2",)
+    assert hp.plan(flat, global_batch=2).decision.micro_batches == (2,)
+    assert hp.plan(flat, objective="latency", micro_batch=[1], global_batch=4).decision.micro_batches == (1,) * 4
+
+
+def test_the_page_of_a_report_says_of_what_statistics_are(profile: Profile) -> None:
+    """Where the profile is there, whose graph knows the layers."""
+
+    def page(**asked: Any) -> str:
+        return report.page(report.Sources("plan.json", hp.plan(profile, solver="one-device", **asked), profile))
+
+    assert "statistics of each of 4 micro-batches, not of the whole batch of 8" in page(micro_batch=[2])
+    assert "batch statistics" not in page(micro_batch=[8])

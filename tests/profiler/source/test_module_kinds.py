@@ -200,3 +200,26 @@ def test_inference_tensors_as_an_example_are_numbers(kinds: dict[str, Any]) -> N
         batch = torch.randn(4, 3), torch.randn(4, 3)
     made = source_of(kinds["net"](), example=batch, loss_fn=nn.MSELoss())
     assert capture(load_model(made)).graph.layers
+
+
+class Weighted(nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, out: Tensor, target: Tensor) -> Tensor:
+        return ((out - target).square() * self.weight).mean() + self.weight.square().mean()
+
+
+def test_a_loss_that_a_module_keeps_is_not_taken_for_the_one_that_is_given(kinds: dict[str, Any]) -> None:
+    """The remedy, followed to the letter, is taken."""
+    net = kinds["net"]()
+    net.loss_fn = Weighted()
+    net.forward = lambda x: net[2](net[1](net[0](x)))
+    with pytest.raises(UnsupportedModelError, match="two tensors of one name") as caught:
+        source_of(net, example=BATCH, loss_fn=Weighted())
+    assert "give that very loss: model.loss_fn" in caught.value.remedies
+    made = source_of(net, example=BATCH, loss_fn=net.loss_fn)
+    assert "loss_fn.weight" in capture(load_model(made)).graph.parameters

@@ -28,9 +28,9 @@ POISONED = (torch.cat((torch.ones(3, 3), torch.full((1, 3), 2 * POISON))),), (to
 
 
 @cache
-def mined(where: int = -1, direction: str = "F") -> tuple[LoadedModel, Decision]:
+def mined(where: int = -1, direction: str = "F", deed: str = "raise") -> tuple[LoadedModel, Decision]:
     """Three layers on three stages; the bomb is in the last micro-batch of the second step."""
-    arguments = {"where": str(where), "direction": json.dumps(direction)}
+    arguments = {"where": str(where), "direction": json.dumps(direction), "deed": json.dumps(deed)}
     model = load_model(ModelSource("tests.halopipe.bombs:mined", arguments, (4, 3)))
     graph = capture(model).graph
     return model, decide(graph, ["1.linear", "2.linear"], (2, 2))
@@ -51,6 +51,13 @@ def test_a_stage_that_raises_is_named_with_step_and_micro_batch(stage: int, dire
     assert "the others: rank 9 in 9F9" in error.details
     assert f">>{stage}{direction}1<<" in error.details[-1]
     assert len(error.details[-1].splitlines()) == 3
+
+
+def test_an_error_from_within_torch_has_its_place_in_the_users_code() -> None:
+    model, decision = mined(1, "F", "within torch")
+    with pytest.raises(StageFailedError, match="no such reduction") as caught:
+        run_ranks(model, decision, [GOOD, POISONED, GOOD])
+    assert "bombs.py" in caught.value.details[0]
 
 
 def test_the_other_ranks_lose_their_peer() -> None:
