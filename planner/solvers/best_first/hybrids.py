@@ -251,6 +251,7 @@ class _Space:
         stages = [self._table(group) for group in groups]
         order = sorted(kept, key=sum, reverse=True)
         places = self._cut(groups, stages, order[0])
+        scheduled = []
         for windows in order:
             step_s = self._closed_s(groups, stages, places, windows)[0] if places is not None else np.inf
             if not np.isfinite(step_s):
@@ -258,7 +259,8 @@ class _Space:
                 step_s = self._closed_s(groups, stages, places, windows)[0] if places is not None else np.inf
             if np.isfinite(step_s) and places is not None:
                 cuts = tuple(self.chain[places[0]].tolist())
-                yield Hybrid(float(step_s), self.prices, groups, cuts, *kept[windows])
+                scheduled.append(Hybrid(float(step_s), self.prices, groups, cuts, *kept[windows]))
+        yield from reversed(scheduled)  # of those that are equally fast the one that keeps least comes first
 
     def _windows(self, num_stages: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The schedules that are open, those without windows first."""
