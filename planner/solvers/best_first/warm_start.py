@@ -93,22 +93,22 @@ class Start:
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
-        self._made = [(space, prices, devices) for space, prices in spaces]
-        if not self.is_part:
-            yield from promising(self.evaluator)
         best: Evaluation | None = None
         for found in hybrids(self.evaluator, [prices for _, prices in spaces]):
             best = found if best is None else better(best, found)
             yield found
+        self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
+        spaces = list(self._bounded(spaces, best))
+        self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
+        self._made = [(space, prices, devices) for space, prices in spaces]
+        if not self.is_part:
+            yield from promising(self.evaluator)
         for name, choice in () if self.is_part else strategies(self.evaluator):
             self.choices[name] = choice
             if choice.best is not None and freedom.allows(choice.best.candidate):
                 yield choice
         if devices.restrictions and freedom.schedules and not self.is_part:
             yield from self.on_parts(best)
-        self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
-        spaces = list(self._bounded(spaces, best))
-        self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
             yield from families([prices for _, prices in spaces], devices, freedom.virtual)
