@@ -27,13 +27,14 @@ from planner.ir.plan import Plan
 from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
 from planner.layers.sized import REPLICA
+from planner.solvers.budget import OutOfTimeError, part_of_current
 from planner.solvers.candidates.candidate import Candidate, micro_batches, with_options
 from planner.solvers.candidates.choose import no_schedule
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import heuristic_plan, infeasible
 from planner.solvers.candidates.feasibility import as_asked, gives_all_work, micro_batch_sizes, schedule_names
 from planner.solvers.layouts.factor_graph import Array, Assignment, LabelledGraph
-from planner.solvers.layouts.stage import Question, labelled_graph
+from planner.solvers.layouts.stage import Question, labelled_graph, most_options, simplest
 from planner.solvers.progress import Progress
 
 NAME, METHOD = "dryden", "per-layer distributions on all ranks by shortest paths, largest micro-batch that fits"
@@ -58,7 +59,10 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
             continue
         if evaluator.budget.is_over:
             break
-        chosen = distributions(problem, evaluator.book, size)
+        try:
+            chosen = distributions(problem, evaluator.book, size)
+        except OutOfTimeError:
+            break
         candidate = _candidate(problem, evaluator.layouts, chosen, size)
         if not candidate.options:
             return replicated_plan(evaluator, NAME, METHOD)
@@ -78,13 +82,20 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
 
 
 def distributions(problem: Problem, book: PriceBook, size: int) -> Mapping[int, Option]:
-    """The distribution of each layer, by index, for micro-batches of ``size``."""
+    """The distribution of each layer, by index, for micro-batches of ``size``.
+
+    Raises:
+        OutOfTimeError: there is no time to price them on so many ranks.
+    """
     allow = tuple(family for family in problem.allow if family in (SAMPLE_DIMS, SPATIAL_DIMS))
-    prices = LayoutPrices(book, problem.ranks, size, allow)
+    prices, budget = LayoutPrices(book, problem.ranks, size, allow), part_of_current(problem.time_limit_s)
+    most = most_options(prices, budget.left_s)
+    if not most:
+        raise OutOfTimeError
     layers = tuple(range(len(prices.layers)))
-    options = [_on_all_ranks(prices.options(index)) for index in layers]
+    options = simplest([_on_all_ranks(prices.options(index)) for index in layers], most)
     question = Question(layers, problem.global_batch / size)
-    picked = by_shortest_paths(labelled_graph(prices, question, options))
+    picked = by_shortest_paths(labelled_graph(prices, question, options, budget))
     return {index: each[k] for index, each, k in zip(layers, options, picked, strict=True)}
 
 

@@ -72,7 +72,7 @@ from planner.solvers.layouts.stage import (
     simplest,
 )
 
-_SHARE_OF_TABLES, _MOST_OF_TABLES = 0.25, 0.8
+_SHARE_OF_TABLES, _MOST_OF_TABLES = 0.25, 0.6
 """Of the budget, for the options of all layers on one group of ranks: at first, and of what is left at last."""
 
 MOST_CHAINS = 300
