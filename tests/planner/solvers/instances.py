@@ -228,12 +228,13 @@ def uneven_problem(seed: int) -> Problem:
         return replace(one, **{name: draw.uniform(0.6, 1.4) * getattr(one, name) for name in names})
 
     measured = {kind: tuple(map(uneven, found)) for kind, found in profile.measurements.items()}
+    recompute = draw.choice(["never", "never", "auto", "always"])
     return replace(
         problem,
         profile=replace(profile, measurements=measured),
-        recompute=draw.choice(["never", "never", "auto", "always"]),
+        recompute=recompute,
         micro_batch_sizes=draw.choice([(), (), (), (2,), (3, 4)]),
-        max_stages=draw.choice([0, 0, 0, 2]),
+        max_stages=2 if recompute == "auto" else draw.choice([0, 0, 0, 2]),  # else plans are many
     )
 
 
