@@ -56,7 +56,7 @@ _ROUNDING = 1e-9
 FORECAST_TAKES = 2.0
 """What it takes to forecast a plan (``costs.predict``), in times of one evaluation."""
 
-_LAYER_S, _PART_S = 3e-4, 5e-7
+_LAYER_S, _PART_S = 6e-4, 5e-7
 
 _WORTH = 0.005
 """Of a step: for less no thread prepares the next one, as two threads of a process take turns with the interpreter."""

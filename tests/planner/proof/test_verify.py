@@ -38,6 +38,7 @@ from tests.planner.solvers.instances import (
     heavy_problem,
     random_problem,
     tied_problem,
+    with_memory,
 )
 
 AGAIN = {"nothing": Recomputes.NOTHING, "all": Recomputes.ALL, "cores": Recomputes.CORES}
@@ -131,6 +132,22 @@ def test_the_account_never_says_more_than_the_simulator(seed: int, make: Callabl
             assert max(bound_s, least_s) <= step_s * (1 + 1e-9), prefix.text(size)
             num_compared += step_s < inf
     assert num_compared or problem.profile.cluster.devices[0].memory_bytes < 2**30
+
+
+def tight_problem(seed: int) -> Problem:
+    """Devices hold what the best plan needs, and no byte more."""
+    problem = with_memory(random_problem(seed), 2**30)
+    return with_memory(problem, max(rank.peak_bytes for rank in solve(problem).prediction.ranks))
+
+
+@pytest.mark.parametrize("make", [tight_problem, heavy_problem], ids=["tight memory", "sums in buckets"])
+def test_the_least_of_all_pipelines_is_no_more_than_the_best_plan_takes(make: Callable[[int], Problem]) -> None:
+    for seed in (320, 322, 324, 326, 328, 330):
+        problem = make(seed)
+        account, best_s = account_of(problem), solve(problem).prediction.step_s
+        complete = [(size, *each) for size in account.space.sizes for each in pipelines(account, size, Prefix(), ())]
+        least_s = min(max(bound_s, account.step_s(prefix, size)[0]) for size, prefix, bound_s in complete)
+        assert least_s <= best_s * (1 + 1e-9), seed
 
 
 @MAKERS
