@@ -237,10 +237,11 @@ class _Search:
             raise self._infeasible()
         bound_s = min(left_s, loose_s, self.best_s)
         best = min(self.simulated.values(), key=_order)
+        num_simulated = len(self.simulated)
         shown = self._rivals(rivals)
         memory = best.prediction.memory
         usable = self._ground(best.ways).at(best.ways, memory.stage).usable_bytes
-        return Found(best, shown, bound_s, self.num_ways, self.num_large, len(self.simulated), usable)
+        return Found(best, shown, bound_s, self.num_ways, self.num_large, num_simulated, usable)
 
     def _is_late(self, stop_s: float = inf) -> bool:
         is_over = self.num_labels > _MOST_LABELS or time.monotonic() > min(stop_s, self.stop_s)
