@@ -71,6 +71,8 @@ FLOORS = {
     # The checker takes as given what a layer, a link or a sum costs; what a step makes of it, it works out itself.
     "planner.check": floor(f"{PLANNER} {GIVEN}", "numpy"),
     "planner.check.drawn": floor(f"{PLANNER} planner.costs"),  # random draws can only be drawn again by who drew them
+    # Proofs: what a plan costs is derived anew, and nothing of the search, its costs or the checker is asked.
+    "planner.proof": floor("planner.ir planner.layers planner.schedules", "numpy"),
     "planner.export": floor(
         f"{PLANNER} planner.costs planner.solvers planner.baselines planner.transformers", "pandas"
     ),
@@ -96,6 +98,7 @@ FLOORS = {
         " ".join(CODE), f"{DEPENDENCIES} highspy networkx pulp scipy spconv timm torchvision transformers triton"
     ),
     "benchmarks.house": floor("benchmarks", "tests"),  # reads this table
+    "benchmarks.scale": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # its networks are factories'
     "benchmarks.robustness": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # its networks are those of tests/zoo
 }
 FACES = ("planner",)  # of these floors, only the package's own __init__: a new sub-package needs a line in the table

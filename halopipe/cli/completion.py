@@ -148,7 +148,7 @@ solvers, schedules, objectives = named(_solvers), named(_schedules), named(lambd
 choices, families = named(lambda: RECOMPUTE), several(lambda: FAMILIES)
 optimizers, devices, formats = named(_optimizers), named(_catalogue), named(_formats)
 dtypes = named(lambda: DTYPES)
-plans, profiles, timelines = files("plan"), files("profile"), files("timeline")
+plans, profiles, timelines, proofs = files("plan"), files("profile"), files("timeline"), files("proof")
 jobs = files("plan", suffixes=(".yaml", ".yml"))
 clusters = files(suffixes=(".yaml", ".yml"))
 models = files(suffixes=(".py", ".pt", ".pt2"))

@@ -14,6 +14,7 @@ import typer
 from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, with_options
 from halopipe.planning.options import PlanOptions
+from planner.ir.errors import UsageError
 from planner.ir.files import same_file
 
 if TYPE_CHECKING:
@@ -31,6 +32,14 @@ def plan(
     ],
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("plan.json"),
+    proof: Annotated[
+        Path | None,
+        typer.Option(
+            "--proof",
+            metavar="FILE",
+            help="Also write a proof that no plan is faster by more than it says; check --proof verifies it.",
+        ),
+    ] = None,
     cluster: ClusterOption = None,
     options: PlanOptions,
     json: Json = False,
@@ -39,10 +48,15 @@ def plan(
     from halopipe.planning import measure_missing, plan_files
     from halopipe.terminal.output_files import claimed
 
-    files = _Files(profile, cluster, output, json)
+    if proof is not None and (options.ways or options.pareto is not None):
+        other = "--ways" if options.ways else "--pareto"
+        raise UsageError(f"--proof with {other}", ["a proof is of one plan of a search"], [f"leave out {other}"])
+    if proof == output:
+        raise UsageError(f"{proof} is to hold the plan and its proof", [], ["--proof another name"])
+    files = _Files(profile, cluster, output, json, proof)
     read = [profile, *([cluster] if cluster is not None else [])]
     points = [path for path in read if files.is_point(path)] if options.pareto is not None else []
-    with claimed([output, *points], read, replaced=[profile] if options.measure_missing else []):
+    with claimed([output, proof, *points], read, replaced=[profile] if options.measure_missing else []):
         if options.measure_missing:
             measure_missing.require_possible(cluster, options.pareto)
         loaded = plan_files.load_profile(profile, cluster=cluster)
@@ -59,8 +73,11 @@ def _best(loaded: Profile, options: PlanOptions, files: _Files) -> None:
     from halopipe.planning import measure_missing, search_progress
     from halopipe.planning.problem import problem_on
     from halopipe.terminal import console
+    from planner.proof.prove import require_provable
 
     problem = problem_on(loaded, None, options.memory, options.asked())
+    if files.proof is not None:
+        require_provable(problem)
     measure = measure_missing.measure_here(options.quick) if options.measure_missing else None
     found = measure_missing.plan_and_store(
         problem,
@@ -78,8 +95,24 @@ def _best(loaded: Profile, options: PlanOptions, files: _Files) -> None:
     on = ["--cluster", files.cluster] if files.cluster is not None else []
     explained = console.command("explain", files.output, "--profile", files.profile, *on)
     console.wrote(files.output, f"{explained}, or {console.command('run', files.output)}")
+    if files.proof is not None:
+        _certify(found.plan, found.profile if found.rounds else loaded, files.proof, files)
     if found.plan.search.status == "stopped":
         raise typer.Exit(console.INTERRUPTED)
+
+
+def _certify(found: Plan, seen: Profile, path: Path, files: _Files) -> None:
+    """Writes the proof of a plan, and says what it claims."""
+    from halopipe.terminal import console, units
+    from planner.ir.codec import dump
+    from planner.proof.prove import prove
+
+    proof = prove(found, seen)
+    dump(proof, path)
+    bound = f"{units.seconds(proof.bound_s)} (gap {units.percent(proof.gap)})"
+    console.remark(f"no plan that the proof covers takes less than {bound}")
+    on = ["--cluster", files.cluster] if files.cluster is not None else []
+    console.wrote(path, console.command("check", files.output, "--proof", path, *on))
 
 
 def _front(loaded: Profile, options: PlanOptions, num_points: int, files: _Files) -> None:
@@ -115,12 +148,14 @@ class _Files:
 
     Attributes:
         json: whether the result itself goes to stdout, rather than words about it.
+        proof: where its proof goes; None: nowhere.
     """
 
     profile: Path
     cluster: Path | None
     output: Path
     json: bool
+    proof: Path | None = None
 
     def point(self, number: int) -> Path:
         """Where the plan of a point of a front goes, counted from 1; all into a pipe or device."""

@@ -11,7 +11,10 @@ from halopipe.cli import completion
 
 def schema(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="profile, plan, timeline or job.", autocompletion=completion.formats)
+        str,
+        typer.Argument(
+            metavar="NAME", help="profile, plan, proof, timeline or job.", autocompletion=completion.formats
+        ),
     ],
 ) -> None:
     """Write the JSON Schema of a file format to stdout."""

@@ -27,7 +27,7 @@ from halopipe.terminal import units
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
 from planner.ir.graph import SAMPLE
-from planner.ir.plan import Decision, Plan
+from planner.ir.plan import Decision, Plan, status_of
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, Problem
 from planner.ir.profile import Profile
 from planner.solvers.candidates.candidate import Candidate, Recomputes, group_shares
@@ -167,9 +167,8 @@ def _bounded_by(recut: Plan, found: Plan) -> Plan:
     if not 0 < bound_s < step_s:
         return recut
     gap, bounds_s = step_s / bound_s - 1, found.search.bounds_s
-    return replace(
-        recut, search=replace(recut.search, status="time limit", bound_s=bound_s, gap=gap, bounds_s=bounds_s)
-    )
+    status = status_of(found.search.status, step_s, bound_s, recut.inputs.request.gap)
+    return replace(recut, search=replace(recut.search, status=status, bound_s=bound_s, gap=gap, bounds_s=bounds_s))
 
 
 def _step_now_s(before: Plan, asked: Problem) -> float:

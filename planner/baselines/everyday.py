@@ -3,8 +3,8 @@
     one device       one micro-batch after another, what a pipeline or replicas are compared with; the micro-batch size
                      (and the device, where they differ) is the best that fits
     data parallel    a replica of the whole model on every rank, gradients summed by one all-reduce a step (Li et al.,
-                     "PyTorch Distributed", VLDB 2020).  Shares are in proportion to speed, so that unequal devices end
-                     together, and as in everyday use the batch is cut into as few micro-batches as memory allows
+                     "PyTorch Distributed", VLDB 2020).  Shares are such that the last of unequal devices ends
+                     soonest, and as in everyday use the batch is cut into as few micro-batches as memory allows
                      (gradient accumulation).  Sums run behind the last backward, bucket by bucket
                      (``costs.stages.gradient_overlap``)
     even split       as many stages as ranks, with equally many layers each, whatever they cost (Huang et al., "GPipe",

@@ -309,7 +309,7 @@ def search(graph: LayerGraph, machines: Machines, global_batch: int, micro_batch
             continue
         planner = planners.setdefault(count, Planner(graph, machines, count, global_batch / micro_batch))
         for found in planner.pipelines().values():
-            speed_up = planner.batch_s / found.estimate_s
+            speed_up = planner.batch_s / found.estimate_s if found.estimate_s > 0 else inf
             if found.copies == copies and (best is None or speed_up > best[0]):
                 best = speed_up, found
     if best is None:

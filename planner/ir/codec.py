@@ -29,12 +29,14 @@ from planner.ir.files import read_text
 from planner.ir.files import write_text as write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
+from planner.ir.proof import Proof
 from planner.ir.timeline import TimelineFile
 
 FORMATS: Mapping[str, tuple[type, int]] = {
     "profile": (Profile, 1),
     "plan": (Plan, 1),
     "timeline": (TimelineFile, 1),
+    "proof": (Proof, 1),
 }
 """Name of each file format, the type it holds and the newest version that this release reads and writes."""
 
@@ -42,6 +44,7 @@ _WRITTEN_BY = {
     "profile": "name a file that 'halopipe profile' wrote",
     "plan": "name a file that 'halopipe plan' wrote",
     "timeline": "name a file that 'halopipe run' wrote",
+    "proof": "name a file that 'halopipe plan --proof' wrote",
 }
 
 MOST_KEYS = 200_000
@@ -55,7 +58,7 @@ T = TypeVar("T")
 
 
 def load(path: str | Path, cls: type[T]) -> T:
-    """The ``cls`` (:class:`Profile`, :class:`Plan`, :class:`TimelineFile`) that the file holds.
+    """The ``cls`` (:class:`Profile`, :class:`Plan`, :class:`TimelineFile`, :class:`Proof`) that the file holds.
 
     Raises:
         MissingFileError, CorruptFileError, NewerFileError: the file cannot be used; the text says why.

@@ -53,6 +53,7 @@ class _Ledger:
     limit_s: float
     begun_s: float
     work_s: float = 0.0
+    reserve_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +104,17 @@ class Budget:
         """Whether there is room for so much more work."""
         if self.work_s + work_s > self._ends_at_s:
             return False
-        return self.elapsed_s + (work_s + self._reserve_s) * self._pace <= self._ledger.limit_s
+        reserve_s = max(self._reserve_s, self._ledger.reserve_s)
+        return self.elapsed_s + (work_s + reserve_s) * self._pace <= self._ledger.limit_s
+
+    def reserve(self, work_s: float) -> None:
+        """Keeps so much work, and no other, for the end of the whole: everything else is over so much sooner."""
+        self._ledger.reserve_s = work_s
+
+    @property
+    def reserve_s(self) -> float:
+        """What is kept so."""
+        return self._ledger.reserve_s
 
     @property
     def is_over(self) -> bool:
@@ -127,7 +138,8 @@ class Budget:
     @property
     def clock_s(self) -> float:
         """Seconds until the whole ends: what a foreign solver may take that knows nothing but a clock."""
-        return max(0.0, self._ledger.limit_s - self.elapsed_s - self._reserve_s * self._pace)
+        reserve_s = max(self._reserve_s, self._ledger.reserve_s)
+        return max(0.0, self._ledger.limit_s - self.elapsed_s - reserve_s * self._pace)
 
     @property
     def _pace(self) -> float:

@@ -2,8 +2,8 @@
 
 Read ``shape`` (the network, and the ways to divide it), ``passes`` (times by what they are spent on), ``cluster``
 (devices and tiers of links), ``layers`` (kernels and exchanges of a block, of embedding and head), ``pipeline`` and
-``step`` (what is around them), ``memory``, ``pools`` (of GPUs that are not alike), then ``search`` and, for its stages,
-``division``.  Times come from :mod:`planner.kernels`; nothing here is fitted to a run.
+``step`` (what is around them), ``memory``, ``pools`` (of GPUs that are not alike), then ``space``, ``search`` and,
+for its stages, ``division``.  Times come from :mod:`planner.kernels`; nothing here is fitted to a run.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from planner.transformers.layers import layers_of
 from planner.transformers.memory import Memory, memory_of
 from planner.transformers.passes import Cost, Layers, Pass, Timed, timed
 from planner.transformers.pools import Pool, Pools, pools_of
-from planner.transformers.search import Choice, Found, Space, search
+from planner.transformers.search import Choice, Found, search
 from planner.transformers.shape import TRANSFORMERS, Fusion, Recompute, Sends, Transformer, Ways, named_transformer
+from planner.transformers.space import Space
 from planner.transformers.step import Prediction, predict
 
 __all__ = [

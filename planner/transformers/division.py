@@ -164,17 +164,16 @@ class Division:
             self._push(longer, least_s)
         return None
 
-    def dive(self, width: int) -> Iterator[Ways]:
-        """Pipelines by the ``width`` least labels of each number of stages: quick, and maybe not the best."""
+    def dive(self, width: int) -> Iterator[tuple[Ways, float]]:
+        """Pipelines, with their least, by the ``width`` least labels of each number of stages: maybe not the best."""
         level = [entry[3] for entry in heapq.nsmallest(width, self._heap)]
         while level:
             longer = sorted(
-                (
-                    (bound_s, -label.blocks, place, label)
-                    for place, (label, bound_s) in enumerate(self._all_longer(level))
-                )
+                (least_s, -label.blocks, place, label)
+                for place, (label, least_s) in enumerate(self._all_longer(level))
+                if least_s < self.above_s
             )
-            yield from (self._ways(label) for *_, label in longer[:width] if label.seat < 0)
+            yield from ((self._ways(label), least_s) for least_s, *_, label in longer[:width] if label.seat < 0)
             level = [label for *_, label in longer if label.seat >= 0][:width]
 
     def _all_longer(self, labels: Sequence[_Label]) -> Iterator[tuple[_Label, float]]:
@@ -417,6 +416,28 @@ def longest_s(blocks: int, seats: Sequence[Seat], free: Sequence[int]) -> float:
         rates[seat.pool] = max(rates[seat.pool], 1 / (seat.block_s * seat.gpus))
     rate = sum(gpus * rate for gpus, rate in zip(free, rates, strict=True))
     return blocks / rate if rate else inf
+
+
+def uniform_s(shape: Transformer, pools: Pools, ways: Ways, global_batch: int, seats: Sequence[Seat]) -> float:
+    """What a pipeline through all pools takes, about, whose stages have one tensor degree and are equally long.
+
+    (M + p - 1) times a stage and the messages on both of its sides, and the sums of its gradients.
+    """
+    micro_batches, num_bytes = ways.micro_batches(global_batch), message_bytes(shape, pools, ways)
+    whole = shape.layers * parameters_of(shape, 1, 1, False, False)
+    best_s = inf
+    for tensor in {seat.ways.tensor for seat in seats}:
+        own = sorted((seat for seat in seats if seat.ways.tensor == tensor), key=lambda seat: seat.block_s)
+        stages, rate = 0, 0.0
+        for seat in own:
+            number = min(pools.pools[seat.pool].devices // seat.gpus, shape.layers - stages)
+            stages, rate = stages + number, rate + number / seat.block_s
+        if stages:
+            hop_s = max(pools.least_hop_s(ways, num_bytes, seat.cluster, tensor) for seat in own)
+            stage_s = shape.layers / rate + 2 * hop_s * (stages > 1)
+            sums_s = max(gradients(seat.cluster, seat.ways, whole / stages / tensor, 0.0).seconds for seat in own)
+            best_s = min(best_s, (micro_batches + stages - 1) * stage_s + sums_s)
+    return best_s
 
 
 def seats_of(shape: Transformer, pools: Sequence[Cluster], ways: Ways, tensors: Sequence[int]) -> list[Seat]:

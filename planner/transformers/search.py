@@ -11,7 +11,7 @@
 
 What does not fit in memory is left out.  With ``gap`` 0 and no limit of time the answer is that of exhaustive
 enumeration (tests say so), and the more devices, the shorter the step.  Where a pipeline takes longer than its least,
-what its division had dropped for it is met as well, up to ``_MOST_LABELS``; what is left then stays in the gap.
+what its division had dropped for it is met as well, up to ``_MOST_AGAIN`` labels; what is left then stays in the gap.
 """
 
 from __future__ import annotations
@@ -19,110 +19,29 @@ from __future__ import annotations
 import functools
 import heapq
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, product
+from itertools import count
 from math import inf
 
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.transformers.cluster import Cluster
-from planner.transformers.division import Division, Seat, longest_s, seats_of
+from planner.transformers.division import Division, Seat, longest_s, seats_of, uniform_s
 from planner.transformers.memory import ends_of, in_flight, memory_of, memory_with
 from planner.transformers.pipeline import even_s
 from planner.transformers.pools import Pools
-from planner.transformers.shape import Recompute, Transformer, Ways
+from planner.transformers.shape import Transformer, Ways
+from planner.transformers.space import Space
 from planner.transformers.step import Prediction, fullest, least_s, predict
 
 TIE = 0.03
 """Two steps that are closer are a tie: runs of one source are as far from their predictions (benchmarks.published)."""
 RIVALS = 8
-_MOST_LABELS = 20_000
-_WIDTH = 2
-"""Labels of each number of stages of a first look at pipelines through several pools."""
-
-
-@dataclass(frozen=True, slots=True)
-class Space:
-    """What may be chosen; an empty tuple leaves it open.
-
-    Attributes:
-        tensor: degrees; open: powers of two up to a host.
-        interleave: chunks a stage, where the blocks divide by the chunks, and the micro-batches by the stages.
-        micro_batch: samples; open: powers of two.
-        zero: levels; 2 and 3 without a pipeline alone.
-        base: what is the same in all.
-    """
-
-    tensor: tuple[int, ...] = ()
-    pipeline: tuple[int, ...] = ()
-    micro_batch: tuple[int, ...] = ()
-    interleave: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
-    sequence_parallel: tuple[bool, ...] = (False, True)
-    recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
-    zero: tuple[int, ...] = (0, 1, 2, 3)
-    base: Ways = field(default_factory=Ways)
-
-    def divisions(self, shape: Transformer, cluster: Cluster, devices: int, global_batch: int) -> Iterator[Ways]:
-        """All into tensor, pipeline and data ranks and micro-batches, on at most so many devices."""
-        for tensor in self.degrees(shape, min(cluster.per_host, devices)):
-            if tensor > devices:
-                continue
-            for pipeline in self.pipeline or range(1, min(shape.layers, devices // tensor) + 1):
-                if pipeline > shape.layers:
-                    continue
-                for data in _divisors(global_batch, devices // (tensor * pipeline)):
-                    for micro_batch in self.micro_batches(global_batch, data):
-                        yield replace(self.base, tensor=tensor, pipeline=pipeline, data=data, micro_batch=micro_batch)
-
-    def degrees(self, shape: Transformer, most: int) -> list[int]:
-        """Tensor degrees that divide the network: those that are wanted, or powers of two."""
-        return [
-            tensor
-            for tensor in self.tensor or _powers(most)
-            if not (shape.heads % tensor or shape.kv_heads % tensor or shape.ffn % tensor)
-        ]
-
-    def micro_batches(self, global_batch: int, data: int) -> list[int]:
-        """Samples of a micro-batch that divide those of a replica."""
-        share = global_batch // data
-        return [size for size in self.micro_batch or _powers(share) if share % size == 0]
-
-    def details(self, shape: Transformer, cluster: Cluster | Pools, ways: Ways, global_batch: int) -> list[Ways]:
-        """All else of a division."""
-        micro_batches = ways.micro_batches(global_batch)
-        interleaves = [
-            chunks
-            for chunks in self.interleave
-            if chunks == 1
-            or not (ways.pipeline == 1 or shape.layers % (ways.pipeline * chunks) or micro_batches % ways.pipeline)
-        ]
-        fitting = [
-            sequence
-            for sequence in self.sequence_parallel
-            if not sequence or (ways.tensor > 1 and shape.seq * ways.micro_batch % ways.tensor == 0)
-        ]
-        fused = shape.fused_attention  # whose scores are never kept: of several choices this is none
-        recomputes = [how for how in self.recompute if not (fused and how is Recompute.SELECTIVE)] or self.recompute
-        zeros = [level for level in self.zero if level == 0 or (ways.data > 1 and (level < 2 or ways.pipeline == 1))]
-        found = [
-            replace(ways, interleave=interleave, sequence_parallel=sequence, recompute=recompute, zero=zero)
-            for interleave, sequence, recompute, zero in product(interleaves, fitting, recomputes, zeros)
-        ]
-        timed = cluster.timed if isinstance(cluster, Cluster) else None
-        return found if timed is None else [each for each in found if timed.of(each) is not None]
-
-    def through_pools(self, shape: Transformer, pools: Pools, global_batch: int) -> Iterator[Ways]:
-        """Replicas, micro-batches and details of pipelines through several pools."""
-        if 1 not in self.interleave:
-            return
-        most = pools.devices // 2
-        for data in _divisors(global_batch, most):
-            for micro_batch in self.micro_batches(global_batch, data):
-                divided = replace(self.base, tensor=1, pipeline=2, data=data, micro_batch=micro_batch)
-                only = replace(self, interleave=(1,), sequence_parallel=(False,))
-                for ways in only.details(shape, pools, divided, global_batch):
-                    for sequence in self.sequence_parallel:
-                        yield replace(ways, sequence_parallel=sequence)
+_MOST_LABELS, _MOST_AGAIN = 60_000, 20_000
+"""Of pipelines through several pools in all, about 20 s of a core: the answer is that of the work, not of the hour.
+And of a division that is met again with what it dropped."""
+_WIDTH, _MOST_LOOKS = 32, 8
+"""Labels of each number of stages of a first look at pipelines through several pools; contexts that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +107,8 @@ def search(
         UsageError: nothing of the space divides network, devices and batch.
         InfeasibleError: nothing fits in memory.
     """
-    found = _Search(shape, cluster, global_batch, space or Space(), gap, time.monotonic() + time_limit_s)
+    start_s = time.monotonic()
+    found = _Search(shape, cluster, global_batch, space or Space(), gap, start_s + time_limit_s)
     if isinstance(cluster, Cluster):
         grounds = [(cluster, devices)]
     else:
@@ -197,6 +117,7 @@ def search(
     for ground, number in grounds:
         found.divide(ground, number)
     if isinstance(cluster, Pools):
+        found.take_all(start_s + time_limit_s / 2)  # each pool alone: with others it is never worse
         found.divide_pools(cluster)
     if not found.num_ways:
         raise UsageError(
@@ -243,6 +164,7 @@ class _Search:
     stop_s: float
     num_ways: int = 0
     num_large: int = 0
+    num_labels: int = 0
     least_large: tuple[float, Ways, Cluster] | None = None
     simulated: dict[Ways, Choice] = field(default_factory=dict)
     loose: list[tuple[float, Division]] = field(default_factory=list)
@@ -278,6 +200,7 @@ class _Search:
 
     def divide_pools(self, pools: Pools) -> None:
         """Pipelines through several pools."""
+        throughs: list[tuple[float, int, _Through]] = []
         for ways in self.space.through_pools(self.shape, pools, self.global_batch):
             degrees = self.space.degrees(self.shape, max(pool.cluster.per_host for pool in pools.pools))
             seats = [
@@ -287,20 +210,27 @@ class _Search:
                 and not (ways.sequence_parallel and self.shape.seq * ways.micro_batch % seat.ways.tensor)
             ]
             if seats and not (ways.sequence_parallel and all(seat.ways.tensor == 1 for seat in seats)):
+                through = _Through(pools, ways, tuple(seats))
+                about_s = uniform_s(self.shape, pools, ways, self.global_batch, seats)
+                throughs.append((about_s, len(throughs), through))
                 longest = longest_s(self.shape.layers, seats, [pool.devices for pool in pools.pools])
-                self.num_ways += 1
-                self._push(ways.micro_batches(self.global_batch) * longest, _Through(pools, ways, tuple(seats)))
+                self._push(ways.micro_batches(self.global_batch) * longest, through)
+        self._dive([through for *_, through in sorted(throughs)[:_MOST_LOOKS]])
 
     def _push(self, bound_s: float, item: _Group | _Way | _Through | Division) -> None:
         if bound_s < inf:
-            if isinstance(item, _Group):
+            if isinstance(item, _Group | _Through):
                 self.num_ways += 1
             heapq.heappush(self._heap, (bound_s, next(self._order), item))
 
+    def take_all(self, stop_s: float) -> None:
+        """Until nothing that is left can be better."""
+        while self._heap and self._heap[0][0] * (1 + self.gap) < self.best_s and not self._is_late(stop_s):
+            self._take()
+
     def run(self, rivals: int) -> Found:
         """Until the best is proved."""
-        while self._heap and self._heap[0][0] * (1 + self.gap) < self.best_s and not self._is_late():
-            self._take()
+        self.take_all(self.stop_s)
         left_s = self._heap[0][0] if self._heap else inf
         loose_s = min((self._tightened(bound_s, division) for bound_s, division in self.loose), default=inf)
         if not self.simulated:
@@ -312,8 +242,9 @@ class _Search:
         usable = self._ground(best.ways).at(best.ways, memory.stage).usable_bytes
         return Found(best, shown, bound_s, self.num_ways, self.num_large, len(self.simulated), usable)
 
-    def _is_late(self) -> bool:
-        return bool(self.simulated) and time.monotonic() > self.stop_s
+    def _is_late(self, stop_s: float = inf) -> bool:
+        is_over = self.num_labels > _MOST_LABELS or time.monotonic() > min(stop_s, self.stop_s)
+        return bool(self.simulated) and is_over
 
     def _ground(self, ways: Ways) -> Cluster | Pools:
         return self.cluster.alone(ways)
@@ -324,13 +255,8 @@ class _Search:
         if isinstance(item, Division):
             return self._advance(item)
         if isinstance(item, _Through):
-            stages = self.space.pipeline[0] if self.space.pipeline else None
-            division = Division(
-                self.shape, item.pools, item.ways, self.global_batch, item.seats, stages, above_s=self.best_s
-            )
+            division = self._division(item)
             self._push(division.bound_s, division)
-            for ways in division.dive(_WIDTH):
-                self._simulate(ways)
         elif isinstance(item, _Group):
             details = self.space.details(self.shape, item.cluster, item.ways, self.global_batch)
             self.num_ways += len(details) - 1
@@ -342,6 +268,23 @@ class _Search:
         else:
             self._open(item.cluster, item.ways)
         return None
+
+    def _division(self, through: _Through) -> Division:
+        stages = self.space.pipeline[0] if self.space.pipeline else None
+        return Division(
+            self.shape, through.pools, through.ways, self.global_batch, through.seats, stages, above_s=self.best_s
+        )
+
+    def _dive(self, throughs: Sequence[_Through]) -> None:
+        """A first look at pipelines through several pools, of which the best are simulated."""
+        for through in throughs:
+            if self._is_late():
+                return
+            division = self._division(through)
+            for ways, bound_s in division.dive(_WIDTH):
+                if bound_s < self.best_s:
+                    self._simulate(ways)
+                    division.above_s = self.best_s
 
     def _open(self, cluster: Cluster, ways: Ways) -> None:
         """A way whose turn it is: left out, if it is too large, or bounded stage by stage."""
@@ -362,6 +305,7 @@ class _Search:
     def _advance(self, division: Division) -> Choice | None:
         if isinstance(division.cluster, Pools):
             division.above_s = self.best_s
+            self.num_labels += 1
         made = division.advance()
         self._push(division.bound_s, division)
         if made is None:
@@ -393,7 +337,7 @@ class _Search:
             return bound_s
         again = replace(division, keep_all=True, above_s=self.best_s, labels_met=0, _heap=[], _known={})
         while again.bound_s * (1 + self.gap) < self.best_s:
-            if again.labels_met > _MOST_LABELS or self._is_late():
+            if again.labels_met > _MOST_AGAIN or self._is_late():
                 return max(bound_s, again.bound_s)
             made = again.advance()
             if made is not None:
@@ -465,14 +409,6 @@ def _order(choice: Choice) -> tuple[float, int, int, int, str]:
 
 def _division(ways: Ways) -> tuple[object, ...]:
     return ways.degrees, ways.pools, ways.data
-
-
-def _powers(most: int) -> list[int]:
-    return [1 << power for power in range(most.bit_length()) if 1 << power <= most]
-
-
-def _divisors(number: int, most: int) -> list[int]:
-    return [size for size in range(1, min(number, most) + 1) if number % size == 0]
 
 
 def _second(pair: tuple[str, float]) -> float:

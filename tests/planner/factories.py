@@ -17,6 +17,7 @@ from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.layout import Layout, cut_points
 from planner.ir.plan import Decision, Placement, Plan, PlanInputs, Prediction, RankPrediction, Search, Stage
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
+from planner.ir.proof import Potential, Proof, ProofPrices, ProofSpace
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.layers.boundary import Boundaries
 from planner.passes import lower
@@ -254,3 +255,17 @@ def _each(value: Each, count: int) -> tuple[float, ...]:
             raise ValueError(f"{len(value)} numbers for {count}")
         return tuple(value)
     return (value,) * count
+
+
+def made_up_proof() -> Proof:
+    """A proof of one layer, with made-up figures."""
+    return Proof(
+        "sha256:0",
+        "sha256:1",
+        1.0,
+        0.9,
+        ProofSpace((1,), ("1f1b",), ("nothing",), ("1 x cpu on n0",), 2, True),
+        (ProofPrices("cpu", 1, *6 * ((0.5,),)),),
+        (Potential(1, (1,), (1,), "nothing", (0,), *4 * ((0.9,),)),),
+        ("1: 1 1 1 nothing",),
+    )

@@ -127,8 +127,8 @@ def candidates(
     shares = tuple(equal_shares(size, len(ranks)) for _, ranks in stages)
     if not all(usable(problem, book, ranks, mine, batches) for (_, ranks), mine in zip(stages, shares, strict=True)):
         most = max(len(ranks) for _, ranks in stages)
-        why = "samples without a measurement" if size >= most else "none for some"
-        trial.reasons.append(f"micro-batches of {size} on a stage of {most} devices: {why}")
+        why = "more samples on one than were measured" if size >= most else "some of them without a sample"
+        trial.reasons.append(f"micro-batches of {size}: its plan has a stage of {most} devices, {why}")
         return
     stage_of = [0] * len(problem.profile.graph.layers)
     for stage, (layers, _) in enumerate(stages):
@@ -209,7 +209,7 @@ def sums_bytes_per_s(problem: Problem, ranks: Sequence[int]) -> float:
         return bandwidth_bytes_per_s(problem, ranks)
     cluster = corrected_cluster(problem.profile)
     seconds = float(collective_s(cluster, ALL_REDUCE, tuple(ranks), parameter_bytes))
-    return 2 * (len(ranks) - 1) / len(ranks) * parameter_bytes / seconds
+    return 2 * (len(ranks) - 1) / len(ranks) * parameter_bytes / seconds if seconds > 0 else inf
 
 
 def stages_in(answer: Answer) -> list[dict[str, Json]]:

@@ -53,7 +53,7 @@ MOST_CUTS = 256
 _HALVINGS = 8
 _ROUNDING = 1e-9
 _ROUNDS = 40  # of the search for weights
-_FEW_SAMPLES = 64  # up to this micro-batch every share of it is looked at on unlike devices
+_FEW_SAMPLES = 16  # up to this micro-batch every share of it is looked at on unlike devices
 _MANY_TIMES = 1e6  # the work over capacity
 
 
@@ -126,7 +126,7 @@ def least_step_s(prices: Prices, capacity: Capacity, upper_s: float = float("inf
         return capacity.work_s
     is_mixed = len({pool.kind for pool in prices.pools}) > 1
     ends = [_ends(prices, kind, places, is_mixed) for kind in dict.fromkeys(pool.kind for pool in prices.pools)]
-    inside = np.isfinite(np.minimum.reduce([of_kind.end_s.min(axis=0) for of_kind in ends]))
+    inside = np.logical_or.reduce([np.isfinite(of_kind.end_s).any(axis=0) for of_kind in ends])
 
     def is_enough(step_s: float) -> bool:
         check_time(NUMBER_S * sum(of_kind.end_s.size for of_kind in ends))
@@ -150,7 +150,7 @@ def least_step_s(prices: Prices, capacity: Capacity, upper_s: float = float("inf
     for _ in range(_HALVINGS):
         step_s = (low_s * high_s) ** 0.5
         low_s, high_s = (low_s, step_s) if is_enough(step_s) else (step_s, high_s)
-    return low_s * (1 - _ROUNDING)
+    return max(capacity.work_s, low_s * (1 - _ROUNDING))
 
 
 def _devices(size: int, ends: _Ends, weight: float, step_s: float, is_mixed: bool) -> Array:
@@ -224,11 +224,11 @@ def _ends(prices: Prices, kind: str, places: _Places, is_mixed: bool) -> _Ends:
         works = [cuts.sums(full * (forward + back) + max(0, full - 1) * added) for back in (path, whole)]
         work_s, all_work_s = ((sums[last] - sums[first]) for sums in works)
         ranks = -(-size // rows)
-        if ranks > len(prices.problem.ranks):
+        if ranks > len(prices.problem.ranks) and not is_mixed:  # others of unlike members may have more
             continue
         sums_s = np.zeros_like(work_s)
         if per_byte is not None and ranks > 1 and trains:
-            fewest, most = (2, size) if is_mixed else (ranks, rows)  # others of unlike members may have more samples
+            fewest, most = (2, size) if is_mixed else (ranks, rows)
             hidden = cuts.sums(_longest_back_s(prices, most))
             hides_s = hidden[np.maximum(places.outer, places.cuts)][None, :] - hidden[places.cuts][:, None]
             sums_s = np.maximum(0.0, per_byte[fewest] * (num_bytes[last] - num_bytes[first]) - hides_s)
@@ -239,15 +239,18 @@ def _ends(prices: Prices, kind: str, places: _Places, is_mixed: bool) -> _Ends:
 
 
 def _fits(prices: Prices, kind: str, num_ranks: int, first: Numbers, last: Numbers) -> Flags:
-    """Whether so many devices of a kind may hold a stage, by the memory of one with the largest share."""
+    """Whether so many devices of a kind may hold a stage, if the fullest has a share as large as where all are equal.
+
+    Yes where devices of the kind have unlike memories, or divide what they hold among them.
+    """
     left, counts = num_ranks, []
-    for pool in sorted(prices.pools, key=lambda pool: -pool.memory_limit_bytes):
+    for pool in prices.pools:
         counts.append(min(left, len(pool.ranks)) if pool.kind == kind else 0)
         left -= counts[-1]
-    roomiest = [prices.pools.index(pool) for pool in sorted(prices.pools, key=lambda pool: -pool.memory_limit_bytes)]
-    by_pool = tuple(count for _, count in sorted(zip(roomiest, counts, strict=True)))
-    groups = prices.versions(by_pool) if not left else ()
-    if not groups or prices.problem.shard != NEVER or any(group.allowed is not None for group in groups):
+    memories = {pool.memory_limit_bytes for pool in prices.pools if pool.kind == kind}
+    groups = prices.versions(tuple(counts)) if not left else ()
+    plain = len(memories) == 1 and prices.problem.shard == NEVER
+    if not groups or not plain or any(group.allowed is not None for group in groups):
         return np.ones(first.shape, dtype=bool)
     return np.asarray(np.maximum.reduce([group.stage(first, last).window for group in groups]) > 0)
 

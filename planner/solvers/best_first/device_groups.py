@@ -239,11 +239,7 @@ def ranks_apart(pools: tuple[Pool, ...], stages: Iterable[Counts]) -> tuple[tupl
 
 def orders_known(pools: tuple[Pool, ...], counts: Counts) -> bool:
     """Whether :func:`member_orders` gives all orders."""
-    alike = Counter(
-        (pool.kind, pool.memory_limit_bytes, pool.on_chip_bytes, count)
-        for pool, count in zip(pools, counts, strict=True)
-        if count
-    )
+    alike = Counter((*pool.sort, count) for pool, count in zip(pools, counts, strict=True) if count)
     return prod(factorial(number) for number in alike.values()) <= FEW_ORDERS
 
 

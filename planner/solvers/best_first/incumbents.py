@@ -1,7 +1,8 @@
 """Plans that are looked at before and beside the search, so that it never does worse than them.
 
-Everyday strategies come first: their steps are upper bounds.  Replicas on several kinds of devices or hosts, shared in
-proportion to speed, are not among the stages that the search builds; they are priced here, each with its own bound.
+Everyday strategies come first: their steps are upper bounds.  Replicas on several kinds of devices or hosts, with the
+shares that have the least largest time, are not among the stages that the search builds where devices are many; they
+are priced here, each with its own bound.
 """
 
 from __future__ import annotations

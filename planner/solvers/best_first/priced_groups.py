@@ -168,7 +168,12 @@ class Prices:
 
     def leaves_out(self, counts: Counts) -> bool:
         """Whether the devices ``counts`` may share samples in other ways than those that are looked at."""
-        size = self.micro_batches[0]
+        size, sorts = (
+            self.micro_batches[0],
+            {pool.sort for pool, count in zip(self.pools, counts, strict=True) if count},
+        )
+        if len(sorts) == 1:
+            return False
         return sum(counts) <= size and not all_shares(self.problem, self.first_ranks(counts), size)
 
     def _shares(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -241,7 +246,7 @@ class Prices:
         largest = self.micro_batches[0]
         if self.throughout.any():
             return [1e-3, *range(1, largest + 1)]  # between, costs per sample lie between
-        if len({(pool.kind, pool.memory_limit_bytes) for pool in self.pools}) > 1:
+        if len({pool.sort for pool in self.pools}) > 1:
             return list(range(1, largest + 1))
         sizes = range(1, len(self.problem.ranks) + 1)
         return sorted({n for rows in set(self.micro_batches) for m in sizes for n in (rows // m, -(-rows // m)) if n})

@@ -30,7 +30,7 @@ _FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: 
 _BEAM = 24  # prefixes of equal length that are followed to the end at first
 _FEW = 12  # complete ones of these that are looked at
 _PROMISING = 3  # complete ones of these that are simulated
-_ANSWER_TAKES = 3.0  # what is said of a plan at last, in times of one simulation
+_ANSWER_TAKES = 4.0  # what is said of a plan at last, in times of one simulation
 _TIES_TAKE, _TIES_MOST = 20.0, 0.2  # to hold it against simpler ones, likewise; of the time limit
 _HINTS_AFTER, _HINTS_TAKE = 0.3, 0.5  # of the budget; of what is left then
 
@@ -180,12 +180,13 @@ class BestFirstSearch:
             return 0.0
         takes_s, limit_s = self.evaluator.takes_s(self.best.candidate), self.evaluator.problem.time_limit_s
         ties_s = min(_TIES_TAKE * takes_s, _TIES_MOST * limit_s) if self.evaluator.problem.confidence else 0.0
-        return _ANSWER_TAKES * takes_s + ties_s
+        return _ANSWER_TAKES * takes_s + self.evaluator.writing_s + ties_s
 
     def take(self, found: Evaluation | None) -> None:
         """Remembers a plan."""
         if found is not None and found.fits and not self.evaluator.unmet(found.candidate):
             self.best = better(self.best, found)
+            self._budget.reserve(self.answer_s)
             stages = found.candidate.num_stages
             self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
             if _is_unshared(found.candidate):
@@ -198,7 +199,7 @@ class BestFirstSearch:
             if self._is_done():
                 break
             enough = 0 < self.most_candidates < self.num_candidates
-            if enough or not self._budget.allows(self.answer_s):
+            if enough or self._budget.is_over:
                 return "time limit"
             self._report()
             if self._hints_are_due():
@@ -279,7 +280,7 @@ class BestFirstSearch:
         Args:
             bound_s: no candidate that this one stands for is faster.
         """
-        if self.best is not None and not self._budget.allows(self.evaluator.takes_s(candidate) + self.answer_s):
+        if self.best is not None and not self.evaluator.has_time_for(candidate, self._budget):
             self._passed_over_s = min(self._passed_over_s, bound_s)
             return
         rivals = [self.by_num_stages.get(candidate.num_stages)]
@@ -307,7 +308,7 @@ class BestFirstSearch:
         prefixes = [frontier.root()]
         complete: list[tuple[Expansion, Numbers]] = []
         last = frontier.suffixes.prices.cuts.last
-        while prefixes:
+        while prefixes and not self._budget.ends(CALL_S * len(prefixes)):
             expansions = [frontier.expand(prefix, self.upper_s) for prefix in prefixes]
             found: list[tuple[float, Expansion, int]] = []
             for expansion in expansions:

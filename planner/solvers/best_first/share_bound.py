@@ -37,7 +37,9 @@ def other_shares_s(prices: Prices, devices: Devices, upper_s: float, within: Bud
         upper_s: pipelines that take so long are of no interest.
         within: the budget of the tables; 0 where it is not enough.
     """
-    if not any(prices.leaves_out(option.group) for option in devices.options(devices.all_unused)):
+    if len({pool.sort for pool in prices.pools}) == 1 or not any(
+        prices.leaves_out(option.group) for option in devices.options(devices.all_unused)
+    ):
         return float("inf")
     if prices.throughout.any():
         return 0.0

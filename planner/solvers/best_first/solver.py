@@ -4,8 +4,10 @@ Given       the network as a DAG of layers; pools of like devices (kind, host, m
 Choose      sizes of micro-batches, hence their number M                     ``feasibility.micro_batch_sizes``
             a chain of ideals of the DAG: stage s holds what the s-th adds                    ``graph_cuts``
             for each stage a group of devices: of one host, of several hosts of a kind     ``device_groups``
-            or, where there are few devices, of several kinds, each with its share of the
-            samples by speed; pools in any order along the pipeline; devices may stay unused
+            or, where there are few devices, of several kinds; pools in any order along the
+            pipeline; devices may stay unused
+            the samples of each rank of a stage: equal on like devices; on unlike ones all
+            ways while they are few, else those with the least largest time     ``Prices.versions``
             a schedule for all of them, and where it has windows, W_s for each stage          ``leaf_bound``
             whether a stage computes its activations again, where that is allowed        ``Prices.versions``
 Minimise    the step, by ``simulator.events``
@@ -33,6 +35,7 @@ Prefixes of pipelines wait in a queue by the bound of their best continuation   
 Complete ones are simulated many at once, never too slow, and exactly where members of groups are alike; those that may
 still be the best are simulated by the true simulator                                         ``leaf_bound``
 The search ends with a proof when no bound in the queue is below the best step.
+What shares could gain that were not looked at is bounded by a DP over any shares               ``share_bound``
 Of plans that the model cannot tell apart one on the fewest ranks is taken, if that is asked   ``choose.without_ties``
 
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
@@ -44,8 +47,10 @@ Objectives: ``throughput`` as above, of forward passes alone the rate of a strea
 same with forward passes alone, at a rate if one is asked for; ``memory`` the least limit under
 which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``infeasible``
 
-Not in the space: windows other than those of ``leaf_bound.windows_to_try``, several stages on a position
-(``virtual_pipelines`` tries some, without a proof), on large clusters what ``Devices.restrictions`` says.
+Schedules for several stages a position, where they are named                 ``virtual_pipelines``, ``virtual_bound``
+
+Not in the space: windows other than those of ``leaf_bound.windows_to_try``, on large clusters what
+``Devices.restrictions`` says.
 """
 
 from __future__ import annotations
@@ -67,7 +72,7 @@ from planner.solvers.best_first.warm_start import Start
 from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import decision_of, plan_of
 from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ties
-from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.evaluate import FORECAST_TAKES, Evaluator
 from planner.solvers.candidates.explain import binding
 from planner.solvers.progress import Progress
 from planner.solvers.token_slices import require_slices, slices_time, with_token_slices
@@ -106,16 +111,18 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
     first, evaluator.budget = outcome, budget
     best_s = outcome.best.step_s if outcome.best is not None else float("inf")
-    others_s = start.other_shares_s(best_s * (1 - ROUNDING), budget.part(reserve_s=search.answer_s))
-    outcome = with_layouts(evaluator, outcome, budget.part(reserve_s=search.answer_s))
-    outcome = with_blocks(evaluator, outcome, budget.part(reserve_s=search.answer_s))
+    others_s = start.other_shares_s(best_s * (1 - ROUNDING), budget.part())
+    outcome = with_layouts(evaluator, outcome, budget)
+    outcome = with_blocks(evaluator, outcome, budget)
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
     choices = [choice.best for choice in start.choices.values()]
     finalists = [*choices, first.best, first.unshared, *first.by_num_stages.values(), *outcome.by_num_stages.values()]
+    budget.reserve(FORECAST_TAKES * evaluator.takes_s(outcome.best.candidate) + evaluator.writing_s)
     taken, tie = without_ties(evaluator, outcome.best, [found for found in finalists if found is not None])
     decision = decision_of(problem, taken.candidate)
     seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
+    budget.reserve(evaluator.writing_s)
     step_s = tie.step_s if tie is not None else seen.prediction.step_s
     bound_s = min(outcome.bound_s, start.least_work_s, others_s, step_s)
     proof = Search(
@@ -129,6 +136,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         bounds_s={
             "frontier of the search": bound_s,
             "suffix DP": min(outcome.root_s, bound_s),
+            **({"every group of devices": min(start.whole_s, bound_s)} if not beyond_samples(limited) else {}),
             "work over capacity": min(start.capacity_s, bound_s),
         },
         binding=words + binding(decision, seen),

@@ -56,6 +56,7 @@ _FEW_KINDS = 3
 _COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)  # positions, where groups are of one size
 _ROUNDS = 3  # of moving each cut
 _FEW, _SHARE_OF_WORK = 8, 0.02  # families of which good pipelines are simulated at a time; of the budget, for these
+_SHARE_TO_WEIGH = 0.05  # of the budget, for the bounds of the families of one size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,9 +78,10 @@ class Families:
     def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[Families | Family | Evaluation]:
         """The same with its families in order; then good pipelines of a few, these, and the others."""
         if self.waiting is None:
-            weighed = sorted(self._weighed(evaluator, upper_s), key=lambda family: family.bound_s)
-            if weighed:
-                yield replace(self, bound_s=weighed[0].bound_s, waiting=tuple(weighed))
+            if upper_s == float("inf"):  # any plan, before tables of all families are made
+                simple = (family.good(evaluator, 0.0) for family in islice(self.members(), _FEW))
+                yield from islice((found for found in simple if found is not None), 1)
+            yield from self._in_order(self._weighed(evaluator, upper_s))
             return
         budget, number = evaluator.budget, 0
         ends_at_s = budget.work_s + _SHARE_OF_WORK * budget.limit_s
@@ -90,18 +92,28 @@ class Families:
                 yield best
                 upper_s = min(upper_s, best.step_s)
             yield family
-        if others := self.waiting[number:]:
-            yield replace(self, bound_s=others[0].bound_s, waiting=others)
+        yield from self._in_order(self.waiting[number:])
 
-    def _weighed(self, evaluator: Evaluator, upper_s: float) -> Iterator[Family]:
-        """Those that may be faster than ``upper_s``, with sharper bounds as far as there is time."""
-        for family in self.members():
-            if family.bound_s < upper_s and not evaluator.budget.is_over:
-                tables = family.tables()
-                evaluator.budget.spend(NUMBER_S * tables.num_numbers)
-                family = replace(family, bound_s=max(family.bound_s, tables.bound_s))
-            if family.bound_s < upper_s:
-                yield family
+    def _in_order(self, waiting: Sequence[Family]) -> Iterator[Families]:
+        """These, if there are any."""
+        if waiting:
+            yield replace(self, bound_s=min(family.bound_s for family in waiting), waiting=tuple(waiting))
+
+    def _weighed(self, evaluator: Evaluator, upper_s: float) -> list[Family]:
+        """Those that may be faster than ``upper_s``: by sharper bounds, then those that there was no time for."""
+        budget, weighed, others = evaluator.budget, list[Family](), list[Family]()
+        within = budget.part(_SHARE_TO_WEIGH * budget.limit_s)
+        for family in sorted(self.members(), key=lambda family: family.bound_s):
+            if family.bound_s >= upper_s:
+                break
+            if within.is_over:
+                others.append(family)
+                continue
+            tables = family.tables()
+            budget.spend(NUMBER_S * tables.num_numbers)
+            if tables.bound_s < upper_s:
+                weighed.append(replace(family, bound_s=max(family.bound_s, tables.bound_s)))
+        return [*sorted(weighed, key=lambda family: family.bound_s), *others]
 
     def members(self) -> Iterator[Family]:
         """One for every sequence of groups and number of stages."""
@@ -291,7 +303,7 @@ class Sequences:
 def families(every: Iterable[Prices], devices: Devices, names: Sequence[str]) -> Iterator[Families]:
     """All that are searched of schedules for several stages a position, for each way to cut the batch."""
     formed: dict[bool, Sequences] = {}
-    for prices in every:
+    for prices in sorted(every, key=lambda prices: len(prices.micro_batches)):  # short programs first
         for mirrored in sorted({traits(name).bidirectional for name in names}.difference(formed)):
             formed[mirrored] = sequences(devices, mirrored, prices.freedom.max_stages)
         work_s = float(prices.capacity_s().min(axis=0).sum())
@@ -312,6 +324,11 @@ def not_searched(devices: Devices, names: Sequence[str], recompute: str) -> Iter
         if sequences(devices, known.bidirectional).is_restricted:
             why = f"more than {MANY_SEQUENCES} ways to form them; groups of one size are tried, filled host by host"
             yield Rejected(f"{name}: unequal groups of devices", why)
+        if len({pool.kind for pool in devices.pools}) > 1 and devices.groups_allowed and not known.bidirectional:
+            why = (
+                f"where groups can share samples in more than {MANY_SHARES} ways, each takes the fastest"
+            )
+            yield Rejected(f"{name}: some shares of unlike devices", why)
         if known.windowed:
             yield Rejected(f"{name}: other windows than its own", "it works them out for each stage")
         if recompute == AUTO:

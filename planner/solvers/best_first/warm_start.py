@@ -42,6 +42,7 @@ FEW_OPTIONS = 1_500
 _SHARE_OF_TIME = 0.3  # of the budget that may be spent on it
 _SHARE_OF_PARTS, _MOST_OF_PART = 0.2, 32  # of what is left, for each part of the devices; none is larger
 _SHARE_OF_REPLICAS = 0.05  # of the budget, to price replicas on several kinds
+_FEW_RANKS = 8  # of more a bound is made before the search
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
@@ -52,6 +53,7 @@ class Start:
 
     Attributes:
         is_part: whether this is a part of the devices, for which the strategies are known.
+        cuts: where the network may be cut; known once the items are made, or before.
         choices: the everyday strategies, by name.
         rejected: what the search need not look at, or does not.
         capacity_s: all work over all devices.
@@ -62,6 +64,7 @@ class Start:
 
     evaluator: Evaluator
     is_part: bool = False
+    cuts: Cuts | None = None
     choices: dict[str, Choice] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
@@ -85,7 +88,8 @@ class Start:
         freedom = Freedom.of(problem)
         sizes, found_pools = micro_batch_sizes(problem, book), pools(problem, freedom.constraints)
         devices = Devices(found_pools, freedom.may_replicate)
-        cuts = cuts_of(book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
+        cuts = self.cuts or cuts_of(book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
+        self.cuts = cuts
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
@@ -143,7 +147,7 @@ class Start:
             with suppress(HalopipeError):  # rules about other devices
                 search = BestFirstSearch(evaluator, None, most_candidates=_FEW)
                 search.best = best
-                outcome = search.run(Start(evaluator, is_part=True).items)
+                outcome = search.run(Start(evaluator, is_part=True, cuts=self.cuts).items)
                 self.evaluator.num_simulated += evaluator.num_simulated
                 if outcome.best is not None and outcome.best is not best:
                     best = outcome.best
@@ -182,8 +186,9 @@ class Start:
         upper_s = best.step_s if best is not None else float("inf")
         for space, prices in spaces:
             bound_s = space.bound_s
+            is_large = len(self.evaluator.problem.ranks) > _FEW_RANKS  # else the DP knows more as soon
             with suppress(OutOfTimeError), under(self.evaluator.budget):
-                bound_s = max(bound_s, least_step_s(prices, _capacity(prices), upper_s))
+                bound_s = bound_s if not is_large else max(bound_s, least_step_s(prices, _capacity(prices), upper_s))
             yield replace(space, bound_s=bound_s), prices
 
     def _quick_look(self, spaces: list[tuple[Space, Prices]], devices: Devices) -> Iterator[Evaluation]:

@@ -67,6 +67,11 @@ class Pool:
     on_chip_bytes: int = 0
 
     @property
+    def sort(self) -> tuple[str, int, int]:
+        """Equal for pools whose devices share samples equally."""
+        return self.kind, self.memory_limit_bytes, self.on_chip_bytes
+
+    @property
     def shape(self) -> tuple[object, ...]:
         """Equal for pools of like devices."""
         memory = self.memory_limit_bytes, self.on_chip_bytes
@@ -387,8 +392,9 @@ def all_shares(problem: Problem, ranks: tuple[int, ...], samples: int) -> tuple[
 
     Empty where there are more than ``FEW_SHARES``, and where ranks are more than samples.
     """
-    devices = [problem.profile.cluster.devices[rank] for rank in ranks]
-    if len({(device.kind, device.memory_bytes, device.on_chip_bytes) for device in devices}) == 1:
+    devices = problem.profile.cluster.devices
+    sorts = {(devices[rank].kind, problem.memory_limit_bytes(rank), devices[rank].on_chip_bytes) for rank in ranks}
+    if len(sorts) == 1:
         return (equal_shares(samples, len(ranks)),)
     if not 0 < math.comb(samples - 1, len(ranks) - 1) <= FEW_SHARES:
         return ()

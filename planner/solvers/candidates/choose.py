@@ -99,7 +99,7 @@ def choose(
             best = better(best, found)
             if first_that_fits:
                 break
-        elif closest is None or evaluator.excess(found) < evaluator.excess(closest):
+        elif found.memories and (closest is None or evaluator.excess(found) < evaluator.excess(closest)):
             closest = found
     return Choice(best, closest, unknown, unmet, is_cut_short)
 

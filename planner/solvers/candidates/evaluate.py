@@ -53,6 +53,11 @@ Edges = Mapping[tuple[int, int], Mapping[int, Pieces]]
 
 _ROUNDING = 1e-9
 
+FORECAST_TAKES = 2.0
+"""What it takes to forecast a plan (``costs.predict``), in times of one evaluation."""
+
+_LAYER_S, _PART_S = 6e-4, 5e-7
+
 _WORTH = 0.005
 """Of a step: for less no thread prepares the next one, as two threads of a process take turns with the interpreter."""
 
@@ -76,8 +81,8 @@ class Evaluation:
 
     @property
     def fits(self) -> bool:
-        """Whether every rank stays within its limit, and a stream is as fast as was asked for."""
-        return self.excess_rank is None and not self.too_slow_per_s
+        """Whether every rank is known to stay within its limit, and a stream is as fast as was asked for."""
+        return bool(self.memories) and self.excess_rank is None and not self.too_slow_per_s
 
     @property
     def peak_bytes(self) -> int:
@@ -144,9 +149,15 @@ class Evaluator:
         """The work of :meth:`evaluate`, about: it grows with ranks and micro-batches."""
         return ACTION_S * num_actions(candidate)
 
+    @property
+    def writing_s(self) -> float:
+        """The work of writing a plan down, about: it has fingerprints of all layers, and their parts."""
+        return (_LAYER_S + _PART_S * len(self.problem.ranks)) * len(self.problem.profile.graph.layers)
+
     def has_time_for(self, candidate: Candidate, within: Budget | None = None) -> bool:
-        """Whether it can be evaluated within a part of the budget, or the whole."""
-        return (within or self.budget).allows(self.takes_s(candidate))
+        """Whether it can be evaluated within a part of the budget, or the whole, and said at last what it does."""
+        takes_s, within = self.takes_s(candidate), within or self.budget
+        return within.allows(takes_s + max(0.0, FORECAST_TAKES * takes_s - within.reserve_s))
 
     def evaluate(self, candidate: Candidate, known_s: float = float("inf")) -> Evaluation:
         """The candidate's step and memory, as ``predict`` would find them.

@@ -21,10 +21,18 @@ from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.predict import forecast
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
-from planner.ir.plan import PROVEN, SEARCHED, Plan, Search, status_of
+from planner.ir.plan import PROVEN, SEARCHED, Plan, Rejected, Search, status_of
 from planner.ir.problem import SAMPLE_DIMS, THROUGHPUT, Problem
 from planner.schedules import traits
-from planner.solvers.candidates.candidate import Candidate, Recomputes, decision_of, micro_batches, plan_of
+from planner.solvers.candidates.candidate import (
+    FEW_SHARES,
+    Candidate,
+    Recomputes,
+    all_shares,
+    decision_of,
+    micro_batches,
+    plan_of,
+)
 from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -91,6 +99,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         num_candidates=found.num_solutions,
         bounds_s={"integer program": bound_s, "root": min(found.root_s, bound_s)},
         binding=binding(decision, seen),
+        rejected=enumeration.rejected,
     )
     return plan_of(problem, decision, seen.prediction, search)
 
@@ -168,6 +177,7 @@ class Enumeration:
     best: Evaluation | None = field(init=False, default=None)
     root_s: float = field(init=False, default=0.0)
     num_solutions: int = field(init=False, default=0)
+    rejected: tuple[Rejected, ...] = field(init=False, default=())
     _heap: list[tuple[float, int, Way]] = field(init=False, default_factory=list, repr=False)
     _pushed: int = field(init=False, default=0, repr=False)
     _current_s: float = field(init=False, default=float("inf"), repr=False)
@@ -214,6 +224,9 @@ class Enumeration:
         for size in micro_batch_sizes(problem, book):
             batches = micro_batches(problem, size)
             found_groups = groups(problem, book, classes, batches)
+            if any(not all_shares(problem, group.ranks, size) for group in found_groups if not group.by_parts):
+                why = f"more than {FEW_SHARES} ways; those whose largest time over the whole network is least are taken"
+                self.rejected = (Rejected("other shares of unlike devices", why),)
             messages = Messages(cluster, crossing, batches, overhead)
             for splits, by_flight in self._schedules(most, len(batches)).items():
                 builder = Builder(

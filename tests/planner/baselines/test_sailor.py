@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from halopipe.cli.app import app
-from planner.baselines.sailor import NETWORKS, profile_of, read
+from planner.baselines.sailor import NETWORKS, layer_times, profile_of, read
 from planner.ir.cluster import Cluster, DeviceSpec
 from planner.ir.codec import load
 from planner.ir.errors import FormatError, UnknownNameError
@@ -53,6 +54,25 @@ def test_times_that_are_those_of_a_smaller_network_are_refused_and_what_is_not_t
         profile_of(rows, "OPT-350", cluster("T4"))
     with pytest.raises(UnknownNameError, match="no times of 'OPT'"):
         profile_of(rows, "OPT", cluster("RTX-3090"))
+
+
+def test_times_are_by_kind_tensor_degree_and_micro_batch_layer_by_layer() -> None:
+    rows, network = read(FILE), NETWORKS["OPT-350"]
+    found = layer_times(rows, network, ["V100-16GB", "RTX-3090"])
+    assert set(found["V100-16GB"]) == {(degree, size) for degree in (1, 2, 4) for size in (1, 2)}
+    assert {degree for degree, _ in found["RTX-3090"]} == {1}
+    layers = found["V100-16GB"][2, 1]
+    assert len(layers) == 26
+    (block,) = (
+        row
+        for row in rows
+        if (row.gpu, row.micro_batch, row.tensor_parallel) == ("V100-16", 1, 2) and row.first <= 9 <= row.last
+    )
+    assert layers[9] == (block.forward_s, block.backward_s, block.update_s)
+    with pytest.raises(UnknownNameError, match="no times of a network like"):
+        layer_times(rows, replace(network, heads=32), ["V100-16GB"])
+    with pytest.raises(UnknownNameError, match="no times of OPT-350 on T4"):
+        layer_times(rows, network, ["T4"])
 
 
 def test_a_wrong_line_is_named(tmp_path: Path) -> None:

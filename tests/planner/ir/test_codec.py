@@ -21,7 +21,7 @@ from planner.ir.errors import CorruptFileError, HalopipeError, MissingFileError,
 from planner.ir.plan import Alternative, Measured, Placement, Plan, Rejected
 from planner.ir.profile import Profile
 from planner.ir.timeline import MemorySample, Span, Timeline, TimelineFile
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, chain_profile, made_up_proof, plan_of
 
 PROFILE = chain_profile(4, num_devices=3, hosts=("n0", "n0", "n1"), speeds=(1.0, 1.0, 2.0), latency_s=1e-5)
 FULL_PLAN = replace(
@@ -31,7 +31,8 @@ FULL_PLAN = replace(
 )
 PLAN = replace(FULL_PLAN, search=replace(FULL_PLAN.search, rejected=(Rejected("gpipe", "H"),), bounds_s={"work": 0.1}))
 STEP = Timeline("measured", 1.5, (Span(0, "0F0", 0.0, 1.0),), (MemorySample(0, 0.5, 100),))
-VALUES = {"profile": PROFILE, "plan": PLAN, "timeline": TimelineFile(STEP, STEP, (1.5,), (0.1, 0.05))}
+TIMELINE = TimelineFile(STEP, STEP, (1.5,), (0.1, 0.05))
+VALUES = {"profile": PROFILE, "plan": PLAN, "timeline": TIMELINE, "proof": made_up_proof()}
 
 
 def refusal(text: str, cls: type = Plan) -> CorruptFileError:

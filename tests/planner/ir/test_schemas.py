@@ -8,7 +8,7 @@ import pytest
 
 from planner.ir import codec
 from planner.ir.timeline import Span, Timeline, TimelineFile
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, chain_profile, made_up_proof, plan_of
 
 SCHEMAS = Path(codec.__file__).parents[1] / "schemas"
 PROFILE = chain_profile(3)
@@ -17,6 +17,7 @@ EXAMPLES = {
     "profile": PROFILE,
     "plan": plan_of(PROFILE, chain_decision(PROFILE, (1,))),
     "timeline": TimelineFile(STEP, STEP, (1.0,), (0.5,)),
+    "proof": made_up_proof(),
 }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.communication.handover import least_link
@@ -18,9 +20,11 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers import solver
+from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.leaf_bound import Leaves
 from planner.solvers.best_first.prefixes import Expansion, Frontier, Prefix
+from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.best_first.warm_start import spaces
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.check.test_memory import with_levels
@@ -29,6 +33,7 @@ from tests.planner.solvers.instances import (
     best_by_exhaustion,
     branching_problem,
     heavy_problem,
+    plans,
     random_problem,
     tied_problem,
     with_memory,
@@ -52,12 +57,19 @@ def expansions(frontier: Frontier, path: tuple[float, ...], prefix: Prefix) -> I
             yield from expansions(frontier, (*path, float(expansion.bound_s[position])), child)
 
 
+def capacity_of(prices: Prices) -> Capacity:
+    """All devices of each kind."""
+    kinds = [prices.book.kind(rank) for rank in prices.problem.ranks]
+    return capacity(prices.capacity_s(), list(Counter(kinds).values()))
+
+
 def pipelines(problem: Problem) -> Iterator[tuple[list[float], float, float]]:
     """Every complete pipeline under every schedule: the bounds of its prefixes, its own, and its step."""
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     for frontier in spaces(evaluator):
         prices = frontier.suffixes.prices
-        for path, expansion in expansions(frontier, (frontier.suffixes.root_s(),), frontier.root()):
+        known = frontier.suffixes.root_s(), least_step_s(prices, capacity_of(prices))
+        for path, expansion in expansions(frontier, known, frontier.root()):
             complete = np.flatnonzero(expansion.table.last[expansion.row] == prices.cuts.last)
             if not len(complete):
                 continue
@@ -112,6 +124,53 @@ def test_all_work_over_all_devices_is_a_bound(make: Callable[[int], Problem]) ->
         for frontier in spaces(Evaluator(problem, PriceBook(problem.profile))):
             least = frontier.suffixes.prices.capacity_s().min(axis=0).sum() / len(problem.ranks)
             assert least <= frontier.suffixes.root_s() * (1 + 1e-9)
+
+
+@MAKERS
+@pytest.mark.parametrize("seed", range(240, 260))
+def test_so_few_devices_are_not_enough_for_a_shorter_step(make: Callable[[int], Problem], seed: int) -> None:
+    """However samples are shared: the bound that knows no groups lies below every plan, and above all work over all."""
+    problem = make(seed)
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    bounds = {}
+    for frontier in spaces(evaluator):
+        prices = frontier.suffixes.prices
+        capacity = capacity_of(prices)
+        bounds[prices.micro_batches] = least_step_s(prices, capacity)
+        assert capacity.work_s <= bounds[prices.micro_batches]
+        assert least_step_s(prices, capacity, capacity.work_s) == capacity.work_s
+    for candidate in plans(problem, every_share=True):
+        found = evaluator.evaluate(candidate)
+        if found.fits and candidate.micro_batches in bounds:
+            assert bounds[candidate.micro_batches] <= found.step_s * (1 + 1e-9)
+
+
+def test_the_bound_sees_that_one_sample_passes_all_layers_in_turn() -> None:
+    """Four devices do a quarter of the work each, but not at once; of four samples the pipeline's bubble is left."""
+    profile = chain_profile(4, 4, forward_s=1e-3, bandwidth_bytes_per_s=1e15)
+    for batch, least_s in ((1, 12e-3), (4, (4 * 3 + 9) * 1e-3)):
+        problem = Problem(profile, batch, micro_batch_sizes=(1,))
+        (frontier,) = spaces(Evaluator(problem, PriceBook(profile)))
+        prices = frontier.suffixes.prices
+        assert least_step_s(prices, capacity_of(prices)) == pytest.approx(least_s, rel=0.01)
+        assert capacity_of(prices).work_s == pytest.approx(batch * 3e-3)
+
+
+def test_what_unlike_devices_can_do_is_the_best_of_all_ways_to_share_layers() -> None:
+    """The dual at its best weights is the linear program, here by its solver."""
+    draw = np.random.default_rng(1)
+    for _ in range(20):
+        kinds, layers = int(draw.integers(1, 4)), int(draw.integers(1, 6))
+        seconds, counts = draw.uniform(1.0, 3.0, (kinds, layers)), draw.integers(1, 5, kinds)
+        share = np.zeros((kinds, kinds * layers + 1))
+        for kind in range(kinds):
+            share[kind, kind * layers : (kind + 1) * layers], share[kind, -1] = seconds[kind], -counts[kind]
+        whole = np.hstack([np.tile(np.eye(layers), kinds), np.zeros((layers, 1))])
+        objective = np.append(np.zeros(kinds * layers), 1.0)
+        best = linprog(objective, share, np.zeros(kinds), whole, np.ones(layers))
+        found = capacity(seconds, counts.tolist())
+        assert 0.97 * best.fun <= found.work_s <= best.fun * (1 + 1e-9)
+        assert found.devices == pytest.approx(np.dot(found.weights, counts))
 
 
 def test_where_members_are_alike_the_bound_of_a_pipeline_is_its_step() -> None:

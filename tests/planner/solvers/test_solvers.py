@@ -119,6 +119,7 @@ def test_the_registry_knows_solvers_and_baselines() -> None:
         "pipedream",
         "pipedream-hierarchical",
         "piper",
+        "piper-equal",
         "sparsepipe",
         "tarnawski",
     }

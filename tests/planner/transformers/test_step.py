@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -8,69 +7,17 @@ import pytest
 from planner.ir.errors import UsageError
 from planner.transformers import (
     Recompute,
-    Sends,
     Transformer,
     Ways,
     memory_of,
     named_cluster,
     named_transformer,
-    pipeline,
 )
 from planner.transformers.memory import SINGLE, block_bytes, stage_memory, stage_parameters
-from planner.transformers.pipeline import Chunks, chunked
 from planner.transformers.step import BUBBLE, GRADIENTS, hops_of, least_s, predict
 
 A100 = named_cluster("a100-dgx")
 SMALL = named_transformer("gpt2-345m")
-
-
-@pytest.mark.parametrize(
-    ("stages", "interleave", "micro_batches"), [(1, 1, 5), (2, 1, 4), (4, 1, 9), (4, 2, 8), (3, 4, 6)]
-)
-def test_alike_chunks_take_the_closed_form_the_simulated_and_the_least_time(
-    stages: int, interleave: int, micro_batches: int
-) -> None:
-    number = stages * interleave
-    chunks = Chunks((1.0,) * number, (2.0,) * number, stages)
-    closed = 3.0 * interleave * (micro_batches + (stages - 1) / interleave)
-    assert chunks.step_s(micro_batches) == pytest.approx(closed)
-    assert chunks.least_s(micro_batches) == pytest.approx(closed)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_no_schedule_is_shorter_than_the_least(seed: int) -> None:
-    draw = random.Random(seed)
-    stages, interleave = draw.randint(1, 5), draw.randint(1, 3)
-    passes = [(draw.random(), draw.random()) for _ in range(stages * interleave)]
-    hops = [draw.choice((0.0, 0.2 * draw.random())) for _ in passes[1:]]
-    chunks = chunked(passes, hops, draw.choice(list(Sends)), stages)
-    for micro_batches in (1, stages, 3 * stages):
-        name = "gpipe" if interleave == 1 and draw.random() < 0.3 else "1f1b"
-        assert chunks.step_s(micro_batches, name) >= chunks.least_s(micro_batches) - 1e-9
-
-
-@pytest.mark.parametrize(
-    ("chunks", "name"),
-    [
-        (Chunks((1.0, 2.0, 1.5, 1.0), (2.0, 4.0, 3.0, 2.0), 4), "1f1b"),
-        (Chunks((1.0,) * 6, (2.0,) * 6, 3), "1f1b"),
-        (Chunks((1.0, 2.0, 1.5), (2.0, 4.0, 5.0), 3), "gpipe"),
-        (Chunks((1.0,) * 4, (4.0,) * 4, 4, overlapped_s=2.5), "gpipe"),
-    ],
-)
-def test_many_micro_batches_are_read_off_fewer(chunks: Chunks, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = chunks.step_s(60, name)
-    monkeypatch.setattr(pipeline, "MOST_ACTIONS", 150)
-    assert chunks.step_s(60, name) == pytest.approx(whole, rel=1e-9)
-
-
-def test_messages_cost_more_the_less_they_overlap() -> None:
-    times = [
-        chunked([(1.0, 2.0)] * 4, [0.1] * 3, sends, 4).step_s(8)
-        for sends in (Sends.OVERLAPPED, Sends.EXCHANGED, Sends.BLOCKING)
-    ]
-    assert times == sorted(times)
-    assert times[2] > times[1] > times[0]
 
 
 def test_the_parts_of_a_step_are_the_step() -> None:

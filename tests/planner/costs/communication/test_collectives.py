@@ -9,6 +9,7 @@ import pytest
 from planner.costs.communication.collectives import (
     collective_evidence,
     collective_s,
+    least_collective_s,
     memory_factor,
     norm_s,
     read_delays,
@@ -156,3 +157,20 @@ def test_loops_over_the_tables_read_the_same(seed: int) -> None:
         collective_s(machines, ALL_REDUCE, ranks, np.array(sizes)),
         [sum_s(machines, ALL_REDUCE, ranks, size) for size in sizes],
     )
+
+
+@pytest.mark.parametrize("points", [(), ((1024, 2e-5), (2**20, 4e-4), (2**24, 2e-3))], ids=["latency", "measured"])
+def test_no_group_of_a_large_cluster_takes_less_than_the_least(points: tuple[tuple[int, float], ...]) -> None:
+    """And groups that no host can hold are known to use the links between hosts."""
+    devices = tuple(Device(f"n{number // 8}/gpu{number % 8}", "gpu", f"n{number // 8}", 2**30) for number in range(160))
+    links = {WITHIN_HOST: Link(1e-6, 1e11), ACROSS_HOSTS: Link(2e-5, 1e10, points)}
+    table = Collective(ALL_REDUCE, 4, WITHIN_HOST, ((1024, 1e-5), (2**24, 4e-4)))
+    cluster, sizes, draw = Cluster(devices, links, (table,)), (1e3, 1e6, 1e8), random.Random(1)
+    least = least_collective_s(cluster, ALL_REDUCE, sizes)
+    for _ in range(60):
+        count = draw.randint(2, 160)
+        ranks = tuple(draw.sample(range(160), count)) if draw.random() < 0.5 else tuple(range(count))
+        assert (least[count] <= collective_s(cluster, ALL_REDUCE, ranks, sizes) * (1 + 1e-9)).all()
+    assert (np.diff(least[2:161], axis=0) >= 0).all()
+    for count in (9, 64, 128):
+        assert least[count] == pytest.approx(collective_s(cluster, ALL_REDUCE, tuple(range(count)), sizes))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planner.costs.cost_model import PriceBook
 from planner.costs.simulator.contention import execute_shared
 from planner.costs.simulator.events import execute, least_s, run
-from planner.costs.simulator.prices import Flow, Prices, Traffic, prices_of, transfer_bytes
+from planner.costs.simulator.prices import Flow, Prices, Speeds, Traffic, prices_of, transfer_bytes
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import placements
@@ -209,3 +209,33 @@ def test_measured_steps_of_four_hosts_that_share_cards(message: tuple[int, float
     assert step_s == pytest.approx(measured_s, rel=0.075)
     if alone_s > 80e-3 and schedule == "1f1b":  # both directions of the inner hosts leave at once: 15.6 % without
         assert least_s(compiled, prices) == pytest.approx(measured_s * (1 - 0.156), rel=1e-3)
+
+
+def test_what_a_start_or_an_end_changes_is_what_is_new_among_all_flows() -> None:
+    """Against the speeds of all flows under way, worked out at once; sets that come again change the same."""
+    draw = random.Random(3)
+    for _ in range(20):
+        flows = tuple(
+            Flow(
+                1.0,
+                draw.choice([2.0, 5.0, 8.0]),
+                tuple(sorted(draw.sample(range(6), draw.choice([0, 2, 2, 4])))),
+                ((draw.randrange(4), 0.3),) if draw.random() < 0.5 else (),
+            )
+            for _ in range(9)
+        )
+        traffic = Traffic(flows, (9.0,) * 6)
+        speeds, active = Speeds(traffic), set[int]()
+        of_flows: dict[int, float] = {}
+        of_ranks: dict[int, float] = {}
+        for _ in range(200):
+            flow = draw.randrange(9)
+            active ^= {flow}
+            of_flows.pop(flow, None)
+            changed, slowed = speeds.toggled(flow)
+            of_flows.update(changed)
+            of_ranks.update(slowed)
+            expected = traffic.speeds(sorted(active))
+            assert of_flows == pytest.approx(expected)
+            rates = traffic.rates(expected)
+            assert {rank: rate for rank, rate in of_ranks.items() if rate != 1.0} == pytest.approx(rates)

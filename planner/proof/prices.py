@@ -1,0 +1,293 @@
+"""What layers, stages, sums and messages of a space take at least: formulas of their own, from the profile alone."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise, product
+from typing import NamedTuple
+
+import numpy as np
+
+from planner import layers
+from planner.ir.cluster import ALL_REDUCE, NORMALISATION, STATISTICS
+from planner.ir.graph import BYTES_PER_ELEMENT
+from planner.ir.layout import samples_of
+from planner.ir.profile import Measurement
+from planner.ir.program import BUCKET_BYTES, in_buckets
+from planner.proof.space import Array, Counts, Group, Space
+
+Points = Sequence[tuple[float, float]]
+Line = tuple[Points, float]  # (bytes, seconds), and seconds a byte beyond
+QUANTITIES = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s", "saved_bytes", "workspace_bytes")
+
+
+class Stage(NamedTuple):
+    """At least, elementwise: the shortest F and B, a member's F and B, its W too, sums and update; most in flight."""
+
+    head: Array
+    back: Array
+    work: Array
+    all_work: Array
+    tail: Array
+    window: Array
+
+
+class Prices:
+    """Of one space.
+
+    Attributes:
+        of_layers: by kind of device and samples, ``[6, layers]`` as of :meth:`derived`; those that are counted.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self.space, self.cluster, self.of_layers = space, space.cluster, dict[tuple[str, int], Array]()
+        graph, profile, users = space.graph, space.problem.profile, space.users
+        own = [[p for p in layer.parameters if users[p] == [n]] for n, layer in enumerate(graph.layers)]
+        sizes = [float(sum(graph.parameters[p].num_bytes for p in names)) for names in own]
+        self.own_bytes, self.unties = space.members @ np.array(sizes), all(len(of) == 1 for of in users.values())
+        whole = [len(names) == len(layer.parameters) for names, layer in zip(own, graph.layers, strict=True)]
+        costs = {k: [profile.parameters.get(k, {}).get(layer.name) for layer in graph.layers] for k in space.kinds}
+        rows = {k: [(c.accumulate_s, c.update_s) if c else (0.0, 0.0) for c in of] for k, of in costs.items()}
+        self.per_layer = {kind: np.array(row).T for kind, row in rows.items()}
+        self.of_parameters = {kind: (space.members @ (row * whole).T).T for kind, row in self.per_layer.items()}
+        mixing = layers.check_samples_apart(graph)
+        self.mixing = space.members @ np.array([float(layer.name in mixing) for layer in graph.layers])
+        self.has_levels = {k: any(m.levels for row in of for m in row) for k, of in space.measured.items()}
+        times = space.problem.global_batch / graph.samples
+        self.batch_bytes = sum(s.num_bytes * (times if s.has_samples else 1) for s in graph.inputs.values())
+        self.norms = np.zeros((2, space.count))  # what a rank sends of statistics, in F and in B
+        for number, layer in enumerate(graph.layers):
+            if layers.kind(layer.kind).REDUCTION == "statistics":
+                spec = layer.outputs[0]
+                channels = spec.shape[spec.dims.index("channel") if "channel" in spec.dims else 1]
+                self.norms[:, number] = (1 + 2 * channels) * 8, 2 * channels * BYTES_PER_ELEMENT[spec.dtype]
+
+    def derived(self, kind: str, samples: int) -> Array:
+        """``[6, layers]``: seconds of F, B, I and W, bytes saved and of workspace; 0 where the profile does not say.
+
+        Where it knows how high memory rises in each layer, workspaces are not sure to meet what is saved: 0.
+        """
+        rows = np.array([_at(measured, samples) for measured in self.space.measured[kind]]).T
+        rows[5] *= not self.has_levels[kind]
+        return rows
+
+    @cache  # noqa: B019  # as long as the space is looked at
+    def sums(self, kind: str, samples: int, recompute: str) -> Array:
+        """Before each cut: F, B, I and W, B without recomputation, saved of each micro-batch, saved of one at once."""
+        forward, backward, of_input, weight, saved, _ = self.of_layers[kind, samples]
+        repeated = self.space.repeated[recompute]
+        more, kept = repeated * forward, saved * (1 - repeated)
+        once = saved if recompute == "all" else kept
+        rows = [forward, backward + more, of_input + more, weight, backward, kept, once]
+        return np.asarray((self.space.members @ np.array(rows).T).T)
+
+    def stage(self, group: Group, size: int) -> Stage:
+        """Stages of ``group``, by first and last cut."""
+        batches, own_bytes = self.space.micro_batches(size), _between(self.own_bytes)
+        others, state = len(batches) - 1, self.space.problem.profile.optimizer.state_bytes_per_parameter_byte
+        met_s = _between((self.space.members @ self.met_s(group.devices, group.recompute).T).T)
+        samples = (samples_of(group.shares, n) for n in (size, batches[-1]))
+        members, rows = self.space.members_of(group.devices), list[tuple[Array, ...]]()
+        for (kind, limit), *counts in dict.fromkeys(zip(members, *samples, strict=True)):
+            a, b = (_between(self.sums(kind, n, group.recompute)) for n in counts)
+            adds, update = _between(self.of_parameters[kind])
+            back_a, back_b = (np.minimum(one[1], one[2]) if self.space.splits else one[1] for one in (a, b))
+            all_a, all_b = (np.minimum(one[1], one[2] + one[3]) if self.space.splits else one[1] for one in (a, b))
+            work = others * (a[0] + back_a + adds * (not self.space.splits)) + b[0] + back_b
+            all_work = others * (a[0] + all_a + adds) + b[0] + all_b
+            free = limit + len(batches) + 6 - self.batch_bytes - (2 + state) * own_bytes - b[5]
+            free = free - self._largest(kind, counts[0]) - (a[6] if group.recompute == "all" else 0.0)
+            free = free + np.minimum(own_bytes, a[6]) * self.has_levels[kind]
+            window = np.where(free < 0, 0, 1 + np.floor(np.maximum(free, 0) / np.maximum(a[5], 1e-9)))
+            rows.append((np.minimum(a[0], b[0]), np.minimum(back_a, back_b), work, all_work, update, b[4], window))
+        columns = list(zip(*rows, strict=True))
+        (head, back, window), (work, all_work, update, behind) = (
+            [how.reduce(columns[n]) for n in numbers]
+            for how, numbers in ((np.minimum, (0, 1, 6)), (np.maximum, (2, 3, 4, 5)))
+        )
+        always = len(batches) * met_s.sum(axis=0)
+        tail = update + self._least_sums_s(group.devices, own_bytes, behind + met_s[1])
+        window = np.minimum(window, len(batches)) * ((_between(self.mixing) == 0) | (len(group.shares) < 2))
+        return Stage(head + met_s[0], back + met_s[1], work + always, all_work + always, tail, window)
+
+    @cache  # noqa: B019
+    def _largest(self, kind: str, samples: int) -> Array:
+        """The workspace of the hungriest layer, by first and last cut."""
+        largest, workspace = np.zeros(self.space.inside.shape), self.of_layers[kind, samples][5]
+        for layer in np.argsort(workspace, kind="stable"):
+            has = self.space.members[:, layer] > 0
+            largest[np.ix_(~has, has)] = workspace[layer]
+        return largest
+
+    def _least_sums_s(self, devices: Counts, num_bytes: Array, behind_s: Array) -> Array:
+        """What is waited for sums of gradients at least, whatever buckets they are in."""
+        line = self.sum_of(devices)
+        rate, is_one = min([line[1], *(s / at for at, s in line[0])]), (num_bytes <= BUCKET_BYTES) & self.unties
+        return np.where(is_one, read(line, num_bytes), np.maximum(rate * num_bytes - behind_s, 0))
+
+    def waited_s(self, group: Group, size: int, first: int, last: int) -> float:
+        """The same of one stage, bucket by bucket: a sum begins when backward has come past its layers."""
+        space, left_s, waits_s, behind_s = self.space, 0.0, [0.0], np.zeros(self.space.count)
+        inside = np.flatnonzero(space.members[last] > space.members[first]).tolist()
+        names = [(of[0], p) for n in inside for p, of in space.users.items() if of[0] == n and set(of) <= set(inside)]
+        sizes, shares = (
+            [space.graph.parameters[p].num_bytes for _, p in names],
+            samples_of(group.shares, space.micro_batches(size)[-1]),
+        )
+        members = zip(space.members_of(group.devices), shares, strict=True)
+        slowest = max((self.of_layers[kind, n][1][inside] for (kind, _), n in members), key=np.sum)
+        if self._ring(group.devices)[1]:
+            behind_s[inside] = np.cumsum([0.0, *(slowest + self.met_s(group.devices, "nothing")[1, inside])[:-1]])
+        buckets = in_buckets(sizes)
+        for bucket in reversed(buckets):
+            left_s += float(read(self.sum_of(group.devices), np.array(float(sum(sizes[n] for n in bucket)))))
+            waits_s.append(left_s - (behind_s[min(names[n][0] for n in bucket)] if len(buckets) > 1 else 0.0))
+        return max(waits_s)
+
+    def of_stage(self, kind: str, first: int, last: int) -> Array:
+        """Of a stage: seconds of adding into its gradients, and of its update, with what other stages use too."""
+        space, total = self.space, np.zeros(2)
+        inside = set(np.flatnonzero(space.members[last] > space.members[first]).tolist())
+        for name, users in space.users.items():
+            if inside.intersection(users):
+                with_it = [p for p, of in space.users.items() if of[0] == users[0]]
+                size, sizes = (sum(space.graph.parameters[p].num_bytes for p in some) for some in ([name], with_it))
+                total += self.per_layer[kind][:, users[0]] * size / max(1, sizes)
+        return total
+
+    def meetings(self, groups: Sequence[Group], cuts: Sequence[int]) -> list[tuple[set[int], float]]:
+        """By stage: those that share parameters with it, itself included, and seconds of summing their gradients."""
+        space, sizes = self.space, Counter[tuple[int, ...]]()
+        stage_of = len(groups) - space.members[list(cuts[1:])].sum(axis=0).astype(int)
+        for name, users in space.users.items():
+            sizes[tuple(sorted({int(stage_of[n]) for n in users}))] += space.graph.parameters[name].num_bytes
+        each = [({stage}, 0.0) for stage in range(len(groups))]
+        for stages, size in sizes.items():
+            devices = tuple(np.sum([groups[s].devices for s in stages], axis=0).tolist())
+            seconds = float(read(self.sum_of(devices), np.array(float(size)))) if len(stages) > 1 else 0.0
+            for stage in stages:
+                each[stage] = (each[stage][0].union(stages), each[stage][1] + seconds)
+        return each
+
+    def _ring(self, devices: Counts) -> tuple[str, bool, int, int]:
+        """Of a group: its class of links, whether these move messages while ranks compute, ranks and hosts."""
+        ranks = tuple(r for pool, n in zip(self.space.pools, devices, strict=True) for r in pool[:n])
+        name, hosts = self.cluster.group_link_class(ranks), {self.cluster.devices[r].host for r in ranks}
+        return name, len(ranks) < 2 or self.cluster.links[name].in_background, len(ranks), len(hosts)
+
+    @cache  # noqa: B019
+    def met_s(self, devices: Counts, recompute: str) -> Array:
+        """``[2, layers]``: what these devices exchange of statistics in F and in B (or I), with what they do around."""
+        count = sum(devices)
+        if count < 2 or not self.norms.any():
+            return np.zeros_like(self.norms)
+        calls = [_measured(t.points) for t in self.cluster.collectives if t.operation == NORMALISATION]
+        sizes = np.array([count * self.norms[0], self.norms[1]])
+        seconds = np.sum([read(line, sizes) for line in (self.sum_of(devices, STATISTICS), *calls[:1])], axis=0)
+        seconds[1] += self.space.repeated[recompute] * seconds[0]
+        return np.asarray(seconds)
+
+    @cache  # noqa: B019
+    def sum_of(self, devices: Counts, operation: str = ALL_REDUCE) -> Line:
+        """A sum over these devices as measured, or else as a ring takes it; nothing where others were measured."""
+        name, _, count, num_hosts = self._ring(devices)
+        tables = [t for t in self.cluster.collectives if (t.operation, t.link) == (operation, name) and t.points]
+        if not tables and operation != ALL_REDUCE:
+            return self.sum_of(devices)
+        alike = [t for t in tables if (t.num_hosts in (0, t.num_ranks)) == (num_hosts == count)] or tables
+        exact = [t for t in alike if t.num_ranks == count and t.num_hosts in (0, num_hosts)]
+        if exact and count > 1:
+            return _measured(exact[0].points)
+        if tables or count < 2:
+            return ((1, 1e-300),), 0.0
+        points, slope = self.message_of(name)
+        return [(at * count, 2 * (count - 1) * s) for at, s in points], 2 * (count - 1) / count * slope
+
+    @cache  # noqa: B019
+    def message_of(self, name: str) -> Line:
+        """A message on a class of links, and larger ones: no table falls."""
+        link = self.cluster.links[name]
+        sizes, seconds = zip(*(link.points or ((1e-6, max(link.latency_s, 1e-30)),)), strict=True)
+        least = np.minimum.accumulate(seconds[::-1])[::-1].tolist()
+        return list(zip(sizes, least, strict=True)), 1.0 / link.bandwidth_bytes_per_s
+
+    def lines(self, source: Counts, target: Counts) -> list[Line]:
+        """Of messages between members of two stages, whichever members these are."""
+        pools, pairs = self.space.pools, product(np.flatnonzero(source), np.flatnonzero(target))
+        ends = ((pools[a][0], pools[b][-1 if a == b else 0]) for a, b in pairs)
+        return [self.message_of(name) for name in {self.cluster.link_class(a, b) for a, b in ends if a != b}]
+
+    def messages(
+        self, ends: Sequence[Counts], shares: Sequence[tuple[int, ...]], size: int, sizes: Array
+    ) -> list[Array]:
+        """Between stages, of ``sizes`` bytes a sample there and back, at least, both ways.
+
+        A piece, all that a member waits for, and all of a step on one channel.  Where ``shares`` are not known pieces
+        are of one sample.
+        """
+        lines, batches, prices = self.lines(*ends), self.space.micro_batches(size), list[Array]()
+        kinds = {kind for of in ends for kind, n in zip(self.space.kinds, of, strict=True) if n}
+        extra_s = min(self.space.problem.profile.action_overhead_s.get(kind, 0.0) for kind in kinds)
+        some = [[samples_of(own, n) for own in shares] for n in (size, batches[-1])]
+        rows = [pieces(*own) if all(shares) else [(0, 0, 1)] for own in some]
+        for way, num_bytes in enumerate(sizes):
+            counts = {part[2] for row in rows for part in row}
+            take = {n: np.minimum.reduce([read(line, num_bytes * n) for line in lines]) for n in counts}
+            waits = defaultdict[tuple[int, int], list[Array]](list)
+            for number, row in enumerate(rows):
+                for part in row:
+                    waits[number, part[1 - way]].append(take[part[2]])
+            slowest = np.minimum.reduce([np.maximum.reduce(each) for each in waits.values()])
+            load = np.maximum.reduce([take[n] for *_, n in rows[0]]) * batches.count(size)
+            prices += [np.minimum.reduce(list(take.values())) + extra_s, slowest + extra_s, load]
+        return prices
+
+
+def read(line: Line, size: Array) -> Array:
+    """(bytes, seconds) in log-log, clamped below, straight beyond; 0 for nothing."""
+    points, slope = line
+    x, y = np.log(np.array(points, dtype=np.float64)).T
+    inside = np.exp(np.interp(np.log(np.maximum(size, points[0][0])), x, y))
+    return np.where(size > 0, inside + np.maximum(size - points[-1][0], 0.0) * slope, 0.0)
+
+
+def pieces(source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Messages between members that share samples so: from, to, how many samples."""
+    starts, ends = np.cumsum([0, *source]).tolist(), np.cumsum([0, *target]).tolist()
+    cuts = pairwise(sorted({*starts, *ends}))
+    return [(bisect_left(starts, b) - 1, bisect_left(ends, b) - 1, b - a) for a, b in cuts]
+
+
+def _between(sums: Array) -> Array:
+    """Of sums before each cut, those between a first and a last one; the other way round they mean nothing."""
+    return np.maximum(sums[..., None, :] - sums[..., :, None], 0.0)
+
+
+def _measured(points: Points) -> Line:
+    """Beyond the last one as between the last two."""
+    (a, s), (b, t) = [(0, 0.0), *points][-2:]
+    return points, max(0.0, (t - s) / (b - a))
+
+
+def _at(measured: Sequence[Measurement], samples: int) -> Array:
+    """A layer's ``QUANTITIES``, read between sizes of one back end in log-log, beyond them straight."""
+    rows = [np.array([getattr(m, name) for name in QUANTITIES], dtype=np.float64) for m in measured]
+    sizes, keys = [m.samples for m in measured], [m.key for m in measured]
+    if samples in sizes:
+        return rows[sizes.index(samples)]
+    at = bisect_left(sizes, samples)
+    below = [n for n in range(at) if keys[n] == keys[at - 1]]
+    above = [n for n in range(at, len(sizes)) if keys[n] == keys[at]]
+    is_inside = bool(below and above) and keys[at - 1] == keys[at]
+    ends = [at - 1, at] if is_inside else below[-2:] if len(below) > 1 else above[:2]
+    if len(ends) < 2:
+        return np.zeros(len(QUANTITIES))
+    (low, high), (a, b) = (rows[n] for n in ends), (sizes[n] for n in ends)
+    values = np.maximum(0.0, low + (high - low) * (samples - a) / (b - a))
+    if is_inside:
+        share, positive = np.log(samples / a) / np.log(b / a), (low > 0) & (high > 0)
+        values[positive] = low[positive] ** (1 - share) * high[positive] ** share
+    return np.asarray(values)

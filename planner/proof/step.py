@@ -1,0 +1,145 @@
+"""Complete pipelines, simulated member by member: no plan of such stages has a shorter step.
+
+What messages take from one another, on cards and from computing, is left out; on a channel they keep their order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise, product
+from math import comb, inf
+
+import numpy as np
+
+from planner.ir.layout import samples_of
+from planner.ir.schedule import Action, Edge, Op, Pipeline, StageGraph
+from planner.proof.prices import Prices, pieces, read
+from planner.proof.space import Array, Group
+from planner.schedules import schedule as schedule_named
+from planner.schedules import traits
+
+FEW_WINDOWS, CAPS = 40, (1, 2, 3, 4, 6)
+PASSES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+Row = tuple[Action, ...]
+
+
+def least_step_s(
+    prices: Prices, size: int, groups: Sequence[Group], cuts: Sequence[int], most: Sequence[int]
+) -> tuple[float, str]:
+    """The least step of stages of ``groups`` between ``cuts``, and the schedule that takes it; infinity if none fits.
+
+    Args:
+        most: micro-batches that each stage can keep.
+    """
+    pipeline, best = _Pipeline(prices, size, groups, cuts), (inf, "")
+    graph = StageGraph(len(groups), len(pipeline.batches), tuple(pipeline.edges))
+    for name in prices.space.schedules:
+        for windows in _windows(most, len(pipeline.batches)) if traits(name).windowed else [()]:
+            rows = schedule_named(name)(Pipeline(graph, windows=windows)).rows
+            if all(_in_flight(row) <= window for row, window in zip(rows, most, strict=True)):
+                best = min(best, (pipeline.step_s(rows), name))
+    return best
+
+
+class _Pipeline:
+    """What its passes and messages take.
+
+    Attributes:
+        takes: by stage, of a pass in a micro-batch of so many samples, by member; ``adds`` into gradients.
+        waits_s: by stage, what a receive costs each member.
+        tails: by stage, sums of gradients and update; ``meetings`` with other stages in between.
+        edges: who hands what to whom, with bytes a sample there and back.
+        routes: by edge, way and samples of a micro-batch: from which member to which, and seconds.
+    """
+
+    def __init__(self, prices: Prices, size: int, groups: Sequence[Group], cuts: Sequence[int]) -> None:
+        space = prices.space
+        self.batches, overhead_s = space.micro_batches(size), space.problem.profile.action_overhead_s
+        self.takes, rows = list[dict[tuple[Op, int], Array]](), sorted({size, self.batches[-1]})
+        self.adds, self.waits_s, self.tails = list[Array](), list[Array](), list[tuple[float, float]]()
+        for group, (a, b) in zip(groups, pairwise(cuts), strict=True):
+            kinds, own = [kind for kind, _ in space.members_of(group.devices)], dict[tuple[Op, int], Array]()
+            met_s = prices.met_s(group.devices, group.recompute) @ (space.members[b] - space.members[a])
+            for n in rows:
+                members = zip(kinds, samples_of(group.shares, n), strict=True)
+                sums = [prices.sums(*member, group.recompute) for member in members]
+                seconds = np.array([each[:4, b] - each[:4, a] for each in sums]).T
+                if met_s[0] > 0:  # members keep in step
+                    seconds[:3] = seconds[:3].max(axis=1, keepdims=True) + met_s[[0, 1, 1], None]
+                own.update({(op, n): row for op, row in zip(PASSES, seconds, strict=True)})
+            of_parameters = np.array([prices.of_stage(kind, a, b) for kind in kinds])
+            self.takes.append(own)
+            self.adds.append(of_parameters[:, 0])
+            self.waits_s.append(np.array([overhead_s.get(kind, 0.0) for kind in kinds]))
+            self.tails.append((prices.waited_s(group, size, a, b), float(of_parameters[:, 1].max())))
+        self.meetings = prices.meetings(groups, cuts)
+        self.edges = dict[Edge, Array]()
+        for a, b in combinations(range(len(groups)), 2):
+            facts = space.crossing(np.array([cuts[a]]), cuts[a + 1], cuts[b], np.array([cuts[b + 1]]))[:, 0, 0]
+            if facts[2] > 0:
+                self.edges[Edge(a, b, (), bool(facts[3] > 0))] = facts[:2]
+        self.routes = dict[tuple[Edge, bool, int], list[tuple[int, int, float]]]()
+        for edge, n in product(self.edges, rows):
+            source, target = groups[edge.src], groups[edge.dst]
+            lines = prices.lines(source.devices, target.devices)
+            parts = pieces(samples_of(source.shares, n), samples_of(target.shares, n))
+            for num_bytes, there in zip(self.edges[edge], (True, False), strict=True):
+                takes = {k: min(float(read(line, num_bytes * k)) for line in lines) for k in {k for *_, k in parts}}
+                self.routes[edge, there, n] = [(a, b, takes[k]) if there else (b, a, takes[k]) for a, b, k in parts]
+
+    def step_s(self, rows: Sequence[Row]) -> float:
+        """From the first action to the end of the last update, in the order of ``rows``."""
+        clock, arrived = [np.zeros(len(each)) for each in self.adds], dict[tuple[Edge, bool, int], Array]()
+        wires, accumulating = defaultdict[tuple[Edge, bool, int, int], float](float), set[int]()
+        queue = [list(reversed(row)) for row in rows]
+        while any(queue):
+            before = sum(map(len, queue))
+            for stage, row in enumerate(queue):
+                while row:
+                    op, m = row[-1].op, row[-1].microbatch or 0
+                    there, into = op is Op.FORWARD, list(self._edges(op, stage, receives=True))
+                    if any((edge, there, m) not in arrived for edge in into):
+                        break
+                    row.pop()
+                    now = clock[stage] + len(into) * self.waits_s[stage]
+                    for edge in into:
+                        now = np.maximum(now, arrived[edge, there, m] + self.waits_s[stage])
+                    clock[stage] = now = now + self.takes[stage][op, self.batches[m]]
+                    if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
+                        clock[stage] = now = now + self.adds[stage] * (stage in accumulating)
+                        accumulating.add(stage)
+                    for edge in self._edges(op, stage, receives=False):
+                        arrival = np.zeros(len(clock[edge.dst if there else edge.src]))
+                        for source, target, seconds in self.routes[edge, there, self.batches[m]]:
+                            wire = edge, there, source, target
+                            wires[wire] = max(wires[wire], now[source]) + seconds
+                            arrival[target] = max(arrival[target], wires[wire])
+                        arrived[edge, there, m] = arrival
+            if sum(map(len, queue)) == before:
+                raise ValueError("the actions of a schedule wait in a circle")
+        done_s = [float(each.max()) + waited_s for each, (waited_s, _) in zip(clock, self.tails, strict=True)]
+        meetings = zip(self.meetings, self.tails, strict=True)
+        return max(max(done_s[s] for s in others) + sums_s + update_s for (others, sums_s), (_, update_s) in meetings)
+
+    def _edges(self, op: Op, stage: int, *, receives: bool) -> Iterator[Edge]:
+        """On which a pass of the stage waits, or sends."""
+        goes_back = op in (Op.BACKWARD, Op.BACKWARD_INPUT)
+        for edge in self.edges if op is Op.FORWARD or goes_back else ():
+            end = edge.dst if receives != goes_back else edge.src
+            if end == stage and (edge.gradient or not goes_back):
+                yield edge
+
+
+def _in_flight(row: Row) -> int:
+    """The most micro-batches between their F and their B or I."""
+    return int(np.cumsum([1 if a.op is Op.FORWARD else -(a.op is not Op.BACKWARD_WEIGHT) for a in row]).max())
+
+
+def _windows(most: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Forwards before the first backward, by stage: all there are, if few; else multiples of the stages behind."""
+    held, num = np.minimum.accumulate(most).tolist(), len(most)
+    if comb(count + num - 1, num) <= FEW_WINDOWS:
+        every = product(*(range(1, window + 1) for window in held))
+        return [windows for windows in every if all(a >= b for a, b in pairwise(windows))]
+    return sorted({tuple(min(w, cap * (num - 1 - s) + 1) for s, w in enumerate(held)) for cap in CAPS})

@@ -1,0 +1,104 @@
+"""Which hybrids there are: stages of replicas on whole hosts or beside one another in each, kinds in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+
+from planner.solvers.best_first.device_groups import Counts
+from planner.solvers.best_first.priced_groups import Prices
+from planner.solvers.candidates.candidate import Pool
+
+_STAGES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32)
+_STAGES_OF_KIND = (1, 2, 3, 4, 6, 8)
+_MANY_KINDS = 3  # of more, kinds come in order of speed alone
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Stages on devices, not yet cut.
+
+    Attributes:
+        segments: (kinds, stages, devices of each kind that a stage has), along the pipeline.
+        across: whether hosts have stages beside one another, and not replicas.
+    """
+
+    segments: tuple[tuple[tuple[str, ...], int, tuple[int, ...]], ...]
+    across: bool = False
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return sum(count for _, count, _ in self.segments)
+
+
+def shapes(prices: Prices) -> Iterator[Shape]:
+    """Every hybrid of the pools."""
+    kinds: dict[str, int] = {}
+    for pool in prices.pools:
+        kinds[pool.kind] = kinds.get(pool.kind, 0) + len(pool.ranks)
+    most = min(prices.cuts.last, prices.freedom.max_stages or prices.cuts.last)
+    replicates, host = prices.freedom.may_replicate, max(len(pool.ranks) for pool in prices.pools)
+    for kind, count in kinds.items():
+        for stages in _up_to(_STAGES, min(most, count)):
+            for each in _sizes(count // stages, host) if replicates else (1,):
+                yield from _in_hosts((((kind,), stages, (each,)),), prices.pools)
+    if len(kinds) < 2:
+        return
+    if replicates:
+        every = tuple(kinds)
+        for stages in _up_to(_STAGES, min(most, *kinds.values())):
+            yield Shape(((every, stages, tuple(kinds[kind] // stages for kind in every)),))
+    fastest = sorted(kinds, key=lambda kind: float(prices.capacity_s()[list(kinds).index(kind)].sum()))
+    orders = permutations(kinds) if len(kinds) <= _MANY_KINDS else iter((fastest, fastest[::-1]))
+    for order in orders:
+        for counts in product(*(_up_to(_STAGES_OF_KIND, min(most, kinds[kind])) for kind in order)):
+            if sum(counts) <= most:
+                rooms = [kinds[kind] // stages for kind, stages in zip(order, counts, strict=True)]
+                sizes = [_sizes(room, host)[0] if replicates else 1 for room in rooms]
+                parts = zip(order, counts, sizes, strict=True)
+                yield Shape(tuple(((kind,), stages, (size,)) for kind, stages, size in parts))
+
+
+def _in_hosts(
+    segments: tuple[tuple[tuple[str, ...], int, tuple[int, ...]], ...], pools: Sequence[Pool]
+) -> Iterator[Shape]:
+    """Replicas of a host, and where that is another shape stages of a host."""
+    yield Shape(segments)
+    ((kinds, stages, (each,)),) = segments
+    of_kind = [len(pool.ranks) for pool in pools if pool.kind in kinds]
+    if len(of_kind) > 1 and stages > 1 and each > 1 and stages <= min(of_kind):
+        yield Shape(segments, across=True)
+
+
+def _up_to(numbers: Sequence[int], most: int) -> tuple[int, ...]:
+    return tuple(sorted({number for number in numbers if number <= most} | ({most} if most <= numbers[-1] else set())))
+
+
+def _sizes(most: int, host: int) -> tuple[int, ...]:
+    """All, of larger groups than a host whole hosts, and the powers of two below."""
+    whole = most - most % host if most > host else most
+    return tuple(sorted({whole, *(1 << power for power in range(whole.bit_length()))}, reverse=True))
+
+
+def placed(shape: Shape, pools: Sequence[Pool]) -> tuple[Counts, ...] | None:
+    """The devices of each stage by pool, hosts whole where a stage is larger than one; None if there are too few."""
+    left = [len(pool.ranks) for pool in pools]
+    found: list[Counts] = []
+    for kinds, stages, sizes in shape.segments:
+        for _ in range(stages):
+            counts = [0] * len(pools)
+            for kind, size in zip(kinds, sizes, strict=True):
+                members = [number for number, pool in enumerate(pools) if pool.kind == kind]
+                most = min(len(pools[number].ranks) for number in members) // stages if shape.across else size
+                whole = [number for number in members if left[number] >= size]
+                for number in whole[:1] if whole and not shape.across else members:
+                    taken = min(left[number], size, most)
+                    counts[number] += taken
+                    left[number] -= taken
+                    size -= taken
+                if size:
+                    return None
+            found.append(tuple(counts))
+    return tuple(found)
