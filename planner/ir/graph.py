@@ -31,6 +31,10 @@ SHARED_STATE = "shared_state"
 KEEPS_SAMPLES = "keeps_samples"
 """Attribute of a layer that writes to a buffer what it makes of samples: its name.  Its stage has one rank."""
 
+UPDATES_STATE = "updates_state"
+"""Attribute of a layer that writes to a buffer in each forward what the loss then reads, as a mean teacher does that
+follows its student: its name.  Each micro-batch is a forward."""
+
 NOT_LINEAR_BACKWARD = "not_linear_backward"
 """Attribute of a layer with a Function whose backward is not linear in the gradient: its name.  Ranks that divide more
 than samples would give it the gradient in shares."""

@@ -13,6 +13,7 @@ from planner.ir.graph import (
     MIXES_SAMPLES,
     NEEDS_WHOLE_BATCH,
     SAMPLE,
+    UPDATES_STATE,
     Graph,
     Layer,
     TensorSpec,
@@ -52,11 +53,11 @@ def batch_wide_layers(graph: Graph) -> tuple[str, ...]:
 
 
 def batch_dependent_layers(graph: Graph) -> tuple[str, ...]:
-    """Names of the layers whose output for a sample depends on which others are in its micro-batch, in order.
+    """Names of the layers whose output for a sample depends on how a batch is cut into micro-batches, in order.
 
-    Batch normalisation by statistics of the batch, and what mixes samples otherwise; not the loss, whose parts are
-    weighted by their samples.  Ranks that share a micro-batch out share these statistics, so that micro-batches alone
-    show in the result.
+    Batch normalisation by statistics of the batch, what mixes samples otherwise, and what every forward updates; not
+    the loss, whose parts are weighted by their samples.  Ranks that share a micro-batch out share these statistics, so
+    that micro-batches alone show in the result.
     """
     values = graph.values()
     return tuple(
@@ -66,6 +67,7 @@ def batch_dependent_layers(graph: Graph) -> tuple[str, ...]:
         and (
             _is_batch_norm(layer)
             or MIXES_SAMPLES in layer.attributes
+            or UPDATES_STATE in layer.attributes
             or _mixes(layer, tuple(values[name] for name in layer.inputs))
         )
     )
@@ -79,13 +81,26 @@ def _is_batch_norm(layer: Layer) -> bool:
 def statistics_text(decision: Decision, graph: Graph) -> str:
     """Where layers that depend on their batch see less than the whole of it, in words; empty where none does."""
     layers, count = batch_dependent_layers(graph), len(decision.micro_batches)
-    if not layers or count < 2:
+    if count < 2:
         return ""
-    more = f" and {len(layers) - 1} more" * (len(layers) > 1)
-    return (
-        f"layer {layers[0]}{more}: statistics of each of {count} micro-batches, not of the whole batch of "
-        f"{decision.global_batch}, and running ones written {count} times a step"
-    )
+    updated = {layer.name: layer.attributes.get(UPDATES_STATE) for layer in graph.layers}
+    updating = [name for name in layers if updated[name]]
+    norms = [name for name in layers if not updated[name]]
+    parts = []
+    if norms:
+        parts.append(
+            f"{_first(norms)}: statistics of each of {count} micro-batches, not of the whole batch of "
+            f"{decision.global_batch}, and running ones written {count} times a step"
+        )
+    if updating:
+        parts.append(
+            f"{_first(updating)}: {updated[updating[0]]} is updated by each of {count} micro-batches, not once"
+        )
+    return "; ".join(parts)
+
+
+def _first(names: Sequence[str]) -> str:
+    return f"layer {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1)
 
 
 def require_several_values(graph: Graph, rows: Sequence[int], remedies: Sequence[str]) -> None:

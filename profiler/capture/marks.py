@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from torch import fx
@@ -26,11 +26,14 @@ from planner.ir.graph import (
     SEEDS,
     SHARED_STATE,
     SHARED_STATISTICS,
+    UPDATES_STATE,
     Attribute,
     Graph,
     Layer,
 )
 from profiler.capture.layers import Group
+from profiler.capture.loss_reduction import reaching
+from profiler.capture.operators import operation
 from profiler.capture.sample_independence import Dependence
 from profiler.capture.trace import Traced
 
@@ -56,6 +59,7 @@ def marked(
     # what follows from samples, kept in a buffer: ranks that share samples would each keep another one
     writes = written_of_samples(traced.module.graph)
     kept = {layer_of[node]: min(buffers) for node, buffers in writes.items() if node in layer_of}
+    updates = {layer_of[node]: min(buffers) for node, buffers in _updates(traced.module.graph) if node in layer_of}
     by_name = dict(zip(names, layer_nodes, strict=True))
 
     def of(layer: Layer) -> Layer:
@@ -68,6 +72,7 @@ def marked(
         }
         marks |= {SHARED_STATE: shared[layer.name]} if layer.name in shared else {}
         marks |= {KEEPS_SAMPLES: kept[layer.name]} if layer.name in kept else {}
+        marks |= {UPDATES_STATE: updates[layer.name]} if layer.name in updates else {}
         marks |= {SHARED_STATISTICS: statistics[layer.name]} if layer.name in statistics else {}
         marks |= {NOT_LINEAR_BACKWARD: functions[0]} if functions else {}
         if samples_neighbours and mark == MIXES_SAMPLES:
@@ -78,6 +83,14 @@ def marked(
         return replace(layer, attributes={**layer.attributes, **marks}) if marks else layer
 
     return replace(graph, layers=tuple(map(of, graph.layers)))
+
+
+def _updates(graph: fx.Graph) -> Iterator[tuple[fx.Node, frozenset[str]]]:
+    """The nodes that write what the loss then reads; of norms it reads running statistics in evaluation alone."""
+    behind, in_loss = attributes_behind(graph), reaching(graph)
+    for node in graph.nodes:
+        if node in in_loss and "norm" not in operation(node) and (buffers := written(node, behind)):
+            yield node, buffers
 
 
 def _shared_state(graph: fx.Graph, layer_of: Mapping[fx.Node, str]) -> dict[str, str]:

@@ -139,3 +139,35 @@ def test_the_page_of_a_report_says_of_what_statistics_are(profile: Profile) -> N
 
     assert "statistics of each of 4 micro-batches, not of the whole batch of 8" in page(micro_batch=[2])
     assert "batch statistics" not in page(micro_batch=[8])
+
+
+class Followed(nn.Module):
+    """A mean teacher, which follows its student in every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(6, 3), nn.Linear(6, 3).requires_grad_(False)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The student's output beside the teacher's."""
+        with torch.no_grad():
+            for mine, its in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                mine.lerp_(its, 0.1)
+        self.calls += 1  # which nothing reads
+        return self.student(x) + self.teacher(x)
+
+
+def followed(*, input_shape: tuple[int, ...] = (8, 6)) -> Example:
+    torch.manual_seed(0)
+    return Followed(), (torch.randn(input_shape), torch.randn(input_shape[0], 3)), nn.functional.mse_loss
+
+
+def test_a_teacher_that_every_micro_batch_moves_is_said_and_moves_once_a_step_where_the_batch_is_whole() -> None:
+    made = ModelSource(f"{HERE}:followed", {}, (8, 6))
+    profile = profile_of(made, capture(load_model(made)).graph, 2)
+    cut = hp.plan(profile, solver="one-device", micro_batch=[2])
+    text = statistics_text(cut.decision, profile.graph)
+    assert text.endswith("teacher.bias is updated by each of 4 micro-batches, not once")
+    whole = hp.plan(profile, batch_statistics="whole")
+    assert (whole.decision.micro_batches, statistics_text(whole.decision, profile.graph)) == ((8,), "")
