@@ -325,9 +325,7 @@ def not_searched(devices: Devices, names: Sequence[str], recompute: str) -> Iter
             why = f"more than {MANY_SEQUENCES} ways to form them; groups of one size are tried, filled host by host"
             yield Rejected(f"{name}: unequal groups of devices", why)
         if len({pool.kind for pool in devices.pools}) > 1 and devices.groups_allowed and not known.bidirectional:
-            why = (
-                f"where groups can share samples in more than {MANY_SHARES} ways, each takes the fastest"
-            )
+            why = f"where groups can share samples in more than {MANY_SHARES} ways, each takes the fastest"
             yield Rejected(f"{name}: some shares of unlike devices", why)
         if known.windowed:
             yield Rejected(f"{name}: other windows than its own", "it works them out for each stage")
