@@ -26,12 +26,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
+from benchmarks.chains import chain_profile
 from benchmarks.report import Row, at_most, run
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.ir.profile import ModelSource, Optimizer, Profile
 from planner.solvers import solver
-from tests.planner.factories import chain_profile
 
 LAYERS, DEVICES, LIMITS_S = (50, 200, 1000), (8, 16, 64, 256, 1024), (5.0, 20.0, 60.0)
 QUICK_LAYERS, QUICK_DEVICES, QUICK_LIMITS_S = (50,), (16, 64), (5.0,)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
+from benchmarks.chains import chain_profile
 from halopipe.cli.app import app
-from tests.planner.factories import chain_profile
 
 HOME = Path(__file__).resolve().parents[2]
 PROFILE = chain_profile(6, latency_s=1e-4, parameter_bytes=2**20, activation_bytes=2**14)

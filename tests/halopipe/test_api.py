@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import halopipe as hp
+from benchmarks.chains import chain_profile
 from halopipe.planning.measure import Measuring
 from halopipe.planning.problem import make_problem
 from halopipe.planning.solve import solve
@@ -14,7 +15,6 @@ from planner.ir.codec import dump
 from planner.ir.errors import CorruptFileError, StaleFileError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource, Profile
-from tests.planner.factories import chain_profile
 
 HOME = Path(__file__).resolve().parents[2]
 PROFILE = chain_profile(5, latency_s=1e-4)

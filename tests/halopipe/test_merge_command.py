@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from benchmarks.chains import chain_profile
 from halopipe.cli.app import app
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, PairLink
 from planner.ir.codec import dump, load, loads
 from planner.ir.profile import Profile
-from tests.planner.factories import chain_profile
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.chains import chain_profile
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec
 from planner.ir.profile import Measurement, ParameterCost, Profile
-from tests.planner.factories import chain_profile
 
 TOKENS, WIDTH, SAMPLES = 16, 4, 2
 _LIKE = {"op": "aten.linear.default"}

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from benchmarks.chains import cluster
 from planner.ir.graph import Attribute, Graph, Layer, TensorSpec
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
-from tests.planner.factories import cluster
 
 IMAGE = ("sample", "channel", "height", "width")
 FLOP_PER_S, BYTES_PER_S, CALL_S = 1e12, 1e11, 2e-6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from benchmarks.chains import chain_profile
 from planner.ir.cluster import Cluster, Link
 from planner.ir.layout import Layout, cut_points
 from planner.ir.plan import Decision, Placement, Stage
@@ -14,7 +15,6 @@ from planner.layers.boundary import Boundaries
 from planner.passes import lower
 from planner.schedules import positions, traits
 from planner.schedules import schedule as schedule_named
-from tests.planner.factories import chain_profile
 
 Points = tuple[tuple[int, float], ...]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from benchmarks.chains import cluster
 from planner.ir.cluster import Cluster
 from planner.ir.graph import Attribute, Graph, Layer, TensorSpec
 from planner.ir.profile import (
@@ -18,7 +19,6 @@ from planner.ir.profile import (
     SiteHalo,
 )
 from planner.layers import kind
-from tests.planner.factories import cluster
 
 FLOP_PER_S, ROWS_PER_S = 1e9, 1e7
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.chains import SIZES, chain_profile
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from planner.schedules import names, traits
-from tests.planner.factories import SIZES, chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 
 
 def test_every_layer_is_measured_at_every_size_on_every_kind() -> None:

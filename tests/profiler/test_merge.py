@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.ir import codec
 from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, HOST, WITHIN_HOST, Cluster, Collective, Link, PairLink, Tier
 from planner.ir.errors import StaleFileError, UsageError
 from planner.ir.profile import Calibration, MeasuringProcess, Profile, Provenance
 from profiler.merge import gather
-from tests.planner.factories import chain_profile
 
 
 def taken_on(speed: float, sizes: tuple[int, ...] = (1, 4), bandwidth: float = 1e9, num_devices: int = 2) -> Profile:

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
+from benchmarks.chains import chain_profile
 from planner.export.torch_pipelining import TorchPipeline, is_loss, split_points, torch_pipelining
 from planner.ir.plan import Decision
 from planner.ir.schedule import Pipeline, Schedule
@@ -36,7 +37,7 @@ from planner.schedules import positions, schedule
 from profiler.capture.graph import Captured
 from profiler.source.model import LoadedModel
 from tests.captures import capture
-from tests.planner.factories import chain_profile, plan_of
+from tests.planner.factories import plan_of
 from tests.runtime.plans import batch_of, decide, model_of, run_ranks
 
 MICRO_BATCHES = (2, 2, 2, 2)

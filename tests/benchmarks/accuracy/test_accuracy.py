@@ -37,6 +37,7 @@ from benchmarks.accuracy.report import (
     speed_ups_of,
 )
 from benchmarks.accuracy.runs import Ran
+from benchmarks.chains import chain_profile
 from benchmarks.devices.ranks import RankStep, Step, by_action
 from benchmarks.devices.testbed import RATES
 from planner.ir.codec import fingerprint
@@ -45,7 +46,6 @@ from planner.ir.problem import Problem
 from planner.ir.profile import SHARING
 from planner.ir.timeline import Span
 from planner.schedules import names, traits
-from tests.planner.factories import chain_profile
 
 OUTCOME = Outcome("A", "ResNet-50", "1gbit", CHOSEN, 1.0, 0.9, 1.1, 1.0, ((100, 100),), (1.0, 1.1))
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import halopipe as hp
+from benchmarks.chains import chain_profile
 from halopipe.api.arguments import checked
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(4, latency_s=1e-4)
 PLAN = plan_of(PROFILE, chain_decision(PROFILE, cuts=(2,), micro_batches=(2, 2)))

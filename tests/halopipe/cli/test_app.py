@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.run_spec.options import ASKED, flag_of
 from halopipe.terminal.console import report
 from planner.ir import codec
 from planner.ir.codec import dump
 from planner.ir.timeline import Span, Timeline, TimelineFile
 from tests.halopipe.commands import HOME, call, process
-from tests.planner.factories import chain_profile
 
 
 @pytest.mark.parametrize(

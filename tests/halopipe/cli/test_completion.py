@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from benchmarks.chains import chain_profile
 from halopipe.cli import completion
 from halopipe.training import optimizer_spec
 from planner.ir.codec import dump
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 HOME = Path(__file__).resolve().parents[3]
 

@@ -9,9 +9,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import halopipe as hp
+from benchmarks.chains import chain_profile
 from halopipe.cli.app import app
 from planner.ir.codec import dump
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(4, latency_s=1e-4)
 PLAN = plan_of(PROFILE, chain_decision(PROFILE, cuts=(2,), micro_batches=(2, 2)))

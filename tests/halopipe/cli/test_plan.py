@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.planning import solve
 from halopipe.terminal import console
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from tests.halopipe.commands import call
-from tests.planner.factories import chain_profile
 
 CLUSTER = """
 halopipe: cluster

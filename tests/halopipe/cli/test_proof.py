@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.ir.codec import dump
 from tests.halopipe.commands import call
-from tests.planner.factories import chain_profile
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.launch.combine import ranks_measured, stage_medians, stage_once_s
 from planner.ir.plan import Decision
 from planner.ir.schedule import Op
 from planner.ir.timeline import Span, Timeline
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 
 
 def step(*spans: tuple[int, str, float, float], step_s: float) -> Timeline:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.chains import chain_profile
 from halopipe.launch import execute
 from planner.ir.codec import dump
 from planner.ir.errors import RankCountError, StaleFileError, UsageError
@@ -19,7 +20,7 @@ from profiler import load_model
 from profiler.capture.graph import capture
 from runtime.numerics.single_device import serial_step
 from tests.halopipe import cloudy
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 from tests.processes import Program
 
 NUM_STEPS = 3

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 import halopipe as hp
+from benchmarks.chains import chain_profile
 from halopipe.api import running
 from halopipe.data.ahead import Upcoming
 from halopipe.launch import parallelize
@@ -30,7 +31,6 @@ from profiler.source.source import load_model
 from runtime.optim.followed import Followed
 from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
-from tests.planner.factories import chain_profile
 
 HOME = Path(__file__).resolve().parents[3]
 SOURCE = ModelSource("tests.halopipe.learners:classifier", {"dropout": "0.0"}, (4, learners.WIDTH), "float64")

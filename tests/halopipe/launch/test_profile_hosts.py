@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
+from benchmarks.chains import chain_profile
 from halopipe.launch import profile_hosts
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.profile_hosts import together
@@ -16,7 +17,6 @@ from planner.ir.errors import DeadlineError, StageFailedError, UsageError
 from planner.ir.profile import ModelSource, Profile
 from runtime.monitor.activity import Activity, Board, Heartbeat
 from runtime.monitor.failure import write_error
-from tests.planner.factories import chain_profile
 
 SOURCE = ModelSource("small.py:net", {"width": "2"}, (2, 8), "float32", "", ("scale",))
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from benchmarks.chains import chain_profile
 from halopipe.cli.app import app
 from halopipe.launch.replanning import (
     HOSTS,
@@ -50,7 +51,7 @@ from tests.forks import forked
 from tests.halopipe import learners
 from tests.halopipe.plans import profiled
 from tests.halopipe.ranks import run_job
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 DATA = "tests.halopipe.learners:"
 RECIPE = {"optimizer": "AdamW:lr=0.05", "scheduler": "StepLR:step_size=2", "data": f"{DATA}stream"}

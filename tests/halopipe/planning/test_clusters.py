@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.planning import clusters, problem, solve
 from planner.ir.cluster import DATASHEET, MEASURED
 from planner.ir.errors import CorruptFileError
-from tests.planner.factories import chain_profile
 
 PROFILE = chain_profile(4, num_devices=2)
 MIXED = """

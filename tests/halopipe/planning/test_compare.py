@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.planning.compare import Comparison, differences, proof_text, tie_text
 from planner.ir.plan import Measured, Search, Tie
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(6)
 REFERENCE = chain_decision(PROFILE, cuts=(3,))

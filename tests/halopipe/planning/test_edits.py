@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.planning.edits import changed
 from planner.ir.cluster import WITHIN_HOST
 from planner.ir.errors import HalopipeError, RankCountError, UnknownNameError, UsageError
 from planner.ir.problem import Problem, Rule
-from tests.planner.factories import chain_profile
 
 PROFILE = chain_profile(4, num_devices=2)
 PROBLEM = Problem(PROFILE, 8)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile, cluster
 from halopipe.planning import edits
 from halopipe.planning.problem import make_problem
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, HOST, MEASURED, WITHIN_HOST, Cluster, Link, PairLink, Tier
 from planner.ir.errors import UnknownNameError, UsageError
-from tests.planner.factories import chain_profile, cluster
 
 FLAT = cluster((1.0, 1.0), latency_s=1e-3, bandwidth_bytes_per_s=1e6)
 TWO_HOSTS = cluster((1.0, 2.0, 1.0, 2.0), ("n0", "n0", "n1", "n1"))

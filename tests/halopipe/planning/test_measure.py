@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.planning import measure
 from planner.ir.errors import UsageError
 from planner.ir.profile import MeasuringProcess, ModelSource, Provenance
-from tests.planner.factories import chain_profile
 from tests.planner.networks import plain, priced
 from tests.planner.parts import with_parts
 

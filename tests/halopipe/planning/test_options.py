@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from benchmarks.chains import chain_profile
 from halopipe.cli.app import app
 from halopipe.planning.options import PlanOptions, ProfileOptions
 from halopipe.planning.problem import Asked, make_problem
@@ -16,7 +17,6 @@ from halopipe.run_spec.options import asked_in, flag, spec
 from halopipe.serving.options import ServeOptions
 from planner.ir.errors import UsageError
 from planner.ir.problem import SAMPLE_DIMS
-from tests.planner.factories import chain_profile
 
 PROFILE = chain_profile(3)
 

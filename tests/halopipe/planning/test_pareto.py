@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.planning import pareto, solve
 from halopipe.planning import problem as problems
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import MEMORY, Problem
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(6)
 POINTS = ((1.0, 100), (2.0, 60), (2.0, 55), (3.0, 40), (5.0, 12), (6.0, 11))

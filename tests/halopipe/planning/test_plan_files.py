@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.planning import plan_files, solve
 from halopipe.planning import problem as problems
 from planner.ir.codec import dump
 from planner.ir.errors import StaleFileError
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(4, memory_bytes=2**30)
 PLAN = plan_of(PROFILE, chain_decision(PROFILE, cuts=(2,)))

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.planning import problem as problems
 from halopipe.planning import solve
 from planner.ir.errors import InfeasibleError, RankCountError, UnknownNameError, UsageError
 from planner.ir.graph import SHARED_STATE
 from planner.ir.problem import AUTO, NEVER, Problem, Rule
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(4, memory_bytes=2**30)
 PLAN = plan_of(PROFILE, chain_decision(PROFILE, cuts=(2,)))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.chains import chain_profile
 from halopipe.cli.app import app
 from halopipe.planning import problem as problems
 from halopipe.planning import solve
@@ -21,7 +22,6 @@ from planner.ir.codec import dump, load
 from planner.ir.errors import InfeasibleError, UnknownNameError
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
-from tests.planner.factories import chain_profile
 
 GLOBAL_BATCH = 8
 

@@ -4,6 +4,7 @@ from math import inf
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.planning import search_progress
 from halopipe.planning import solve as planning
 from halopipe.planning.problem import make_problem
@@ -11,7 +12,7 @@ from halopipe.terminal import console
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import Progress, SearchProgress
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(3)
 PLAN = plan_of(PROFILE, chain_decision(PROFILE))

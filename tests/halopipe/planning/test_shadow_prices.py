@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.chains import chain_profile
 from halopipe.planning import problem, shadow_prices, solve
 from planner.ir.cluster import DATASHEET, Cluster
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
-from tests.planner.factories import chain_profile
 
 
 def solved(profile: Profile) -> Plan:

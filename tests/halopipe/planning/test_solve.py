@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.planning import problem as problems
 from halopipe.planning import solve
 from planner.ir.constraints import broken
 from planner.ir.errors import InfeasibleError, UnknownNameError
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(4, memory_bytes=2**30)
 PLAN = plan_of(PROFILE, chain_decision(PROFILE, cuts=(2,)))

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.planning import problem, solve, what_if
 from planner.ir.cluster import DATASHEET, MEASURED
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.plan import Alternative, Plan, Rejected
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(6, latency_s=1e-4, parameter_bytes=2**20, activation_bytes=2**14, update_s=5e-4)
 

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.chains import chain_profile
 from halopipe.reports import explain
 from halopipe.reports.predicted_vs_measured import timeline_table
 from planner.ir.plan import Alternative, Measured, Plan, RankPrediction, Rejected, Search
 from planner.ir.profile import ModelSource
 from planner.ir.timeline import Span, Timeline
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(6, latency_s=1e-4, parameter_bytes=2**20, activation_bytes=2**16, update_s=5e-4)
 SEARCH = Search(

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.reports import figures
 from planner.ir.errors import UsageError
 from planner.ir.timeline import Span, Timeline
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(3)
 PLAN = plan_of(PROFILE, chain_decision(PROFILE, cuts=(2,)))

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.reports.layer import describe_layer
 from planner.ir.errors import UnknownNameError
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(6, parameter_bytes=2**20, activation_bytes=2**16)
 PLAN = plan_of(PROFILE, chain_decision(PROFILE, cuts=(3,), micro_batches=(2, 2, 2, 2)))

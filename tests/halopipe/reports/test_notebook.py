@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 from IPython.core.formatters import DisplayFormatter
 
+from benchmarks.chains import chain_profile
 from halopipe import api
 from halopipe.planning.problem import make_problem
 from halopipe.planning.solve import predict_again, solve
 from halopipe.reports.notebook import register
 from planner.ir.timeline import TimelineFile
-from tests.planner.factories import chain_profile
 
 PROFILE = chain_profile(4, latency_s=3e-4)
 

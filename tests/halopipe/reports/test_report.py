@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.planning import solve
 from halopipe.reports import report
 from halopipe.reports.charts import Point, front_of
@@ -19,7 +20,7 @@ from planner.ir.codec import dump
 from planner.ir.errors import StaleFileError, UsageError
 from planner.ir.plan import Alternative, Decision, Plan, Search
 from planner.ir.timeline import Span, Timeline, TimelineFile
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(6, latency_s=1e-4, skips=[(0, 3)])
 HOSTILE = '</script><script>alert("x")</script>'

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.reports import report
 from planner.ir.timeline import MemorySample, Span, Timeline, TimelineFile
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from halopipe.launch import run as launch_run
 from halopipe.reports import explain, run
 from halopipe.run_spec.options import RunOptions
@@ -11,7 +12,7 @@ from halopipe.run_spec.result import RunProgress, RunResult, Score
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import NumericsError
 from planner.ir.timeline import LeftOut, Restart, Slow, Span, Timeline, TimelineFile
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(3)
 PLAN = plan_of(PROFILE, chain_decision(PROFILE, cuts=(2,)), step_s=0.010)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.chains import chain_profile
 from halopipe.cli.app import app
 from halopipe.reports import layer
 from halopipe.reports.layer import describe_layer, layer_data
@@ -17,7 +18,7 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers import solver
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 from tests.planner.networks import mesh_like, priced
 
 

@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
+from benchmarks.chains import chain_profile
 from halopipe.launch import run
 from halopipe.run_spec import job_file
 from halopipe.run_spec.options import ASKED, RunOptions
@@ -16,7 +17,7 @@ from planner.ir.errors import CorruptFileError
 from planner.ir.plan import Plan
 from planner.ir.timeline import Span, Timeline
 from tests.halopipe.commands import call
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 HEAD = "halopipe: job\nversion: 1\nplan: plan.json\n"
 

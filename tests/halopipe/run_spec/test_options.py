@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer
 
+from benchmarks.chains import chain_profile
 from halopipe.cli.app import app
 from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.run_spec.job import Compared, Job, RankResult
@@ -17,7 +18,7 @@ from halopipe.run_spec.result import RunResult, Score
 from planner.ir.codec import plan_fingerprint
 from planner.ir.plan import Prediction, RankPrediction
 from planner.ir.timeline import Span, Timeline
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 
 def timeline(*spans: tuple[str, float, float]) -> Timeline:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.chains import cluster
 from cuda_ops.device import host
 from cuda_ops.device.host import DeviceDescription
 from halopipe.launch.parallelize import Ranks
@@ -20,7 +21,6 @@ from planner.costs.stages.input_pipeline import spare_cores
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.ir.plan import Decision, RankPrediction, Stage
 from tests.halopipe.plans import mined
-from tests.planner.factories import cluster
 
 
 def decision(*devices: tuple[str, ...]) -> Decision:

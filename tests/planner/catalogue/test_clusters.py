@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.catalogue import Machines, machines_of, read_machines
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, Link, PairLink
 from planner.ir.errors import CorruptFileError, MissingFileError
-from tests.planner.factories import chain_profile
 
 PROFILE = chain_profile(3, num_devices=2)
 

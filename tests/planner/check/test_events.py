@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.chains import chain_profile
 from planner.check.recompute import reckon
 from planner.costs.predict import predict
 from planner.layers.boundary import Boundaries
 from planner.schedules import names
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 from tests.planner.shared_hosts import random_plan
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.courses import Flow, PutOff, course
@@ -24,7 +25,6 @@ from planner.layers.boundary import Boundaries
 from planner.schedules import names, positions, traits
 from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluator
-from tests.planner.factories import chain_profile
 from tests.planner.solvers.laid_out_plans import EVERYTHING, plan_of_candidate, random_candidate, random_network
 
 

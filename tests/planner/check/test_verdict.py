@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.check import check
 from planner.costs.predict import predict
 from planner.ir.cluster import DATASHEET
@@ -16,7 +17,7 @@ from planner.ir.plan import Decision, Measured, Placement, Plan, RankPrediction,
 from planner.ir.problem import ALWAYS, NEVER, Problem, Request
 from planner.ir.profile import Optimizer, Profile
 from planner.solvers import solver
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 from tests.planner.solvers.instances import random_problem
 
 

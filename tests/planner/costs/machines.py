@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from benchmarks.chains import chain_profile
 from planner.costs.observe import as_run, observe
 from planner.costs.predict import predict
 from planner.ir.plan import Decision
 from planner.ir.profile import Correction, CostClass, Observation, Profile
 from planner.ir.timeline import Timeline
 from tests.planner.corrections import classes
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 
 NUM_STEPS = 5
 

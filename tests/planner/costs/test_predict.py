@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.check.recompute import reckon
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict, unflushed_step_s
@@ -13,7 +14,7 @@ from planner.ir.graph import TensorSpec
 from planner.ir.profile import Optimizer, Profile
 from planner.ir.schedule import Action, Op
 from planner.layers.boundary import Boundaries
-from tests.planner.factories import batch_bytes, chain_decision, chain_profile
+from tests.planner.factories import batch_bytes, chain_decision
 
 
 def test_two_stages_by_hand() -> None:

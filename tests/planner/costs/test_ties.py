@@ -9,6 +9,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.costs.ties import DRAWS, OWN, Judged, Ties
@@ -19,7 +20,7 @@ from planner.ir.problem import Problem
 from planner.ir.profile import ONE_DEVICE, PIPELINE, MeasuringProcess, Profile
 from planner.solvers import solver
 from planner.solvers.candidates.choose import FASTEST
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 
 SURE = 0.03
 """How near shares of the draws come to a probability."""

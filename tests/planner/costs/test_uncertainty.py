@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.chains import chain_profile
 from planner.costs import uncertainty
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
@@ -35,7 +36,7 @@ from planner.ir.profile import (
 )
 from planner.layers.boundary import Boundaries
 from planner.schedules import names
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 from tests.planner.shared_hosts import random_plan
 
 NUM_MICROBATCHES = 16

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.export.rows import in_flight, layout_text, stage_layouts
 from planner.ir.plan import Placement
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 
 PROFILE = chain_profile(4)
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.export import tables
 from planner.export.rows import handovers, program_of, stage_rows, stage_seconds
 from planner.ir.plan import Measured
 from planner.ir.timeline import Span, Timeline
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(4, parameter_bytes=(4096, 0, 8192, 0), activation_bytes=1024)
 TWO_STAGES = plan_of(PROFILE, chain_decision(PROFILE, cuts=(2,), micro_batches=(4, 2)), step_s=2e-3)

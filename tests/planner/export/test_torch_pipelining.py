@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.export.torch_pipelining import TorchPipeline, torch_pipelining
 from planner.ir.errors import UsageError
 from planner.ir.plan import Decision, Placement, Stage
 from planner.ir.profile import Profile
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(4, num_devices=4)
 BATCHES = (2, 2, 2)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.ir.cluster import ACROSS_HOSTS, HOST, HOST_TIERS, WITHIN_HOST, Cluster, DeviceSpec, Link, PairLink, Tier
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import CorruptFileError
 from planner.ir.profile import Profile
-from tests.planner.factories import chain_profile
 
 TIERS = (Tier("nvlink", "island"), Tier("pcie", HOST), Tier("leaf", "rack"), Tier("spine"))
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.chains import chain_profile
 from planner.ir import codec
 from planner.ir.cluster import Cluster
 from planner.ir.codec import fingerprint, require_match
@@ -21,7 +22,7 @@ from planner.ir.errors import CorruptFileError, HalopipeError, MissingFileError,
 from planner.ir.plan import Alternative, Measured, Placement, Plan, Rejected
 from planner.ir.profile import Profile
 from planner.ir.timeline import MemorySample, Span, Timeline, TimelineFile
-from tests.planner.factories import chain_decision, chain_profile, made_up_proof, plan_of
+from tests.planner.factories import chain_decision, made_up_proof, plan_of
 
 PROFILE = chain_profile(4, num_devices=3, hosts=("n0", "n0", "n1"), speeds=(1.0, 1.0, 2.0), latency_s=1e-5)
 FULL_PLAN = replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.ir.constraints import (
     StageFacts,
     Ways,
@@ -17,7 +18,7 @@ from planner.ir.constraints import (
 )
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.problem import Rule
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 
 SPELLED = (
     ("enc.*=spatial:2", Rule("enc.*", "spatial", "2")),

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.chains import chain_graph
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer, value_name
-from tests.planner.factories import chain_graph
 
 STEPS = TensorSpec(("sample", "time"), (4, 3), "float32")
 

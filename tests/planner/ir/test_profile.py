@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.costs.predict import predict
 from planner.ir.codec import fingerprint
 from planner.ir.profile import FORWARD, MACHINE, Correction, CostClass, Profile, kind_at
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 
 
 def made(*speeds: float, hosts: tuple[str, ...] | None = None) -> Profile:

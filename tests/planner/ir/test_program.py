@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.ir.layout import Layout
 from planner.ir.program import JOINED_BYTES, LEAST_POSTED, Message, Part, Program, num_joined, receive_window
 from planner.ir.schedule import Action, Edge, Pipeline, StageGraph
 from planner.layers.boundary import Boundaries
 from planner.passes import lower, validate
 from planner.schedules import schedule
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 from tests.planner.passes.requirements import requirements
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision
 from planner.ir.problem import Problem
 from planner.ir.schedule import Action
 from planner.ir.timeline import MemorySample, Span, Timeline
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 
 PROFILE = chain_profile(3, num_devices=3, hosts=("n0", "n0", "n1"), memory_bytes=(1000, 2000, 3000))
 

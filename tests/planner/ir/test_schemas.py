@@ -6,9 +6,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.ir import codec
 from planner.ir.timeline import Span, Timeline, TimelineFile
-from tests.planner.factories import chain_decision, chain_profile, made_up_proof, plan_of
+from tests.planner.factories import chain_decision, made_up_proof, plan_of
 
 SCHEMAS = Path(codec.__file__).parents[1] / "schemas"
 PROFILE = chain_profile(3)

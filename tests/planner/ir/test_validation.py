@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.ir import codec
 from planner.ir.codec import loads
 from planner.ir.validation import faults
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 
 HOME = Path(__file__).resolve().parents[3]
 PROFILE = chain_profile(3)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.ir.box import Box, Interval, volume
 from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.layout import Layout, cut_points
@@ -15,7 +16,7 @@ from planner.ir.program import Message
 from planner.ir.schedule import Edge
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 from tests.planner.random_programs import random_boundaries
 
 SEEDS = range(60)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.chains import chain_graph
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES, Attribute, Graph, Layer, TensorSpec
 from planner.layers import check_samples_apart
-from tests.planner.factories import chain_graph
 
 X = TensorSpec(("sample", "feature"), (4, 3), "float32")
 

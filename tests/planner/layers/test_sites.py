@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_graph
 from planner.ir.box import Box, Interval, whole
 from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.layout import Layout
@@ -11,7 +12,7 @@ from planner.ir.plan import Decision, Placement
 from planner.layers import check_samples_apart, has_halo, kind, kinds, over_sites, prepared_inputs
 from planner.layers.boundary import Boundaries
 from planner.layers.division import divides
-from tests.planner.factories import chain_decision, chain_graph
+from tests.planner.factories import chain_decision
 from tests.planner.sparse_networks import SparseNetwork, classifier, segmenter, sparse_profile
 
 

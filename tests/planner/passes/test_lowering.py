@@ -4,12 +4,13 @@ import random
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.ir.box import Interval
 from planner.ir.program import Message, Part, Program
 from planner.ir.schedule import Action, Edge, Op, Pipeline, Schedule, StageGraph, dependencies
 from planner.passes import lower
 from planner.schedules import names, schedule
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 from tests.planner.random_programs import random_program
 from tests.planner.schedules.simulated import chain, lowered
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import planner.proof
+from benchmarks.chains import chain_profile
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.plan import Plan
@@ -29,7 +30,6 @@ from planner.schedules import traits
 from planner.solvers.best_first.solver import solve
 from planner.solvers.candidates.candidate import Candidate, Recomputes, split_batch
 from planner.solvers.candidates.evaluate import Evaluator
-from tests.planner.factories import chain_profile
 from tests.planner.networks import priced, residual
 from tests.planner.solvers.instances import (
     attention_problem,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 
+from benchmarks.chains import chain_profile
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import off_chip
 from planner.ir.constraints import parse_rule
@@ -20,7 +21,6 @@ from planner.schedules import positions, traits
 from planner.solvers.candidates.candidate import Candidate, Recomputes, site_shares, split_batch
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import recompute_choices, schedule_names
-from tests.planner.factories import chain_profile
 
 SIZES = (1, 2, 4)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+from benchmarks.chains import chain_profile
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.communication.handover import least_link
 from planner.costs.cost_model import PriceBook
@@ -28,7 +29,6 @@ from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.best_first.warm_start import spaces
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.check.test_memory import with_levels
-from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import (
     best_by_exhaustion,
     branching_problem,

@@ -10,6 +10,7 @@ import random
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
 from planner.ir.errors import InfeasibleError
@@ -18,7 +19,6 @@ from planner.ir.problem import Problem
 from planner.solvers import solver
 from planner.solvers.candidates.candidate import decision_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import plans, uneven_problem
 from tests.sampling import some
 

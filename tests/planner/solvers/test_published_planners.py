@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.baselines import bapipe, dapple, hpgo, sparsepipe
 from planner.baselines.common import as_profile as clusters
 from planner.baselines.common.as_profile import as_profile
@@ -23,7 +24,6 @@ from planner.solvers import baselines, solver
 from planner.solvers.best_first.incumbents import promising
 from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluator
-from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import branching_problem, random_problem
 
 PROFILES = Path(__file__).parents[2] / "data" / "profiles" / "pipedream"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.ir.constraints import FAMILIES, Ways, broken, parse_rule
 from planner.ir.errors import HalopipeError, InfeasibleError, UsageError
 from planner.ir.plan import Plan
@@ -18,7 +19,6 @@ from planner.ir.problem import Problem
 from planner.schedules import default_names, traits
 from planner.solvers import baselines, names, solver
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from tests.planner.factories import chain_profile
 from tests.planner.networks import priced, residual
 from tests.planner.solvers.instances import random_problem
 from tests.sampling import some

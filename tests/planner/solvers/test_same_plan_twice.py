@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.ir.codec import dumps
 from planner.ir.problem import AUTO, MEMORY, Problem
 from planner.ir.profile import Profile
 from planner.solvers import budget, solver
 from planner.solvers.budget import Budget
-from tests.planner.factories import chain_profile
 from tests.planner.networks import plain, priced
 
 EVERYTHING = ("sample", "spatial", "channel")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.check import check
 from planner.costs.shards.device_mesh import proportional
 from planner.ir.codec import dumps, load, loads
@@ -16,7 +17,6 @@ from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import baselines, names, solver
-from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import random_problem
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden" / "plan_chain6_two_devices.json"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.baselines.common import as_profile as clusters
 from planner.baselines.common.as_profile import as_profile
 from planner.baselines.common.problem import held, network
@@ -18,7 +19,6 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, Problem
 from planner.solvers import baselines
-from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import branching_problem, random_problem
 
 PROFILES = Path(__file__).parents[2] / "data" / "profiles" / "pipedream"

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.chains import chain_graph
 from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError
 from planner.ir.profile import Measurement, ModelSource, Optimizer
@@ -25,7 +26,6 @@ from profiler.measure.processes import Measured, measure_in_processes
 from profiler.measure.progress import Overall, ProfileProgress
 from profiler.measure.worker import Job
 from profiler.session import profile
-from tests.planner.factories import chain_graph
 from tests.profiler.measure.test_progress import never_falls
 
 HOME = Path(__file__).resolve().parents[3]

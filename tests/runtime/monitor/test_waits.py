@@ -5,11 +5,12 @@ import threading
 import pytest
 import torch.distributed as dist
 
+from benchmarks.chains import chain_profile
 from planner.ir.errors import DeadlineError
 from planner.ir.schedule import Action
 from runtime.monitor.activity import Beat, Board
 from runtime.monitor.waits import END, START, Voice, Waits
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 
 MICRO_BATCHES = 4
 PAIR = chain_decision(chain_profile(2, 2), [1], (2,) * MICRO_BATCHES, [(0,), (1,)], [(2,), (2,)])

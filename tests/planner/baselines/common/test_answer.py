@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.baselines.common.answer import slowest_kind
 from planner.costs.cost_model import PriceBook
 from planner.ir.problem import Problem
-from tests.planner.factories import chain_profile
 
 
 @pytest.mark.parametrize("speeds", [(1.0, 0.5), (0.5, 1.0), (10.0, 2.0, 2.0), (2.0, 10.0)])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.chains import chain_profile
 from planner.costs.calibration.apply_corrections import Factors
 from planner.costs.calibration.fit import (
     RANGE,
@@ -40,7 +41,6 @@ from planner.ir.profile import (
     Profile,
     Seen,
 )
-from tests.planner.factories import chain_profile
 
 KIND = "kind-1"
 F, B, M = CostClass(FORWARD, KIND), CostClass(BACKWARD, KIND), CostClass(MESSAGES, "within-host")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.costs.communication.halo import halo_rows, site_exchanges_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
@@ -13,7 +14,7 @@ from planner.ir.cluster import SITES, WITHIN_HOST, Collective
 from planner.ir.profile import SiteHalo
 from planner.ir.schedule import Op
 from tests.planner.costs.plain_prices import site_exchange_s
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 from tests.planner.sparse_networks import classifier, sparse_profile
 
 GRAPH = classifier(samples=4, sites=1000)

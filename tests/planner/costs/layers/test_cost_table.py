@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.costs.layers.cost_table import CostTables, runs_of, span
 from planner.costs.layers.interpolation import layer_cost
 from planner.ir.errors import MissingMeasurementError
-from tests.planner.factories import chain_profile
 
 
 def test_a_stretch_of_layers_costs_the_sum_of_its_layers() -> None:

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.costs.layers.roofline import Work, on_cluster, roof_s, work_of
 from planner.costs.predict import predict
 from planner.ir.cluster import DATASHEET, MEASURED, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.profile import Optimizer, Profile
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 
 PROFILE = chain_profile(
     3,

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.chains import chain_profile
 from planner.costs.predict import predict
 from planner.costs.simulator.breakdown import Parts, breakdown, mean_parts
 from planner.ir.timeline import Span, Timeline
 from planner.schedules import names
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 from tests.planner.shared_hosts import random_plan
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.chains import chain_profile
 from planner.costs.cost_model import PriceBook
 from planner.costs.simulator.contention import execute_shared
 from planner.costs.simulator.events import execute, least_s, run
@@ -19,7 +20,7 @@ from planner.ir.plan import Decision
 from planner.ir.profile import Profile
 from planner.layers.boundary import Boundaries
 from planner.schedules import names
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 from tests.planner.shared_hosts import random_plan
 
 BANDWIDTH = 1e6

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.check.recompute import reckon
 from planner.costs.communication.links import Network, transfer_s
 from planner.costs.cost_model import PriceBook
@@ -27,7 +28,7 @@ from planner.layers.boundary import Boundaries
 from planner.passes import lower, validate
 from planner.schedules import positions
 from planner.schedules import schedule as schedule_named
-from tests.planner.factories import batch_bytes, chain_decision, chain_profile
+from tests.planner.factories import batch_bytes, chain_decision
 
 TINY = 4
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.chains import cluster
 from planner.check import check
 from planner.check.recompute import reckon
 from planner.costs.cost_model import PriceBook
@@ -28,7 +29,7 @@ from planner.ir.profile import Profile
 from planner.ir.schedule import Op
 from planner.layers.boundary import Boundaries
 from planner.solvers.best_first import solver as best_first
-from tests.planner.factories import chain_decision, cluster, plan_of
+from tests.planner.factories import chain_decision, plan_of
 from tests.planner.sparse_networks import classifier, segmenter, sparse_profile
 
 GRAPH = classifier(samples=4)

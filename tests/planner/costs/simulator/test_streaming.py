@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.baselines.bapipe import AS, FBP, SNO, SO, Pipeline, Row, kept, minibatch_s
 from planner.baselines.common.problem import Chain
 from planner.check.recompute import reckon
@@ -15,7 +16,7 @@ from planner.costs.predict import predict
 from planner.ir.profile import Profile
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 
 OURS = {SNO: "1f1b-sno", SO: "1f1b-so", AS: "1f1b-as", FBP: "fbp-as"}
 MIB = 2.0**20

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.chains import chain_profile
 from planner.costs.communication.links import Network
 from planner.costs.stages.gradient_overlap import Bucket, buckets_of_parts, exposed_s, least_exposed_s
 from planner.ir.cluster import ALL_REDUCE, MEASURED, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
 from planner.ir.program import BUCKET_BYTES, in_buckets
 from runtime.optim.sharding import GradientBuckets
-from tests.planner.factories import chain_profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from benchmarks.chains import cluster
 from planner.check.recompute import reckon
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
@@ -18,7 +19,7 @@ from planner.ir.schedule import Action, Op
 from planner.ir.timeline import Timeline
 from planner.layers import prepared_inputs
 from planner.layers.boundary import Boundaries
-from tests.planner.factories import chain_decision, cluster
+from tests.planner.factories import chain_decision
 from tests.planner.sparse_networks import classifier, segmenter, sparse_profile
 
 GRAPH = classifier(samples=4)

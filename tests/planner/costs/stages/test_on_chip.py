@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.check import check
 from planner.check.recompute import reckon
 from planner.costs.cost_model import PriceBook
@@ -20,7 +21,7 @@ from planner.ir.profile import Optimizer, Profile
 from planner.layers.boundary import Boundaries
 from planner.solvers import solver
 from planner.solvers.best_first.solver import solve
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 from tests.planner.solvers.instances import board_problem
 
 BYTES = 8192

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.check import check
 from planner.check.recompute import reckon
 from planner.costs.cost_model import PriceBook
@@ -20,7 +21,7 @@ from planner.ir.profile import Optimizer
 from planner.ir.program import BUCKET_BYTES
 from planner.layers.boundary import Boundaries
 from planner.solvers.candidates.feasibility import schedule_names
-from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.planner.factories import chain_decision, plan_of
 from tests.planner.solvers.instances import random_problem
 
 LAYERS, RANKS, MICRO_BATCHES = 12, 2, (8, 8, 8)

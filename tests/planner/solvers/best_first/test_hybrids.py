@@ -9,6 +9,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
+from benchmarks.chains import chain_profile
 from benchmarks.scale import BY_HAND_S, scale_profile
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, Link
@@ -24,7 +25,6 @@ from planner.solvers.budget import Budget, under
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import micro_batch_sizes
-from tests.planner.factories import chain_profile
 
 
 def test_the_largest_cost_of_a_stage_is_as_small_as_of_any_cuts() -> None:

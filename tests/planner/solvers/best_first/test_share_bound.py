@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.costs.cost_model import PriceBook
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement
 from planner.solvers import solver
 from planner.solvers.candidates.candidate import FEW_SHARES
 from planner.solvers.candidates.evaluate import Evaluator
-from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import plans
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict, sustained
@@ -17,7 +18,7 @@ from planner.solvers import solver
 from planner.solvers.best_first.sustained_rate import is_stream
 from planner.solvers.candidates.candidate import decision_of
 from planner.solvers.candidates.evaluate import Evaluator
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 from tests.planner.solvers.instances import plans, random_problem
 
 PRECISION = 2e-3

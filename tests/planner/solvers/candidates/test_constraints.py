@@ -8,12 +8,13 @@ from itertools import combinations, pairwise
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.ir.constraints import Ways, broken, parse_rule
 from planner.ir.errors import InfeasibleError, UnknownNameError
 from planner.ir.plan import Stage
 from planner.ir.problem import Problem, Rule
 from planner.solvers.candidates.constraints import Constraints
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import chain_decision
 from tests.planner.networks import Network, priced
 
 PROFILE = chain_profile(4, num_devices=4, speeds=[1.0, 1.0, 2.0, 2.0])  # l0 l1 l2 l3 loss

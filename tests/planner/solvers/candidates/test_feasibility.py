@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
@@ -18,7 +19,6 @@ from planner.solvers import solver
 from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import cut_positions, may_part_ties
-from tests.planner.factories import chain_profile
 
 APART = tuple(map(parse_rule, ("l1=stage:0", "l3=stage:1")))
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.ir.constraints import Ways, broken, parse_rule
@@ -26,7 +27,6 @@ from planner.solvers.ilp.formulas import INFEASIBLE, OPTIMAL, TIME_LIMIT, Progra
 from planner.solvers.ilp.solver import Enumeration, Way, solve
 from planner.solvers.ilp.spans import Instance, prune
 from planner.solvers.progress import SearchProgress
-from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import branching_problem, plans, random_problem, tied_problem
 from tests.sampling import everything, some
 

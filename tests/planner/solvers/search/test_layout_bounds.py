@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.costs.cost_model import PriceBook
 from planner.ir.problem import Problem
 from planner.solvers.best_first.bound import least_work_s
@@ -16,7 +17,6 @@ from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import cut_positions
 from planner.solvers.layouts.stage import WHOLE
-from tests.planner.factories import chain_profile
 from tests.planner.networks import plain, priced
 from tests.planner.parts import with_parts
 from tests.planner.solvers.laid_out_plans import EVERYTHING, random_candidate, random_network, with_random_parts
