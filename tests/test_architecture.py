@@ -98,7 +98,6 @@ FLOORS = {
         " ".join(CODE), f"{DEPENDENCIES} highspy networkx pulp scipy spconv timm torchvision transformers triton"
     ),
     "benchmarks.house": floor("benchmarks", "tests"),  # reads this table
-    "benchmarks.scale": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # its networks are factories'
     "benchmarks.robustness": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # its networks are those of tests/zoo
 }
 FACES = ("planner",)  # of these floors, only the package's own __init__: a new sub-package needs a line in the table
