@@ -44,7 +44,7 @@ from planner.ir.problem import NEVER
 from planner.ir.program import BUCKET_BYTES
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.priced_groups import Prices
-from planner.solvers.budget import NUMBER_S, check_time
+from planner.solvers.budget import MOST_BYTES, NUMBER_S, OutOfTimeError, check_time
 from planner.solvers.candidates.feasibility import is_covered
 
 MOST_CUTS = 256
@@ -117,6 +117,10 @@ class _Ends:
 
     samples: tuple[int, ...]
     end_s: Array
+
+
+_PASSES = 20
+"""Times that a number of a table is looked at before it is known, about."""
 
 
 def least_step_s(prices: Prices, capacity: Capacity, upper_s: float = float("inf")) -> float:
@@ -214,8 +218,11 @@ def _ends(prices: Prices, kind: str, places: _Places, is_mixed: bool) -> _Ends:
     update_s = (update[last] - update[first]) / (len(counts) if prices.problem.shard != NEVER else 1)
     per_byte = _least_s_per_byte(prices)
     num_bytes = cuts.sums(np.diff(book.tables.graph.parameter_bytes))
+    if 8 * len(samples) * possible.size > MOST_BYTES // 4:
+        raise OutOfTimeError
     found = np.full((len(samples), *possible.shape), np.inf)
     for number, rows in enumerate(samples):
+        check_time(_PASSES * NUMBER_S * possible.size)
         least = _least_s(prices, kind, rows, size)
         if least is None:
             continue
@@ -314,6 +321,7 @@ def _around(prices: Prices, places: _Places, is_mixed: bool) -> tuple[Array, Arr
             if has_gradient:
                 longest[1, layer] = max(longest[1, layer], longest[1, maker] + layer_s[1, maker])
     for cut, members in enumerate(cuts.members[:-1]):
+        check_time(_PASSES * NUMBER_S * count)
         outside = np.flatnonzero(members == 0)
         begins = [layer for layer in outside.tolist() if all(members[maker] for maker, _ in reads[layer])]
         first[:, cut] = longest[:, begins].min(axis=1)
