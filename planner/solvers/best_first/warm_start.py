@@ -43,6 +43,7 @@ _SHARE_OF_TIME = 0.3  # of the budget that may be spent on it
 _SHARE_OF_PARTS, _MOST_OF_PART = 0.2, 32  # of what is left, for each part of the devices; none is larger
 _SHARE_OF_REPLICAS = 0.05  # of the budget, to price replicas on several kinds
 _FEW_RANKS = 8  # of more a bound is made before the search
+_LARGE_PARTS = (64, 256)  # of the devices, for which hybrids are looked at before those of all
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
@@ -92,8 +93,11 @@ class Start:
         self.cuts = cuts
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
-        spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
         best: Evaluation | None = None
+        for found in self._hybrids_on_parts(cuts, freedom):
+            best = found if best is None else better(best, found)
+            yield found
+        spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
         for found in hybrids(self.evaluator, [prices for _, prices in spaces]):
             best = found if best is None else better(best, found)
             yield found
@@ -119,6 +123,20 @@ class Start:
         yield from (space for space, _ in spaces)
         if not devices.mixes_kinds and not freedom.constraints.rules:
             yield from self._replicas(mixed_replicas(problem, book, found_pools, sizes))
+
+    def _hybrids_on_parts(self, cuts: Cuts, freedom: Freedom) -> Iterator[Evaluation]:
+        """Hybrids on 64 and 256 devices: they are there soon, where those of all devices may take too long."""
+        problem, book = self.evaluator.problem, self.evaluator.book
+        for count in () if self.is_part else _LARGE_PARTS:
+            if count < len(problem.ranks):
+                part = Start(Evaluator(replace(problem, num_ranks=count), book, within=self.evaluator.budget), True)
+                with suppress(HalopipeError):  # rules about other devices
+                    sizes = micro_batch_sizes(part.evaluator.problem, book)
+                    found_pools = pools(part.evaluator.problem, freedom.constraints)
+                    devices = Devices(found_pools, freedom.may_replicate)
+                    spaces = part._spaces(sizes, found_pools, devices, cuts, Freedom.of(part.evaluator.problem))
+                    yield from hybrids(part.evaluator, [prices for _, prices in spaces])
+                self.evaluator.num_simulated += part.evaluator.num_simulated
 
     def _replicas(self, replicas: Iterable[Replicas]) -> Iterator[Replicas]:
         """Those that can be priced with a part of the budget; of the others nothing but the work bounds the step."""
@@ -163,7 +181,12 @@ class Start:
         yield from published(self.evaluator, within)
 
     def _spaces(
-        self, sizes: tuple[int, ...], found_pools: tuple[Pool, ...], devices: Devices, cuts: Cuts, freedom: Freedom
+        self,
+        sizes: tuple[int, ...],
+        found_pools: tuple[Pool, ...],
+        devices: Devices,
+        cuts: Cuts,
+        freedom: Freedom,
     ) -> Iterator[tuple[Space, Prices]]:
         for size in sizes:
             prices = Prices(
