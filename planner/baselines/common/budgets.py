@@ -3,9 +3,9 @@
 A planner that is asked for by name may take as long: whoever compares with it is not flattered by a search that was cut
 short.  Where nothing is stated the problem's own time limit is the budget, as it is for our search.
 
-    BaPipe      the paper (arXiv 2012.12544) names no time; the programme is polynomial
+    BaPipe      no time is known to us (arXiv 2012.12544); the programme is polynomial
     DAPPLE      no limit is stated with the released planner, which took 0.07 to 1.84 s on eight of its own instances
-    Dryden      the paper (IPDPS 2019) names no limit; shortest paths are polynomial
+    Dryden      no limit is known to us (IPDPS 2019); shortest paths are polynomial
     Piper       the released programme (msr-fiddle/piper, ``algo.cpp``) has no limit: it runs to its end
     SparsePipe  the released programme has no limit; it is PipeDream's
 """
