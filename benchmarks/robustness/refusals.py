@@ -6,6 +6,7 @@ A row is a command line that is refused in a folder of files.  What its error pr
 would: a command is typed, an option is added to the command line that was refused or put in place of its own, what is
 to be left out is left out.  Words in capitals stand for what only the user knows, and are filled in.  A remedy works
 if every command that it comes to ends with exit code 0; one of another verb is followed by the refused command, again.
+Which remedies of the product a row follows is in ``remedies.json``; see :mod:`benchmarks.robustness.remedies`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 import typer.main
 from typer.testing import CliRunner, Result
 
+from benchmarks.robustness.remedies import matches, table
 from benchmarks.robustness.tables import main
 from halopipe.cli.app import app
 from planner.costs.predict import predict
@@ -84,7 +86,7 @@ def _by_hand() -> Plan:
 
 def verdict(row: Refusal, folder: Path) -> str:
     """Which remedy does not work, and what it came to; empty if all do.  ``folder`` is empty, and the row's own."""
-    followed = 0
+    followed = list[str]()
     lay_out(folder)
     if row.prepare is not None:
         row.prepare(folder)
@@ -104,8 +106,12 @@ def verdict(row: Refusal, folder: Path) -> str:
                 if done.exit_code:
                     came_to = f"halopipe {shlex.join(arguments)}: exit code {done.exit_code}"
                     return f"{remedy!r} does not work: {came_to}: {done.stderr[:400]}"
-            followed += bool(commands)
-    return "" if followed else f"no remedy names a command: {refused.stderr[-300:]}"
+            followed += [remedy] * bool(commands)
+    if not followed:
+        return f"no remedy names a command: {refused.stderr[-300:]}"
+    noted = table()["followed"].get(row.name, ())
+    lost = [each for each in noted if not any(matches(each, remedy) for remedy in followed)]
+    return f"it does not print {lost}, as remedies.json says, but {followed}" if lost else ""
 
 
 def typed(folder: Path, arguments: Sequence[str]) -> Result:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.robustness import remedies
 from benchmarks.robustness.refusals import Refusal, commands_of, rows, verdict
 
 ROWS = rows()
@@ -29,6 +30,47 @@ def test_a_command_that_works_and_a_remedy_without_a_command_are_no_rows(tmp_pat
     assert "is not refused" in verdict(Refusal("", ("compare", "plan.json")), tmp_path)
     (tmp_path / "other").mkdir()
     assert "no remedy names a command" in verdict(Refusal("", ("plan", "nowhere.json")), tmp_path / "other")
+
+
+NOT_FOLLOWED = "not followed yet"
+MOST_NOT_FOLLOWED = 176
+"""A ratchet: who follows one more lowers it."""
+
+
+def test_every_remedy_of_the_product_is_followed_or_has_a_reason_not_to_be() -> None:
+    listed = [each for part in remedies.table().values() for group in part.values() for each in group]
+    product = remedies.remedies_of_product()
+    assert sorted(product - set(listed)) == [], "neither a row of refusals.py nor a reason: note it in remedies.json"
+    assert sorted(set(listed) - product) == [], "the product has no such remedy: take it out of remedies.json"
+    assert len(listed) == len(set(listed))
+    assert set(remedies.table()["followed"]) <= {row.name for row in ROWS}
+    assert len(remedies.table()["elsewhere"][NOT_FOLLOWED]) == MOST_NOT_FOLLOWED
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("source", "texts"),
+    [
+        ("raise UsageError('a', ['--b'], ['--zero 1', 'mend it'])", ["--zero 1"]),
+        ("raise UsageError('a', remedies=(f'--steps {n}', 'add ' + 'hp.plan(x)'))", ["--steps {}", "add hp.plan(x)"]),
+        ("_IT = ['halopipe devices']\nraise UsageError('a', [], _IT if b else ())", ["halopipe devices"]),
+        ("def f():\n    way = []\n    way.append('-o b')\n    raise UsageError('a', [], [*way])", ["-o b"]),
+        ("def f(a, remedy):\n    raise UsageError(a, [], [remedy])\nf('b', '--keep 2')", ["--keep 2"]),
+        ("def f():\n    return ['--keep 2']\nraise UsageError('a', [], f())", ["--keep 2"]),
+        ("class AnError(UsageError):\n    usual: tuple = ('leave --keep out',)", ["leave --keep out"]),
+        ("def f():\n    '''--keep'''\n    return '--keep'", []),
+    ],
+)
+def test_a_remedy_is_read_from_where_it_is_written(source: str, texts: list[str]) -> None:
+    assert sorted(remedies.remedies_in(source)) == texts
+
+
+def test_a_row_that_does_not_print_the_remedy_it_is_noted_for_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = next(each for each in ROWS if each.name == "plan --gap 2")
+    monkeypatch.setattr("benchmarks.robustness.refusals.table", lambda: {"followed": {row.name: ["a.py: --zero 1"]}})
+    assert "does not print ['a.py: --zero 1']" in verdict(row, tmp_path)
 
 
 PLAN = Refusal("", ("plan", "profile.json", "--gap", "2", "-o", "a.json"), {"another name": "b.json"})
