@@ -252,6 +252,15 @@ def _planning() -> Iterator[Refusal]:
         ("--gap nan", {}, {}),
         ("--confidence 2", {}, {}),
         ("--rate nan", {}, {}),
+        ("--rate inf", {}, {}),
+        ("--quick", {}, {"add --measure-missing": "the devices of the profile are not here"}),
+        ("--halo-depth 2", {}, {}),
+        ("--proof x.json --ways data=1", {}, {}),
+        ("--proof plan.json -o plan.json", {"another name": "proof.json"}, {}),
+        ("--proof profile.json", {"-o another name": "--proof proof.json"}, {}),
+        ("--fix *=sample:2 --allow spatial", {}, {}),
+        ("--solver span-ilp --schedule chimera", {}, {}),
+        ("--fix *=recompute:yes --recompute never", {}, {}),
         ("--rate 10 --objective memory", {}, {}),
         ("--rate 10 --solver one-device", {}, {}),
         (
@@ -275,6 +284,12 @@ def _planning() -> Iterator[Refusal]:
         yield Refusal(f"plan {text}", (*plan, *shlex.split(text)), fill, _cluster, plan, elsewhere)
     too_many = ("plan", "profile.json", "--global-batch", "16", "--ways", "data=16")
     yield Refusal("plan --ways data=16", too_many, {"FILE": "cluster.yaml"}, _cluster, too_many, here)
+    ways = "ways llama2-7b --on a100-dgx --global-batch 64"
+    for text, fill in (
+        (f"{ways} --gpus 8 --tensor 3", {"another --global-batch or --gpus; leave": "leave"}),
+        (f"{ways} --gpus 1", {"more --gpus, another --on, or a smaller --global-batch": "--gpus 8"}),
+    ):
+        yield Refusal(text, tuple(text.split()), fill)
     for text in ("plan", "plan profile.json other", "plan profile.json --global-batch 99999999"):
         yield Refusal(text, tuple(text.split()))
 
@@ -291,6 +306,15 @@ def _timeline(folder: Path) -> None:
     dump(found, folder / "timeline.json")
 
 
+_OF = "name a file that 'halopipe {}' wrote"
+_OF_PLAN = _OF.format("plan")
+
+
+def _proved(folder: Path) -> None:
+    """In place of the plan one with a proof."""
+    _must(folder, "plan", "profile.json", "--global-batch", "8", "--proof", "proof.json")
+
+
 def _of_plans() -> Iterator[Refusal]:
     """Plans explained, compared, drawn, reported, exported."""
     seen = {"PROFILE": "profile.json"}
@@ -301,6 +325,25 @@ def _of_plans() -> Iterator[Refusal]:
         ("explain apart/plan.json --receptive-field l1", {**seen, "...": "--layer l1"}, None),
         ("explain plan.json --why-not one-devise", {}, None),
         ("explain plan.json --box feature=0:4", {}, None),
+        ("explain profile.json --why-not one-device", {_OF_PLAN: "halopipe explain plan.json"}, None),
+        ("compare profile.json", {_OF_PLAN: "halopipe compare plan.json"}, None),
+        ("check profile.json", {_OF_PLAN: "halopipe check plan.json"}, _proved),
+        (
+            "check plan.json --proof profile.json",
+            {_OF.format("plan --proof"): "halopipe check plan.json --proof proof.json"},
+            _proved,
+        ),
+        (
+            "check plan.json --profile plan.json",
+            {_OF.format("profile"): "halopipe check plan.json --profile profile.json"},
+            _proved,
+        ),
+        ("explain apart/plan.json --why-not one-device", seen, None),
+        (
+            "export plan.json --to chrome-trace --timeline plan.json",
+            {_OF.format("run"): "halopipe export plan.json --to chrome-trace --timeline timeline.json"},
+            _timeline,
+        ),
         ("compare apart/plan.json --baselines", seen, None),
         ("draw plan.json -o figure.svg", {}, None),
         ("draw plan.json -o step.pdf", {}, None),
@@ -430,6 +473,12 @@ def _asks(folder: Path) -> None:
     np.save(folder / "folder" / "one.npy", np.zeros((16, 1, 8, 8), np.float32))
 
 
+def _modelled(folder: Path) -> None:
+    """The same, and machines of the catalogue."""
+    _trains(folder)
+    (folder / "cluster.yaml").write_text(_CLUSTER.replace("kind-1", "A100-80GB"), "utf-8")
+
+
 def _of_runs() -> Iterator[Refusal]:
     within = _planned("--schedule", "pipedream", "--micro-batch", "4")
     forward, saved = _planned("--schedule", "forward"), {"FOLDER": "saved", "another": "another-folder"}
@@ -450,6 +499,15 @@ def _of_runs() -> Iterator[Refusal]:
         ("--resume", _saved, {"--checkpoint checkpoints": "--checkpoint saved"}),
         ("--replan", _trains, {}),
         ("-o plan.json", _trains, {"another name": "other.json"}),
+        ("--profile-steps 5:2", _trains, {}),
+        (
+            "--resume --checkpoint nowhere",
+            _saved,
+            {"name the folder of 'halopipe run --checkpoint FOLDER'": "--checkpoint saved"},
+        ),
+        ("--resume --checkpoint saved --steps 4", _saved, {}),
+        ("--transport mpi", _trains, {}),
+        ("--optimizer SGD:lr=1e10 --steps 5", _trains, {}),
     )
     for words, prepare, fill in runs:
         arguments = ("run", "plan.json", "--no-learn", *words.split())
@@ -460,8 +518,10 @@ def _of_runs() -> Iterator[Refusal]:
     ):  # fmt: skip
         fill = {**saved, "...": "weights.pt"}
         yield Refusal(words, tuple(words.split()), fill, _saved, is_dear=True)
-    profile = ("profile", "model.py:model", "--quick", "--workers", "1", "--device", "cuda")
-    yield Refusal("profile --device cuda", profile, {}, _trains, is_dear=True)
+    for words in ("--workers 1 --quick --device cuda", "--workers 1 --quick --dtype bfloat16 --autocast bfloat16",
+                  "--on a100-dgx --workers 9", "--on cluster.yaml --workers 9"):  # fmt: skip
+        profile = ("profile", "model.py:model", *words.split())
+        yield Refusal(f"profile {words}", profile, {}, _modelled, is_dear=True)
 
 
 if __name__ == "__main__":

@@ -74,8 +74,8 @@ class _Module:
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
                 for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
-                    for name in target.elts if isinstance(target, ast.Tuple) else (target,):
-                        self.values[ast.unparse(name)].append(node.value)
+                    for each in target.elts if isinstance(target, ast.Tuple) else (target,):
+                        self.values[ast.unparse(each)].append(node.value)
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDS:
                 self.values[ast.unparse(node.func.value)] += node.args
 

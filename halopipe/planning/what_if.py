@@ -134,10 +134,12 @@ def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progre
         ],
         [
             *(f"--why-not {shlex.quote(each)} (did you mean that?)" for each in near),
-            "--why-not one-device",
-            "--why-not schedule=gpipe,micro-batch=4",
+            *(["--why-not one-device", "--why-not schedule=gpipe,micro-batch=4"] if profile is not None else [_SEARCH]),
         ],
     )
+
+
+_SEARCH = "--profile PROFILE, to search for it"
 
 
 def what_if(plan: Plan, profile: Profile, question: str, progress: Progress | None = None) -> Answer:

@@ -160,7 +160,7 @@ def priced_schedules(problem: Problem) -> tuple[str, ...]:
     found = tuple(name for name, t in known if t.synchronous and t.trains and t.stages_per_position in (0, 1))
     if not found:
         raise UsageError(
-            f"span-ilp knows no schedule of {', '.join(names)}",
+            f"span-ilp knows no schedule of {', '.join(problem.schedules or names)}",
             ["it prices synchronous schedules with one stage a rank"],
             ["use --solver best-first, or --schedule 1f1b"],
         )
