@@ -107,15 +107,15 @@ class ActionTimes:
         stage, size = action.stage, self._sizes[action.microbatch or 0]
         if self._has_layouts[stage]:
             return self._stages.of_size(stage, size).exchanged_s(_SECONDS[action.op])
-        samples = samples_in(size)
+        samples, price, trains = samples_in(size), self._prices.exchange_s, self._program.trains
         key = (stage, action.op, samples)
         if key not in self._exchanged:
             found = 0.0
             for layer in self._layers[stage] if action.op is not Op.BACKWARD_WEIGHT else ():
                 backward = action.op is not Op.FORWARD
-                found += self._prices.exchange_s(layer, self._program.ranks[stage], samples, backward=backward)
+                found += price(layer, self._program.ranks[stage], samples, backward=backward, trains=trains)
                 if backward and self._runs_twice(layer, stage):
-                    found += self._prices.exchange_s(layer, self._program.ranks[stage], samples, backward=False)
+                    found += price(layer, self._program.ranks[stage], samples, backward=False)
             self._exchanged[key] = found + self._in_slices_s(stage, action.op)
         return self._exchanged[key]
 

@@ -23,7 +23,7 @@ from planner.costs.shards.tiles import tile_shards
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, output_of, producer
 from planner.ir.plan import Block, Placement
 from planner.ir.profile import BACKWARD, FORWARD
-from planner.layers import is_convolution
+from planner.layers import is_convolution, takes_statistics
 from planner.layers.division import Division
 from planner.layers.sized import SizedLayer
 
@@ -38,7 +38,7 @@ class LayerPrices:
         self.book = book
         self.index = {layer.name: number for number, layer in enumerate(book.profile.graph.layers)}
         self._columns: dict[tuple[str, float, bool], dict[str, Array]] = {}
-        self._exchanges: dict[tuple[tuple[int, ...], int], tuple[Array, Array]] = {}
+        self._exchanges: dict[tuple[tuple[int, ...], int, bool], tuple[Array, Array]] = {}
 
     def of(self, layer: Layer, kind: str, samples: float, shared: bool, what: str) -> float:
         """Seconds or bytes (``what``) on a kind of device, in a stage of one rank or a shared one."""
@@ -61,13 +61,15 @@ class LayerPrices:
         """Of adding one more micro-batch's gradients."""
         return self._of_parameters(layer, self.book.accumulate_s(kind, shared))
 
-    def exchange_s(self, layer: Layer, ranks: tuple[int, ...], samples: int, *, backward: bool) -> float:
+    def exchange_s(
+        self, layer: Layer, ranks: tuple[int, ...], samples: int, *, backward: bool, trains: bool = True
+    ) -> float:
         """What ranks that share samples exchange in the layer: statistics, halos of sites."""
         if len(ranks) < 2:
             return 0.0
-        key = (ranks, samples)
+        key = (ranks, samples, trains)
         if key not in self._exchanges:
-            forward_s, backward_s = self.book.exchanges_s(ranks, samples)
+            forward_s, backward_s = self.book.exchanges_s(ranks, samples, trains=trains)
             self._exchanges[key] = (np.diff(forward_s), np.diff(backward_s))
         return float(self._exchanges[key][backward][self.index[layer.name]])
 
@@ -111,7 +113,7 @@ class LaidOut:
         placements: by layer.
         again: names of layers that alone are computed again.
         blocks: of a forward plan, layers that are run in blocks.
-        evaluates: whether the plan has forward passes alone, in which batch norms exchange nothing.
+        evaluates: whether the plan has forward passes alone.
     """
 
     prices: LayerPrices
@@ -213,8 +215,7 @@ class LaidOut:
         pairs = self._crossings.items()
         of_sums = 0.0
         for name in apart:
-            is_normalising = self._shards[name].sized.relation.REDUCTION == "statistics"
-            of_sums += 0.0 if self.evaluates and is_normalising else float(self._sums[name].standing_bytes[0, member])
+            of_sums += 0.0 if self._is_running(name) else float(self._sums[name].standing_bytes[0, member])
         return of_sums + sum(float(one.standing_bytes[0, 0, member]) for (_, reader), one in pairs if reader in apart)
 
     def puts_off(self) -> list[bool]:
@@ -233,6 +234,11 @@ class LaidOut:
         """By layer, whether a member waits for statistics in its backward."""
         standing = (self._sums[layer.name].standing_bytes[0, member] for layer in self.layers)
         return [self._is_norm(layer) and bool(size > 0) for layer, size in zip(self.layers, standing, strict=True)]
+
+    def _is_running(self, name: str) -> bool:
+        """Whether the layer normalises by running statistics, and exchanges none."""
+        layer = self._shards[name].sized.layer
+        return self._is_norm(layer) and not takes_statistics(layer, not self.evaluates)
 
     def _is_norm(self, layer: Layer) -> bool:
         return self._shards[layer.name].sized.relation.REDUCTION == "statistics"
@@ -399,11 +405,7 @@ class LaidOut:
     def _waited_s(self) -> tuple[float, float]:
         """What ranks wait for one another, forward and backward."""
         kinds, apart = {layer.name: layer.kind for layer in self.layers}, {layer.name for layer in self._apart}
-        own = [
-            self._sums[name].statistics_s
-            for name in apart
-            if not (self.evaluates and self._shards[name].sized.relation.REDUCTION == "statistics")
-        ]
+        own = [self._sums[name].statistics_s for name in apart if not self._is_running(name)]
         forward_s, backward_s = (sum(float(seconds[way, 0]) for seconds in own) for way in range(2))
         for (_, reader), moving in self._crossings.items():
             if reader not in apart:

@@ -18,7 +18,7 @@ from planner.costs.stages.input_pipeline import Preparations
 from planner.costs.stages.stage_sums import Again, StageSums, of_those
 from planner.ir.cluster import off_chip
 from planner.ir.profile import BACKWARD, FORWARD, Profile
-from planner.layers import over_sites
+from planner.layers import over_sites, takes_statistics
 
 _STATISTIC_BYTES = 8
 
@@ -41,7 +41,7 @@ class PriceBook:
     preparations: Preparations = field(init=False)
     has_sites: bool = field(init=False)
     _slices: list[SlicePrices] = field(init=False, default_factory=list, repr=False)
-    _exchanges: dict[tuple[object, int, Again], tuple[Array, Array]] = field(
+    _exchanges: dict[tuple[object, int, Again, bool], tuple[Array, Array]] = field(
         init=False, default_factory=dict, repr=False
     )
     _sized: dict[tuple[str, float, bool], SizeTable] = field(init=False, default_factory=dict, repr=False)
@@ -132,35 +132,41 @@ class PriceBook:
         """What adding into gradients takes: a running sum over layers."""
         return self.tables.parameters(kind).accumulate_s * self.excess(BACKWARD, kind, shared)
 
-    def exchanges_s(self, ranks: tuple[int, ...], samples: int, again: Again = False) -> tuple[Array, Array]:
+    def exchanges_s(
+        self, ranks: tuple[int, ...], samples: int, again: Again = False, trains: bool = True
+    ) -> tuple[Array, Array]:
         """All that ``ranks`` exchange inside a stage of a micro-batch of ``samples``, in F and in B: running sums.
 
         Statistics of normalisations, and of layers over sites what :mod:`planner.costs.communication.halo` says; where
         activations are computed again, B exchanges what F does once more.  W exchanges nothing.
+
+        Args:
+            trains: as :func:`planner.layers.takes_statistics`.
         """
-        key = (self.profile.cluster.group_alike(ranks), samples, again)
+        key = (self.profile.cluster.group_alike(ranks), samples, again, trains)
         found = self._exchanges.get(key)
         if found is None:
-            found = self._exchanged(ranks, samples)
+            found = self._exchanged(ranks, samples, trains)
             if again:
                 found = (found[0], found[1] + of_those(found[0], again))
             self._exchanges[key] = found
         return found
 
-    def _exchanged(self, ranks: tuple[int, ...], samples: int) -> tuple[Array, Array]:
-        norms = self.norms_s(ranks)
+    def _exchanged(self, ranks: tuple[int, ...], samples: int, trains: bool) -> tuple[Array, Array]:
+        norms = self.norms_s(ranks, trains)
         if not self.has_sites or len(ranks) < 2:
             return norms
         sites = site_exchanges_s(self.profile, ranks, samples)
         forward, backward = (of_norms + running(of_sites) for of_norms, of_sites in zip(norms, sites, strict=True))
         return forward, backward
 
-    def norms_s(self, ranks: tuple[int, ...]) -> tuple[Array, Array]:
+    def norms_s(self, ranks: tuple[int, ...], trains: bool = True) -> tuple[Array, Array]:
         """Exchanges of statistics over ``ranks``, forward and backward: running sums over layers."""
-        key = self.profile.cluster.group_alike(ranks)
+        key = (self.profile.cluster.group_alike(ranks), trains)
         found = self._norms.get(key)
         if found is None:
-            channels, element = self.tables.graph.norm_channels, self.tables.graph.norm_bytes
+            taken = np.array([takes_statistics(layer, trains) for layer in self.profile.graph.layers])
+            channels, element = taken * self.tables.graph.norm_channels, self.tables.graph.norm_bytes
             sizes = (len(ranks) * (channels > 0) * (1 + 2 * channels) * _STATISTIC_BYTES, 2 * channels * element)
             forward, backward = (norm_s(self.profile.cluster, ranks, size) for size in sizes)
             found = self._norms[key] = running(forward), running(backward)

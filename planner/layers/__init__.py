@@ -36,6 +36,7 @@ from planner.layers._samples import (
     require_micro_batches,
     require_several_values,
     statistics_text,
+    takes_statistics,
     throughout_sites,
 )
 
@@ -56,6 +57,7 @@ __all__ = [
     "require_micro_batches",
     "require_several_values",
     "statistics_text",
+    "takes_statistics",
     "throughout_sites",
     "window",
 ]

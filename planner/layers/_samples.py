@@ -78,6 +78,15 @@ def _is_batch_norm(layer: Layer) -> bool:
     return kind(layer.kind).REDUCTION == "statistics" and bool(layer.attributes.get("training", True))
 
 
+def takes_statistics(layer: Layer, trains: bool) -> bool:
+    """Whether ranks that divide the layer's samples or space take statistics together.
+
+    Args:
+        trains: in training; a forward pass alone normalises by running statistics, where the layer keeps any.
+    """
+    return kind(layer.kind).REDUCTION == "statistics" and (trains or not layer.buffer_bytes)
+
+
 def statistics_text(decision: Decision, graph: Graph) -> str:
     """Where layers that depend on their batch see less than the whole of it, in words; empty where none does."""
     layers, count = batch_dependent_layers(graph), len(decision.micro_batches)

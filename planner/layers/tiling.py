@@ -21,6 +21,7 @@ from planner.ir.errors import operator_of
 from planner.ir.graph import Graph, Layer, TensorSpec, producer
 from planner.ir.plan import Decision
 from planner.layers._kinds import has_halo, kind
+from planner.layers._samples import takes_statistics
 from planner.layers.division import Division
 from planner.layers.elementwise import ELEMENTS, PLACES
 
@@ -92,7 +93,7 @@ def _fault(layer: Layer, specs: Mapping[str, TensorSpec], cut: list[str], num_ti
     inputs = tuple(specs[name] for name in layer.inputs)
     if has_halo(layer.kind) or any(spec.has_sites for spec in (*inputs, *layer.outputs)):
         return "is over sites, whose neighbours depend on the data; only dense layers are in blocks"
-    if kind(layer.kind).REDUCTION == "statistics" and not layer.buffer_bytes:
+    if takes_statistics(layer, trains=False):
         return f"takes statistics of the whole micro-batch: track_running_stats=True, or {_LEAVE_OUT}"
     if num_tiles < 2:
         return ""

@@ -22,6 +22,7 @@ from typing import Any, cast
 from torch import Tensor, fx
 
 from cuda_ops._torch import OpOverload
+from cuda_ops.dense.data_dependent import is_unit
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
 from profiler.capture.kinds import ELEMENTWISE, OPAQUE, arguments_of, kind_of
@@ -64,7 +65,7 @@ class _Rules:
             if node.op == "output":
                 break
             if numbers.is_one(node):
-                answer = numbers.judged(node, False)
+                answer = MIXES_SAMPLES if is_unit(node) else numbers.judged(node, False)  # of it nothing is known
                 if not answer and node not in of_inputs:
                     self.partial.add(node)
             else:
@@ -200,6 +201,8 @@ class _Rules:
         for name in _DIMS:
             value: Any = arguments.get(name)
             dims = value if isinstance(value, (tuple, list)) else (value,)
+            if not dims:  # all of them, as in ``y.roll(1)``
+                return True
             if any(isinstance(dim, int) and dim % rank in own for dim in dims):
                 return True
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -153,6 +154,16 @@ def priced_graph(
         parameters=dict.fromkeys(kinds, costs),
         provenance=Provenance({"halopipe": "0", "torch": "0", "python": "0"}),
     )
+
+
+def with_running_statistics(profile: Profile) -> Profile:
+    """The profile of the same network, whose batch norms keep a mean and a variance of each channel."""
+    graph = profile.graph
+    layers = (
+        replace(layer, buffer_bytes=2 * 4 * layer.outputs[0].shape[1]) if layer.kind == "batch_norm" else layer
+        for layer in graph.layers
+    )
+    return replace(profile, graph=replace(graph, layers=tuple(layers)))
 
 
 def plain(samples: int = 4, height: int = 16, filters: Sequence[int] = (8, 8)) -> tuple[Network, Named]:

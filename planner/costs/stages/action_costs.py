@@ -285,7 +285,8 @@ class StageCosts:
         key = (id(placed), op, self.micro_batches[microbatch])
         found = self._exchanged.get(key)
         if found is None:
-            sums = self.book.exchanges_s(placed.ranks, samples_in(self.micro_batches[microbatch]), placed.again)
+            samples = samples_in(self.micro_batches[microbatch])
+            sums = self.book.exchanges_s(placed.ranks, samples, placed.again, self.trains)
             forward_s, backward_s = (span(way, placed.runs) for way in sums)
             gather_s, scatter_s = self._in_slices_s(placed)
             found = exchange_s(op, forward_s + gather_s, backward_s + (1 + placed.recompute) * gather_s + scatter_s)

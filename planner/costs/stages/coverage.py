@@ -17,7 +17,7 @@ from planner.ir.cluster import AROUND, GRADIENT_SUMS, MEASURED, NORMALISATION, P
 from planner.ir.plan import Decision, TokenSlice
 from planner.ir.profile import PartShape
 from planner.ir.schedule import Op
-from planner.layers import has_halo
+from planner.layers import has_halo, takes_statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _exchanges(book: PriceBook, decision: Decision, stage: StagePlacement) -> se
     own, graph = layers_of(stage.runs), book.profile.graph
     kinds = {graph.layers[index].kind for index in own}
     found = set()
-    if any(book.tables.graph.norm_channels[index] for index in own):
+    if any(takes_statistics(graph.layers[index], decision.trains) for index in own):
         found.add(NORMALISATION)
     if stage.laid_out:
         found |= {PIECES, PARTIAL_SUMS}

@@ -32,7 +32,7 @@ from planner.costs.shards.option import Option, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, output_of, producer
 from planner.ir.problem import SAMPLE_DIMS
-from planner.layers import check_samples_apart
+from planner.layers import check_samples_apart, takes_statistics
 from planner.layers.sized import SizedLayer
 from planner.layers.stage_rules import may_be_laid_out, sharing_weights
 
@@ -72,7 +72,7 @@ class LayoutPrices:
         allow: families of dims that may be cut (``Problem.allow``).
         halo_depth: most rows by which a rank may work beyond its part (0: halos are exchanged layer by layer).
         parts: of layers, as they were measured at their own shapes.
-        evaluates: whether it is about forward passes alone, in which batch norms use their running statistics.
+        evaluates: whether it is about forward passes alone (:func:`planner.layers.takes_statistics`).
     """
 
     book: PriceBook
@@ -224,11 +224,12 @@ class LayoutPrices:
     def sums(self, index: int, shards: Shards) -> Sums:
         """What a layer sums over ranks, and holds of parameters."""
         own = self._own[self.layers[index].name]
-        key = (shards.sized.signature, shards.options, own)
+        takes = takes_statistics(self.layers[index], not self.evaluates)
+        key = (shards.sized.signature, shards.options, own, takes)
         found = self._summed.get(key)
         if found is None:
             found = sums_of(shards, own, self.ranks, self._rate, self.book.profile.cluster)
-            if self.evaluates and shards.sized.relation.REDUCTION == "statistics":
+            if shards.sized.relation.REDUCTION == "statistics" and not takes:
                 nothing = np.zeros_like(found.statistics_s), np.zeros_like(found.standing_bytes)
                 found = replace(found, statistics_s=nothing[0], standing_bytes=nothing[1])
             self._summed[key] = found

@@ -266,7 +266,7 @@ class StageBounds:
         parts = len(ranks) if zero else 1
         updates = {kind: self.trains * tables.parameters(kind).update_s / parts for kind in kinds}
         smallest = min(self.micro_batches)
-        there, back = self.book.exchanges_s(ranks, smallest, again)
+        there, back = self.book.exchanges_s(ranks, smallest, again, self.trains)
         works = self._spread([self._work_s(forward, first, later, member) for member in alike])
         with_adds = {key: sums + adds[key[0]] for key, sums in whole.items()}
         all_works = self._spread([self._work_s(forward, whole, with_adds, member) for member in alike])

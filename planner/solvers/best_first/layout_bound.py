@@ -258,9 +258,9 @@ class TableMaker:
         """Exchanges of statistics of one F and B."""
         if len(ranks) < 2:
             return np.zeros((1, 1))
-        again = self.problem.recompute == ALWAYS
-        forward, backward = self.evaluator.book.exchanges_s(ranks, self.rest or self.size, again)
-        return _between(forward) + (0.0 if self.backward == NONE else _between(backward))
+        again, trains = self.problem.recompute == ALWAYS, self.backward != NONE
+        forward, backward = self.evaluator.book.exchanges_s(ranks, self.rest or self.size, again, trains)
+        return _between(forward) + (_between(backward) if trains else 0.0)
 
     def _member(self, kind: str, samples: int, rest: int, exchanged: Array, shared: bool) -> tuple[Array, Array]:
         """(a step, one F and B) of a rank with so many samples, and so many of the last micro-batch."""

@@ -131,7 +131,7 @@ def profile(graph: Graph, num_devices: int) -> Profile:
 
 def planned(name: str, num_devices: int, **asked: object) -> Plan:
     rules = {key: tuple(map(parse_rule, asked.pop(key, ()))) for key in ("fix", "forbid")}
-    problem = Problem(profile(network(name)[1].graph, num_devices), BATCH, time_limit_s=3.0, **rules, **asked)
+    problem = Problem(profile(network(name)[1].graph, num_devices), BATCH, time_limit_s=5.0, **rules, **asked)
     plan = solver("best-first")(problem)
     assert check(plan, problem.profile) == ()
     return plan
@@ -152,7 +152,7 @@ ASKED: Mapping[str, tuple[int, Mapping[str, object]]] = {
     "zb-h1": (3, {"schedules": ("zb-h1",), "forbid": APART}),
     "interleaved": (2, {"schedules": ("interleaved",)}),
     "zb-v": (2, {"schedules": ("zb-v",)}),
-    "chimera": (2, {"schedules": ("chimera",)}),
+    "chimera": (4, {"schedules": ("chimera",)}),
     "recomputed": (2, {"schedules": ("gpipe",), "forbid": APART, "recompute": ALWAYS}),
     "replicas": (4, {"schedules": ("1f1b",), "fix": ("*=replicas:2",)}),
     "unequal replicas": (3, {"schedules": ("1f1b",), "forbid": ("*=replicas:3",), "max_stages": 2}),

@@ -8,12 +8,13 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.stages.coverage import Unmeasured, unmeasured
 from planner.ir.cluster import GRADIENT_SUMS as SUMS
 from planner.ir.cluster import NORMALISATION, PARTIAL_SUMS, PIECES, SITES, WITHIN_HOST, Collective
+from planner.ir.constraints import parse_rule
 from planner.ir.plan import Decision, Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers import solver
 from tests.planner.factories import chain_decision
-from tests.planner.networks import mesh_like, plain, priced, residual
+from tests.planner.networks import mesh_like, plain, priced, residual, with_running_statistics
 from tests.planner.sparse_networks import classifier, sparse_profile
 
 KIND = "kind-1"
@@ -71,6 +72,11 @@ def test_each_kind_of_exchange_is_asked_for_where_a_plan_has_it() -> None:
     images = priced(*mesh_like(height=256), speeds=(1.0, 1.0))
     divided = made(images, 1, micro_batch_sizes=(1,), allow=("spatial",)).decision
     assert set(asked(images, divided)) >= {PIECES, PARTIAL_SUMS, SUMS}
+    kept = with_running_statistics(priced(*residual(samples=4), speeds=(1.0, 1.0)))
+    for profile, is_asked in ((kept, False), (priced(*residual(samples=4), speeds=(1.0, 1.0)), True)):
+        rule = parse_rule("*=replicas:2")
+        plan = made(profile, 4, micro_batch_sizes=(4,), objective="latency", fix=(rule,))
+        assert (NORMALISATION in asked(profile, plan.decision)) == is_asked
     forward = made(images, 1, micro_batch_sizes=(1,), allow=("spatial",), objective="latency").decision
     assert SUMS not in asked(images, forward)
 

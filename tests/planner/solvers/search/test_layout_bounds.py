@@ -12,6 +12,7 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.problem import Problem
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.layout_bound import Chains, TableMaker, links_of
+from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import Candidate, micro_batches, pools
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator
@@ -24,7 +25,7 @@ from tests.planner.solvers.laid_out_plans import EVERYTHING, random_candidate, r
 
 def made(problem: Problem, size: int) -> tuple[Evaluator, Chains]:
     evaluator = Evaluator(problem, PriceBook(problem.profile))
-    maker = TableMaker(evaluator, Constraints.of(problem), size, WHOLE)
+    maker = TableMaker(evaluator, Constraints.of(problem), size, WHOLE, Budget(60.0), 60.0)
     found = pools(problem)
     tables = {
         (number, count): maker.table(pool.ranks[:count])
