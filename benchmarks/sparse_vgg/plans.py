@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cuda_ops.sparse.preparation import padded
 from planner.baselines import sparsepipe
-from planner.baselines.common.answer import bandwidth_bytes_per_s, candidates, names_in, stages_in
+from planner.baselines.common.answer import Trial, bandwidth_bytes_per_s, candidates, names_in, stages_in
 from planner.baselines.common.problem import block_ends, blocks_at, network
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import Forecast, forecast
@@ -106,7 +106,7 @@ def unrestricted(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     (Published, a later stage has fewer devices than stand before it: with two devices that leaves one stage.)
     """
     ranks = {book.kind(rank): rank for rank in problem.ranks}
-    bandwidth = bandwidth_bytes_per_s(problem, problem.ranks)
+    bandwidth, trial = bandwidth_bytes_per_s(problem, problem.ranks), Trial(problem.time_limit_s)
     for size in micro_batch_sizes(problem, book):
         networks = {kind: network(problem, book, kind, size, prepares=True) for kind in ranks}
         first = next(iter(networks.values()))
@@ -120,7 +120,7 @@ def unrestricted(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
             counts = stage["devices"]
             taken = [ranks[kind] for kind, count in counts.items() if count] if isinstance(counts, dict) else []
             stages.append((first.layers(names_in(stage)), tuple(sorted(taken))))
-        yield from (replace(each, prepares_ahead=False) for each in candidates(problem, book, stages, size))
+        yield from (replace(each, prepares_ahead=False) for each in candidates(problem, book, stages, size, trial))
 
 
 def _case(problem: Problem, name: str, decision: Decision, counts_samples: bool) -> Case:
