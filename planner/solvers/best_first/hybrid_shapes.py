@@ -35,9 +35,7 @@ class Shape:
 
 def shapes(prices: Prices) -> Iterator[Shape]:
     """Every hybrid of the pools."""
-    kinds: dict[str, int] = {}
-    for pool in prices.pools:
-        kinds[pool.kind] = kinds.get(pool.kind, 0) + len(pool.ranks)
+    kinds = prices.devices_by_kind()
     most = min(prices.cuts.last, prices.freedom.max_stages or prices.cuts.last)
     replicates, host = prices.freedom.may_replicate, max(len(pool.ranks) for pool in prices.pools)
     for kind, count in kinds.items():

@@ -12,7 +12,7 @@ on a device of kind k, and a(d) the sum of a stage's gradients over its replicas
 
     roughly     T = (M + p - 1) / V + a / p,   V = sum over segments of p_k / t_k(ceil(S / d_k))          ``rough_s``
 
-    balanced    cuts by a DP, least largest all_work + tail of a stage that memory allows             ``balanced_cuts``
+    balanced    cuts by a DP, least largest all_work + tail of a stage that memory allows            ``balanced_places``
                 then moved one by one while this gets shorter, for all moves at once                   ``_closed_s``
 
                     T = max(max_s [R_s + max(G_s, ceil(M / W_s) E_s) + max(u_s, B_s)], E_0 + (M - 1) n)
@@ -282,7 +282,7 @@ class _Space:
     def _cut(self, groups: tuple[Group, ...], stages: Sequence[Stage], kept: tuple[int, ...]) -> Numbers | None:
         """The places of the cuts, as one row; None if it does not fit."""
         work = [np.where(s.window >= least, s.all_work + s.tail, np.inf) for s, least in zip(stages, kept, strict=True)]
-        places = balanced_cuts(work)
+        places = balanced_places(work)
         if places is None:
             return None
         now = np.array([places])
@@ -416,7 +416,7 @@ def _kept(schedule: str, num_stages: int, count: int) -> tuple[int, ...]:
     return tuple(count if kept == few else kept for kept in kept_by(schedule, num_stages, few))
 
 
-def balanced_cuts(costs: Sequence[Array]) -> list[int] | None:
+def balanced_places(costs: Sequence[Array]) -> list[int] | None:
     """Places of a chain's cuts, both ends included, such that the largest cost of a stage is least; None if infinite.
 
     Args:

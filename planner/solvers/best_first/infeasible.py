@@ -18,6 +18,7 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.ir.constraints import format_rule
 from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
+from planner.ir.plan import PROVEN
 from planner.ir.problem import ALWAYS, AUTO, MICRO, NEVER, SELECTIVE, THROUGHPUT, Problem
 from planner.layers.stage_rules import why_gradients_stay_whole
 from planner.schedules import positions, traits
@@ -270,4 +271,4 @@ def _fitting(problem: Problem, memory_bytes: int, within: Budget) -> tuple[Evalu
     limited = replace(problem, memory_bytes=memory_bytes, time_limit_s=within.left_s)
     evaluator = Evaluator(limited, PriceBook(problem.profile), within=within)
     outcome = BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items)
-    return outcome.best, outcome.best is None and outcome.status == "proven"
+    return outcome.best, outcome.best is None and outcome.status == PROVEN

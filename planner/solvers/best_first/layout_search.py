@@ -27,7 +27,7 @@ from itertools import chain
 from planner.costs.shards.option import Option
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.plan import TIME_LIMIT, Rejected, status_of
+from planner.ir.plan import PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
 from planner.layers.recomputed import cores_by_index
@@ -279,10 +279,10 @@ class _Search:
         if self.is_restricted:
             why = "there are too many for the time and the memory of this search; those of few axes were"
             found = replace(found, rejected=(Rejected("some layouts of layers", why),))
-        if stopped or self.outcome.status == "stopped":
-            return replace(found, status="stopped")
+        if stopped or self.outcome.status == STOPPED:
+            return replace(found, status=STOPPED)
         if self.best is None:
-            return replace(found, status="proven")
+            return replace(found, status=PROVEN)
         ended = TIME_LIMIT if self.is_cut_short else self.outcome.status
         return replace(found, status=status_of(ended, self.best.step_s, bound_s, self.evaluator.problem.gap))
 

@@ -217,6 +217,13 @@ class Prices:
             most.append(self._bounds.most_samples((kind, limit), top, again, len(ranks) if zero else 1, zero))
         return GroupTimes(tuple(members), tuple(sorts.values()), size, tuple(most))
 
+    def devices_by_kind(self) -> dict[str, int]:
+        """How many devices there are of each kind, in the order of pools."""
+        counts: dict[str, int] = {}
+        for pool in self.pools:
+            counts[pool.kind] = counts.get(pool.kind, 0) + len(pool.ranks)
+        return counts
+
     def capacity_s(self) -> Array:
         """The least device time of all micro-batches, by kind of device (in the order of pools) and layer."""
         if self._capacity is None:

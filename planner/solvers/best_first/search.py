@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
-from planner.ir.plan import SEARCHED, TIME_LIMIT, Rejected, status_of
+from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.solvers.best_first import virtual_pipelines
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.graph_cuts import Numbers
@@ -156,7 +156,7 @@ class BestFirstSearch:
         except KeyboardInterrupt:
             if self.best is None:
                 raise
-            status = "stopped"
+            status = STOPPED
         return self.outcome(status)
 
     def outcome(self, status: str) -> Outcome:
@@ -200,14 +200,14 @@ class BestFirstSearch:
                 break
             enough = 0 < self.most_candidates < self.num_candidates
             if enough or self._budget.is_over:
-                return "time limit"
+                return TIME_LIMIT
             self._report()
             if self._hints_are_due():
                 self.take_hints()
                 continue
             self._advance()
         if self.best is None:
-            return "proven"
+            return PROVEN
         ended = TIME_LIMIT if self._passed_over_s < self.upper_s else SEARCHED
         return status_of(ended, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
 

@@ -60,7 +60,7 @@ from dataclasses import replace
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
 from planner.ir.errors import InfeasibleError
-from planner.ir.plan import PROVEN, SEARCHED, WITHIN_GAP, Plan, Search, status_of
+from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
 from planner.solvers.best_first.block_search import with_blocks
 from planner.solvers.best_first.infeasible import least_memory, no_plan_fits
@@ -107,7 +107,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     if start.is_restricted and outcome.status in (PROVEN, WITHIN_GAP, SEARCHED):  # others may know what is not searched
         search.take_hints()
         outcome = search.outcome(outcome.status)
-    if outcome.best is not None and outcome.status != "stopped":
+    if outcome.best is not None and outcome.status != STOPPED:
         outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
     first, evaluator.budget = outcome, budget
     best_s = outcome.best.step_s if outcome.best is not None else float("inf")
@@ -150,7 +150,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
 
 
 def _nothing_found(evaluator: Evaluator, outcome: Outcome) -> Exception:
-    if outcome.status != "time limit":
+    if outcome.status != TIME_LIMIT:
         if evaluator.problem.rate_per_s:
             highest_rate(replace(evaluator.problem, objective=THROUGHPUT))  # raises, if it is the rate
         return no_plan_fits(evaluator)

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import InfeasibleError
+from planner.ir.plan import PROVEN
 from planner.ir.problem import LATENCY, THROUGHPUT, Problem
 from planner.schedules import traits
 from planner.solvers.best_first.search import BestFirstSearch
@@ -102,4 +103,4 @@ def _sustaining(problem: Problem, rate_per_s: float, within: Budget) -> tuple[fl
     outcome = BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items)
     best: Evaluation | None = outcome.best
     found = None if best is None else evaluator.sustained_per_s(best.candidate)
-    return found, best is None and outcome.status == "proven"
+    return found, best is None and outcome.status == PROVEN

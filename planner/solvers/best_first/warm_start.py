@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.ir.errors import HalopipeError
-from planner.ir.plan import Rejected
+from planner.ir.plan import STOPPED, Rejected
 from planner.ir.problem import Problem
 from planner.schedules import traits
 from planner.solvers.best_first.bound import Suffixes
@@ -28,7 +28,7 @@ from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.best_first.share_bound import other_shares_s
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Families, families, not_searched
 from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
-from planner.solvers.candidates.candidate import Pool, micro_batches, pools
+from planner.solvers.candidates.candidate import micro_batches, pools
 from planner.solvers.candidates.choose import Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import may_part_ties, micro_batch_sizes, schedule_names, uncut
@@ -87,17 +87,16 @@ class Start:
         """Hybrids and strategies first, as their steps prune what follows."""
         problem, book = self.evaluator.problem, self.evaluator.book
         freedom = Freedom.of(problem)
-        sizes, found_pools = micro_batch_sizes(problem, book), pools(problem, freedom.constraints)
-        devices = Devices(found_pools, freedom.may_replicate)
+        devices = _devices(freedom)
         cuts = self.cuts or cuts_of(book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
         self.cuts = cuts
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         best: Evaluation | None = None
-        for found in self._hybrids_on_parts(cuts, freedom):
+        for found in self._hybrids_on_parts(cuts):
             best = found if best is None else better(best, found)
             yield found
-        spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
+        spaces = list(self._spaces(devices, cuts))
         for found in hybrids(self.evaluator, [prices for _, prices in spaces]):
             best = found if best is None else better(best, found)
             yield found
@@ -118,25 +117,23 @@ class Start:
             yield from families([prices for _, prices in spaces], devices, freedom.virtual)
         if not freedom.schedules:
             return
-        few = Devices(found_pools, freedom.may_replicate, FEW_OPTIONS)
+        few = Devices(devices.pools, freedom.may_replicate, FEW_OPTIONS)
         yield from self._quick_look(spaces, few)
         yield from (space for space, _ in spaces)
         if not devices.mixes_kinds and not freedom.constraints.rules:
-            yield from self._replicas(mixed_replicas(problem, book, found_pools, sizes))
+            sizes = micro_batch_sizes(problem, book)
+            yield from self._replicas(mixed_replicas(problem, book, devices.pools, sizes))
 
-    def _hybrids_on_parts(self, cuts: Cuts, freedom: Freedom) -> Iterator[Evaluation]:
+    def _hybrids_on_parts(self, cuts: Cuts) -> Iterator[Evaluation]:
         """Hybrids on 64 and 256 devices: they are there soon, where those of all devices may take too long."""
-        problem, book = self.evaluator.problem, self.evaluator.book
+        problem = self.evaluator.problem
         for count in () if self.is_part else _LARGE_PARTS:
             if count < len(problem.ranks):
-                part = Start(Evaluator(replace(problem, num_ranks=count), book, within=self.evaluator.budget), True)
+                part = Evaluator(replace(problem, num_ranks=count), self.evaluator.book, within=self.evaluator.budget)
                 with suppress(HalopipeError):  # rules about other devices
-                    sizes = micro_batch_sizes(part.evaluator.problem, book)
-                    found_pools = pools(part.evaluator.problem, freedom.constraints)
-                    devices = Devices(found_pools, freedom.may_replicate)
-                    spaces = part._spaces(sizes, found_pools, devices, cuts, Freedom.of(part.evaluator.problem))
-                    yield from hybrids(part.evaluator, [prices for _, prices in spaces])
-                self.evaluator.num_simulated += part.evaluator.num_simulated
+                    devices = _devices(Freedom.of(part.problem))
+                    yield from hybrids(part, [each for each in priced(part, cuts) if _has_groups(each, devices)])
+                self.evaluator.num_simulated += part.num_simulated
 
     def _replicas(self, replicas: Iterable[Replicas]) -> Iterator[Replicas]:
         """Those that can be priced with a part of the budget; of the others nothing but the work bounds the step."""
@@ -170,7 +167,7 @@ class Start:
                 if outcome.best is not None and outcome.best is not best:
                     best = outcome.best
                     yield best
-                if outcome.status == "stopped":
+                if outcome.status == STOPPED:
                     raise KeyboardInterrupt
 
     def hints(self, within: Budget) -> Iterator[Choice]:
@@ -180,27 +177,13 @@ class Start:
                 yield Choice(best, None, None)
         yield from published(self.evaluator, within)
 
-    def _spaces(
-        self,
-        sizes: tuple[int, ...],
-        found_pools: tuple[Pool, ...],
-        devices: Devices,
-        cuts: Cuts,
-        freedom: Freedom,
-    ) -> Iterator[tuple[Space, Prices]]:
-        for size in sizes:
-            prices = Prices(
-                self.evaluator.problem,
-                self.evaluator.book,
-                found_pools,
-                cuts,
-                micro_batches(self.evaluator.problem, size),
-                freedom,
-            )
-            if any(prices.versions(option.group) for option in devices.options(devices.all_unused)):
+    def _spaces(self, devices: Devices, cuts: Cuts) -> Iterator[tuple[Space, Prices]]:
+        for prices in priced(self.evaluator, cuts):
+            if _has_groups(prices, devices):
                 yield Space(_capacity(prices).work_s, _Maker(prices, devices)), prices
             else:
-                self.rejected.append(Rejected(f"micro-batches of {size}", "not measured, or fewer samples than ranks"))
+                what = f"micro-batches of {prices.micro_batches[0]}"
+                self.rejected.append(Rejected(what, "not measured, or fewer samples than ranks"))
 
     def _bounded(
         self, spaces: Iterable[tuple[Space, Prices]], best: Evaluation | None
@@ -266,28 +249,37 @@ def _parts(problem: Problem) -> list[int]:
     return [count for count in found if count <= _MOST_OF_PART and count < len(hosts)]
 
 
+def priced(evaluator: Evaluator, cuts: Cuts) -> Iterator[Prices]:
+    """Every way to cut the batch, with the prices of stages between ``cuts``."""
+    problem, book, freedom = evaluator.problem, evaluator.book, Freedom.of(evaluator.problem)
+    of_devices = pools(problem, freedom.constraints)
+    for size in micro_batch_sizes(problem, book):
+        yield Prices(problem, book, of_devices, cuts, micro_batches(problem, size), freedom)
+
+
+def _has_groups(prices: Prices, devices: Devices) -> bool:
+    """Whether some group of devices can be priced."""
+    return any(prices.versions(option.group) for option in devices.options(devices.all_unused))
+
+
 def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
     """Every way to cut the batch that can be priced."""
-    problem, freedom = evaluator.problem, Freedom.of(evaluator.problem)
-    found_pools = pools(problem, freedom.constraints)
-    cuts = cuts_of(evaluator.book, parts_ties=may_part_ties(problem))
-    devices = Devices(found_pools, freedom.may_replicate)
-    for size in micro_batch_sizes(problem, evaluator.book):
-        prices = Prices(problem, evaluator.book, found_pools, cuts, micro_batches(problem, size), freedom)
-        if any(prices.versions(option.group) for option in devices.options(devices.all_unused)):
+    cuts = cuts_of(evaluator.book, parts_ties=may_part_ties(evaluator.problem))
+    devices = _devices(Freedom.of(evaluator.problem))
+    for prices in priced(evaluator, cuts):
+        if _has_groups(prices, devices):
             yield Frontier(Suffixes(prices, devices, Links(prices)))
 
 
 def all_families(evaluator: Evaluator) -> Iterator[Families]:
     """The same of schedules for several stages a position."""
-    problem, freedom = evaluator.problem, Freedom.of(evaluator.problem)
-    found_pools = pools(problem, freedom.constraints)
-    cuts = cuts_of(evaluator.book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
-    every = (
-        Prices(problem, evaluator.book, found_pools, cuts, micro_batches(problem, size), freedom)
-        for size in micro_batch_sizes(problem, evaluator.book)
-    )
-    yield from families(every, Devices(found_pools, freedom.may_replicate), freedom.virtual)
+    freedom = Freedom.of(evaluator.problem)
+    cuts = cuts_of(evaluator.book, parts_ties=may_part_ties(evaluator.problem), parts_free=_parts_free(freedom))
+    yield from families(priced(evaluator, cuts), _devices(freedom), freedom.virtual)
+
+
+def _devices(freedom: Freedom) -> Devices:
+    return Devices(pools(freedom.problem, freedom.constraints), freedom.may_replicate)
 
 
 def _parts_free(freedom: Freedom) -> bool:
@@ -312,7 +304,4 @@ class _Maker:
 
 def _capacity(prices: Prices) -> Capacity:
     """What all devices can do together."""
-    counts: dict[str, int] = {}
-    for pool in prices.pools:
-        counts[pool.kind] = counts.get(pool.kind, 0) + len(pool.ranks)
-    return capacity(prices.capacity_s(), tuple(counts.values()))
+    return capacity(prices.capacity_s(), tuple(prices.devices_by_kind().values()))

@@ -21,7 +21,7 @@ from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.predict import forecast
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
-from planner.ir.plan import PROVEN, SEARCHED, Plan, Rejected, Search, status_of
+from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Plan, Rejected, Search, status_of
 from planner.ir.problem import SAMPLE_DIMS, THROUGHPUT, Problem
 from planner.schedules import traits
 from planner.solvers.candidates.candidate import (
@@ -75,7 +75,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     enumeration = Enumeration(evaluator, constraints, progress)
     found = enumeration.run()
     if found.best is None:
-        if found.status == "time limit":
+        if found.status == TIME_LIMIT:
             raise InfeasibleError("no plan found in time", [f"after {problem.time_limit_s:g} s"], ["search longer"])
         rules = [f"--fix {format_rule(rule)}" for rule in problem.fix]
         rules += [f"--forbid {format_rule(rule)}" for rule in problem.forbid]
@@ -193,7 +193,7 @@ class Enumeration:
         except KeyboardInterrupt:
             if self.best is None:
                 raise
-            status = "stopped"
+            status = STOPPED
         return Found(status, self.best, self._bound_s(), self.root_s, self.num_solutions)
 
     def fits_without_rules(self) -> bool:
@@ -269,7 +269,7 @@ class Enumeration:
     def _search(self) -> str:
         while self._heap and not self._is_done(self._heap[0][0]):
             if self.evaluator.budget.is_over:
-                return "time limit"
+                return TIME_LIMIT
             self._report()
             bound_s, _, way = heappop(self._heap)
             self._current_s = bound_s

@@ -18,7 +18,7 @@ from planner.ir.profile import Profile
 from planner.solvers import solver
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.hybrid_shapes import Shape, placed
-from planner.solvers.best_first.hybrids import balanced_cuts, hybrids
+from planner.solvers.best_first.hybrids import balanced_places, hybrids
 from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.budget import Budget, under
@@ -34,7 +34,7 @@ def test_the_largest_cost_of_a_stage_is_as_small_as_of_any_cuts() -> None:
         costs = [np.array([[draw.random() for _ in range(last + 1)] for _ in range(last + 1)]) for _ in range(stages)]
         every = [(0, *inner, last) for inner in combinations(range(1, last), stages - 1)]
         worst = [max(costs[s][a, b] for s, (a, b) in enumerate(pairwise(cuts))) for cuts in every]
-        found = balanced_cuts(costs)
+        found = balanced_places(costs)
         if not every:
             assert found is None
         else:
