@@ -102,6 +102,7 @@ def test_a_peer_that_is_gone_is_an_error(tmp_path):
 
     def program(transport):
         stage = open_collectives({0: (0, 1)}, timeout_s=1.0)[0]
+        transport.barrier(20.0)  # rank 0 has connected, too
         if transport.rank == 1:
             return None
         wire = CollectivePeerGroup(stage, (0, 1), 20.0)
