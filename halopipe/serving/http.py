@@ -206,20 +206,21 @@ def opened(address: str) -> socket.socket:
     if re.fullmatch("[0-9]{1,5}", port) is None or int(port) > 65535:
         address = address if len(address) < 100 else f"{address[:50]}..."
         raise UsageError(f"{address!r} is no address", [], ["--http 8000", "--http 0.0.0.0:8000, for all interfaces"])
-    found = None
+    door = None
     try:
-        found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, int(port)))
+        door = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind((host, int(port)))
+        door.listen()  # at once: who reads that somebody listens may connect, and no other service takes the port
     except (OSError, ValueError, TypeError) as error:  # the last two: a name that none can have
-        if found is not None:
-            found.close()
+        if door is not None:
+            door.close()
         raise UsageError(
             f"nobody can listen at {host[:100]!a}:{port}",
             [getattr(error, "strerror", None) or str(error)],
             ["another port", "an address of this host"],
         ) from error
-    return found
+    return door
 
 
 class _Connection(H11Protocol):
