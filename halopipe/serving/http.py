@@ -142,34 +142,30 @@ class Application:
         told = headers.get("content-length", "")
         if told.isdecimal() and (len(told) > len(str(self._most_bytes)) or int(told) > self._most_bytes):
             raise RefusedError(413, f"a body has at most {self._most_bytes} bytes, this one {told[:20]}")
-        parts, body = list[bytes](), b""
+        body = io.BytesIO()
         try:
             try:
-                await asyncio.wait_for(self._fill(parts, receive), self._body_s)
+                await asyncio.wait_for(self._fill(body, receive), self._body_s)
             except TimeoutError:
                 raise RefusedError(408, f"the body did not come in {self._body_s:g} s") from None
-            body = b"".join(parts)
-            parts.clear()
             async with self._parses:
-                found: tuple[Any, Any] = await self._beside(read, self._serving, body, self._most_bytes)
-            return found
+                asked: tuple[Any, Any] = await self._beside(read, self._serving, body.getvalue(), self._most_bytes)
+            return asked
         finally:
-            self._held_bytes -= len(body) or sum(map(len, parts))
+            self._held_bytes -= body.tell()
 
-    async def _fill(self, parts: list[bytes], receive: Receive) -> None:
-        length = 0
+    async def _fill(self, body: io.BytesIO, receive: Receive) -> None:
+        """``body`` and the bytes that are held grow by what comes: there are no parts beside their sum."""
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise RefusedError(400, "the client has left")
             part = message.get("body", b"")
-            if length + len(part) > self._most_bytes:
+            if body.tell() + len(part) > self._most_bytes:
                 raise RefusedError(413, f"a body has at most {self._most_bytes} bytes")
             if self._held_bytes + len(part) > _MOST_BODIES * self._most_bytes:
                 raise RefusedError(503, "too many large requests at a time", {"Retry-After": "1"}, BusyError.code)
-            parts.append(part)
-            length += len(part)
-            self._held_bytes += len(part)
+            self._held_bytes += body.write(part)
             if not message.get("more_body", False):
                 return
 
