@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from halopipe.planning.jobs import Jobs
 from halopipe.terminal.units import require_known
-from planner.ir.constraints import broken
-from planner.ir.errors import HalopipeError, InfeasibleError
+from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan, Prediction
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
@@ -46,17 +45,11 @@ def solve(problem: Problem, name: str = DEFAULT_SOLVER, progress: Progress | Non
 
     Raises:
         UnknownNameError: there is no such solver.
-        InfeasibleError: nothing fits, or the solver knows nothing of a side constraint and its plan breaks it.
+        InfeasibleError: nothing fits, or no plan of this strategy keeps to the side constraints.
     """
     from planner import solvers
 
-    plan = solvers.solver(known_solver(name))(problem, progress)
-    unmet = _broken_rules(plan, problem)
-    if unmet:
-        raise InfeasibleError(
-            f"solver {name} found no plan that keeps to the side constraints", unmet, [f"--solver {DEFAULT_SOLVER}"]
-        )
-    return plan
+    return solvers.solver(known_solver(name))(problem, progress)
 
 
 def known_solver(name: str) -> str:
@@ -70,12 +63,6 @@ def known_solver(name: str) -> str:
     name = solvers.current_name(name)
     require_known("solver", [name], solvers.names())
     return name
-
-
-def _broken_rules(plan: Plan, problem: Problem) -> tuple[str, ...]:
-    if not problem.fix and not problem.forbid:
-        return ()
-    return broken(problem.fix, problem.forbid, plan.decision, problem.profile.cluster)
 
 
 def solve_baselines(
