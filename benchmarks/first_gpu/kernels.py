@@ -17,8 +17,8 @@ from cuda_ops.sparse.dispatch import chosen, implementation
 
 CHANNELS, SMALL_CHANNELS = 64, 16
 SMALL_VOXELS = 2000
-TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
-"""Norm of the difference over the norm: float32 summed in another order, one rounding to bfloat16."""
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
+"""Norm of the difference over the norm: float32 summed over 100,000 rows, one rounding to bfloat16."""
 
 
 def kernels(bench: Bench) -> Parts:

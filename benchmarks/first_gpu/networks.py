@@ -70,7 +70,7 @@ NETWORKS: Mapping[str, Network] = {
         (4, 3, 32, 32),
         {"width": 4, "num_classes": 5, "depths": [1, 1]},
     ),
-    "GPT-2 small": Network("gpt:gpt", (8, 1024), {}, (4, 16), _NARROW),
+    "GPT-2 small": Network("gpt:gpt", (8, 512), {}, (4, 16), _NARROW),
     "3-D U-Net": Network("unet3d:unet3d", (4, 1, 64, 64, 64), {}, (4, 1, 8, 8, 8), {"width": 4, "depth": 1}),
     "MinkUNet": Network(
         "minkunet:minkunet", (4, 20_000, 4), {}, (4, 60, 4), {"channels": [8, 8, 8], "blocks": 1, "num_classes": 3}

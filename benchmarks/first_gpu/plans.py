@@ -7,7 +7,6 @@ run to be compared alone.
 
 from __future__ import annotations
 
-import copy
 import os
 import statistics
 import time
@@ -17,13 +16,13 @@ from functools import partial
 
 import torch
 
-from benchmarks.devices.ranks import sgd
 from benchmarks.first_gpu.frame import Bench, Parts
 from benchmarks.first_gpu.networks import NETWORKS, load_profile, within
 from benchmarks.report import Row, at_most
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
+from halopipe.training.optimizer_spec import make_optimizer_of
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
@@ -98,16 +97,15 @@ def _beside_own_loop(bench: Bench, name: str) -> Iterator[Row]:
 
 def own_loop(bench: Bench, profile: Profile) -> tuple[float, int]:
     """Median seconds of a step of the module in a loop that waits for each, and on a GPU the most bytes in use."""
-    device = torch.device(bench.device)
-    model = placed(load_model(profile.model), device)
-    optimizer = sgd(model.module.parameters())
-    batch = [tuple(tensor.to(device) for tensor in copy.copy(each)) for each in model.fed]
+    device, loaded = torch.device(bench.device), load_model(profile.model)
+    model = placed(loaded, device)
+    optimizer = make_optimizer_of(profile.optimizer)(model.module.parameters())
     seconds = []
     for _ in range(WARM_UP + STEPS):
         _wait(device)
         start_s = time.perf_counter()
         optimizer.zero_grad()
-        model.loss(*batch).backward()
+        model.loss(*loaded.fed).backward()  # a batch comes from the host, as in a run
         optimizer.step()
         _wait(device)
         seconds.append(time.perf_counter() - start_s)
