@@ -352,7 +352,7 @@ class _Walk:
         activation = self._found.activations[slot]
         held = self._held(position, activation.course.unrecorded + activation.assembled)
         self._put(self._inputs, key, 0)
-        return held._replace(after=self._total())
+        return Held(*held[:-1], self._total())
 
     def _compute(self, position: int, slot: int, sign: int, key: tuple[int, int], op: Op) -> Held:
         activation = self._found.activations[slot]
