@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import functools
 import gc
+import itertools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +21,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from benchmarks.house import measures
 
 HOME = Path(__file__).resolve().parent.parent
 CODE = ("benchmarks", "cuda_ops", "halopipe", "planner", "profiler", "runtime")
@@ -267,6 +271,29 @@ def _defined(nodes: Sequence[ast.AST]) -> Iterator[str]:
             yield from [node.attr] if node.value.id in ("self", "cls") else []
 
 
+SLACK = 0.98
+"""A figure that has fallen below this part of its entry is to be recorded, so that nothing creeps back."""
+
+
+def exceeded(now: Mapping[str, int], history: Sequence[Mapping[str, str]]) -> list[str]:
+    """Figures of the house above their entry in the last row, or far below it, and entries raised without a page."""
+    problems = []
+    for name, figure in now.items():
+        entry = int(history[-1][name])
+        if figure > entry:
+            problems.append(f"{name}: {figure}, and the house has room for {entry}; delete something")
+        elif figure < SLACK * entry:
+            problems.append(f"{name}: {figure} of {entry}; python -m benchmarks.house --record WHY keeps what was won")
+    for before, after in itertools.pairwise(history):
+        page = re.search(r"docs/decisions/\S+\.md", after["why"])
+        has_page = page is not None and (HOME / page[0]).is_file()
+        raised = [name for name in now if int(after[name]) > int(before[name])]
+        problems += [
+            f"{after['date']}: {name} was raised without a page of docs/decisions" for name in raised if not has_page
+        ]
+    return problems
+
+
 PROBE = """
 import sys
 code = sys.argv.pop()
@@ -294,6 +321,43 @@ def test_every_import_points_down_and_there_is_no_cycle() -> None:
 
 def test_private_names_of_torch_are_used_in_one_module_alone() -> None:
     assert torch_privates(read_sources(HOME)) == []
+
+
+def test_the_house_does_not_grow() -> None:
+    assert exceeded(measures.figures(read_sources(HOME)), measures.rows()) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "raised", "why", "complaints_of"),
+    [
+        (100, 100, "", 0),
+        (101, 100, "", 1),
+        (90, 100, "", 1),
+        (110, 110, "needed", 1),
+        (110, 110, "docs/decisions/README.md says so", 0),
+    ],
+)
+def test_an_entry_of_the_house_is_kept_to(now: int, raised: int, why: str, complaints_of: int) -> None:
+    history = [{"date": "before", "homonyms": "100", "why": ""}, {"date": "now", "homonyms": f"{raised}", "why": why}]
+    assert len(exceeded({"homonyms": now}, history)) == complaints_of
+
+
+@pytest.mark.parametrize(
+    ("source", "figure", "count"),
+    [
+        ("class A: pass\nclass B:\n    class A: pass", "homonyms", 1),
+        ("def f(found): pass", "vague names", 1),
+        ("def f():\n    for told, _ in (): pass", "vague names", 1),
+        ("def f():\n    found_s = g(found=1)", "vague names", 0),
+        ("def f():\n    def g():\n        seen = 1", "vague names", 1),
+        ("def f(a, b, c, *d, e, f): pass", "wide functions", 0),
+        ("def f(a, b, c, *d, e, f, **g): pass", "wide functions", 1),
+        ("def f():\n    'text'\n    if 1: return 2", "planner statements", 4),
+        ("'text'", "runtime statements", 0),
+    ],
+)
+def test_figures_of_the_house(source: str, figure: str, count: int) -> None:
+    assert measures.figures({"planner.a": source, "tests.a": source})[figure] == count
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ def table() -> Mapping[str, Mapping[str, list[str]]]:
 def matches(remedy: str, printed: str) -> bool:
     """Whether what an error printed is this remedy, ``PATH: text``, where ``{}`` stands for what a run fills in."""
     text = remedy.partition(": ")[2]
+    if "--" in text and "--" not in printed:  # to who calls it from Python, options are arguments
+        text, printed = text.replace("--", ""), printed.replace("=", " ")
     return re.fullmatch(".*".join(map(re.escape, text.split("{}"))), printed, re.DOTALL) is not None
 
 
@@ -113,7 +115,7 @@ class _Module:
     def _strings(self, node: ast.AST, known: set[str]) -> Iterator[str]:
         """Of an expression, and of the variables and functions that it names."""
         match node:
-            case ast.Constant() | ast.JoinedStr() | ast.BinOp(op=ast.Add()) if text := _text(node):
+            case ast.Constant() | ast.JoinedStr() | ast.BinOp(op=ast.Add()) | ast.Call() if text := _text(node):
                 yield text
             case ast.Name() | ast.Attribute() if (name := _name(node)) not in known:
                 known.add(name)
@@ -147,7 +149,12 @@ def _text(node: ast.AST) -> str:
         case ast.Constant(value=str(text)):
             return text
         case ast.JoinedStr(values=values):
-            return "".join(_text(each) if isinstance(each, ast.Constant) else "{}" for each in values)
+            return "".join(_text(each) or "{}" for each in values)
+        case ast.FormattedValue(value=ast.Call() as call):
+            return _text(call)
         case ast.BinOp(op=ast.Add(), left=left, right=right) if _text(left) or _text(right):
             return (_text(left) or "{}") + (_text(right) or "{}")
+        case ast.Call(func=ast.Name(id="command") | ast.Attribute(attr="command") as func, args=[verb, *others]):
+            plan = ["{}"] * ast.unparse(func).startswith("sources.")  # which names its plan itself
+            return " ".join(("halopipe", _text(verb) or "{}", *plan, *(_text(each) or "{}" for each in others)))
     return ""
