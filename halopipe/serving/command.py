@@ -33,8 +33,6 @@ def serve(path: Path, options: ServeOptions, *, json: bool) -> None:
         HalopipeError: what a rank has failed by.
     """
     require_fitting(options)
-    if options.stdin:
-        console.require_streams()
     most_bytes = units.parse_size(options.max_request)
     planned = plan_files.load_plan(path)
     if options.learn:
