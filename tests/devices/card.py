@@ -56,6 +56,8 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     ("runtime/optim/finishing.py:_norm", READ): "so is the norm that gradients are clipped by",
     ("runtime/optim/finishing.py:_norm", MADE): "ranks put their norms together on the host",
     ("runtime/pipeline/sample_weights.py:_counted", MADE): "what losses count is found of the batch, on the host",
+    ("runtime/stage/sample_weights.py", MADE): "the same",
+    ("runtime/stage/sample_weights.py", COPY): "weights of classes come to the host once, for that",
     ("runtime/spatial/op_rules/data_movement.py:_read_alike", READ): f"which rows the card's own resize reads: {_ONCE}",
     ("runtime/transport/inprocess.py", MADE): "threads meet in memory of the host",
     ("runtime/transport/frame.py", COPY): "messages by way of the host, where ranks have no NCCL",
