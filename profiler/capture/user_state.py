@@ -178,8 +178,9 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _is_equal(tensor: Tensor, value: Tensor) -> bool:
-    has_values = tensor.layout == torch.strided and not tensor.is_meta and not isinstance(tensor, FakeTensor)
-    return not has_values or torch.equal(tensor, value)
+    return (
+        tensor.layout != torch.strided or tensor.is_meta or isinstance(tensor, FakeTensor) or torch.equal(tensor, value)
+    )
 
 
 def refill(tensor: Tensor, value: Tensor) -> None:

@@ -31,7 +31,7 @@ def test_kernels_and_exchanges_do_on_the_processor_what_they_do_on_a_gpu(tmp_pat
 @pytest.mark.timeout(900)
 def test_the_whole_rehearsal_ends_without_an_error(tmp_path: Path) -> None:
     rows = rehearsed(tmp_path, ",".join(program.STEPS))
-    assert [row.name for row in rows if row.goal in ("without an error", "equal", "none", "ok") and not row.holds] == []
+    assert [row.name for row in rows if not row.holds] == []
     assert {row.name.partition(":")[0] for row in rows} == set(program.STEPS)
     for dtype in ("float64", "float32", "bfloat16"):
         assert any(f", {dtype}: first steps are one device's" in row.name for row in rows)
