@@ -50,7 +50,7 @@ from planner.solvers.best_first.message_bound import Handover, Links
 from planner.solvers.best_first.priced_groups import Group, Prices
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
 from planner.solvers.candidates.candidate import Candidate
-from planner.solvers.candidates.evaluate import Evaluation, Evaluator, num_actions
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
 MOST_ROUGH = 24
 """Hybrids that are balanced."""
@@ -112,7 +112,7 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluati
         candidate = hybrid.candidate()
         if not hybrid.prices.freedom.allows(candidate) or evaluator.unmet(candidate):
             continue
-        count = num_actions(candidate)
+        count = evaluator.num_actions(candidate)
         if actions and actions + count > MOST_ACTIONS:
             continue
         if not evaluator.has_time_for(candidate):
