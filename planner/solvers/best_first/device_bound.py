@@ -32,7 +32,7 @@ coarser groups of ``Devices`` leave out, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -51,9 +51,10 @@ MOST_CUTS = 256
 """Cuts that are told apart."""
 
 _HALVINGS = 8
+_LARGER = 2  # sizes of groups between which the largest of a pipeline may be
 _ROUNDING = 1e-9
 _ROUNDS = 40  # of the search for weights
-_FEW_SAMPLES = 16  # up to this micro-batch every share of it is looked at on unlike devices
+_DENSE = 1.05  # of shares of a micro-batch on unlike devices, those that are looked at grow by no more, or by one
 _MANY_TIMES = 1e6  # the work over capacity
 
 
@@ -108,15 +109,19 @@ def capacity(seconds: Array, counts: Sequence[int]) -> Capacity:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ends:
-    """When stages end at the earliest, on one kind, by number of samples of the fullest member.
+    """What stages on one kind of device take, by number of samples of a member, first and last place.
 
     Attributes:
         samples: ascending.
-        end_s: by number of samples, first and last place; infinite where there is no stage.
+        work_s: F, and the B that a gradient passes through, of all micro-batches; infinite where there is no stage.
+        rest_s: F, all of a backward, and the update.
+        sums_s: the sum of gradients where no member has more samples.
     """
 
     samples: tuple[int, ...]
-    end_s: Array
+    work_s: Array
+    rest_s: Array
+    sums_s: Array
 
 
 _PASSES = 20
@@ -128,46 +133,91 @@ def least_step_s(prices: Prices, capacity: Capacity, upper_s: float = float("inf
     places = _places(prices)
     if prices.throughout.any() or places is None or not capacity.work_s:  # members may share sites, not samples
         return capacity.work_s
-    is_mixed = len({pool.kind for pool in prices.pools}) > 1
-    ends = [_ends(prices, kind, places, is_mixed) for kind in dict.fromkeys(pool.kind for pool in prices.pools)]
-    inside = np.logical_or.reduce([np.isfinite(of_kind.end_s).any(axis=0) for of_kind in ends])
-
-    def is_enough(step_s: float) -> bool:
-        check_time(NUMBER_S * sum(of_kind.end_s.size for of_kind in ends))
-        needed = np.full(inside.shape, np.inf)
-        for weight, of_kind in zip(capacity.weights, ends, strict=True):
-            needed = np.minimum(needed, _devices(prices.micro_batches[0], of_kind, weight, step_s, is_mixed))
-        fewest = np.zeros(len(inside))
-        for first in reversed(range(len(inside) - 1)):
-            fewest[first] = (needed[first] + fewest).min(where=inside[first], initial=np.inf)
-        return bool(fewest[0] <= capacity.devices * (1 + _ROUNDING))
-
+    fewest = _Fewest(prices, capacity, places)
     low_s, high_s = capacity.work_s, upper_s
     if not np.isfinite(high_s):
         high_s = low_s
-        while not is_enough(high_s := 2 * high_s):
+        while not fewest.are_enough(high_s := 2 * high_s):
             low_s = high_s
             if high_s > _MANY_TIMES * capacity.work_s:
                 return low_s
-    elif low_s >= high_s or not is_enough(high_s):
+    elif low_s >= high_s or not fewest.are_enough(high_s):
         return max(low_s, high_s)
     for _ in range(_HALVINGS):
         step_s = (low_s * high_s) ** 0.5
-        low_s, high_s = (low_s, step_s) if is_enough(step_s) else (step_s, high_s)
+        low_s, high_s = (low_s, step_s) if fewest.are_enough(step_s) else (step_s, high_s)
     return max(capacity.work_s, low_s * (1 - _ROUNDING))
 
 
-def _devices(size: int, ends: _Ends, weight: float, step_s: float, is_mixed: bool) -> Array:
-    """The devices, by weight, that a stage needs to end in time; by first and last place."""
-    found = np.full(ends.end_s.shape[1:], np.inf)
-    for number, end_s in enumerate(ends.end_s):
-        if is_mixed:  # in a group of several kinds, of which this one does more than any
-            most = ends.samples[number + 1] - 1 if number + 1 < len(ends.samples) else ends.samples[number]
-            devices = size / most
-        else:
-            devices = float(-(-size // ends.samples[number]))
-        found = np.where(end_s <= step_s, weight * devices, found)
-    return found
+class _Fewest:
+    """Whether there are enough devices for a pipeline that takes a given time."""
+
+    def __init__(self, prices: Prices, capacity: Capacity, places: _Places) -> None:
+        self.prices, self.capacity, self.places = prices, capacity, places
+        kinds = list(dict.fromkeys(pool.kind for pool in prices.pools))
+        self.is_mixed = len(kinds) > 1
+        self.ends = [_ends(prices, kind, places, self.is_mixed) for kind in kinds]
+        self.inside = np.logical_or.reduce([np.isfinite(of_kind.work_s).any(axis=0) for of_kind in self.ends])
+        count = len(prices.problem.ranks)
+        self.largest = [count]
+        while not self.is_mixed and self.largest[-1] > 1:
+            self.largest.append(self.largest[-1] // _LARGER)
+        self.around: dict[int, tuple[Array, Array]] = {}
+
+    def are_enough(self, step_s: float) -> bool:
+        """Whether devices are enough for some size of the largest group, that of last time first."""
+        for place, size in enumerate(self.largest):
+            if self._are_enough(step_s, size):
+                self.largest.insert(0, self.largest.pop(place))
+                return True
+        return False
+
+    def _are_enough(self, step_s: float, largest: int) -> bool:
+        """The same where no group is larger, and one is larger than ``largest // _LARGER``."""
+        check_time(2 * NUMBER_S * sum(of_kind.work_s.size for of_kind in self.ends))
+        size, most = self.prices.micro_batches[0], self.capacity.devices * (1 + _ROUNDING)
+        if not self.is_mixed and largest // _LARGER >= size:
+            return False
+        if largest not in self.around:
+            fewest = 1 if self.is_mixed else max(1, min(self.prices.micro_batches) // largest)
+            self.around[largest] = _around(self.prices, self.places, fewest)
+        before, behind = self.around[largest]
+        if self.is_mixed:
+            needed = self._of_kinds(step_s, before, behind)
+            return self._chain(needed, needed)[0] <= most
+        (ends,), (weight,) = self.ends, self.capacity.weights
+        groups = np.array([-(-size // rows) for rows in ends.samples])
+        end_s = before[:, None] + np.maximum(ends.work_s + behind[:, None], ends.rest_s + ends.sums_s)
+        has_few = np.array(ends.samples) >= -(-size // largest)
+        fits = (end_s <= step_s) & has_few[:, None, None]
+        needed = weight * np.where(fits, groups[:, None, None], np.inf).min(axis=0)
+        return self._chain(needed, np.maximum(needed, weight * (largest // _LARGER + 1)))[1] <= most
+
+    def _chain(self, needed: Array, larger: Array) -> tuple[float, float]:
+        """The fewest devices of stages that follow one another; and with one of them ``larger``."""
+        without, with_one = np.zeros(len(needed)), np.full(len(needed), np.inf)
+        for first in reversed(range(len(needed) - 1)):
+            inside = self.inside[first]
+            both = np.minimum(larger[first] + without, needed[first] + with_one)
+            with_one[first] = both.min(where=inside, initial=np.inf)
+            without[first] = (needed[first] + without).min(where=inside, initial=np.inf)
+        return float(without[0]), float(with_one[0])
+
+    def _of_kinds(self, step_s: float, before: Array, behind: Array) -> Array:
+        """Devices by weight of a stage on devices of several kinds, by what its fullest member has at most."""
+        size, found = self.prices.micro_batches[0], np.full(self.inside.shape, np.inf)
+        for fullest in {-(-size // _LARGER**power) for power in range(size.bit_length())}:
+            speed = np.zeros(self.inside.shape)  # samples for a weight of 1
+            for weight, ends in zip(self.capacity.weights, self.ends, strict=True):
+                sums_s = ends.sums_s[np.searchsorted(ends.samples, fullest)]
+                below = (*(rows - 1 for rows in ends.samples[1:]), ends.samples[-1])
+                for number, rows in enumerate(ends.samples[: np.searchsorted(ends.samples, fullest, "right")]):
+                    rest_s = ends.rest_s[number] + sums_s
+                    end_s = before[:, None] + np.maximum(ends.work_s[number] + behind[:, None], rest_s)
+                    each = min(below[number], fullest) / max(weight, 1e-300)
+                    speed = np.where(end_s <= step_s, np.maximum(speed, each), speed)
+            found = np.minimum(found, np.divide(size, speed, out=np.full_like(speed, np.inf), where=speed > 0))
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,20 +257,17 @@ def _ends(prices: Prices, kind: str, places: _Places, is_mixed: bool) -> _Ends:
     trains, count = prices.freedom.trains, len(prices.micro_batches)
     full = count - (prices.micro_batches[-1] != size)
     counts = range(1, len(prices.problem.ranks) + 1)
-    samples = tuple(
-        sorted(set(range(1, size + 1) if is_mixed and size <= _FEW_SAMPLES else {-(-size // n) for n in counts}))
-    )
+    samples = tuple(sorted({-(-size // n) for n in counts} | set(_dense(size) if is_mixed else ())))
     first, last = np.meshgrid(places.first, places.last, indexing="ij")
     last = np.maximum(first, last)
     possible = cuts.inside[np.ix_(places.cuts, places.cuts)]
-    before, behind = _around(prices, places, is_mixed)
     update = cuts.sums(trains * np.diff(book.tables.parameters(kind).update_s))
     update_s = (update[last] - update[first]) / (len(counts) if prices.problem.shard != NEVER else 1)
     per_byte = _least_s_per_byte(prices)
     num_bytes = cuts.sums(np.diff(book.tables.graph.parameter_bytes))
     if 8 * len(samples) * possible.size > MOST_BYTES // 4:
         raise OutOfTimeError
-    found = np.full((len(samples), *possible.shape), np.inf)
+    work_s, rest_s, sums_s = np.full((3, len(samples), *possible.shape), np.inf)
     for number, rows in enumerate(samples):
         check_time(_PASSES * NUMBER_S * possible.size)
         least = _least_s(prices, kind, rows, size)
@@ -229,20 +276,24 @@ def _ends(prices: Prices, kind: str, places: _Places, is_mixed: bool) -> _Ends:
         forward, path, whole = least
         added = trains * np.diff(book.accumulate_s(kind, shared=False)) if full > 1 else np.zeros(1)
         works = [cuts.sums(full * (forward + back) + max(0, full - 1) * added) for back in (path, whole)]
-        work_s, all_work_s = ((sums[last] - sums[first]) for sums in works)
         ranks = -(-size // rows)
-        if ranks > len(prices.problem.ranks) and not is_mixed:  # others of unlike members may have more
-            continue
-        sums_s = np.zeros_like(work_s)
-        if per_byte is not None and ranks > 1 and trains:
-            fewest, most = (2, size) if is_mixed else (ranks, rows)
-            hidden = cuts.sums(_longest_back_s(prices, most))
-            hides_s = hidden[np.maximum(places.outer, places.cuts)][None, :] - hidden[places.cuts][:, None]
-            sums_s = np.maximum(0.0, per_byte[fewest] * (num_bytes[last] - num_bytes[first]) - hides_s)
-        end_s = np.maximum(work_s + behind[:, None], all_work_s + sums_s + update_s)
+        if ranks <= len(prices.problem.ranks):
+            sums_s[number] = 0.0
+            if per_byte is not None and ranks > 1 and trains:
+                hidden = cuts.sums(_longest_back_s(prices, rows))
+                hides_s = hidden[np.maximum(places.outer, places.cuts)][None, :] - hidden[places.cuts][:, None]
+                all_s = per_byte[ranks] * (num_bytes[last] - num_bytes[first])
+                sums_s[number] = np.maximum(0.0, all_s - hides_s)
         fits = possible & _fits(prices, kind, ranks, first, last)
-        found[number] = np.where(fits, before[:, None] + end_s, np.inf)
-    return _Ends(samples, found)
+        work_s[number], rest_s[number] = (np.where(fits, sums[last] - sums[first], np.inf) for sums in works)
+    return _Ends(samples, work_s, rest_s + update_s, sums_s)
+
+
+def _dense(size: int) -> Iterator[int]:
+    at = 1
+    while at <= size:
+        yield at
+        at = max(at + 1, int(at * _DENSE))
 
 
 def _fits(prices: Prices, kind: str, num_ranks: int, first: Numbers, last: Numbers) -> Flags:
@@ -299,10 +350,9 @@ def _longest_back_s(prices: Prices, most: int) -> Array:
     return found
 
 
-def _around(prices: Prices, places: _Places, is_mixed: bool) -> tuple[Array, Array]:
-    """F before a stage that begins at each place or up to the next, and B behind it, at least."""
-    cuts, smallest = prices.cuts, min(prices.micro_batches)
-    fewest = 1 if is_mixed else max(1, smallest // len(prices.problem.ranks))
+def _around(prices: Prices, places: _Places, fewest: int) -> tuple[Array, Array]:
+    """F before a stage that begins at each place or up to the next, and B behind it, of so many samples or more."""
+    cuts = prices.cuts
     sized = [_least_s(prices, kind, fewest, prices.micro_batches[0]) for kind in {pool.kind for pool in prices.pools}]
     known = [of_kind[:2] for of_kind in sized if of_kind is not None]
     if not known:
