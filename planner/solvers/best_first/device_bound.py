@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,17 +44,18 @@ from planner.ir.problem import NEVER
 from planner.ir.program import BUCKET_BYTES
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.priced_groups import Prices
-from planner.solvers.budget import MOST_BYTES, NUMBER_S, OutOfTimeError, check_time
+from planner.solvers.budget import MOST_BYTES, NUMBER_S, Budget, OutOfTimeError, check_time, under
 from planner.solvers.candidates.feasibility import is_covered
 
-MOST_CUTS = 256
+MOST_CUTS = 128
 """Cuts that are told apart."""
 
-_HALVINGS = 8
+_HALVINGS, _FEW_HALVINGS = 7, 2
 _LARGER = 2  # sizes of groups between which the largest of a pipeline may be
 _ROUNDING = 1e-9
 _ROUNDS = 40  # of the search for weights
-_DENSE = 1.05  # of shares of a micro-batch on unlike devices, those that are looked at grow by no more, or by one
+_FULLER = 4  # numbers of samples between which those of the fullest member of devices of several kinds may be
+_DENSE = 1.08  # of shares of a micro-batch on unlike devices, those that are looked at grow by no more, or by one
 _MANY_TIMES = 1e6  # the work over capacity
 
 
@@ -128,22 +129,35 @@ _PASSES = 20
 """Times that a number of a table is looked at before it is known, about."""
 
 
-def least_step_s(prices: Prices, capacity: Capacity, upper_s: float = float("inf")) -> float:
-    """No pipeline of one way to cut the batch takes less; where this would exceed ``upper_s``, that."""
-    places = _places(prices)
-    if prices.throughout.any() or places is None or not capacity.work_s:  # members may share sites, not samples
-        return capacity.work_s
+def least_steps_s(spaces: Sequence[tuple[Prices, Capacity]], budget: Budget) -> list[float]:
+    """By way to cut the batch: no pipeline takes less.
+
+    The least of them is found most exactly.  Where ``budget`` ends the work over capacity is what remains.
+    """
+    found = [capacity.work_s for _, capacity in spaces]
+    least_s = float("inf")
+    for number, (prices, capacity) in enumerate(spaces):
+        if least_s <= capacity.work_s * (1 + _ROUNDING):  # no other makes the least of all larger
+            break
+        with suppress(OutOfTimeError), under(budget):
+            found[number] = least_step_s(prices, capacity, least_s)
+        least_s = min(least_s, found[number])
+    return found
+
+
+def least_step_s(prices: Prices, capacity: Capacity, others_s: float = float("inf")) -> float:
+    """The same of one way to cut the batch; roughly, where it is more than ``others_s``."""
+    places, low_s = _places(prices), capacity.work_s
+    if prices.throughout.any() or places is None or not low_s:  # members may share sites, not samples
+        return low_s
     fewest = _Fewest(prices, capacity, places)
-    low_s, high_s = capacity.work_s, upper_s
-    if not np.isfinite(high_s):
-        high_s = low_s
-        while not fewest.are_enough(high_s := 2 * high_s):
-            low_s = high_s
-            if high_s > _MANY_TIMES * capacity.work_s:
-                return low_s
-    elif low_s >= high_s or not fewest.are_enough(high_s):
-        return max(low_s, high_s)
-    for _ in range(_HALVINGS):
+    while not fewest.are_enough(high_s := 2 * low_s):
+        low_s = high_s
+        if high_s > _MANY_TIMES * capacity.work_s:
+            return low_s
+    if low_s < others_s < high_s:
+        low_s, high_s = (low_s, others_s) if fewest.are_enough(others_s) else (others_s, high_s)
+    for _ in range(_HALVINGS if low_s < others_s else _FEW_HALVINGS):
         step_s = (low_s * high_s) ** 0.5
         low_s, high_s = (low_s, step_s) if fewest.are_enough(step_s) else (step_s, high_s)
     return max(capacity.work_s, low_s * (1 - _ROUNDING))
@@ -157,6 +171,8 @@ class _Fewest:
         kinds = list(dict.fromkeys(pool.kind for pool in prices.pools))
         self.is_mixed = len(kinds) > 1
         self.ends = [_ends(prices, kind, places, self.is_mixed) for kind in kinds]
+        if not self.is_mixed:  # its fullest member is all that counts
+            self.ends = [replace(ends, rest_s=ends.rest_s + ends.sums_s) for ends in self.ends]
         self.inside = np.logical_or.reduce([np.isfinite(of_kind.work_s).any(axis=0) for of_kind in self.ends])
         count = len(prices.problem.ranks)
         self.largest = [count]
@@ -187,10 +203,12 @@ class _Fewest:
             return self._chain(needed, needed)[0] <= most
         (ends,), (weight,) = self.ends, self.capacity.weights
         groups = np.array([-(-size // rows) for rows in ends.samples])
-        end_s = before[:, None] + np.maximum(ends.work_s + behind[:, None], ends.rest_s + ends.sums_s)
-        has_few = np.array(ends.samples) >= -(-size // largest)
-        fits = (end_s <= step_s) & has_few[:, None, None]
-        needed = weight * np.where(fits, groups[:, None, None], np.inf).min(axis=0)
+        left_s = step_s - before[:, None]
+        needed = np.full(self.inside.shape, np.inf)
+        for number, rows in enumerate(ends.samples):  # ascending: fewer and fewer devices
+            if rows >= -(-size // largest):
+                fits = (ends.work_s[number] <= left_s - behind[:, None]) & (ends.rest_s[number] <= left_s)
+                needed[fits] = weight * groups[number]
         return self._chain(needed, np.maximum(needed, weight * (largest // _LARGER + 1)))[1] <= most
 
     def _chain(self, needed: Array, larger: Array) -> tuple[float, float]:
@@ -206,16 +224,16 @@ class _Fewest:
     def _of_kinds(self, step_s: float, before: Array, behind: Array) -> Array:
         """Devices by weight of a stage on devices of several kinds, by what its fullest member has at most."""
         size, found = self.prices.micro_batches[0], np.full(self.inside.shape, np.inf)
-        for fullest in {-(-size // _LARGER**power) for power in range(size.bit_length())}:
+        left_s = step_s - before[:, None]
+        for fullest in {-(-size // _FULLER**power) for power in range(size.bit_length())}:
             speed = np.zeros(self.inside.shape)  # samples for a weight of 1
             for weight, ends in zip(self.capacity.weights, self.ends, strict=True):
                 sums_s = ends.sums_s[np.searchsorted(ends.samples, fullest)]
                 below = (*(rows - 1 for rows in ends.samples[1:]), ends.samples[-1])
                 for number, rows in enumerate(ends.samples[: np.searchsorted(ends.samples, fullest, "right")]):
-                    rest_s = ends.rest_s[number] + sums_s
-                    end_s = before[:, None] + np.maximum(ends.work_s[number] + behind[:, None], rest_s)
+                    fits = (ends.work_s[number] <= left_s - behind[:, None]) & (ends.rest_s[number] <= left_s - sums_s)
                     each = min(below[number], fullest) / max(weight, 1e-300)
-                    speed = np.where(end_s <= step_s, np.maximum(speed, each), speed)
+                    speed[fits] = np.maximum(speed[fits], each)
             found = np.minimum(found, np.divide(size, speed, out=np.full_like(speed, np.inf), where=speed > 0))
         return found
 
