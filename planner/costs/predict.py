@@ -67,7 +67,9 @@ def forecast(
     """
     whole, costs = _priced(book, decision)
     symmetry = symmetry_of(costs)
-    if symmetry is not None and ((num_draws and varies(costs)) or not symmetry.holds(whole)):  # ranks vary by themselves
+    if symmetry is not None and (
+        (num_draws and varies(costs)) or not symmetry.holds(whole)
+    ):  # ranks vary by themselves
         symmetry = None
     program = whole if symmetry is None else symmetry.first(whole)
     compiled, sizes = _compiled(program, costs, symmetry)

@@ -139,7 +139,7 @@ def varies(costs: StageCosts) -> bool:
         for rows in map(samples_in, set(costs.micro_batches))
         for member, rank in enumerate(placed.ranks)
     }
-    return any(_noise(measured, costs, costs.stages[number], *part).varies for number, *part in parts)
+    return any(_noise(measured, costs, costs.stages[number], kind, n).varies for number, kind, n in parts)
 
 
 def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, Noise]:

@@ -238,7 +238,7 @@ def lower(
     """
     draft = Program(tuple(() for _ in range(num_ranks)), stages, ranks, messages)
     _require_one_group(schedule, ranks)
-    rows = []
+    rows: list[tuple[Action, ...]] = []
     for rank in range(num_ranks):
         if only is not None and rank not in only:
             rows.append(())

@@ -10,8 +10,8 @@ for then the two do the same in any simulation, by induction over its events.  I
 its own in the first slice, and as many samples of each micro-batch; where ranks of a slice are in the same island,
 host or rack exactly if those are in the first; where any two slices are on the same hosts, one by one, or on no host in
 common, and as many slices on some hosts as on others.  As blocks have equal numbers of samples, messages stay within
-slices.  A network card carries each message that stands for others as often as there are slices on its hosts (``copies``);
-the sum of a stage's gradients is one.
+slices.  A network card carries each message that stands for others as often as there are slices on its hosts
+(``copies``); the sum of a stage's gradients is one.
 
     stage 0   0 1 2 3 | 4 5 6 7      stage 1   8 9 | 10 11      k = 2: 0 1 2 3 8 9 and 4 5 6 7 10 11
 

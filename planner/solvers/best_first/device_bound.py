@@ -4,14 +4,16 @@ Given       M micro-batches of S samples; kinds k of D_k devices; a chain of cut
 Relaxed     links between stages take nothing; a stage keeps one micro-batch; members of a group are of any hosts; a
             device counts by what it can do: weights w_k with all devices sum w_k D_k                  ``capacity``
 
-A stage on the layers i to j whose fullest member, of kind k, has x samples of each micro-batch ends no sooner than
+A stage on the layers i to j with a member of kind k that has x samples of each micro-batch ends no sooner than
 
     A_k(i, j, x) = h(i) + max(M (f + b)_k(i, j, x) + g(i), M (f + W)_k(i, j, x) + a(i, j, n) + u(i, j))    ``_ends_s``
 
     h(i), g(i)  F before the stage, B behind it: the longest path to what it reads, in the shortest times of each layer
+                at as few samples as the largest group of the pipeline leaves a member
     f, b, W     F, the B that a gradient passes through, all of a backward, of x samples or more: where fewer take
                 longer than more, the time of more
-    a           the sum of gradients over n ranks or more, less what the last backward hides
+    a           the sum of gradients over n ranks or more, less what the last backward hides; n as many as a stage
+                has whose fullest member has no more samples than a number that is tried
     u           the update
 
 so that in T it does x_k(i, j; T) = max {x: A_k(i, j, x) <= T} samples on a device of kind k, and needs devices of
@@ -23,7 +25,8 @@ together (d_k devices of each do at most sum d_k x_k samples, and these are S at
     G(i; T) = min over j of N(i, j; T) + G(j; T),    G(end) = 0
 
 and no pipeline with G(0; T) > sum w_k D_k takes T or less: the bound is the largest such T, by bisection.  M times the
-slowest stage behind h and before g is the bubble; a is what replicas cost.
+slowest stage behind h and before g is the bubble; a is what replicas cost.  Of one kind of device, h and g are looked
+at for one size of the largest group after another: D to D / 2, D / 2 to D / 4, ... ranks, one group of which there is.
 
 Where there are many cuts stages begin and end between ``MOST_CUTS`` of them, and of each only what is surely inside
 counts.  Equal to or below the step of every pipeline that ``Labels`` bounds, of any size of groups: it holds for what
@@ -32,7 +35,7 @@ coarser groups of ``Devices`` leave out, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -55,7 +58,7 @@ _LARGER = 2  # sizes of groups between which the largest of a pipeline may be
 _ROUNDING = 1e-9
 _ROUNDS = 40  # of the search for weights
 _FULLER = 4  # numbers of samples between which those of the fullest member of devices of several kinds may be
-_DENSE = 1.08  # of shares of a micro-batch on unlike devices, those that are looked at grow by no more, or by one
+_FEW_SAMPLES = 16  # up to this micro-batch every share of it is looked at on unlike devices
 _MANY_TIMES = 1e6  # the work over capacity
 
 
@@ -190,7 +193,7 @@ class _Fewest:
 
     def _are_enough(self, step_s: float, largest: int) -> bool:
         """The same where no group is larger, and one is larger than ``largest // _LARGER``."""
-        check_time(2 * NUMBER_S * sum(of_kind.work_s.size for of_kind in self.ends))
+        check_time(NUMBER_S * sum(of_kind.work_s.size for of_kind in self.ends))
         size, most = self.prices.micro_batches[0], self.capacity.devices * (1 + _ROUNDING)
         if not self.is_mixed and largest // _LARGER >= size:
             return False
@@ -230,7 +233,7 @@ class _Fewest:
             for weight, ends in zip(self.capacity.weights, self.ends, strict=True):
                 sums_s = ends.sums_s[np.searchsorted(ends.samples, fullest)]
                 below = (*(rows - 1 for rows in ends.samples[1:]), ends.samples[-1])
-                for number, rows in enumerate(ends.samples[: np.searchsorted(ends.samples, fullest, "right")]):
+                for number in range(np.searchsorted(ends.samples, fullest, "right")):
                     fits = (ends.work_s[number] <= left_s - behind[:, None]) & (ends.rest_s[number] <= left_s - sums_s)
                     each = min(below[number], fullest) / max(weight, 1e-300)
                     speed[fits] = np.maximum(speed[fits], each)
@@ -275,7 +278,9 @@ def _ends(prices: Prices, kind: str, places: _Places, is_mixed: bool) -> _Ends:
     trains, count = prices.freedom.trains, len(prices.micro_batches)
     full = count - (prices.micro_batches[-1] != size)
     counts = range(1, len(prices.problem.ranks) + 1)
-    samples = tuple(sorted({-(-size // n) for n in counts} | set(_dense(size) if is_mixed else ())))
+    samples = tuple(
+        sorted(range(1, size + 1) if is_mixed and size <= _FEW_SAMPLES else {-(-size // n) for n in counts})
+    )
     first, last = np.meshgrid(places.first, places.last, indexing="ij")
     last = np.maximum(first, last)
     possible = cuts.inside[np.ix_(places.cuts, places.cuts)]
@@ -305,13 +310,6 @@ def _ends(prices: Prices, kind: str, places: _Places, is_mixed: bool) -> _Ends:
         fits = possible & _fits(prices, kind, ranks, first, last)
         work_s[number], rest_s[number] = (np.where(fits, sums[last] - sums[first], np.inf) for sums in works)
     return _Ends(samples, work_s, rest_s + update_s, sums_s)
-
-
-def _dense(size: int) -> Iterator[int]:
-    at = 1
-    while at <= size:
-        yield at
-        at = max(at + 1, int(at * _DENSE))
 
 
 def _fits(prices: Prices, kind: str, num_ranks: int, first: Numbers, last: Numbers) -> Flags:

@@ -4,7 +4,7 @@ Given       the network as a chain of cuts; pools of like devices (hosts) of som
 Try         segments of one kind each, in any order: p_k stages of d_k devices; a kind may be left out, so may
             devices; or stages that have devices of every kind                                            ``shapes``
             d = all / p, and powers of two below: a plan for few devices is one for many
-            stages beside one another in hosts (replicas of a host), or across them (stages of a host)   ``placed``
+            stages on hosts of their own, or 2, 4, ... beside one another on the same ones               ``placed``
             recomputation as it is left open, every schedule that is open
 
 Three looks, each at fewer of them.  With M = ceil(batch / S), x = ceil(S / d), t_k(x) the whole network there and back
@@ -54,7 +54,7 @@ from planner.solvers.budget import CALL_S, NUMBER_S, Budget
 from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
-MOST_ROUGH = 24
+MOST_ROUGH = 36
 """Hybrids that are balanced."""
 
 MOST_TURNS = 6_000
@@ -106,11 +106,14 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluati
         spaces: the prices of every way to cut the batch.
     """
     actions, best_s = 0, float("inf")
+    longer_s: dict[object, float] = {}  # by plan, what the simulator adds: about the same under any schedule
     if not spaces or not spaces[0].freedom.schedules:
         return
     for hybrid in _balanced_hybrids(spaces, evaluator.budget):
         if hybrid.step_s >= best_s:
             return
+        if hybrid.step_s + longer_s.get((id(hybrid.groups), hybrid.cuts), 0.0) >= best_s:
+            continue
         candidate = hybrid.candidate()
         if not hybrid.prices.freedom.allows(candidate) or evaluator.unmet(candidate):
             continue
@@ -124,6 +127,8 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluati
             found = evaluator.evaluate(candidate, best_s)
         except (MissingMeasurementError, IllegalProgramError):
             continue
+        if np.isfinite(found.step_s):
+            longer_s[id(hybrid.groups), hybrid.cuts] = found.step_s - hybrid.step_s
         if found.fits and found.memories:
             best_s = min(best_s, found.step_s)
             yield found
@@ -263,25 +268,27 @@ class _Space:
                 yield from self._scheduled(groups)
 
     def _scheduled(self, groups: tuple[Group, ...]) -> Iterator[Hybrid]:
-        """The groups as a pipeline under every schedule; its cuts are found once if memory rules nothing out."""
+        """The groups as a pipeline under every schedule: the best cuts where least is kept, and where most is."""
         num_stages, count = len(groups), len(self.prices.micro_batches)
         kept = {
             windows or _kept(schedule, num_stages, count): (schedule, windows)
             for schedule, windows in reversed(list(self._windows(num_stages)))
         }
         stages = [self._table(group) for group in groups]
-        order = sorted(kept, key=sum, reverse=True)
-        places = self._cut(groups, stages, order[0])
-        scheduled = []
-        for windows in order:
-            step_s = self._closed_s(groups, stages, places, windows)[0] if places is not None else np.inf
-            if not np.isfinite(step_s):
-                places = self._cut(groups, stages, windows)
+        known = set[tuple[int, ...]]()
+        for order in (sorted(kept, key=sum), sorted(kept, key=sum, reverse=True)):  # as memory allows least, and most
+            places = self._cut(groups, stages, order[0])
+            for windows in order:
                 step_s = self._closed_s(groups, stages, places, windows)[0] if places is not None else np.inf
-            if np.isfinite(step_s) and places is not None:
+                if not np.isfinite(step_s):
+                    places = self._cut(groups, stages, windows)
+                    step_s = self._closed_s(groups, stages, places, windows)[0] if places is not None else np.inf
+                if places is None or not np.isfinite(step_s):
+                    continue
                 cuts = tuple(self.chain[places[0]].tolist())
-                scheduled.append(Hybrid(float(step_s), self.prices, groups, cuts, *kept[windows]))
-        yield from reversed(scheduled)  # of those that are equally fast the one that keeps least comes first
+                if (*cuts, *windows) not in known:
+                    known.add((*cuts, *windows))
+                    yield Hybrid(float(step_s), self.prices, groups, cuts, *kept[windows])
 
     def _windows(self, num_stages: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The schedules that are open, those without windows first."""
@@ -415,6 +422,9 @@ class _Space:
             messages[:, number, 0] = np.maximum(self.links.handed(source, destination, one), on_card)
         ends = [(np.array([a]), np.array([b])) for a, b in pairwise(hybrid.cuts)]
         stages = [group.stage(*end) for group, end in zip(groups, ends, strict=True)]
+        tails, sums = [stage.tail for stage in stages], self._sums_s(groups, np.array([hybrid.cuts]))
+        for last, first in self._beside(groups).items():
+            tails[last] = np.maximum(tails[last], sum(sums[first : last + 1]))
         edges = tuple((h.source, h.destination, h.has_gradient and self.prices.freedom.trains) for h in handed)
         leaves = Leaves(
             edges=edges,
@@ -423,7 +433,7 @@ class _Space:
             heads=np.array([(stage.head, stage.slow_head) for stage in stages]),
             backs=np.array([(stage.back, stage.slow_back) for stage in stages]),
             adds=np.array([stage.adds for stage in stages]),
-            tails=np.array([stage.tail for stage in stages]),
+            tails=np.array(tails),
             there=messages[0],
             back=messages[1],
             windows=np.array([stage.window for stage in stages]),

@@ -27,7 +27,7 @@ from planner.solvers.best_first.search import BestFirstSearch, Space
 from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.best_first.share_bound import other_shares_s
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Families, families, not_searched
-from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
+from planner.solvers.budget import Budget, made_within
 from planner.solvers.candidates.candidate import micro_batches, pools
 from planner.solvers.candidates.choose import Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -41,10 +41,11 @@ FEW_OPTIONS = 1_500
 
 _SHARE_OF_TIME = 0.3  # of the budget that may be spent on it
 _SHARE_OF_PARTS, _MOST_OF_PART = 0.2, 32  # of what is left, for each part of the devices; none is larger
-_SHARE_OF_BOUNDS = 0.3  # of what is left, for bounds of all pipelines
+_SHARE_OF_BOUNDS = 0.15  # of what is left, for bounds of all pipelines
 _SHARE_OF_REPLICAS = 0.05  # of the budget, to price replicas on several kinds
 _FEW_RANKS = 8  # of more a bound is made before the search
 _LARGE_PARTS = (64, 256)  # of the devices, for which hybrids are looked at before those of all
+_MUCH_LARGER = 4  # than such a part: of more devices the next part is looked at alone
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
@@ -124,10 +125,10 @@ class Start:
             yield from self._replicas(mixed_replicas(problem, book, devices.pools, sizes))
 
     def _hybrids_on_parts(self, cuts: Cuts) -> Iterator[Evaluation]:
-        """Hybrids on 64 and 256 devices: they are there soon, where those of all devices may take too long."""
+        """Hybrids on 64 or 256 devices: they are there soon, where those of all devices may take too long."""
         problem = self.evaluator.problem
         for count in () if self.is_part else _LARGE_PARTS:
-            if count < len(problem.ranks):
+            if count < len(problem.ranks) <= _MUCH_LARGER * count:
                 part = Evaluator(replace(problem, num_ranks=count), self.evaluator.book, within=self.evaluator.budget)
                 with suppress(HalopipeError):  # rules about other devices
                     devices = _devices(Freedom.of(part.problem))

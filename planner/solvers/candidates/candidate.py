@@ -265,8 +265,8 @@ def program_of(graph: Graph, candidate: Candidate, symmetry: Symmetry | None = N
     num_ranks = 1 + max(rank for group in candidate.groups for rank in group)
     order = schedule_named(candidate.schedule)(Pipeline(stages, candidate.positions, candidate.windows))
     kept = None if symmetry is None else symmetry.kept
-    routes = routes if symmetry is None else symmetry.routes(routes)
-    return lower(order, stages, candidate.groups, routes, num_ranks, ahead=candidate.prepares_ahead, only=kept)
+    messages = routes if symmetry is None else symmetry.routes(routes)
+    return lower(order, stages, candidate.groups, messages, num_ranks, ahead=candidate.prepares_ahead, only=kept)
 
 
 def decision_of(problem: Problem, candidate: Candidate) -> Decision:
