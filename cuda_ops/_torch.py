@@ -15,7 +15,8 @@ leading underscore, and those of ``torch.distributed.distributed_c10d``.
 - ``tree_flatten``, ``tree_unflatten``, ``tree_leaves``, ``tree_map``, ``TreeSpec``: nested tuples, lists and mappings
   as export flattens them; torch has no public name for them.
 - ``disable_dynamo``: keeps the compiler out of a function; ``torch.compiler.disable`` imports the compiler at once.
-- ``wrap_with_set_grad_enabled``: what export leaves of ``no_grad`` blocks, recognised in graphs; it has no public name.
+- ``wrap_with_autocast``, ``wrap_with_set_grad_enabled``: what export leaves of ``autocast`` and ``no_grad`` blocks,
+  recognised in graphs; they have no public names.
 - ``SingleLevelFunction``: what a user's ``autograd.Function`` derives from, whose ``apply`` a capture replaces.
 - ``COMPOSITE_KEYS``: the dispatch keys for which a Python kernel replaces a recurrent operator's own decomposition;
   ``torch.library`` cannot take its registration back.
@@ -41,19 +42,30 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
-from torch._compile import _disable_dynamo as disable_dynamo
-from torch._higher_order_ops.wrap import wrap_with_set_grad_enabled
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import Variable
-from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
 from torch.autograd.graph import GradientEdge
 from torch.fx import graph as fx_graph
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from cuda_ops.device.torch_versions import TorchVersionError, needs_private_names
+
+try:
+    from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
+    from torch._compile import _disable_dynamo as disable_dynamo
+    from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
+    from torch._ops import HigherOrderOperator, OpOverload
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+    from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+    COMPOSITE_KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
+    BatchNormBase, DropoutBase = nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd
+    attention_with_weights = torch.ops.aten._scaled_dot_product_attention_math.default
+    check: Callable[..., None] = torch._check
+except (AttributeError, ImportError) as error:
+    raise TorchVersionError(error) from error
 
 __all__ = [
     "COMPOSITE_KEYS",
@@ -103,13 +115,9 @@ __all__ = [
     "tree_map",
     "tree_unflatten",
     "weak_storage",
+    "wrap_with_autocast",
     "wrap_with_set_grad_enabled",
 ]
-
-COMPOSITE_KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
-BatchNormBase, DropoutBase = nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd
-attention_with_weights = torch.ops.aten._scaled_dot_product_attention_math.default
-check: Callable[..., None] = torch._check
 
 
 def schema_of(operator: object) -> Any:
@@ -117,21 +125,25 @@ def schema_of(operator: object) -> Any:
     return getattr(operator, "_schema", None)
 
 
+@needs_private_names
 def overload_name(operator: OpOverload) -> str:
     """``Tensor`` of ``aten::add.Tensor``; the public ``name()`` joins it to the rest."""
     return operator._overloadname
 
 
+@needs_private_names
 def clear_dispatch_cache(operator: OpOverload) -> None:
     """After an operator was given other Python kernels, which torch looks up once; nothing public does both."""
     operator._dispatch_cache.clear()
 
 
+@needs_private_names
 def times_written(tensor: Tensor) -> int:
     """How often a tensor was written in place, 0 of inference mode, where nobody counts; autograd alone reads it."""
     return 0 if tensor.is_inference() else tensor._version
 
 
+@needs_private_names
 def storage_id(tensor: Tensor) -> int:
     """Which storage a tensor lies in; the public ``data_ptr`` is 0 of all tensors without data or without elements."""
     found: int = tensor.untyped_storage()._cdata
@@ -143,11 +155,13 @@ def weak_storage(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch has no types for it
 
 
+@needs_private_names
 def buffers_of(module: nn.Module) -> MutableMapping[str, Tensor | None]:
     """A module's own buffers, to be put back; ``named_buffers`` leaves out those that are None."""
     return module._buffers
 
 
+@needs_private_names
 def conv_backend(
     x: Tensor,
     weight: Tensor,
@@ -163,6 +177,7 @@ def conv_backend(
     return str(torch._C._select_conv_backend(x, weight, None, *options).name)
 
 
+@needs_private_names
 def run_backward(roots: Sequence[GradientEdge | Tensor], gradients: Sequence[Tensor]) -> None:
     """As ``torch.autograd.backward``, which first compares every gradient with its output: twice the engine's own time.
 
@@ -172,6 +187,7 @@ def run_backward(roots: Sequence[GradientEdge | Tensor], gradients: Sequence[Ten
     engine.run_backward(tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
+@needs_private_names
 def functional_collectives() -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:
     """All-to-all, sum and wait that a compiler sees; ``torch.distributed`` has only calls that it cannot look into."""
     import torch.distributed._functional_collectives  # says what the operators give, without data
@@ -180,6 +196,7 @@ def functional_collectives() -> tuple[Callable[..., Tensor], Callable[..., Tenso
     return operators.all_to_all_single.default, operators.all_reduce.default, operators.wait_tensor.default
 
 
+@needs_private_names
 def sympy_interpreter() -> tuple[Callable[..., Any], Any]:
     """Evaluates the formula of a size that export found; torch gives the formulas to its callers, but not this."""
     from torch.utils._sympy.interp import sympy_interp
@@ -188,23 +205,28 @@ def sympy_interpreter() -> tuple[Callable[..., Any], Any]:
     return sympy_interp, PythonReferenceAnalysis
 
 
+@needs_private_names
+def _replacing() -> tuple[Any, Callable[..., None]]:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # late: it loads sympy
+
+    return ShapeEnv, ShapeEnv._set_replacement
+
+
 @contextmanager
 def fixed_sizes(note: Callable[[], None]) -> Iterator[None]:
     """Calls ``note`` whenever a symbol of a shape is replaced by a number, from where that happens."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # late: it loads sympy
+    ShapeEnv, replace = _replacing()
 
-    replace = ShapeEnv._set_replacement
-
-    def noted(self: ShapeEnv, symbol: Any, target: Any, message: str) -> None:
+    def noted(self: object, symbol: Any, target: Any, message: str) -> None:
         if target.is_number:
             note()
         replace(self, symbol, target, message)
 
-    ShapeEnv._set_replacement = noted  # type: ignore[assignment, method-assign]  # put back below
+    ShapeEnv._set_replacement = noted
     try:
         yield
     finally:
-        ShapeEnv._set_replacement = replace  # type: ignore[method-assign]  # as it was
+        ShapeEnv._set_replacement = replace
 
 
 def readable_attribute(base: str, target: str) -> str:
@@ -227,6 +249,7 @@ def library_path() -> str:
     return torch._C.__file__
 
 
+@needs_private_names
 def pipeline_schedule(stages: Sequence[Any], microbatches: int, loss_fn: Any, rows: Sequence[Sequence[str]]) -> Any:
     """Torch's executor of any order of actions, to compare with; its public schedules have orders of their own."""
     from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
@@ -238,16 +261,19 @@ def pipeline_schedule(stages: Sequence[Any], microbatches: int, loss_fn: Any, ro
     return schedule
 
 
+@needs_private_names
 def default_store() -> Store:
     """The store of ``init_process_group``, which keeps it to itself."""
     return torch.distributed.distributed_c10d._get_default_store()
 
 
+@needs_private_names
 def at_node(interpreter: fx.Interpreter, node: fx.Node) -> AbstractContextManager[None]:
     """Errors inside name ``node``, as those of ``Interpreter.run_node`` do; a node that is run otherwise lacks that."""
     return interpreter._set_current_node(node)
 
 
+@needs_private_names
 def storage_place(file: str, offset: int, length: int) -> Any:
     """Where a tensor lies in a file of ``torch.distributed.checkpoint``; public writers give it to nobody."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -276,6 +302,7 @@ def optimizer_like(
     return twin
 
 
+@needs_private_names
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether something was registered to be called around its steps."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)

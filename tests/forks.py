@@ -22,6 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from cuda_ops.device import gpus
+
+if not gpus.may_have_gpus():
+    # Autograd starts a thread for each GPU at its first backward, and forks of its process cannot go backward then.  A
+    # build for CUDA takes one for there once there were fake tensors (torch 2.11).
+    torch.ones(1, requires_grad=True).backward()
 
 Outcome = tuple[bool, Any]  # (True, what a function returned) or (False, its traceback)
 

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 _TESTS = {"isfinite": True, "isinf": False, "isnan": False}
 """What each answers of finite values."""
+_WATCHED = frozenset(["__bool__", "all", "any", *_TESTS])
 
 
 @torch.library.custom_op("halopipe::require_finite", mutates_args=())
@@ -53,8 +54,10 @@ class FiniteValues(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes tests and answers branches."""
-        _, tested, answer = self._tests.get(id(args[0]) if args else 0, (None, None, False))
         name = getattr(func, "__name__", "")
+        if not args or name not in _WATCHED:  # not looked up: torch.export, strict, may know no id of what there is
+            return func(*args, **(kwargs or {}))
+        _, tested, answer = self._tests.get(id(args[0]), (None, None, False))
         if func is Tensor.__bool__ and tested is not None and args[0].ndim == 0:
             torch.ops.halopipe.require_finite(tested)
             return answer

@@ -224,19 +224,6 @@ def find_toolchain(environment: Mapping[str, str]) -> Toolchain:
     return Toolchain(compiler, _run([compiler, "--version"], Path.cwd()), (*_COMMON_FLAGS, native))
 
 
-def require_torch(oldest: tuple[int, int]) -> None:
-    """Looks at this process's torch.
-
-    Raises:
-        CannotCompileError: it is older.
-    """
-    import torch
-
-    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    if found is None or (int(found[1]), int(found[2])) < oldest:
-        raise CannotCompileError(f"torch {torch.__version__} is older than {'.'.join(map(str, oldest))}")
-
-
 def processor() -> str:
     """What ``native`` code depends on: the processor's instruction sets."""
     try:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from cuda_ops.device.compiling import CannotCompileError, Sources, compiled, require_torch
+from cuda_ops.device.compiling import CannotCompileError, Sources, compiled
 
 __all__ = [
     "Counter",
@@ -26,8 +26,6 @@ __all__ = [
     "meter_of",
 ]
 
-_OLDEST_TORCH = (2, 3)
-"""The first that the sources were written for."""
 _NUMBERS = ("in_use", "peak", "allocations", "refusals", "refused")
 _PREFIX = "halopipe_memory_"
 _INSTALLED: list[int] = []
@@ -201,7 +199,6 @@ def meter_of(device: torch.device) -> MemoryMeter | None:
 def _library() -> tuple[Path | None, str]:
     """The compiled library, or why there is none."""
     try:
-        require_torch(_OLDEST_TORCH)
         return compiled(dict(os.environ), _sources()), ""
     except (CannotCompileError, OSError) as error:
         return None, str(error)

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cuda_ops.device import compiling, gpus, host
+from cuda_ops.device import compiling, gpus, host, torch_versions
 from halopipe.terminal import units
 
 OK, ODD, MISSING = "ok", "odd", "missing"
@@ -51,8 +51,9 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
 MPICH is a library alone, which mpi4py loads.
 """
 
-_OLDEST_PYTHON, _OLDEST_TORCH = (3, 11), (2, 9)
-_HOME = Path(__file__).resolve().parents[2]
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
+"""Those that are tested; the oldest is also that of ``pyproject.toml``."""
+_PYTHONS = "{}.{} to {}.{}".format(*OLDEST_PYTHON, *NEWEST_PYTHON)
 _LITTLE_MEMORY, _LITTLE_SHARED = 2 * 2**30, 256 * 2**20
 _FEW_FILES = 1024
 _SLOW_WAKING_S = 1e-3
@@ -125,14 +126,18 @@ def data(findings: tuple[Finding, ...]) -> dict[str, Any]:
 
 
 def _python() -> Iterator[Finding]:
-    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    old = sys.version_info[:2] < _OLDEST_PYTHON
-    yield Finding("python", MISSING if old else OK, text, "install Python 3.11 or newer" if old else "", needed=True)
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}; tested: {_PYTHONS}"
+    status = _in_range(sys.version_info[:2], OLDEST_PYTHON, NEWEST_PYTHON)
+    yield Finding("python", status, text, "" if status == OK else f"install Python {_PYTHONS}", needed=True)
+
+
+def _in_range(version: tuple[int, ...], oldest: tuple[int, int], newest: tuple[int, int]) -> str:
+    """A newer release than those tested may do; an older one lacks what is used."""
+    return MISSING if version < oldest else ODD if version > newest else OK
 
 
 def _torch() -> Iterator[Finding]:
-    tested = tested_version("torch")
-    install = f"pip install torch=={tested}" if tested else "pip install 'torch>=2.9'"
+    install = torch_versions.INSTALL
     try:
         import torch
         import torch.distributed as dist
@@ -142,14 +147,13 @@ def _torch() -> Iterator[Finding]:
     version = str(torch.__version__)
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "processor only"
-    status, remedy = OK, ""
-    if numbers < _OLDEST_TORCH:
-        status, remedy = MISSING, install
-    elif tested and version.split("+")[0] != tested:
-        status, remedy = ODD, f"{install}, the version that is tested, if something fails"
-    yield Finding(
-        "torch", status, f"{version}, {build}" + (f"; tested: {tested}" if tested else ""), remedy, needed=True
-    )
+    text = f"{version}, {build}; tested: {torch_versions.RANGE}"
+    status = _in_range(numbers, torch_versions.OLDEST, torch_versions.NEWEST)
+    try:
+        importlib.import_module("cuda_ops._torch")
+    except torch_versions.TorchVersionError as error:
+        status, text = MISSING, f"{error.title}; {error.tested}"
+    yield Finding("torch", status, text, "" if status == OK else install, needed=True)
     has_gloo = dist.is_available() and dist.is_gloo_available()
     text = "moves messages between processes" if has_gloo else "this build of torch has no gloo"
     yield Finding("gloo", OK if has_gloo else MISSING, text, "" if has_gloo else install, needed=True)
@@ -165,16 +169,6 @@ def _torch() -> Iterator[Finding]:
     else:
         why = "the processor has no AVX-512" if "avx512f" not in flags else "torch does not use AVX-512"
         yield Finding("vectors", ODD if level == "DEFAULT" else OK, f"{level}: {why}")
-
-
-def tested_version(package: str) -> str:
-    """The version of a package that is tested; empty where the sources are not there to say it."""
-    with contextlib.suppress(OSError):
-        for line in (_HOME / "constraints.txt").read_text("utf-8").splitlines():
-            name, _, version = line.partition("==")
-            if name.strip().lower() == package:
-                return version.split()[0].split("+")[0]
-    return ""
 
 
 def _cores() -> Iterator[Finding]:

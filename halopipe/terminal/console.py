@@ -32,8 +32,9 @@ from typing import Any, ParamSpec, Self
 
 import typer
 
+from cuda_ops.device.torch_versions import TorchVersionError
 from halopipe.terminal import units
-from planner.ir.errors import HalopipeError, MissingFileError
+from planner.ir.errors import HalopipeError, MissingFileError, UsageError
 
 _LINE_EVERY_S = 10.0
 _PACES = 64  # of the last updates
@@ -271,6 +272,8 @@ def report(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in _OF_FILES:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         error = MissingFileError("no more files can be opened", [f"{limit} are allowed"], ["ulimit -n 1024"])
+    if isinstance(error, TorchVersionError):
+        error = UsageError(error.title, [error.tested], [error.remedy])
     if isinstance(error, HalopipeError):
         remark(error.render())
         return error.exit_code

@@ -302,7 +302,7 @@ class StateChanges(TorchFunctionMode):
         # torch's stub takes data for a plain attribute; that of an activation hides writes from autograd: refused later
         if func == Tensor.data.__get__ and args[0].grad_fn is None:  # type: ignore[attr-defined]
             return args[0].detach()
-        is_parameter = bool(args) and isinstance(args[0], nn.Parameter)
+        is_parameter = len(args) > 0 and isinstance(args[0], nn.Parameter)
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             if is_parameter and args[0].requires_grad:
                 raise UnsupportedModelError(

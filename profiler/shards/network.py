@@ -242,7 +242,7 @@ class _Builder:
 
     def network(self, samples: int, autocast: torch.dtype | None) -> PartNetwork:
         """All parts."""
-        last = next(reversed(self.nodes.nodes), None)
+        last = next(iter(reversed(self.nodes.nodes)), None)
         self.nodes.output(last)
         graph = Graph(samples, self.inputs, tuple(self.layers), self.parameters, self.layers[-1].name if last else "")
         module = fx.GraphModule(self.root, self.nodes)

@@ -17,6 +17,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -337,7 +338,10 @@ def _dtype(module: nn.Module) -> str:
 def _exported(path: str) -> Any:
     """What ``torch.export.save`` wrote: its module, with the example that it was exported with."""
     try:
-        program = torch.export.load(path)
+        with warnings.catch_warnings():
+            # torch 2.11 has tensors read the bytes of the file in place; nobody else holds them
+            warnings.filterwarnings("ignore", "The given buffer is not writable")
+            program = torch.export.load(path)
         module = program.module()
     except Exception as error:
         raise ModelNotFoundError(f"{path} cannot be loaded", [f"{type(error).__name__}: {error}"]) from error

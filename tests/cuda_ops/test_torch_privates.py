@@ -1,11 +1,13 @@
 """The private names of torch that are leant on (``cuda_ops._torch``): they exist, and do what is relied on.
 
-Checked with torch 2.13.0.  With a newer one this file says first what has changed; then raise ``CHECKED_WITH``.
+With a newer torch than was tested this file says first what has changed; then raise ``torch_versions.NEWEST``.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -25,14 +27,39 @@ from cuda_ops._torch import (
     OpOverload,
     TorchDispatchMode,
 )
+from cuda_ops.device import torch_versions
+from cuda_ops.device.torch_versions import TorchVersionError
 
-CHECKED_WITH = (2, 13)
 ATEN = torch.ops.aten
 
 
-def test_torch_is_not_newer_than_the_one_these_names_were_checked_with() -> None:
-    found = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2])
-    assert found <= CHECKED_WITH, "all else here passes? then raise CHECKED_WITH"
+def test_torch_is_one_of_those_that_are_tested() -> None:
+    release = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2])
+    assert torch_versions.OLDEST <= release <= torch_versions.NEWEST, "all else here passes? then raise NEWEST"
+
+
+def test_a_torch_that_lacks_a_name_is_told_where_the_name_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = (1, 1), (0, 0), (1, 1), False, (0, 0), 1
+    monkeypatch.delattr(torch._C, "_select_conv_backend")
+    with pytest.raises(TorchVersionError, match=r"torch \d.* lacks .*_select_conv_backend.*tested: torch 2\.11"):
+        _torch.conv_backend(torch.ones(1, 2, 9, 9), torch.ones(2, 2, 3, 3), *options)
+
+
+def test_a_torch_that_lacks_a_name_is_told_on_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._compile, "_disable_dynamo")
+    monkeypatch.delitem(sys.modules, "cuda_ops._torch")
+    with pytest.raises(TorchVersionError, match=r"lacks .*_disable_dynamo"):
+        importlib.import_module("cuda_ops._torch")
+
+
+def test_what_fails_inside_of_torch_stays_as_it_is() -> None:
+    class Broken:
+        @property
+        def _overloadname(self) -> str:
+            raise AttributeError("of theirs")
+
+    with pytest.raises(AttributeError, match=r"^of theirs$"):
+        _torch.overload_name(Broken())
 
 
 @pytest.mark.parametrize("name", _torch.__all__)
@@ -83,8 +110,9 @@ def test_a_mode_sees_what_runs_but_not_what_runs_outside_of_all_modes() -> None:
 def test_operators_have_types_schemas_and_names() -> None:
     add, write = ATEN.add.Tensor, ATEN.add_.Tensor
     assert isinstance(add, OpOverload)
-    assert isinstance(torch.ops.higher_order.wrap_with_set_grad_enabled, HigherOrderOperator)
-    assert torch.ops.higher_order.wrap_with_set_grad_enabled is _torch.wrap_with_set_grad_enabled
+    for name in ("wrap_with_autocast", "wrap_with_set_grad_enabled"):
+        assert isinstance(getattr(torch.ops.higher_order, name), HigherOrderOperator)
+        assert getattr(torch.ops.higher_order, name) is getattr(_torch, name)
     assert [argument.name for argument in _torch.schema_of(add).arguments] == ["self", "other", "alpha"]
     writes = [bool(each.alias_info and each.alias_info.is_write) for each in _torch.schema_of(write).arguments]
     assert writes == [True, False, False]

@@ -1,9 +1,10 @@
 """Exported plans, run by torch's own pipeline runtime, give the gradients that ours gives for the same order.
 
-torch 2.13 is right for all of these orders; none is left out.  Its schedules are not used, only the runtime that reads
-the CSV (the list that ``Schedule1F1B`` makes is refused by torch's own validator).  Stages are ``PipelineStage``: those
-of ``pipe.build_stage`` greet their neighbours over the process group even where both are on one rank, which gloo
-refuses, so they cannot be laid out as ZB-V's.
+torch 2.13 is right for all of these orders; none is left out.  Torch 2.11 has one channel for all messages between two
+ranks, where it mixes up those of ranks with several stages: these orders are left out there.  Its schedules are not
+used, only the runtime that reads the CSV (the list that ``Schedule1F1B`` makes is refused by torch's own validator).
+Stages are ``PipelineStage``: those of ``pipe.build_stage`` greet their neighbours over the process group even where
+both are on one rank, which gloo refuses, so they cannot be laid out as ZB-V's.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ CUTS = {
     "interleaved": FOUR,
     "zb-v": FOUR,
 }
-
+KEEPS_STAGES_APART = hasattr(PipelineStage, "_warmup_forward_vote")  # with it came a channel for each pair of stages
+RUN_BY_TORCH = [name for name, cuts in CUTS.items() if cuts is TWO or KEEPS_STAGES_APART]
 
 TELLING = {"aten.add.Tensor", "aten.flatten.using_ints", "aten.max_pool2d.default", "aten.gelu.default"}
 """Operators without parameters that traces of both sides call alike."""
@@ -99,7 +101,7 @@ def run_by_torch(rank: int, folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
     found = {}
-    for name in CUTS:
+    for name in RUN_BY_TORCH:
         described = json.loads((folder / f"{name}.json").read_text())
         model = network()[0]
         pipe = split_at(tuple(described["split_spec"].items()))
@@ -126,11 +128,11 @@ def run_by_torch(rank: int, folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 def by_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
     """Gradients by schedule, of both ranks; all schedules in one pair of forked processes."""
     folder = tmp_path_factory.mktemp("torch")
-    for name in CUTS:
+    for name in RUN_BY_TORCH:
         (folder / f"{name}.json").write_text(exported(name).description)
         split_at(tuple(json.loads(exported(name).description)["split_spec"].items()))  # once, before the fork
         (folder / f"{name}.csv").write_text(exported(name).schedule)
-    gradients: dict[str, dict[str, torch.Tensor]] = {name: {} for name in CUTS}
+    gradients: dict[str, dict[str, torch.Tensor]] = {name: {} for name in RUN_BY_TORCH}
     for of_rank in in_processes(lambda rank: run_by_torch(rank, folder)):
         for name, more in of_rank.items():
             gradients[name].update(more)
@@ -167,7 +169,7 @@ def in_processes(work: Callable[[int], Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize("name", RUN_BY_TORCH)
 def test_torch_computes_the_same_gradients_in_the_same_order(
     name: str, by_torch: dict[str, dict[str, torch.Tensor]]
 ) -> None:

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cuda_ops.device.compiling import CannotCompileError, Sources, compiled, require_torch
+from cuda_ops.device.compiling import CannotCompileError, Sources, compiled
 
 if TYPE_CHECKING:
     from cuda_ops.sparse.native.functions import NativeOperators
@@ -29,8 +29,6 @@ SOURCES = Sources(
     levels={"conv": "-O3", "pool": "-O3"},
 )
 """Made without torch's headers: the library runs with any torch that has the function which it calls."""
-OLDEST_TORCH = (2, 10)
-"""The first whose stable C interface has threads."""
 
 
 @functools.cache
@@ -44,7 +42,6 @@ def load() -> NativeOperators | None:
     from cuda_ops.sparse.native.functions import Library, NativeOperators
 
     try:
-        require_torch(OLDEST_TORCH)
         return NativeOperators(Library(compiled(dict(os.environ), SOURCES)))
     except (CannotCompileError, OSError) as error:
         _LOGGER.warning("sparse operators run in plain torch, not in C++: %s", error)

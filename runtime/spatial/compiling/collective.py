@@ -118,7 +118,7 @@ class Collectives:
             return _Arrived()
         flat = [sent[rank].detach().reshape(-1) for rank in ranks if rank in sent] or [self._nothing(received)]
         flat += self.order.ties(flat[0])
-        packed = torch.cat(flat) if len(flat) > 1 else flat[0]
+        packed = torch.cat(flat) if len(flat) > 1 else flat[0].contiguous()
         sizes = [[each[rank].numel() if rank in each else 0 for rank in ranks] for each in (received, sent)]
         came = _all_to_all(packed, *sizes, self._name(ranks))
         offsets = [sum(sizes[0][:position]) for position in range(len(ranks))]

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
 from cuda_ops.device import compiling
 from cuda_ops.device.compiling import (
@@ -162,14 +161,6 @@ def test_a_compiler_that_fails_is_quoted_in_one_line(
     assert "ended with 3: out of paper" in line
     (kept,) = cache_folder(environment).iterdir()
     assert kept.read_text() == f"{script} ended with 3: out of paper"
-
-
-def test_an_old_torch_is_named(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
-    (line,) = failed_load(environment, monkeypatch, caplog)
-    assert "torch 2.9.1+cpu is older than 2.10" in line
 
 
 def test_the_cache_is_this_users_alone(environment: dict[str, str], sources: Sources) -> None:

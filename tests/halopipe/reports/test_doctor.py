@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from halopipe.cli.app import app
@@ -33,8 +34,42 @@ def test_without_torch_it_ends_with_six_and_says_what_to_install(monkeypatch: py
     monkeypatch.setitem(sys.modules, "torch", None)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 6
-    assert re.search(r"missing +torch .*\n +try: pip install torch==\d", result.stdout)
+    assert re.search(r"missing +torch .*\n +try: pip install 'torch>=2", result.stdout)
     assert "halopipe cannot run here: torch" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("2.10.1", MISSING), ("2.11.0", OK), ("2.12.1+cu130", OK), ("2.13.0+cpu", OK), ("2.14.0", ODD), ("3.0", ODD)],
+)
+def test_a_torch_outside_of_what_is_tested_is_named(version: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    finding = next(doctor._torch())
+    assert (finding.what, finding.status) == ("torch", status)
+    assert finding.text.startswith(version)
+    assert finding.text.endswith("tested: 2.11 to 2.13")
+    assert finding.remedy == ("" if status == OK else "pip install 'torch>=2.11,<2.14'")
+
+
+def test_a_torch_that_lacks_what_is_leant_on_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_LOOKS", (("torch", doctor._torch),))
+    monkeypatch.delattr(torch._compile, "_disable_dynamo")
+    monkeypatch.delitem(sys.modules, "cuda_ops._torch")
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 6
+    assert re.search(
+        r"missing +torch .* lacks .*_disable_dynamo.*; tested: .*\n +try: pip install 'torch>=", result.stdout
+    )
+
+
+@pytest.mark.parametrize(("version", "status"), [((3, 10), MISSING), ((3, 11), OK), ((3, 13), OK), ((3, 14), ODD)])
+def test_a_python_outside_of_what_is_tested_is_named(
+    version: tuple[int, int], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "version_info", (*version, 0))
+    (finding,) = doctor._python()
+    assert finding.status == status
+    assert finding.remedy == ("" if status == OK else "install Python 3.11 to 3.13")
 
 
 def test_a_look_that_fails_is_a_finding_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,12 @@ REDUCTIONS: dict[str, tuple[Callable[..., Tensor], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("loss", REDUCTIONS)
+ON_2_11 = pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch 2.11 fixes the samples of such a loss itself")
+
+
+@pytest.mark.parametrize(
+    "loss", [pytest.param(loss, marks=ON_2_11) if loss == "probabilities" else loss for loss in REDUCTIONS]
+)
 def test_it_is_known_how_parts_make_up_a_loss(loss: str) -> None:
     reduce, expected = REDUCTIONS[loss]
     found = reduced(reduce)
