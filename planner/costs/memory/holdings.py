@@ -75,6 +75,7 @@ def holdings(
         (rank, number): buckets_behind(costs, stage, member)
         for number, stage in enumerate(costs.stages)
         for member, rank in enumerate(stage.ranks)
+        if compiled.rows[rank]
     }
     found, unsaved = _activations(costs, compiled, transfer_bytes, carried, buckets)
     buffers, posted, sent, frames = _messages(costs, compiled, transfer_bytes, carried, unsaved)
@@ -162,6 +163,8 @@ def _updates(
     for number, stage in enumerate(costs.stages):
         largest = _largest_updated(costs, stage)
         for member, rank in enumerate(stage.ranks):
+            if not compiled.rows[rank]:
+                continue
             own = stage.parameter_bytes
             if stage.once is not None:
                 own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
