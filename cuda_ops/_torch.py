@@ -15,7 +15,8 @@ leading underscore, and those of ``torch.distributed.distributed_c10d``.
 - ``tree_flatten``, ``tree_unflatten``, ``tree_leaves``, ``tree_map``, ``TreeSpec``: nested tuples, lists and mappings
   as export flattens them; torch has no public name for them.
 - ``disable_dynamo``: keeps the compiler out of a function; ``torch.compiler.disable`` imports the compiler at once.
-- ``wrap_with_set_grad_enabled``: what export leaves of ``no_grad`` blocks, recognised in graphs; it has no public name.
+- ``wrap_with_autocast``, ``wrap_with_set_grad_enabled``: what export leaves of ``autocast`` and ``no_grad`` blocks,
+  recognised in graphs; they have no public names.
 - ``SingleLevelFunction``: what a user's ``autograd.Function`` derives from, whose ``apply`` a capture replaces.
 - ``COMPOSITE_KEYS``: the dispatch keys for which a Python kernel replaces a recurrent operator's own decomposition;
   ``torch.library`` cannot take its registration back.
@@ -51,7 +52,7 @@ from cuda_ops.device.torch_versions import TorchVersionError, needs_private_name
 try:
     from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
     from torch._compile import _disable_dynamo as disable_dynamo
-    from torch._higher_order_ops.wrap import wrap_with_set_grad_enabled
+    from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
     from torch._ops import HigherOrderOperator, OpOverload
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
@@ -114,6 +115,7 @@ __all__ = [
     "tree_map",
     "tree_unflatten",
     "weak_storage",
+    "wrap_with_autocast",
     "wrap_with_set_grad_enabled",
 ]
 

@@ -2,7 +2,7 @@
 
 A model is captured on the processor, wherever it is to run: so its graph and its fingerprint are the same everywhere,
 and a rank's GPU never holds more than that rank's stages.  Operators that make tensors from nothing (a mask, positions)
-have the device of the capture among their arguments, which is what changes here.
+have the device of the capture among their arguments, which is what changes here; so does what is under autocast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.amp import is_autocast_available
 
+from cuda_ops._torch import wrap_with_autocast
 from cuda_ops.dense.data_dependent import Unit
 
 
@@ -26,6 +28,8 @@ def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
     for node in graph.nodes:
         node.args = fx.node.map_aggregate(node.args, lambda each: _placed(each, device))
         node.kwargs = fx.node.map_aggregate(node.kwargs, lambda each: _placed(each, device))
+        if node.target is wrap_with_autocast and is_autocast_available(device.type):  # its dtypes are in the graph
+            node.args = (device.type, *node.args[1:])
         if isinstance(node.target, Unit):
             node.target = node.target.changed(lambda each: _placed(each, device))
     found = fx.GraphModule(module, graph)
@@ -46,9 +50,12 @@ def move(tensors: Iterable[Tensor], device: torch.device) -> None:
             tensor.data = tensor.data.to(device)
 
 
-def tensors_of(module: fx.GraphModule) -> tuple[Tensor, ...]:
-    """The parameters and buffers of a captured graph, constants included."""
-    return (*module.parameters(), *module.buffers())
+def tensors_of(*held: Tensor | fx.GraphModule) -> tuple[Tensor, ...]:
+    """Tensors themselves, and the parameters and buffers of captured graphs, constants included."""
+    found: list[Tensor] = []
+    for each in held:
+        found += (each,) if isinstance(each, Tensor) else (*each.parameters(), *each.buffers())
+    return tuple(found)
 
 
 def _placed(argument: Any, device: torch.device) -> Any:

@@ -162,6 +162,7 @@ def pareto(
     cluster: str | Path | Cluster | None = None,
     solver: str = solve.DEFAULT_SOLVER,
     memory: str | int = 0,
+    jobs: int = 1,
     **asked: Unpack[Asked],
 ) -> Front:
     """The Pareto front of step time and memory: the best step under each memory limit, every point a plan.
@@ -170,34 +171,39 @@ def pareto(
         profile: or the name of its file.
         num_points: about how many; 0: all there are.
         cluster, solver, memory, asked: as of :func:`plan`; ``memory`` is the largest limit that is tried.
+        jobs: processes that share out the searches of ``num_points`` plans, which are the same for any number.  They
+            import the script that calls: more than one only under ``if __name__ == "__main__"``.
 
     Raises:
         InfeasibleError: no plan fits.
+        UsageError: fewer than one process.
+        WorkerDiedError: a process of several died.
     """
     from halopipe.planning import pareto as fronts
 
     problem = problem_on(profile_in(profile), cluster, memory, asked)
-    front = fronts.front(problem, num_points, solver)
+    front = fronts.front(problem, num_points, solver, jobs=jobs)
     for one in front.plans:
         remember(one, problem.profile)
     return front
 
 
 @checked
-def baselines(profile: ProfileOrPath, **asked: Unpack[Asked]) -> tuple[Plan, ...]:
+def baselines(profile: ProfileOrPath, *, jobs: int = 1, **asked: Unpack[Asked]) -> tuple[Plan, ...]:
     """The published strategies on the same profile, those that fit.
 
     Args:
         profile: or the name of its file.
         asked: as of :func:`plan`; ``time_limit_s`` is for all of them together.  Without it each takes what its authors
             state, or as long as a search of ours.
+        jobs: processes that share them out, as of :func:`pareto`.
 
     Raises:
         UsageError: what is asked for does not exist.  A strategy that does not fit is left out.
     """
     problem = problem_on(profile_in(profile), None, 0, asked)
     within_s = asked.get("time_limit_s", math.inf)
-    found = solve.solve_baselines(problem, within_s=within_s).plans.values()
+    found = solve.solve_baselines(problem, within_s=within_s, jobs=jobs).plans.values()
     return tuple(remember(one, problem.profile) for one in found)
 
 

@@ -69,8 +69,11 @@ def check(
             remedies.append("with --cluster FILE, if it was planned for machines that the profile was not measured on")
         raise PlanCheckError(f"{plan} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults, remedies)
     if of_proof:
-        again = console.command("plan", profile or "PROFILE", "-o", plan, "--proof", proof)
-        raise PlanCheckError(f"{proof} is no proof of {plan}", of_proof, [f"make it again: {again}"])
+        raise PlanCheckError(
+            f"{proof} is no proof of {plan}",
+            of_proof,
+            [f"make it again: {console.command('plan', profile or 'PROFILE', '-o', plan, '--proof', proof)}"],
+        )
     if json:
         return
     if source is None:

@@ -22,6 +22,9 @@ def compare(
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Beside the published strategies, which are solved from the profile.")
     ] = False,
+    jobs: Annotated[
+        int, typer.Option("--jobs", metavar="N", min=1, help="Processes that share out the strategies of --baselines.")
+    ] = 1,
     profile: ProfileOption = None,
     cluster: ClusterOption = None,
     json: Json = False,
@@ -46,7 +49,7 @@ def compare(
                 [f"none is given, and no profile.json beside {names[0]} is the one that it was made from"],
                 [console.command("compare", names[0], "--baselines", "--profile", "PROFILE")],
             )
-        solved = search_progress.baselines(problem.problem_of(first, source))
+        solved = search_progress.baselines(problem.problem_of(first, source), jobs)
         found.update(solved.plans)
     comparison = Comparison(found, solved.infeasible, source, solved.took_s, solved.limits_s)
     console.emit_json(comparison.data()) if json else console.emit(comparison.render())

@@ -121,7 +121,8 @@ def _front(loaded: Profile, options: PlanOptions, num_points: int, files: _Files
     from halopipe.planning.problem import problem_on
     from halopipe.terminal import console
 
-    front = search_progress.front(problem_on(loaded, None, options.memory, options.asked()), options.solver, num_points)
+    problem = problem_on(loaded, None, options.memory, options.asked())
+    front = search_progress.front(problem, options.solver, num_points, options.jobs)
     paths = [files.point(number) for number in range(1, len(front.plans) + 1)]
     for path, found in zip(paths, front.plans, strict=True):
         files.dump(found, path)

@@ -154,7 +154,7 @@ def _linked(cluster: Cluster) -> Cluster:
         raise UsageError(
             f"nothing is known of the link {missing[0]}, which these machines need",
             [f"{num_hosts} hosts, {len(cluster.devices)} devices; links: {', '.join(cluster.links) or 'none'}"],
-            ["describe the machines in a cluster file: --cluster cluster.yaml"],
+            ["halopipe plan PROFILE --cluster FILE, which describes such machines, in place of this question"],
         )
     return cluster
 

@@ -36,6 +36,7 @@ _OF_A_SEARCH = (
     "max_stages",
     "without",
     "pareto",
+    "jobs",
     "measure_missing",
 )
 """What says nothing where a way says what the plan is."""
@@ -128,6 +129,13 @@ class PlanOptions:
     no_calibration: bool = option(False, "Costs as profiled, without what runs of plans corrected.", panel=SEARCH)
     pareto: int | None = option(
         None, "The best step for N sizes of memory (0: for all), a plan file each.", "N", SEARCH, least=0
+    )
+    jobs: int = option(
+        1,
+        "Processes that share out the searches of --pareto N; one search is one process. The plans are the same.",
+        "N",
+        SEARCH,
+        least=1,
     )
     measure_missing: bool = option(
         False,

@@ -3,7 +3,8 @@
 Epsilon-constraint: solve with no limit, then with one just below the fullest rank of the plan found, and so on until
 nothing fits.  A point that another beats in both is dropped (a solver may return any of equally fast plans), so that
 what is left is the front exactly, as far as every search ended with a proof.  With a number of points, the limit halves
-the widest gap of memory in turn instead of going down step by step.
+the widest gap of memory in turn instead of going down step by step.  Then several processes look at what comes next as
+well; which plans are kept does not depend on how many there are.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from halopipe.planning import solve
 from halopipe.planning.compare import proof_text
+from halopipe.planning.jobs import Jobs
 from halopipe.terminal import tables, units
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
-from planner.solvers.budget import Budget, part_of_current, under
+from planner.solvers.budget import Budget, now_s, part_of_current, under
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,24 +115,35 @@ class Front:
         return f"Step against memory of the fullest rank ({whole})\n{table}"
 
 
-def front(problem: Problem, num_points: int = 0, solver: str = solve.DEFAULT_SOLVER, show: Show | None = None) -> Front:
+def front(
+    problem: Problem,
+    num_points: int = 0,
+    solver: str = solve.DEFAULT_SOLVER,
+    show: Show | None = None,
+    jobs: int = 1,
+) -> Front:
     """The Pareto front of a problem.
 
     Args:
         num_points: about how many plans to look for; 0: all there are.  The problem's time limit is for all searches
             together.
+        jobs: processes that share out the searches for a number of plans.  Of all plans each search begins where the
+            one before ended, in one process.
 
     Raises:
         InfeasibleError: nothing fits at all.
     """
-    search = _Search(replace(problem, objective=THROUGHPUT, confidence=0.0), solver, show, num_points)
-    fastest = search.under(0)
-    if fastest is None or num_points == 1:
-        return Front(tuple(search.found), False)
-    if num_points:
-        search.spread(fastest)
-    else:
-        search.down(fastest)
+    with Jobs(jobs) as processes:
+        search = _Search(replace(problem, objective=THROUGHPUT, confidence=0.0), solver, show, num_points, processes)
+        if num_points > 1:
+            search.begin((0, THROUGHPUT), (0, MEMORY))
+        fastest = search.under(0)
+        if fastest is None or num_points == 1:
+            return Front(tuple(search.found), False)
+        if num_points:
+            search.spread(fastest)
+        else:
+            search.down(fastest)
     plans = _undominated(search.found)
     return Front(plans, search.exhausted and all(plan.search.status == "proven" for plan in plans))
 
@@ -148,29 +161,44 @@ class _Search:
     solver: str
     show: Show | None
     wanted: int
+    processes: Jobs
     found: list[Plan] = field(default_factory=list)
     exhausted: bool = False
     budget: Budget = field(init=False)
+    _begun: dict[tuple[int, str], Callable[[], Plan]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.budget = part_of_current(self.problem.time_limit_s)
 
-    def _left_s(self) -> float:
-        """What the next search may take: an equal part of what is left, where it is known how many there will be."""
-        searches = max(1, self.wanted - len(self.found)) if self.wanted else _UNKNOWN_SEARCHES
-        return self.budget.left_s / searches
+    def begin(self, *questions: tuple[int, str]) -> None:
+        """Lets processes that are free begin to search, under limits and objectives that are asked for soon."""
+        for limit_bytes, objective in questions[: self.processes.number]:
+            if (limit_bytes, objective) not in self._begun:
+                asked = self._asked(limit_bytes, objective, self.budget.limit_s / self.wanted)
+                ends_s = now_s() + self.budget.clock_s
+                self._begun[limit_bytes, objective] = self.processes.submit(_ended_at, ends_s, asked, self.solver)
+
+    def _asked(self, limit_bytes: int, objective: str, within_s: float) -> Problem:
+        limits = [limit for limit in (limit_bytes, self.problem.memory_bytes) if limit]
+        return replace(self.problem, memory_bytes=min(limits, default=0), objective=objective, time_limit_s=within_s)
 
     def under(self, limit_bytes: int, objective: str = THROUGHPUT) -> Plan | None:
         """The best plan under a limit (0: none); None if the search was stopped by hand.  Raises if nothing fits."""
         if self.show is not None:
             below = f"below {units.size(limit_bytes)}" if limit_bytes else "without a limit"
             self.show(len(self.found), self.wanted, below)
-        limits = [limit for limit in (limit_bytes, self.problem.memory_bytes) if limit]
-        asked = replace(
-            self.problem, memory_bytes=min(limits, default=0), objective=objective, time_limit_s=self._left_s()
-        )
-        with under(self.budget):
-            plan = solve.solve(asked, self.solver)
+        try:
+            if self.wanted:
+                self.begin((limit_bytes, objective))
+                plan = self._begun[limit_bytes, objective]()
+            else:
+                with under(self.budget):
+                    within_s = self.budget.left_s / _UNKNOWN_SEARCHES
+                    plan = solve.solve(self._asked(limit_bytes, objective, within_s), self.solver)
+        except KeyboardInterrupt:
+            if not self.found:
+                raise
+            return None
         self.found.append(plan)
         return None if plan.search.status == "stopped" else plan
 
@@ -192,10 +220,14 @@ class _Search:
         if leanest is None or peak_bytes(leanest) >= peak_bytes(fastest):
             self.down(fastest if leanest is not None else None)
             return
-        best = self.under(peak_bytes(leanest))
         gaps = [(peak_bytes(leanest), peak_bytes(fastest))]  # limit with its best plan known; peak of the next plan
+        self.begin((peak_bytes(leanest), THROUGHPUT), (sum(gaps[0]) // 2, THROUGHPUT))
+        best = self.under(peak_bytes(leanest))
         while best is not None and gaps and not self._enough():
-            low, high = gaps.pop(gaps.index(max(gaps, key=lambda gap: gap[1] - gap[0])))
+            gaps.sort(key=lambda gap: gap[0] - gap[1])  # the widest first
+            lacking = self.wanted - len(_undominated(self.found))
+            self.begin(*((sum(gap) // 2, THROUGHPUT) for gap in gaps[:lacking]))
+            low, high = gaps.pop(0)
             middle = (low + high) // 2
             best = self.under(middle)
             if best is not None:
@@ -210,6 +242,12 @@ class _Search:
         return bool(self.wanted) and (
             len(_undominated(self.found)) >= self.wanted or len(self.found) >= 2 * self.wanted + _FEW
         )
+
+
+def _ended_at(ends_s: float, asked: Problem, solver: str) -> Plan:
+    """The plan of a search that ends at a time of the clock, which all processes of a machine share."""
+    with under(Budget(max(0.0, ends_s - now_s()))):
+        return solve.solve(asked, solver)
 
 
 def _undominated(plans: list[Plan]) -> tuple[Plan, ...]:

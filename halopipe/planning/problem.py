@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from math import isfinite, isnan
 from pathlib import Path
 from typing import TypedDict
 
@@ -189,15 +188,9 @@ def problem_on(profile: Profile, cluster: str | Path | Cluster | None, memory: s
 
 def _require_numbers(asked: Problem) -> None:
     """Raises :class:`UsageError` where a number cannot be meant."""
-    batch, gap, zero, slices = asked.global_batch, asked.gap, asked.zero, asked.token_slices
+    batch, zero, slices = asked.global_batch, asked.zero, asked.token_slices
     if not 1 <= batch <= MOST_BATCH:
         raise UsageError(f"--global-batch is {batch}", [f"a step has 1 to {MOST_BATCH} samples"], ["--global-batch 32"])
-    if isnan(asked.time_limit_s) or not isfinite(gap):
-        raise UsageError(
-            f"--gap is {gap}, --time-limit is {asked.time_limit_s}",
-            ["numbers are needed"],
-            ["--gap 0.02 --time-limit 60"],
-        )
     if zero not in ZERO or (zero > 1 and asked.shard == NEVER):
         raise UsageError(
             f"--zero is {zero}, --shard {asked.shard}",

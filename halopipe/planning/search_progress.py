@@ -37,10 +37,10 @@ def solve(problem: Problem, solver: str) -> Plan:
             remark(f"{solver} took {took} of {units.seconds(limit_s)} that it may take")
 
 
-def baselines(problem: Problem) -> planning.Baselines:
+def baselines(problem: Problem, jobs: int = 1) -> planning.Baselines:
     """The published strategies on the problem."""
     with Reporter("solving baselines") as reporter:
-        return planning.solve_baselines(problem, show=lambda done, total, name: reporter.update(done, total, name))
+        return planning.solve_baselines(problem, show=reporter.update, jobs=jobs)
 
 
 def why_not(plan: Plan, profile: Profile | None, question: str) -> Answer:
@@ -67,7 +67,7 @@ def prices(plan: Plan, profile: Profile, time_limit_s: float) -> Prices:
         return shadow_prices.prices(plan, profile, time_limit_s, reporter.update)
 
 
-def front(problem: Problem, solver: str, num_points: int) -> Front:
+def front(problem: Problem, solver: str, num_points: int, jobs: int) -> Front:
     """As :func:`halopipe.planning.pareto.front`."""
     from halopipe.planning import pareto
 
@@ -77,6 +77,7 @@ def front(problem: Problem, solver: str, num_points: int) -> Front:
             num_points,
             solver,
             lambda done, total, what: reporter.update(done, total or None, f"plan {done + 1}, {what}"),
+            jobs,
         )
 
 

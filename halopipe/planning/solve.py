@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from halopipe.planning.jobs import Jobs
 from halopipe.terminal.units import require_known
-from planner.ir.constraints import broken
-from planner.ir.errors import HalopipeError, InfeasibleError
+from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan, Prediction
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
@@ -45,17 +45,11 @@ def solve(problem: Problem, name: str = DEFAULT_SOLVER, progress: Progress | Non
 
     Raises:
         UnknownNameError: there is no such solver.
-        InfeasibleError: nothing fits, or the solver knows nothing of a side constraint and its plan breaks it.
+        InfeasibleError: nothing fits, or no plan of this strategy keeps to the side constraints.
     """
     from planner import solvers
 
-    plan = solvers.solver(known_solver(name))(problem, progress)
-    unmet = _broken_rules(plan, problem)
-    if unmet:
-        raise InfeasibleError(
-            f"solver {name} found no plan that keeps to the side constraints", unmet, [f"--solver {DEFAULT_SOLVER}"]
-        )
-    return plan
+    return solvers.solver(known_solver(name))(problem, progress)
 
 
 def known_solver(name: str) -> str:
@@ -71,17 +65,12 @@ def known_solver(name: str) -> str:
     return name
 
 
-def _broken_rules(plan: Plan, problem: Problem) -> tuple[str, ...]:
-    if not problem.fix and not problem.forbid:
-        return ()
-    return broken(problem.fix, problem.forbid, plan.decision, problem.profile.cluster)
-
-
 def solve_baselines(
     problem: Problem,
     wanted: Sequence[str] = (),
     show: Callable[[int, int, str], None] | None = None,
     within_s: float = math.inf,
+    jobs: int = 1,
 ) -> Baselines:
     """The published strategies, each as its authors do it, on the same problem.
 
@@ -91,25 +80,47 @@ def solve_baselines(
         wanted: their names; empty: all.
         show: called with (done, total, what comes next).
         within_s: what all of them together may take at most: each then has an equal part of what is left.
+        jobs: processes that they are shared out to.
     """
     from planner import solvers
-    from planner.baselines.common.budgets import budget_s
 
     require_known("baseline", wanted, solvers.baselines())
     solved = Baselines({}, {})
     names = tuple(wanted) or solvers.baselines()
     ends_s = time.monotonic() + within_s
-    for number, name in enumerate(names):
-        if show is not None:
-            show(number, len(names), name)
-        start_s = time.monotonic()
-        limit_s = min(budget_s(name, problem.time_limit_s), max(0.0, ends_s - start_s) / (len(names) - number))
-        try:
-            solved.plans[name] = solve(replace(problem, time_limit_s=limit_s), name)
-        except HalopipeError as error:  # what the strategy's own restrictions rule out is no failure of the comparison
-            solved.infeasible[name] = "; ".join((error.title, *error.details[:1]))
-        solved.took_s[name], solved.limits_s[name] = time.monotonic() - start_s, limit_s
+    with Jobs(jobs) as processes:
+        shares = [min(1.0, jobs / (len(names) - number)) for number in range(len(names))]
+        trials = [
+            processes.submit(_tried, problem, name, ends_s, share) for name, share in zip(names, shares, strict=True)
+        ]
+        for number, (name, trial) in enumerate(zip(names, trials, strict=True)):
+            if show is not None:
+                show(number, len(names), name)
+            answer, solved.took_s[name], solved.limits_s[name] = trial()
+            if isinstance(answer, Plan):
+                solved.plans[name] = answer
+            else:  # what the strategy's own restrictions rule out is no failure of the comparison
+                solved.infeasible[name] = "; ".join((answer.title, *answer.details[:1]))
     return solved
+
+
+def _tried(problem: Problem, name: str, ends_s: float, share: float) -> tuple[Plan | HalopipeError, float, float]:
+    """What a strategy comes to, the seconds that it took, and those that it might have taken.
+
+    Args:
+        ends_s: by the clock, which all processes of a machine share.
+        share: of what is then left of it.
+    """
+    from planner.baselines.common.budgets import budget_s
+
+    start_s = time.monotonic()
+    limit_s = min(budget_s(name, problem.time_limit_s), max(0.0, ends_s - start_s) * share)
+    answer: Plan | HalopipeError
+    try:
+        answer = solve(replace(problem, time_limit_s=limit_s), name)
+    except HalopipeError as error:
+        answer = error
+    return answer, time.monotonic() - start_s, limit_s
 
 
 def predict_again(plan: Plan, profile: Profile) -> tuple[Prediction, Timeline]:

@@ -171,7 +171,7 @@ def page(sources: Sources, front: Front | None = None) -> str:
         raise UsageError(
             f"a report needs bokeh and jinja2: {error}",
             ["they draw the charts and fill the page in"],
-            ["pip install 'halopipe[report]'", "halopipe draw PLAN -o step.svg, which needs neither"],
+            ["pip install 'halopipe[report]'", "halopipe draw PLAN -o step.svg in place of it, which needs neither"],
         ) from None
     plan, profile = sources.plan, sources.profile
     prediction, fresh = solve.predict_again(plan, profile) if profile is not None else (plan.prediction, None)

@@ -33,8 +33,6 @@ def serve(path: Path, options: ServeOptions, *, json: bool) -> None:
         HalopipeError: what a rank has failed by.
     """
     require_fitting(options)
-    if options.stdin:
-        console.require_streams()
     most_bytes = units.parse_size(options.max_request)
     planned = plan_files.load_plan(path)
     if options.learn:
@@ -83,9 +81,10 @@ def require_fitting(options: ServeOptions) -> None:
     for option, value in {"--optimizer": options.optimizer, "--save": options.save}.items():
         if value and not options.learn:
             raise UsageError(f"{option} goes with --learn", ["nothing is learnt without it"], [f"leave {option} out"])
-    feeds.require_one({"--from": options.source, "--stdin": options.stdin, "--http": options.http})
     folder, answers = options.source, options.to
-    for option, given in {"--to": answers, "--reader": options.reader, "--follow": options.follow}.items():
+    with_folder: dict[str, object] = {"--to": answers, "--reader": options.reader, "--follow": options.follow}
+    feeds.require_one({"--from": folder, "--stdin": options.stdin, "--http": options.http}, with_folder)
+    for option, given in with_folder.items():
         if given and folder is None:
             named = "--stdin" if options.stdin else "--http"
             raise UsageError(

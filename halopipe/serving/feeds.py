@@ -398,12 +398,20 @@ def _flat(output: Any, name: str) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
             yield from _flat(child, f"{name}.{key}" if name else str(key))
 
 
-def require_one(chosen: Mapping[str, object]) -> None:
-    """Raises :class:`UsageError` unless one place that requests come from is named."""
+def require_one(chosen: Mapping[str, object], with_folder: Mapping[str, object]) -> None:
+    """Raises :class:`UsageError` unless one place that requests come from is named.
+
+    Args:
+        with_folder: by option, what goes with ``--from`` alone.
+    """
     named = [name for name, value in chosen.items() if value]
     if len(named) != 1:
+        ways = ["--from FOLDER --to FOLDER", "--stdin json, or --stdin npy", "--http 8000"] if not named else []
+        for kept in named:
+            of_folder = [name for name, value in with_folder.items() if value and kept != "--from"]
+            gone = " and ".join([*(name for name in named if name != kept), *of_folder])
+            needs_to = kept == "--from" and not with_folder["--to"]
+            ways.append(f"--from {chosen[kept]} --to FOLDER in place of {gone}" if needs_to else f"leave {gone} out")
         raise UsageError(
-            "serve needs one place that requests come from",
-            [f"named: {', '.join(named) or 'none'}"],
-            ["--from FOLDER --to FOLDER", "--stdin json, or --stdin npy", "--http 8000"],
+            "serve needs one place that requests come from", [f"named: {', '.join(named) or 'none'}"], ways
         )

@@ -142,34 +142,30 @@ class Application:
         told = headers.get("content-length", "")
         if told.isdecimal() and (len(told) > len(str(self._most_bytes)) or int(told) > self._most_bytes):
             raise RefusedError(413, f"a body has at most {self._most_bytes} bytes, this one {told[:20]}")
-        parts, body = list[bytes](), b""
+        body = io.BytesIO()
         try:
             try:
-                await asyncio.wait_for(self._fill(parts, receive), self._body_s)
+                await asyncio.wait_for(self._fill(body, receive), self._body_s)
             except TimeoutError:
                 raise RefusedError(408, f"the body did not come in {self._body_s:g} s") from None
-            body = b"".join(parts)
-            parts.clear()
             async with self._parses:
-                found: tuple[Any, Any] = await self._beside(read, self._serving, body, self._most_bytes)
-            return found
+                asked: tuple[Any, Any] = await self._beside(read, self._serving, body.getvalue(), self._most_bytes)
+            return asked
         finally:
-            self._held_bytes -= len(body) or sum(map(len, parts))
+            self._held_bytes -= body.tell()
 
-    async def _fill(self, parts: list[bytes], receive: Receive) -> None:
-        length = 0
+    async def _fill(self, body: io.BytesIO, receive: Receive) -> None:
+        """``body`` and the bytes that are held grow by what comes: there are no parts beside their sum."""
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise RefusedError(400, "the client has left")
             part = message.get("body", b"")
-            if length + len(part) > self._most_bytes:
+            if body.tell() + len(part) > self._most_bytes:
                 raise RefusedError(413, f"a body has at most {self._most_bytes} bytes")
             if self._held_bytes + len(part) > _MOST_BODIES * self._most_bytes:
                 raise RefusedError(503, "too many large requests at a time", {"Retry-After": "1"}, BusyError.code)
-            parts.append(part)
-            length += len(part)
-            self._held_bytes += len(part)
+            self._held_bytes += body.write(part)
             if not message.get("more_body", False):
                 return
 
@@ -206,20 +202,21 @@ def opened(address: str) -> socket.socket:
     if re.fullmatch("[0-9]{1,5}", port) is None or int(port) > 65535:
         address = address if len(address) < 100 else f"{address[:50]}..."
         raise UsageError(f"{address!r} is no address", [], ["--http 8000", "--http 0.0.0.0:8000, for all interfaces"])
-    found = None
+    door = None
     try:
-        found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, int(port)))
+        door = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind((host, int(port)))
+        door.listen()  # at once: who reads that somebody listens may connect, and no other service takes the port
     except (OSError, ValueError, TypeError) as error:  # the last two: a name that none can have
-        if found is not None:
-            found.close()
+        if door is not None:
+            door.close()
         raise UsageError(
             f"nobody can listen at {host[:100]!a}:{port}",
             [getattr(error, "strerror", None) or str(error)],
             ["another port", "an address of this host"],
         ) from error
-    return found
+    return door
 
 
 class _Connection(H11Protocol):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,7 @@ from runtime.stage.sample_weights import weights_of_parts
 from runtime.stage.shapes import varying_dims
 
 EXACT = torch.float64
+_TORCH = str(Path(torch.__file__).parent)
 WHOLE, IN_PARTS = "the user's module on the whole batch", "the user's module on one micro-batch after another"
 
 
@@ -147,6 +149,19 @@ def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device
             "one device cannot draw what the plan draws, so the two cannot be compared",
             [str(error)],
             ["--no-check-first-step: nothing then tells whether the plan is right"],
+        ) from error
+    except RuntimeError as error:
+        if device.type == "cpu":
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        own = next((each for each in reversed(frames) if not each.filename.startswith(_TORCH)), frames[-1])
+        raise UnsupportedModelError(
+            f"one device of type {device.type} cannot run the module, so the two cannot be compared",
+            [str(error).partition("\n")[0], f"raised at {own.filename}:{own.lineno}"],
+            [
+                "make tensors where the inputs are: torch.zeros(..., device=x.device)",
+                "--no-check-first-step: stages make theirs on the plan's devices anyhow",
+            ],
         ) from error
     if twin is not None and not found.skipped:
         try:

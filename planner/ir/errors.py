@@ -118,7 +118,7 @@ class RankCountError(UsageError):
     """A plan wants another number of ranks than there are."""
 
     code = "H205"
-    usual = ("halopipe plan --ranks N, for as many devices as there are",)
+    usual = ("plan for as many devices as there are",)
 
 
 class UnknownNameError(UsageError):
@@ -132,17 +132,14 @@ class MissingDeviceError(UsageError):
     """A plan, or somebody who asks for a profile, wants a device that this host does not have."""
 
     code = "H207"
-    usual = (
-        "--device cpu",
-        "plan for the devices of this host",
-    )
+    usual = ("plan for the devices of this host",)
 
 
 class DifferentDataError(UsageError):
     """Ranks read other numbers as the same batch; the text names step, tensor and ranks."""
 
     code = "H208"
-    usual = ("--data-from first: one rank reads for all",)
+    usual = ("data that follow from what the factory is given alone",)
 
 
 class BusyError(UsageError):
@@ -184,7 +181,7 @@ class StaleFileError(InputFileError):
     """A fingerprint disagrees: the file belongs to another model, profile or cluster."""
 
     code = "H304"
-    usual = ("make the file anew from what it should belong to: halopipe profile, then halopipe plan",)
+    usual = ("make the file anew from what it should belong to",)
 
 
 class IllegalProgramError(InputFileError):
@@ -198,7 +195,7 @@ class MissingMeasurementError(InputFileError):
     """The profile does not say what a layer costs at a size the planner asks for."""
 
     code = "H306"
-    usual = ("measure it too: halopipe profile --sizes N,N,..., or halopipe plan --measure-missing",)
+    usual = ("profile the model again, at the sizes that are named",)
 
 
 class FormatError(InputFileError):
@@ -212,12 +209,7 @@ class InfeasibleError(HalopipeError):
     """No plan satisfies the constraints; ``details`` names the binding one."""
 
     code, exit_code = "H401", 4
-    usual = (
-        "--recompute auto",
-        "--shard auto",
-        "a smaller --global-batch",
-        "more devices, or devices with more memory",
-    )
+    usual = ("more devices, or devices with more memory",)
 
 
 class WorkerError(HalopipeError):
@@ -291,10 +283,7 @@ class NumericsError(CheckError):
     """The plan's losses or gradients differ from one device's."""
 
     code = "H601"
-    usual = (
-        "--check-numerics --dtype float64 tells a mistake from rounding",
-        "if it differs there, too: report it with the model",
-    )
+    usual = ("report it, with the plan and the model",)
 
 
 class PlanCheckError(CheckError):
@@ -325,7 +314,7 @@ class EndedError(HalopipeError):
     """The job ended because somebody asked it to (SIGTERM, Ctrl-C), in good order; the text says what was saved."""
 
     word, code, exit_code = "ended", "H701", 7
-    usual = ("run again with --resume, to go on from there",)
+    usual = ("run it again",)
 
 
 def operator_of(layer: Layer) -> str:

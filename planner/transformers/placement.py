@@ -58,7 +58,7 @@ def require_executable(ways: Ways) -> None:
     if ways.zero and tensor > 1:
         wrong.append(f"ZeRO-{ways.zero} beside tensor {tensor}: who has a part of each weight keeps its state")
     if wrong:
-        raise UsageError(f"no plan says: {ways}", wrong, ["the same way without it", "halopipe export, for others"])
+        raise UsageError(f"no plan says: {ways}", wrong, ["the same way without it"])
 
 
 def _blocks(graph: Graph) -> tuple[str, list[int]]:

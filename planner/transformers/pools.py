@@ -207,7 +207,10 @@ def pools_of(name: str, machines: Machines, timed: Mapping[str, Timed] | None = 
             raise UsageError(
                 f"{name}: hosts and devices are not alike",
                 [f"host {host} has devices of several kinds: {kinds}"],
-                ["hosts of one kind each", "halopipe profile and plan, which take any devices"],
+                [
+                    "hosts of one kind each",
+                    f"halopipe profile MODEL --on {name}, and halopipe plan, in place of ways: they take any devices",
+                ],
             )
         within = machines.link(*ranks[:2]) if len(ranks) > 1 else None
         key = (specs[0].kind, specs[0].memory_bytes, len(ranks), _zone(machines, ranks[0]), within)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from cuda_ops._torch import times_written
+from cuda_ops._torch import FakeTensor, times_written
 
 _Cached = type(functools.cache(lambda: None))
 """What a function is that keeps its results."""
@@ -178,7 +178,9 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _is_equal(tensor: Tensor, value: Tensor) -> bool:
-    return tensor.layout != torch.strided or tensor.is_meta or torch.equal(tensor, value)
+    return (
+        tensor.layout != torch.strided or tensor.is_meta or isinstance(tensor, FakeTensor) or torch.equal(tensor, value)
+    )
 
 
 def refill(tensor: Tensor, value: Tensor) -> None:

@@ -23,6 +23,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
+from cuda_ops.device import driver
 from cuda_ops.memory import MemoryMeter
 from planner.ir.box import Box
 from planner.ir.errors import HalopipeError, StageFailedError
@@ -194,14 +195,12 @@ class StreamClock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.current_stream(device)
+        self._device = device
         self._events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
         """See :class:`Clock`."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(self._stream)
-        self._events.append(event)
+        self._events.append(driver.recorded_event(self._device))
 
     def seconds(self) -> list[float]:
         """See :class:`Clock`."""

@@ -19,6 +19,7 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
+from cuda_ops.device import driver
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph, TensorSpec, producer
 from planner.ir.plan import Decision
@@ -60,9 +61,8 @@ class LoneStage:
 
     def pass_s(self) -> float:
         """Seconds of one forward and, where the plan trains, backward."""
-        device = next((tensor.device for tensor in self.functions.training.attributes.values()), CPU)
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
+        device = next((tensor.device for tensor in self.functions.training.tensors.values()), CPU)
+        with driver.kept_generators(device):
             program = StageProgram(
                 _apart(self.functions.training),
                 self.received,
@@ -180,7 +180,8 @@ def _apart(function: StageFunction) -> StageFunction:
         plain = tensor.detach().clone() if name in function.mutated else tensor.detach()
         return nn.Parameter(plain, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else plain
 
-    return replace(function, attributes={name: own(name, tensor) for name, tensor in function.attributes.items()})
+    own_tensors = {name: own(name, tensor) for name, tensor in function.tensors.items()}
+    return replace(function, attributes={**function.attributes, **own_tensors})
 
 
 def _repeated(tensor: Tensor, spec: TensorSpec, samples: int, captured: int) -> Tensor:
@@ -201,6 +202,5 @@ def _made_up(spec: TensorSpec, noise: torch.Generator) -> Tensor:
 
 
 def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    driver.synchronize(device)
     return perf_counter()

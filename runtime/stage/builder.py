@@ -208,7 +208,7 @@ class Builder:
             tuple(name for name in function.outputs if name in answered),
             (),
             parameters,
-            {name: value for name, value in function.attributes.items() if name not in parameters},
+            {name: value for name, value in function.tensors.items() if name not in parameters},
             updates,
             add,
         )

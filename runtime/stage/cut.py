@@ -44,6 +44,9 @@ Rule = Callable[[fx.Node], Callable[..., Any] | None]
 
 Run = Callable[..., tuple[torch.Tensor, ...]]
 
+Attribute = torch.Tensor | fx.GraphModule
+"""What a captured graph has by name: a parameter, a buffer, a constant, or a graph that one of its operators calls."""
+
 Enclose = Callable[[fx.Graph, Mapping[str, str], Mapping[str, str]], fx.Graph]
 """From a stage's graph, the layer of each node, and by node the buffer that the stage writes and that it is, or is a
 view of, to the graph that is run in its place."""
@@ -57,7 +60,7 @@ class StageFunction:
         function: ``(num_samples, *sizes, *inputs, *attributes) -> outputs``, all tuples in the orders below.
         inputs: values read: graph inputs, and what other stages make.
         outputs: values that others read, and the loss.
-        attributes: parameters, buffers and constants by name, shared with the user's module.
+        attributes: by name; tensors are shared with the user's module.
         mutated: names of the attributes that the function writes (running statistics).
         sizes: further integers that it reads, by name.
         idle: attributes that are parameters and get no gradient, as the loss does not depend on them.
@@ -67,11 +70,16 @@ class StageFunction:
     function: Run
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, torch.Tensor]
+    attributes: Mapping[str, Attribute]
     mutated: frozenset[str]
     sizes: tuple[str, ...] = ()
     idle: frozenset[str] = frozenset()
     traced: Traced | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The attributes but graphs."""
+        return {name: value for name, value in self.attributes.items() if isinstance(value, torch.Tensor)}
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -224,8 +232,8 @@ class _Cut:
     def _is_copied(self, node: fx.Node) -> bool:
         return node.name in self._own or (node.op == "call_function" and node.name not in self._layer_of_node)
 
-    def _attribute(self, name: str) -> torch.Tensor:
-        return cast(torch.Tensor, attribute(self._module, name))
+    def _attribute(self, name: str) -> Attribute:
+        return cast(Attribute, attribute(self._module, name))
 
 
 @torch.no_grad()

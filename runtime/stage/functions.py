@@ -23,14 +23,14 @@ from torch import Tensor, fx
 from cuda_ops.dense.deferred_gradients import Current, deferred
 from cuda_ops.dense.recurrent import autocast
 from cuda_ops.dense.user_functions import is_user_function
-from cuda_ops.device.placing import move
+from cuda_ops.device.placing import move, tensors_of
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Block
 from planner.layers.recomputed import Spans
 from runtime import spatial
 from runtime.numerics.finite import Examiner
 from runtime.stage.captured import CapturedModel
-from runtime.stage.cut import Rule, StageFunction, cut_stage
+from runtime.stage.cut import Attribute, Rule, StageFunction, cut_stage
 from runtime.stage.modes import MicrobatchSlice, Mode, Told, cannot_evaluate, in_evaluation
 from runtime.stage.sample_weights import Weighed, weighing
 
@@ -55,7 +55,7 @@ class Call(NamedTuple):
 
     portion: MicrobatchSlice
     values: tuple[Tensor, ...]
-    state: tuple[Tensor, ...]
+    state: tuple[Attribute, ...]
 
 
 class StageCalls:
@@ -92,7 +92,8 @@ class StageCalls:
         if self._autocast is None:
             outputs = self._outputs(function, portion, values, state)
         else:
-            device = next((tensor.device.type for tensor in (*state, *values)), "cpu")
+            tensors = (each for each in (*state, *values) if isinstance(each, Tensor))
+            device = next((tensor.device.type for tensor in tensors), "cpu")
             with autocast(device, self._autocast):
                 outputs = self._outputs(function, portion, values, state)
         return dict(zip(function.outputs, outputs, strict=True))
@@ -103,7 +104,11 @@ class StageCalls:
             return self.run(call, training)
 
     def _outputs(
-        self, function: StageFunction, portion: MicrobatchSlice, values: tuple[Tensor, ...], state: tuple[Tensor, ...]
+        self,
+        function: StageFunction,
+        portion: MicrobatchSlice,
+        values: tuple[Tensor, ...],
+        state: tuple[Attribute, ...],
     ) -> Sequence[Tensor]:
         if self.examiner is None or function.traced is None:
             return function.function(portion.num_samples, *portion.sizes, *values, *state)
@@ -167,7 +172,7 @@ class StageCut:
         )
         attributes = {name: self.own.get(name, tensor) for name, tensor in found.attributes.items()}
         if self.device is not None:
-            move(attributes.values(), self.device)
+            move(tensors_of(*attributes.values()), self.device)
         return replace(found, attributes=attributes, idle=frozenset(attributes.keys() - model.graph.parameters.keys()))
 
 

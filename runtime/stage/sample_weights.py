@@ -124,9 +124,12 @@ def weight_of_targets(prediction: Any, target: Tensor, weight: Tensor | None, ig
         prediction: asked for its number of classes where targets are probabilities, which are never ignored.
     """
     if target.is_floating_point():
-        return torch.tensor(target.numel() / prediction.shape[1], dtype=torch.float64)
+        classes: int = prediction.shape[1]
+        return torch.full((), target.numel() / classes, dtype=torch.float64, device=target.device)
     is_valid = target != ignore_index
-    return is_valid.sum().double() if weight is None else weight.double()[target[is_valid]].sum()
+    if weight is None:
+        return is_valid.sum().double()
+    return (weight.double()[target.where(is_valid, 0)] * is_valid).sum()  # a mask as an index would wait for its device
 
 
 class Counting:

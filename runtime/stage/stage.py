@@ -35,7 +35,7 @@ from cuda_ops._torch import run_backward
 from cuda_ops.dense.backward_halves import Gradients
 from cuda_ops.dense.deferred_gradients import Current, WeightGradients, accumulate
 from runtime.numerics.finite import Examiner
-from runtime.stage.cut import StageFunction
+from runtime.stage.cut import Attribute, StageFunction
 from runtime.stage.functions import Call, StageCalls, Variant
 from runtime.stage.modes import Manner, MicrobatchSlice, Told
 from runtime.stage.random.streams import Draw
@@ -361,23 +361,26 @@ class StageProgram:
             self.losses[microbatch] = outputs.pop(self._loss).detach()
         return {name: output.detach() for name, output in outputs.items()}
 
-    def _with(self, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _with(self, weights: tuple[Tensor, ...]) -> tuple[Attribute, ...]:
         """The attributes, with ``weights`` in place of the parameters."""
         state = list(self._state)
         for place, tensor in zip(self._trained, weights, strict=True):
             state[place] = tensor
         return tuple(state)
 
-    def _unwritten(self, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _unwritten(self, state: tuple[Attribute, ...]) -> tuple[Attribute, ...]:
         """``state``, but with copies of what the function writes."""
         return _copied(state, self._written)
 
 
-def _copied(state: tuple[Tensor, ...], places: Collection[int]) -> tuple[Tensor, ...]:
+def _copied(state: tuple[Attribute, ...], places: Collection[int]) -> tuple[Attribute, ...]:
     """``state``, but with copies of what stands at ``places``."""
     if not places:
         return state
-    return tuple(tensor.detach().clone() if place in places else tensor for place, tensor in enumerate(state))
+    return tuple(
+        each.detach().clone() if place in places and isinstance(each, Tensor) else each
+        for place, each in enumerate(state)
+    )
 
 
 def _compact(gradient: Tensor) -> Tensor:

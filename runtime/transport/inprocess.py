@@ -221,13 +221,10 @@ class InProcessTransport:
             mailbox.posted -= 1
             if not mailbox.messages and not mailbox.posted:
                 del self._hub.mailboxes[slot]
-        return unpack(message.buffer, key, source, layout)
+        return self._unpacked(message, key, source, layout)
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
-        frame = Frame(layout_for(tensors))
-        frame.write(key, tensors)
-        message = Message(key, frame.message)
-        number = tag(key)
+        message, number = self._packed(key, tensors), tag(key)
         with self._hub.changed:
             if self._hub.capacity is not None:
                 self._wait_for_room(key, destination, self._hub.capacity)
@@ -293,6 +290,16 @@ class InProcessTransport:
     def num_buffers(self) -> tuple[int, int]:
         """How many announced messages, and how many sent ones, have their buffers now."""
         return len(self._layouts), len(self._sent)
+
+    def _packed(self, key: Key, tensors: Sequence[torch.Tensor]) -> Message:
+        """What is on its way, in memory of its own."""
+        frame = Frame(layout_for(tensors))
+        frame.write(key, tensors)
+        return Message(key, frame.message)
+
+    def _unpacked(self, message: Message, key: Key, source: int, layout: Layout) -> tuple[torch.Tensor, ...]:
+        """What :meth:`_packed` made, for who announced ``key`` with ``layout``."""
+        return unpack(message.buffer, key, source, layout)
 
     def _turn(self, src: int, dst: int) -> int:
         """The number of the next parcel from one rank to another, of which this rank is one."""

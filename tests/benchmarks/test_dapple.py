@@ -57,8 +57,9 @@ def test_a_folder_of_plans_is_a_case_a_row_and_all_hold(folder: Path, capsys: py
 
 def test_a_plan_that_is_said_to_be_better_than_what_is_found_again_is_a_miss(folder: Path) -> None:
     case = replace(next(dapple.cases(folder)), speed_up=10.0)
-    misses = [row.name for row in dapple.rows(case) if not row.holds]
-    assert misses == [f"{case.name}: speed-up by DAPPLE's own estimate (published: 10.0000)"]
+    estimate = next(dapple.rows(case))
+    assert estimate.name == f"{case.name}: speed-up by DAPPLE's own estimate (published: 10.0000)"
+    assert not estimate.holds
 
 
 def test_a_plan_that_leaves_a_gpu_without_a_sample_is_not_run(folder: Path) -> None:

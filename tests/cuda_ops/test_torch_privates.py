@@ -110,8 +110,9 @@ def test_a_mode_sees_what_runs_but_not_what_runs_outside_of_all_modes() -> None:
 def test_operators_have_types_schemas_and_names() -> None:
     add, write = ATEN.add.Tensor, ATEN.add_.Tensor
     assert isinstance(add, OpOverload)
-    assert isinstance(torch.ops.higher_order.wrap_with_set_grad_enabled, HigherOrderOperator)
-    assert torch.ops.higher_order.wrap_with_set_grad_enabled is _torch.wrap_with_set_grad_enabled
+    for name in ("wrap_with_autocast", "wrap_with_set_grad_enabled"):
+        assert isinstance(getattr(torch.ops.higher_order, name), HigherOrderOperator)
+        assert getattr(torch.ops.higher_order, name) is getattr(_torch, name)
     assert [argument.name for argument in _torch.schema_of(add).arguments] == ["self", "other", "alpha"]
     writes = [bool(each.alias_info and each.alias_info.is_write) for each in _torch.schema_of(write).arguments]
     assert writes == [True, False, False]

@@ -55,7 +55,7 @@ class Network:
 
     def norm(self, x: Named) -> Named:
         channels = x[1].shape[1]
-        return self._add("batch_norm", (x,), x[1].shape, IMAGE, {}, ((channels,), (channels,)))
+        return self._add("batch_norm", (x,), x[1].shape, x[1].dims, {}, ((channels,), (channels,)))
 
     def relu(self, x: Named) -> Named:
         return self._add("pointwise", (x,), x[1].shape, x[1].dims)

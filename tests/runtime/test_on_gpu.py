@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from planner.ir.plan import Decision
@@ -23,7 +22,7 @@ from runtime.transport import InProcessTransport, Transport, open_gloo
 from tests.runtime.plans import batch_of, decide, engine_of, model_of, sgd
 from tests.runtime.ranks import on_ranks
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+pytestmark = pytest.mark.cuda
 
 MICRO_BATCHES = (2, 1, 2)
 STEPS = 2

@@ -93,7 +93,7 @@ def judge(entry: Entry, plans: Sequence[str] = PLANS) -> list[Verdict]:
     A capture that changes the user's module is a verdict of its own, before those of the plans.
     """
     try:
-        model = load_model(_source(entry), SEED)
+        model = load_model(source_of(entry), SEED)
         before = {} if _is_lazy(model) else _snapshot(model)
         random_state = torch.get_rng_state()
         captured = capture(model)
@@ -104,11 +104,12 @@ def judge(entry: Entry, plans: Sequence[str] = PLANS) -> list[Verdict]:
         return [_of_error("capture", error, before_the_first_step=True)]
     first = [Verdict("capture", WRONG, f"the capture changed {'; '.join(changed)}")] if changed else []
     first += _through_a_file(entry, captured.graph)
-    possible = [plan for plan in plans if plan != SPATIAL or _space(captured.graph)]
+    possible = [plan for plan in plans if plan != SPATIAL or space_of(captured.graph)]
     return [*first, *(_under(entry, plan, model, captured) for plan in possible)]
 
 
-def _source(entry: Entry) -> ModelSource:
+def source_of(entry: Entry) -> ModelSource:
+    """In float64."""
     return ModelSource(f"tests.zoo.{entry.name}", dtype="float64")
 
 
@@ -117,7 +118,7 @@ def _through_a_file(entry: Entry, graph: Graph) -> Iterator[Verdict]:
     device = DeviceSpec("host/cpu0", "cpu", "host", 2**30)
     nothing = Cluster((device,), {}), {device.kind: ()}, {device.kind: {}}, Provenance({})
     try:
-        read = codec.loads(codec.dumps(Profile(_source(entry), Optimizer(), graph, *nothing)), Profile).graph
+        read = codec.loads(codec.dumps(Profile(source_of(entry), Optimizer(), graph, *nothing)), Profile).graph
     except HalopipeError as error:
         yield Verdict("capture", WRONG, f"its profile is no file: {error}")
     else:
@@ -127,15 +128,13 @@ def _through_a_file(entry: Entry, graph: Graph) -> Iterator[Verdict]:
 
 def _under(entry: Entry, plan: str, model: LoadedModel, captured: Captured) -> Verdict:
     try:
-        micro_batches = entry.micro_batches_of(plan)
-        if not captured.polymorphic:
-            micro_batches = (captured.graph.samples,) * (1 if plan == DATA else 2)
-        decision = _decision(plan, captured.graph, micro_batches)
+        decision = decision_of(entry, plan, captured)
         require_possible(decision, captured.graph)
     except Exception as error:  # noqa: BLE001
         return _of_error(plan, error, before_the_first_step=True)
-    batches = [_batch(model, sum(micro_batches), step) for step in range(NUM_STEPS)]
-    ranks = _Ranks(decision, (model, captured), _source(entry))
+    micro_batches = decision.micro_batches
+    batches = [batch_of(model, sum(micro_batches), step) for step in range(NUM_STEPS)]
+    ranks = _Ranks(decision, (model, captured), source_of(entry))
     try:
         check_layers(decision, captured.graph)
         found = ranks.trained(batches)
@@ -151,7 +150,11 @@ def _under(entry: Entry, plan: str, model: LoadedModel, captured: Captured) -> V
     return Verdict(plan, WRONG, "; ".join(differences)) if differences else Verdict(plan, EQUAL)
 
 
-def _decision(plan: str, graph: Graph, micro_batches: tuple[int, ...]) -> Decision:
+def decision_of(entry: Entry, plan: str, captured: Captured) -> Decision:
+    """The decision of one of the plans for a network."""
+    graph, micro_batches = captured.graph, entry.micro_batches_of(plan)
+    if not captured.polymorphic:
+        micro_batches = (graph.samples,) * (1 if plan == DATA else 2)
     if plan == PIPELINE:
         return decide(graph, [0.5], micro_batches)
     if plan == SPLIT:
@@ -159,10 +162,10 @@ def _decision(plan: str, graph: Graph, micro_batches: tuple[int, ...]) -> Decisi
     if plan == DATA:
         samples = micro_batches[0]
         return divided(graph, {"sample": cut_points((samples // 2, samples - samples // 2))}, micro_batches)
-    return divided(graph, {_space(graph): cut_points((2, 1))}, micro_batches)
+    return divided(graph, {space_of(graph): cut_points((2, 1))}, micro_batches)
 
 
-def _space(graph: Graph) -> str:
+def space_of(graph: Graph) -> str:
     """The dim that the spatial plan cuts; empty if the network has none."""
     dims = {dim for layer in graph.layers for spec in layer.outputs for dim in spec.dims}
     return next((dim for dim in ("height", "width", "depth") if dim in dims and dim in SPACE), "")
@@ -300,7 +303,7 @@ def _rows(tensors: tuple[Tensor, ...], first: int, count: int, total: int) -> tu
     return tuple(each[first : first + count] if each.ndim and len(each) == total else each for each in tensors)
 
 
-def _batch(model: LoadedModel, rows: int, step: int) -> Batch:
+def batch_of(model: LoadedModel, rows: int, step: int) -> Batch:
     """The example resized to ``rows``, each step other numbers in another order; what has no samples stays."""
     generator = torch.Generator().manual_seed(step)
     order = torch.randperm(rows, generator=generator) % model.samples

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from planner.costs.communication.links import shares_memory
 from planner.costs.layers.cost_table import layers_of
@@ -232,8 +233,7 @@ def _update_needs(costs: StageCosts) -> float:
     return 1.0 if optimizer.arguments.get("weight_decay", 0.0) else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """What a rank holds at the step at ``position`` of its row, in bytes, beside what is always there.
 
     Attributes:
@@ -281,13 +281,15 @@ class _Walk:
         ]
         self._posted = sum(self._posting[:window])
         self._kept = 0  # of micro-batches under way, what their stages keep
-        self._inputs: Counter[tuple[int, int]] = Counter()  # by stage and micro-batch, what was received for its F
-        self._seeds: Counter[tuple[int, int]] = Counter()  # and for its B
+        self._inputs: dict[tuple[int, int], int] = {}  # by stage and micro-batch, what was received for its F
+        self._seeds: dict[tuple[int, int], int] = {}  # and for its B
+        self._received = 0  # the sum of both
         self._outgoing = 0
         self._frames = self._most_in_frames()
         self._with_gradients: set[int] = set()
         self._summed: set[int] = set()  # of these stages, those that have been summed
         self._early: dict[int, int] = {}  # by stage, gradients that came with those of inputs
+        self._gradients = 0  # of these stages
         self._computed_again = Counter[int]()
         self._last = {a.stage: p for p, a in enumerate(compiled.grid[rank]) if a.op is Op.UPDATE}
         self._summing = {a.stage: p for p, a in enumerate(compiled.grid[rank]) if a.op in ADDS_GRADIENTS}
@@ -318,12 +320,14 @@ class _Walk:
             elif code == REDUCE_STEP:
                 yield self._held(position, self._found.reduction[self._rank, action.stage])
                 self._summed.add(action.stage)
+                self._gradients = self._gradients_now()
             elif action.op is Op.UPDATE:
                 yield self._held(position, self._found.update[self._rank, action.stage])
                 self._summed.discard(action.stage)
                 if position != self._last[action.stage]:
                     self._with_gradients.discard(action.stage)
                     self._early.pop(action.stage, None)
+                self._gradients = self._gradients_now()
 
     def _coming(self, message: int) -> tuple[int, ...]:
         """What comes with a message, itself first; nothing with one that comes with another."""
@@ -340,52 +344,58 @@ class _Walk:
                 where, stage = (
                     (self._inputs, transfer.route[1]) if transfer.forward else (self._seeds, transfer.route[0])
                 )
-                where[stage, microbatch] += self._found.buffers[each]
+                self._put(where, (stage, microbatch), where.get((stage, microbatch), 0) + self._found.buffers[each])
             self._outgoing -= sum(self._found.sent[own][0] for own in self._found.acknowledged.get(message, ()))
 
     def _alone(self, position: int, slot: int, key: tuple[int, int]) -> Held:
         """A forward that nothing follows."""
         activation = self._found.activations[slot]
         held = self._held(position, activation.course.unrecorded + activation.assembled)
-        self._inputs.pop(key, None)
-        return replace(held, after=self._total())
+        self._put(self._inputs, key, 0)
+        return held._replace(after=self._total())
 
     def _compute(self, position: int, slot: int, sign: int, key: tuple[int, int], op: Op) -> Held:
         activation = self._found.activations[slot]
         course, again = activation.course, activation.recompute
         if activation.last is not None and position == self._summing.get(key[0]):
             course = activation.last
-        self._seeds.pop(key, None)
+        self._put(self._seeds, key, 0)
         before, has_all = self._total(), key[0] in self._with_gradients
         if sign > 0:
             top = before + (course.unrecorded if activation.recompute else course.forward)
             top += activation.assembled
             self._kept += activation.kept
-            self._inputs[key] = min(self._inputs[key], activation.inputs)
+            self._put(self._inputs, key, min(self._inputs.get(key, 0), activation.inputs))
         elif sign == 0:
             rest = before - activation.saved
             is_later = key[0] in self._with_gradients or key[0] in self._early
             level = self._first_or_later(key[0], is_later, course.input_first, course.input_later)
             top = rest + max(level, course.forward if again else 0)
             self._early[key[0]] = course.early
-            self._inputs[key] = min(self._inputs[key], activation.inputs_left)
+            self._gradients = self._gradients_now()
+            self._put(self._inputs, key, min(self._inputs.get(key, 0), activation.inputs_left))
             self._kept += course.left - activation.saved
             self._computed_again[slot] += 1
         elif self._computed_again[slot]:
             self._computed_again[slot] -= 1
             top = before - course.left + self._first_or_later(key[0], has_all, course.weight_first, course.weight_later)
             self._kept -= course.left + activation.kept - activation.saved
-            self._inputs.pop(key, None)
+            self._put(self._inputs, key, 0)
         else:
             rest = before - activation.saved
             level = self._first_or_later(key[0], has_all, course.backward_first, course.backward_later)
             top = rest + max(level, course.forward if again else 0)
             self._kept -= activation.kept
-            self._inputs.pop(key, None)
-        if sign < 0:
+            self._put(self._inputs, key, 0)
+        if sign < 0 and not has_all:
             self._with_gradients.add(key[0])
-        after = self._held(position, 0)
-        return replace(after, workspace=max(0, top - after.during))
+            self._gradients = self._gradients_now()
+        return self._held(position, max(0, top - self._total()))
+
+    def _put(self, where: dict[tuple[int, int], int], key: tuple[int, int], size: int) -> None:
+        """Notes what is left of what was received."""
+        self._received += size - where.get(key, 0)
+        where[key] = size
 
     def _first_or_later(self, stage: int, is_later: bool, first: int, later: int) -> int:
         """Where there are several versions of weights, each micro-batch has gradients of its own, added at the end."""
@@ -405,16 +415,15 @@ class _Walk:
                         now[self._found.frames[own]] -= self._found.sent[own][1]
         return most.total()
 
-    def _gradients(self) -> int:
+    def _gradients_now(self) -> int:
         early = sum(size for stage, size in self._early.items() if stage not in self._with_gradients)
         gone = sum(self._found.left_to_others[self._rank, stage] for stage in self._summed & self._with_gradients)
         return early - gone + sum(self._found.gradients[self._rank, stage] for stage in self._with_gradients)
 
-    def _activations(self) -> int:
-        return self._kept + self._inputs.total() + self._seeds.total() + self._outgoing + self._frames
-
     def _total(self) -> int:
-        return self._activations() + self._gradients() + self._posted
+        return self._kept + self._received + self._outgoing + self._frames + self._gradients + self._posted
 
     def _held(self, position: int, workspace: int) -> Held:
-        return Held(position, self._activations(), self._gradients(), self._posted, workspace, self._total())
+        total = self._total()
+        activations = total - self._gradients - self._posted
+        return Held(position, activations, self._gradients, self._posted, workspace, total)

@@ -297,7 +297,7 @@ class StageBounds:
         return member_times(self.book, self.cuts, self.micro_batches, (kind, most, again), (self.trains, self.splits))
 
     def most_samples(self, member: tuple[str, int], most: int, again: Again, parts: int, zero: int) -> Numbers | None:
-        """By first and last cut, how many of ``most`` samples fit on a member (kind, memory limit); None: always all.
+        """By first and last cut, the most of ``most`` samples that fit a member (kind, memory limit); None: always all.
 
         One micro-batch is kept.
         """
@@ -311,11 +311,16 @@ class StageBounds:
         if most > _MANY_SAMPLES or not may_bind(self.book, [(kind, most, limit)], len(self.micro_batches)):
             return None
         count = len(self.cuts.sums(np.zeros(len(self.book.profile.graph.layers))))
-        first, last = np.arange(count)[:, None], np.arange(count)[None, :]
-        found = np.zeros((count, count), dtype=np.int64)
-        for samples in range(1, most + 1):
+        first, last = np.triu_indices(count, 1)
+        found = np.full((count, count), most, dtype=np.int64)
+        found[first, last] = 0
+        for samples in range(most, 0, -1):
             memory = self._memory([(kind, limit, (samples, samples))], again, parts, zero)
-            found += True if memory is None else memory.window(first, last, 1) > 0
+            fits = np.full(len(first), True) if memory is None else memory.window(first, last, 1) > 0
+            found[first[fits], last[fits]] = samples
+            first, last = first[~fits], last[~fits]
+            if not len(first):
+                break
         return found
 
     def _parted(self, num_ranks: int, kinds: Sequence[str], parts: int) -> Parted:

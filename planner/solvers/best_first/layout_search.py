@@ -20,7 +20,7 @@ From stages to plans: each layer of a stage gets the layout that is best for the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -36,13 +36,11 @@ from planner.schedules import traits
 from planner.solvers.best_first.block_search import runs_in_blocks
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.layout_bound import (
-    MOST_STATES,
     Chain,
     Chains,
     GroupTable,
     TableMaker,
     links_of,
-    num_states,
 )
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget, OutOfTimeError
@@ -75,7 +73,7 @@ from planner.solvers.layouts.stage import (
 _SHARE_OF_TABLES, _MOST_OF_TABLES = 0.25, 0.6
 """Of the budget, for the options of all layers on one group of ranks: at first, and of what is left at last."""
 
-MOST_CHAINS = 300
+MOST_CHAINS = 60
 """Pipelines that are simulated for one size of the micro-batch."""
 
 _FAR = float("inf")
@@ -144,8 +142,9 @@ class _Search:
         stopped = False
         try:
             self._refine()
-            for number, (size, work_s) in enumerate(sorted(works.items(), key=lambda item: item[1])):
-                own = self.budget.part(self.budget.left_s / (len(works) - number))
+            for size, work_s in sorted(works.items(), key=lambda item: item[1]):
+                is_last = not any(work_s < other < self.upper_s for other in works.values())
+                own = self.budget.part(self.budget.left_s / (1 if is_last else 2))
                 bounds[size] = self._bound_of_size(size, work_s, own)
                 self.evaluator.layouts.forget_options()
             self._refine_further()
@@ -184,56 +183,62 @@ class _Search:
         if work_s >= self.upper_s or self._is_late():
             return work_s
         problem = self.evaluator.problem
-        found_pools = pools(problem, self.plans.constraints)
-        positions = cut_positions(problem.profile.graph, parts_ties=False)
         maker = TableMaker(
             self.evaluator, self.plans.constraints, size, self.plans.backward, within, self.plans.options_work_s
         )
-        few = num_states(found_pools, positions) <= MOST_STATES
-        alike = {pool.shape: pool.ranks for pool in reversed(found_pools)}
-        alone = [problem.ranks] if few else [problem.ranks, *alike.values()]
-        try:
-            alone_s = min(self._one_stage(maker, ranks) for ranks in alone) if len(found_pools) > 1 or not few else _FAR
-            chains = self._chains(maker, found_pools, positions) if few else None
-        except (MemoryError, OutOfTimeError):
-            chains = None
-        if chains is None:
-            self.is_cut_short = True
-            return work_s
-        looked_at_s = self._look_at(maker, chains)
-        if any(table is not None and table.is_restricted for table in chains.tables.values()):
-            self.is_restricted = self.is_cut_short = True
-            return work_s
-        return max(work_s, min(alone_s, looked_at_s, self._wanted_s))
+        several = len(pools(problem, self.plans.constraints)) > 1
+        least_s = [self._in_time(self._one_stage, maker) if several else _FAR, self._in_time(self._look_at, maker)]
+        return max(work_s, min(*least_s, self._wanted_s))
 
-    def _one_stage(self, maker: TableMaker, ranks: tuple[int, ...]) -> float:
-        """Looks at one stage on ``ranks``: the least that it takes."""
-        last = len(self.evaluator.problem.profile.graph.layers)
-        table = None if self._is_late() else maker.table(ranks)
+    def _in_time(self, look: Callable[[TableMaker], float], maker: TableMaker) -> float:
+        """What ``look`` says; 0 if time is up before."""
+        try:
+            return look(maker)
+        except OutOfTimeError:
+            self.is_cut_short = True
+            return 0.0
+
+    def _one_stage(self, maker: TableMaker) -> float:
+        """Looks at one stage on all ranks: the least that it takes."""
+        ranks, last = self.evaluator.problem.ranks, len(self.evaluator.problem.profile.graph.layers)
+        table = maker.table(ranks)
         if table is None:
-            return 0.0 if self._is_late() else _FAR
+            return _FAR
         chain = Chain(float(table.step_s[0, last]), ((0, last, ranks, table),))
         if chain.bound_s < self.upper_s:
             self._simulate(maker, chain)
-        if table.is_restricted:
+        return self._unless_restricted(chain.bound_s, [table])
+
+    def _unless_restricted(self, bound_s: float, tables: Iterable[GroupTable | None]) -> float:
+        """0 where layers have options that were not looked at."""
+        if any(table is not None and table.is_restricted for table in tables):
             self.is_restricted = self.is_cut_short = True
             return 0.0
-        return chain.bound_s
+        return bound_s
 
-    def _chains(self, maker: TableMaker, found_pools: tuple[Pool, ...], positions: tuple[int, ...]) -> Chains | None:
-        """The pipelines of one size of the micro-batch; None if time is up before they are known."""
+    def _chains(self, maker: TableMaker) -> Chains:
+        """The pipelines of one size of the micro-batch.
+
+        Raises:
+            OutOfTimeError: time is up before they are known.
+        """
         problem = self.evaluator.problem
+        alike: dict[object, list[Pool]] = {}
+        for pool in pools(problem, self.plans.constraints):
+            alike.setdefault(pool.shape, []).append(pool)
+        sorts = tuple(map(tuple, alike.values()))
         tables: dict[tuple[int, int], GroupTable | None] = {}
-        for number, pool in enumerate(found_pools):
-            for count in range(1, len(pool.ranks) + 1):
-                if self._is_late():
-                    return None
-                tables[number, count] = maker.table(pool.ranks[:count])
+        for sort, like in enumerate(sorts):
+            for count in range(1, len(like[0].ranks) + 1):
+                maker.budget.require()
+                tables[sort, count] = maker.table(like[0].ranks[:count])
         links = links_of(problem, maker.size, self.plans.backward)
-        return Chains(found_pools, tables, positions, links, maker.num_full, problem.max_stages)
+        positions = cut_positions(problem.profile.graph, parts_ties=False)
+        return Chains(sorts, tables, positions, links, maker.num_full, problem.max_stages, maker.budget)
 
-    def _look_at(self, maker: TableMaker, chains: Chains) -> float:
+    def _look_at(self, maker: TableMaker) -> float:
         """Simulates chains by their bounds: what those that are open or could have been better take at least."""
+        chains = self._chains(maker)
         open_s, next_s = _FAR, chains.bound_s()
         try:
             for number, chain in enumerate(chains.best_first(self._upper_in_time)):
@@ -242,19 +247,19 @@ class _Search:
                     self.is_cut_short = True
                     break
                 self._simulate(maker, chain)
-        except TimeoutError:
-            return min(open_s, next_s)
-        return open_s
+        except OutOfTimeError:
+            open_s = min(open_s, next_s)
+        return self._unless_restricted(open_s, chains.tables.values())
 
     def _upper_in_time(self) -> float:
-        """As ``upper_s``; raises TimeoutError once time is up, so that a long enumeration ends."""
+        """As ``upper_s``; raises OutOfTimeError once time is up, so that a long enumeration ends."""
         if self._is_late():
-            raise TimeoutError
+            raise OutOfTimeError
         return self.upper_s
 
     def _simulate(self, maker: TableMaker, chain: Chain) -> None:
         self.num_candidates += 1
-        for found in self.plans.of_chain(maker.size, chain):
+        for found in self.plans.of_chain(maker.size, chain) if chain.stages else ():
             self._take(found)
 
     def _take(self, found: Evaluation | None) -> None:

@@ -106,7 +106,7 @@ class BestFirstSearch:
 
     Attributes:
         any_fit: stop at the first plan that fits.
-        most_candidates: stop after so many partial plans; 0: never.
+        most_candidates: stop after so many partial plans, of which the best alone is wanted; 0: never.
         within: a part of the evaluator's budget; by default all of it.
         hints: makes plans of other planners within a budget; asked once, when a part of the work is done and the best
             plan is not known yet.
@@ -283,8 +283,8 @@ class BestFirstSearch:
         if self.best is not None and not self.evaluator.has_time_for(candidate, self._budget):
             self._passed_over_s = min(self._passed_over_s, bound_s)
             return
-        rivals = [self.by_num_stages.get(candidate.num_stages)]
-        if _is_unshared(candidate):
+        rivals = [self.best if self.most_candidates else self.by_num_stages.get(candidate.num_stages)]
+        if _is_unshared(candidate) and not self.most_candidates:
             rivals.append(self.unshared)
         known_s = max(float("inf") if rival is None else rival.step_s for rival in rivals)
         self.take(made_to_fit(self.evaluator, candidate, self.evaluator.evaluate(candidate, known_s)))

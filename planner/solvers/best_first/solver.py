@@ -59,7 +59,6 @@ from dataclasses import replace
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
-from planner.ir.errors import InfeasibleError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
 from planner.solvers.best_first.block_search import with_blocks
@@ -73,7 +72,7 @@ from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import decision_of, plan_of
 from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ties
 from planner.solvers.candidates.evaluate import FORECAST_TAKES, Evaluator
-from planner.solvers.candidates.explain import binding
+from planner.solvers.candidates.explain import binding, out_of_time
 from planner.solvers.progress import Progress
 from planner.solvers.token_slices import require_slices, slices_time, with_token_slices
 
@@ -154,8 +153,5 @@ def _nothing_found(evaluator: Evaluator, outcome: Outcome) -> Exception:
         if evaluator.problem.rate_per_s:
             highest_rate(replace(evaluator.problem, objective=THROUGHPUT))  # raises, if it is the rate
         return no_plan_fits(evaluator)
-    return InfeasibleError(
-        "no plan found in time",
-        [f"none of {outcome.num_candidates} candidates fits after {evaluator.problem.time_limit_s:g} s"],
-        ["search longer: --time-limit"],
-    )
+    limit_s = evaluator.problem.time_limit_s
+    return out_of_time(evaluator.problem, f"none of {outcome.num_candidates} candidates fits after {limit_s:g} s")

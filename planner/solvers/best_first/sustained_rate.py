@@ -90,8 +90,7 @@ def too_fast(problem: Problem, best_per_s: float, sure: str = "") -> InfeasibleE
         ],
         [
             f"--rate {best_per_s * 0.99:.3g}",
-            f"larger requests, which cost less a sample: --global-batch {2 * problem.global_batch}",
-            "more devices, or --allow sample,spatial",
+            "more devices, or larger requests, where they cost less a sample",
         ],
     )
 

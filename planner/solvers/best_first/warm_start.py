@@ -94,31 +94,35 @@ class Start:
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         best: Evaluation | None = None
         for found in self._hybrids_on_parts(cuts):
-            best = found if best is None else better(best, found)
+            best = self._better(best, found)
             yield found
         spaces = list(self._spaces(devices, cuts))
         for found in hybrids(self.evaluator, [prices for _, prices in spaces]):
-            best = found if best is None else better(best, found)
+            best = self._better(best, found)
             yield found
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
         spaces = list(self._bounded(spaces, best))
         self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
         self._made = [(space, prices, devices) for space, prices in spaces]
-        if not self.is_part:
-            yield from promising(self.evaluator)
+        for choice in () if self.is_part else promising(self.evaluator):
+            best = self._better(best, choice.best)
+            yield choice
         for name, choice in () if self.is_part else strategies(self.evaluator):
             self.choices[name] = choice
             if choice.best is not None and freedom.allows(choice.best.candidate):
+                best = self._better(best, choice.best)
                 yield choice
         if devices.restrictions and freedom.schedules and not self.is_part:
-            yield from self.on_parts(best)
+            for found in self.on_parts(best):
+                best = self._better(best, found)
+                yield found
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
             yield from families([prices for _, prices in spaces], devices, freedom.virtual)
         if not freedom.schedules:
             return
         few = Devices(devices.pools, freedom.may_replicate, FEW_OPTIONS)
-        yield from self._quick_look(spaces, few)
+        yield from self._quick_look(spaces, few, best)
         yield from (space for space, _ in spaces)
         if not devices.mixes_kinds and not freedom.constraints.rules:
             sizes = micro_batch_sizes(problem, book)
@@ -197,27 +201,35 @@ class Start:
                 bound_s = bound_s if not is_large else max(bound_s, least_step_s(prices, _capacity(prices), upper_s))
             yield replace(space, bound_s=bound_s), prices
 
-    def _quick_look(self, spaces: list[tuple[Space, Prices]], devices: Devices) -> Iterator[Evaluation]:
-        """The best plans with few cuts, of the ways to cut the batch that promise most."""
+    def _better(self, best: Evaluation | None, found: Evaluation | None) -> Evaluation | None:
+        """The faster of two, as far as they may be an answer."""
+        if found is None or not found.fits or self.evaluator.unmet(found.candidate):
+            return best
+        return better(best, found)
+
+    def _quick_look(
+        self, spaces: list[tuple[Space, Prices]], devices: Devices, best: Evaluation | None
+    ) -> Iterator[Evaluation]:
+        """Plans with few cuts that are better than ``best``, of the ways to cut the batch that promise most."""
         graph, book = self.evaluator.problem.profile.graph, self.evaluator.book
         if not spaces or spaces[0][1].cuts.last <= FEW_CUTS:
             return
         kind = spaces[0][1].pools[0].kind
         table = book.tables.at(kind, book.tables.largest_measured(kind))
         few = thinned(spaces[0][1].cuts, graph, FEW_CUTS, np.diff(table.forward_s + table.backward_s))
-        upper_s, within = float("inf"), self.evaluator.budget.part(_SHARE_OF_TIME * self.evaluator.problem.time_limit_s)
+        within = self.evaluator.budget.part(_SHARE_OF_TIME * self.evaluator.problem.time_limit_s)
         for space, prices in sorted(spaces, key=lambda pair: pair[0].bound_s)[:_FEW_SPACES]:
-            if space.bound_s >= upper_s:
+            if best is not None and space.bound_s >= best.step_s:
                 return
             thin = Prices(prices.problem, book, prices.pools, few, prices.micro_batches, prices.freedom)
             if within.is_over:
                 return
-            found = BestFirstSearch(self.evaluator, None, within=within, most_candidates=_FEW).run(
-                functools.partial(_only, thin, devices)
-            )
-            if found.best is not None:
-                upper_s = min(upper_s, found.best.step_s)
-                yield found.best
+            search = BestFirstSearch(self.evaluator, None, within=within, most_candidates=_FEW)
+            search.best = best
+            found = search.run(functools.partial(_only, thin, devices)).best
+            if found is not None and found is not best:
+                best = found
+                yield found
 
     def _note(self, cuts: Cuts, devices: Devices) -> None:
         if cuts.num_left_out:

@@ -16,7 +16,7 @@ from planner.ir.problem import THROUGHPUT, Problem
 from planner.solvers.budget import Budget, made_within
 from planner.solvers.candidates.candidate import Candidate, decision_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import binding, heuristic_plan, infeasible, slower, too_large
+from planner.solvers.candidates.explain import binding, heuristic_plan, infeasible, out_of_time, slower, too_large
 from planner.solvers.candidates.feasibility import as_asked, schedule_names
 
 ROUNDING = 1e-9
@@ -138,8 +138,7 @@ def best_of(
     if found.closest is not None:
         raise infeasible(evaluator.problem, found.closest)
     if found.is_cut_short:
-        limit = f"none was simulated after {evaluator.problem.time_limit_s:g} s"
-        raise InfeasibleError("no plan found in time", [limit], ["search longer: --time-limit"])
+        raise out_of_time(evaluator.problem, f"none was simulated after {evaluator.problem.time_limit_s:g} s")
     if not evaluator.schedules:
         raise no_schedule(evaluator.problem)
     if found.unmet:

@@ -112,7 +112,7 @@ def infeasible(problem: Problem, closest: Evaluation, would_fit: Sequence[str] =
         another = f"--memory {ceil(memory.peak_bytes / 2**20)}MiB, which the devices have"
     else:
         needed = size_text(memory.peak_bytes / (1 - problem.memory_margin))
-        another = f"devices with {needed} of memory, or more of them; --cluster FILE plans for other machines"
+        another = f"{needed} of memory a device, or more devices: --cluster FILE plans for other machines"
     return InfeasibleError("no plan fits", details, [*would_fit, another])
 
 
@@ -146,6 +146,12 @@ def _messages_s(seen: Forecast) -> float:
 def _largest(memory: RankMemory) -> str:
     part, size = max(memory.parts().items(), key=lambda item: item[1])
     return f"{part}, {size_text(size)}"
+
+
+def out_of_time(problem: Problem, why: str) -> InfeasibleError:
+    """The error where a search ended before it had a plan."""
+    longer_s = max(60.0, 4 * problem.time_limit_s)
+    return InfeasibleError("no plan found in time", [why], [f"search longer: --time-limit {longer_s:g}"])
 
 
 def size_text(num_bytes: float) -> str:

@@ -36,7 +36,7 @@ from planner.solvers.candidates.candidate import (
 from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import binding, infeasible
+from planner.solvers.candidates.explain import binding, infeasible, out_of_time
 from planner.solvers.candidates.feasibility import (
     as_asked,
     cut_positions,
@@ -76,7 +76,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     found = enumeration.run()
     if found.best is None:
         if found.status == TIME_LIMIT:
-            raise InfeasibleError("no plan found in time", [f"after {problem.time_limit_s:g} s"], ["search longer"])
+            raise out_of_time(problem, f"after {problem.time_limit_s:g} s")
         rules = [f"--fix {format_rule(rule)}" for rule in problem.fix]
         rules += [f"--forbid {format_rule(rule)}" for rule in problem.forbid]
         if rules and enumeration.fits_without_rules():

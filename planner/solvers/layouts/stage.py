@@ -38,7 +38,7 @@ from planner.solvers.budget import MOST_BYTES, Budget
 from planner.solvers.layouts.factor_graph import Array, LabelledGraph
 from planner.solvers.layouts.solve import Answer, minimise
 
-WHOLE, LEAST, NONE = "whole", "least", "none"
+WHOLE, LEAST, INPUT, NONE = "whole", "least", "input", "none"
 
 Options = tuple[Option, ...]
 Flags = NDArray[np.bool_]
@@ -56,7 +56,8 @@ class Question:
         memory_limit_bytes: by rank of the group, for all that depends on options and workspace; empty: no limit.
         recompute: ``never``, ``auto`` or ``always`` (``Problem.recompute``).
         backward: ``whole``, ``none`` (forward passes alone: no gradients either), or ``least``: the less, layer by
-            layer, of a whole one and its two halves, which no schedule beats.
+            layer, of a whole one and its two halves, which no schedule beats; ``input``: of a whole one and the half
+            for inputs, which the stage before waits for.
         recomputed: of ``layers`` those that are computed again under ``never``.
         once_a_step: whether the sum of gradients, the update and additions of gradients count.
     """
@@ -257,9 +258,12 @@ def labelled_graph(
     is_limited, ranks = bool(question.memory_limit_bytes), len(prices.ranks)
     plain = [_distinct(each) for each in options]
     tables = []
+    signatures = {index: prices.sized(index).signature for index in question.layers}
+    priced = set[object]()
     for index, each in zip(question.layers, plain, strict=True):
         if within is not None:
-            within.require(_OPTION_S * ranks * len(each))
+            within.require(_OPTION_S * ranks * len(each) * (signatures[index] not in priced))
+        priced.add(signatures[index])
         tables.append(prices.layer(index, each))
     place = [_places(each, base) for each, base in zip(options, plain, strict=True)]
     again = [np.array([option.recompute for option in each]) for each in options]
@@ -268,8 +272,10 @@ def labelled_graph(
     crossings = {}
     for u, v in prices.edges(question.layers):
         makers, readers = plain[number[u]], plain[number[v]]
+        pair = signatures[u], signatures[v]
         if within is not None:
-            within.require(_PAIR_S * ranks**2 * len(makers) * len(readers))
+            within.require(_PAIR_S * ranks**2 * len(makers) * len(readers) * (pair not in priced))
+        priced.add(pair)
         crossings[number[u], number[v]] = prices.crossing(u, v, makers, readers)
     edge_cost, edge_memory = {}, {}
     for (u, v), crossing in crossings.items():
@@ -313,7 +319,8 @@ def _parts(question: Question, table: LayerTable, apart_s: Array, again: bool) -
     if question.backward == NONE:
         return question.micro_batches * slowest[FORWARD], question.micro_batches * sums_s, nothing, nothing
     halves = slowest[BACKWARD_INPUT], slowest[BACKWARD_WEIGHT]
-    backward_s = least_backward_s(slowest[BACKWARD], *halves, question.backward != WHOLE)
+    splits = question.backward != WHOLE
+    backward_s = least_backward_s(slowest[BACKWARD], halves[0], (question.backward != INPUT) * halves[1], splits)
     compute_s = question.micro_batches * ((1 + again) * slowest[FORWARD] + backward_s)
     sums_s = question.micro_batches * ((1 + again) * sums_s + table.statistics_s[1] + apart_s)
     if not question.once_a_step:

@@ -18,6 +18,10 @@ Of the nodes before j those with an edge to j or later form the frontier; let T[
 then what leaves the frontier is minimised away; the least entry of T'[i] is the cost of [i, j + 1).  All starts i move
 together, as rows of one table, in which a row does not depend on frontier nodes before its start.  On a chain a step is
 one product of a matrix with the edge's table; n nodes with k options and frontiers of w nodes take O(n^2 k^(w + 1)).
+
+Where the table would be larger than ``LARGEST_SPANS``, the frontier node that is read last is minimised away too soon,
+and each of its later edges costs its least over that node's options: mini-buckets (Dechter and Rish 2003), a bound that
+is exact where the parts agree on an option.  Residual and U-shaped networks need that for their long skips.
 """
 
 from __future__ import annotations
@@ -34,6 +38,9 @@ from planner.solvers.layouts.factor_graph import Array, Assignment, Edge, Labell
 
 LARGEST_TABLE = 30_000_000
 """Entries; a graph that needs more is not eliminated."""
+
+LARGEST_SPANS = 250_000
+"""Entries of the table of all spans."""
 
 Scope = tuple[int, ...]
 
@@ -157,10 +164,11 @@ def eliminate(graph: LabelledGraph, order: Order | None = None) -> Elimination:
 
 
 def all_spans(graph: LabelledGraph, within: Budget | None = None) -> Array:
-    """``[i, j]``: the least cost of nodes ``i ... j - 1``; 0 where empty, infinity where nothing is allowed (or i > j).
+    """``[i, j]``: nodes ``i ... j - 1`` cost no less; 0 where empty, infinity where nothing is allowed (or i > j).
+
+    It is their least cost, but for mini-buckets.
 
     Raises:
-        MemoryError: the frontier's table is too large (the graph is not chain-like).
         OutOfTimeError: the budget is over.
     """
     count = graph.num_nodes
@@ -175,11 +183,12 @@ def all_spans(graph: LabelledGraph, within: Budget | None = None) -> Array:
     table = np.zeros((0,))
     for node in range(count):
         table = np.concatenate([table, np.zeros((1, *table.shape[1:]))])
-        entries = table.size * graph.num_options[node]
-        if entries > LARGEST_TABLE:
-            raise MemoryError(f"{node + 1} spans at once: a table of {entries} entries, at most {LARGEST_TABLE}")
+        while frontier and table.size * graph.num_options[node] > LARGEST_SPANS:
+            furthest = max(frontier, key=lambda u: last_reader[u])
+            table = table.min(axis=frontier.index(furthest) + 1)
+            frontier = tuple(u for u in frontier if u != furthest)
         if within is not None:
-            within.require(NUMBER_S * entries)
+            within.require(NUMBER_S * table.size * graph.num_options[node])
         table = _added(graph, table, frontier, node, earlier[node])
         frontier = (*frontier, node)
         gone = tuple(axis + 1 for axis, u in enumerate(frontier) if last_reader[u] <= node)
@@ -190,22 +199,13 @@ def all_spans(graph: LabelledGraph, within: Budget | None = None) -> Array:
     return cost
 
 
-def spans_table(num_options: Sequence[int], edges: Iterable[Edge]) -> int:
-    """Entries of the largest table that :func:`all_spans` makes of a graph with so many options."""
-    last_reader = list(range(len(num_options)))
-    for u, v in edges:
-        last_reader[u] = max(last_reader[u], v)
-    largest, frontier = 0, list[int]()
-    for node in range(len(num_options)):
-        largest = max(largest, (node + 1) * prod(num_options[u] for u in (*frontier, node)))
-        frontier = [u for u in (*frontier, node) if last_reader[u] > node]
-    return largest
-
-
 def _added(graph: LabelledGraph, table: Array, frontier: Scope, node: int, earlier: Sequence[int]) -> Array:
     """The table, row i of which starts at node i, with a last axis for ``node``."""
     summed = table[..., None] + graph.node_cost[node]
     for u in earlier:
+        if u not in frontier:
+            summed[: u + 1] += graph.edge_cost[u, node].min(axis=0)
+            continue
         shape = [1] * summed.ndim
         shape[frontier.index(u) + 1], shape[-1] = graph.edge_cost[u, node].shape
         summed[: u + 1] += graph.edge_cost[u, node].reshape(shape)

@@ -104,12 +104,11 @@ def _of_elements(step: Step, op: Callable[..., Any], found: dict[str, Any], is_m
 def _of_places(step: Step, op: Callable[..., Any], found: dict[str, Any], is_mean: bool) -> Tensor:
     """The sum over the own places as a share of the mean over all that are not ignored, by the weights of classes."""
     counts = _counts(step)
-    weight = torch.zeros((), dtype=torch.float64)
+    weight = torch.zeros((), dtype=torch.float64, device=found["self"].device)
     if counts and is_mean:
         weight = weight_of_targets(found["self"], found["target"], found["weight"], found["ignore_index"])
     if is_mean:
-        table = start_sum(step, weight.to(found["self"].device))  # on all ranks, whether they count or not
-        weight = table.wait().sum()
+        weight = start_sum(step, weight).wait().sum()  # on all ranks, whether they count or not
     if _is_cut_by_class(step) and step.is_first:
         total = _of_classes(step, found, counts)
     elif counts:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops.dense.evaluation import is_random
+from cuda_ops.device import driver
 from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import StageFailedError
 from runtime.pipeline.messages import slices
@@ -161,7 +162,7 @@ class Draw:
         """A generator that starts from ``key``, good until the next call."""
         found = self._generators.get(device)
         if found is None:
-            found = self._generators[device] = torch.Generator(device)
+            found = self._generators[device] = driver.generator(device)
         return found.manual_seed(key)
 
 
@@ -294,8 +295,4 @@ class Draws:
 def _default_generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:
     """That of the device on which an operator with these arguments runs."""
     device = next((each.device for each in args if isinstance(each, Tensor)), kwargs.get("device"))
-    device = torch.device("cpu") if device is None else torch.device(device)
-    if device.type == "cuda":
-        generator: torch.Generator = torch.cuda.default_generators[device.index or 0]
-        return generator
-    return torch.default_generator
+    return driver.default_generator(torch.device("cpu") if device is None else torch.device(device))

@@ -13,7 +13,6 @@ ROWS = rows()
 CHEAP, DEAR = ([row for row in ROWS if row.is_dear == is_dear] for is_dear in (False, True))
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("row", CHEAP, ids=lambda row: row.name)
 def test_the_remedies_of_a_refusal_work(row: Refusal, tmp_path: Path) -> None:
     assert verdict(row, tmp_path) == ""
@@ -33,7 +32,7 @@ def test_a_command_that_works_and_a_remedy_without_a_command_are_no_rows(tmp_pat
 
 
 NOT_FOLLOWED = "not followed yet"
-MOST_NOT_FOLLOWED = 152
+MOST_NOT_FOLLOWED = 97
 """A ratchet: who follows one more lowers it."""
 
 
@@ -69,7 +68,8 @@ def test_a_row_that_does_not_print_the_remedy_it_is_noted_for_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = next(each for each in ROWS if each.name == "plan --gap 2")
-    monkeypatch.setattr("benchmarks.robustness.refusals.table", lambda: {"followed": {row.name: ["a.py: --zero 1"]}})
+    noted = {"followed": {row.name: ["a.py: --zero 1"]}}
+    monkeypatch.setattr("benchmarks.robustness.refusals.following.table", lambda: noted)
     assert "does not print ['a.py: --zero 1']" in verdict(row, tmp_path)
 
 

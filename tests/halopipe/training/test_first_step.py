@@ -201,6 +201,23 @@ def test_a_model_with_a_dtype_of_its_own_has_no_yardstick_and_that_is_said(tmp_p
     )
 
 
+def test_a_module_that_runs_on_the_host_alone_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mixing(*arguments: object, **options: object) -> float:
+        raise RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu\nand more")
+
+    monkeypatch.setattr(single_device, "capture_for", lambda model, device: (model, capture(model)))
+    monkeypatch.setattr(single_device, "serial_step", mixing)
+    job = Job(plan("plain_net"), RunOptions(), tmp_path)
+    model = load_model(job.source)
+    with pytest.raises(UnsupportedModelError, match="one device of type cuda cannot run the module") as caught:
+        reference_of(terms_of(job), model, [(model.inputs, model.targets)], torch.device("cuda:0"))
+    assert caught.value.details[0] == "Expected all tensors to be on the same device, but found cuda:0 and cpu"
+    assert "test_first_step.py:" in caught.value.details[1]
+    assert any("--no-check-first-step" in remedy for remedy in caught.value.remedies)
+
+
 def test_the_yardstick_reads_the_very_same_batch(tmp_path: Path) -> None:
     UNSEEDED.clear()
     job = Job(plan("plain_net", "float32"), RunOptions(data=f"{__name__}:unseeded"), tmp_path)

@@ -25,11 +25,12 @@ from profiler.source.source import load_model
 from tests.zoo import ALL
 
 GPT = ModelSource("profiler.models.gpt:gpt", {"width": "64", "layers": "2", "heads": "4", "vocabulary": "100"}, (4, 32))
+RESNET = ModelSource("profiler.models.resnet:resnet18", {"width": "8"}, (4, 3, 32, 32))
 NETWORKS = {
     "gpt": GPT,
     "gpt in bfloat16": ModelSource(GPT.factory, GPT.arguments, GPT.input_shape, "bfloat16"),
     "gpt under autocast": ModelSource(GPT.factory, GPT.arguments, GPT.input_shape, autocast="bfloat16"),
-    "resnet": ModelSource("profiler.models.resnet:resnet18", {"width": "8"}, (4, 3, 32, 32)),
+    "resnet": RESNET,
 }
 
 
@@ -47,6 +48,16 @@ def test_a_network_without_values_has_the_graph_and_saves_the_bytes_of_one_with_
     if source is GPT:  # of matrix products and attention what else is allocated is known too
         for name, each in expected.items():
             assert found[name].workspace_bytes == pytest.approx(each.workspace_bytes, rel=0.08), name
+
+
+def test_batch_norm_under_autocast_saves_what_it_does_with_values_but_for_the_dtype_of_its_statistics() -> None:
+    source = ModelSource(RESNET.factory, RESNET.arguments, RESNET.input_shape, autocast="bfloat16")
+    fake, model = fake_network(source), load_model(source)
+    real = capture(model)
+    assert fake.captured.graph == real.graph
+    expected, found = footprints(real, model.tensors, model.samples), bytes_of(fake)
+    sums = [sum(each.saved_bytes for each in footprint.values()) for footprint in (expected, found)]
+    assert sums[1] == pytest.approx(sums[0], rel=0.02)
 
 
 def bytes_of(network: Network) -> dict:  # type: ignore[type-arg]  # footprints by layer

@@ -131,7 +131,7 @@ def test_messages_and_sums_over_nccl(tmp_path):
     assert run_in_processes(2, program, [], tmp_path / "store", opened) == [expected] * 2
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.cuda
 def test_tensors_of_a_gpu_come_as_tensors_of_the_cpu():
     from runtime.transport import Hub, InProcessTransport
 

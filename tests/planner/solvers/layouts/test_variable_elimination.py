@@ -61,8 +61,22 @@ def test_every_span_costs_what_it_costs_alone(seed: int) -> None:
             assert cost[first, last] == eliminate(graph.part(range(first, last))).cost
 
 
-def test_spans_whose_table_would_be_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variable_elimination, "LARGEST_TABLE", 80)
-    edges = {(u, v): np.zeros((3, 3)) for v in range(4) for u in range(v)}
-    with pytest.raises(MemoryError, match="81 entries"):
-        all_spans(LabelledGraph((np.zeros(3),) * 4, edges))
+@pytest.mark.parametrize("seed", range(60))
+def test_spans_whose_table_would_be_too_large_are_bounded(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    graph = random_graph(rng, rng.randint(3, 8), density=rng.choice((0.5, 0.9)))
+    exact = all_spans(graph)
+    monkeypatch.setattr(variable_elimination, "LARGEST_SPANS", rng.choice((1, 10, 40)))
+    bound = all_spans(graph)
+    nodes = np.cumsum([0.0, *(float(cost.min()) for cost in graph.node_cost)])
+    for first, last in zip(*np.triu_indices(graph.num_nodes + 1), strict=True):
+        assert bound[first, last] <= exact[first, last]
+        assert bound[first, last] >= nodes[last] - nodes[first] - 1e-9
+
+
+def test_parts_that_agree_are_bounded_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = 1.0 - np.eye(3)
+    graph = LabelledGraph((np.array([1.0, 2.0, 3.0]),) * 5, {(u, v): apart for v in range(5) for u in range(v)})
+    exact = all_spans(graph)
+    monkeypatch.setattr(variable_elimination, "LARGEST_SPANS", 100)
+    assert (all_spans(graph) == exact).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -9,31 +10,32 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.costs.cost_model import PriceBook
+from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.layout_bound import Chains, TableMaker, links_of
 from planner.solvers.budget import Budget
-from planner.solvers.candidates.candidate import Candidate, micro_batches, pools
+from planner.solvers.candidates.candidate import Candidate, micro_batches, pools, with_options
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.feasibility import cut_positions
-from planner.solvers.layouts.stage import WHOLE
-from tests.planner.networks import plain, priced
+from planner.solvers.candidates.feasibility import cut_positions, gives_all_work, joins_all_ranks
+from planner.solvers.layouts.stage import LEAST, WHOLE
+from tests.planner.networks import plain, priced, residual
 from tests.planner.parts import with_parts
-from tests.planner.solvers.laid_out_plans import EVERYTHING, random_candidate, random_network, with_random_parts
+from tests.planner.solvers.laid_out_plans import EVERYTHING, MADE, random_candidate, random_network, with_random_parts
 
 
-def made(problem: Problem, size: int) -> tuple[Evaluator, Chains]:
+def made_at(problem: Problem, size: int) -> tuple[Evaluator, Chains]:
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     maker = TableMaker(evaluator, Constraints.of(problem), size, WHOLE, Budget(60.0), 60.0)
-    found = pools(problem)
+    sorts = tuple((pool,) for pool in pools(problem))
     tables = {
         (number, count): maker.table(pool.ranks[:count])
-        for number, pool in enumerate(found)
+        for number, (pool,) in enumerate(sorts)
         for count in range(1, len(pool.ranks) + 1)
     }
-    links = links_of(problem, size, WHOLE)
-    return evaluator, Chains(found, tables, cut_positions(problem.profile.graph), links, maker.num_full, 0)
+    links, positions = links_of(problem, size, WHOLE), cut_positions(problem.profile.graph)
+    return evaluator, Chains(sorts, tables, positions, links, maker.num_full, 0, maker.budget)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -60,7 +62,7 @@ def test_the_work_of_costs_in_proportion_to_samples_is_exact() -> None:
 @pytest.mark.parametrize("latency_s", [0.0, 1e-5])
 def test_of_one_micro_batch_on_single_ranks_only_updates_are_left_out(latency_s: float) -> None:
     profile = priced(*plain(samples=4, height=16), speeds=(1.0, 1.0), latency_s=latency_s, bandwidth_bytes_per_s=1e8)
-    evaluator, chains = made(Problem(profile, 4, allow=EVERYTHING), 4)
+    evaluator, chains = made_at(Problem(profile, 4, allow=EVERYTHING), 4)
     last, num_checked = len(profile.graph.layers), 0
     for chain in chains.best_first(lambda: math.inf):
         if [len(ranks) for _, _, ranks, _ in chain.stages] != [1, 1]:
@@ -79,7 +81,7 @@ def test_of_one_micro_batch_on_single_ranks_only_updates_are_left_out(latency_s:
 
 def test_chains_come_by_their_bounds_and_none_is_below_that_of_all() -> None:
     profile = priced(*plain(samples=4, height=32), speeds=(1.0,) * 3, latency_s=1e-6)
-    _, chains = made(Problem(profile, 8, allow=EVERYTHING), 2)
+    _, chains = made_at(Problem(profile, 8, allow=EVERYTHING), 2)
     found = [chain.bound_s for chain in chains.best_first(lambda: math.inf)]
     assert len(found) > 20
     assert found == sorted(found)
@@ -97,3 +99,97 @@ def test_parts_that_take_less_than_their_share_lower_the_least_work() -> None:
     ]
     cut = [k for k, layer in enumerate(profile.graph.layers) if layer.kind == "conv"]
     assert (least[1][cut] < 0.3 * least[0][cut]).all()
+
+
+def any_pipeline(draw: random.Random, evaluator: Evaluator, sizes: tuple[int, ...]) -> Candidate:
+    """One to three stages within the hosts of like devices, the layers of each with any layouts."""
+    problem, graph = evaluator.problem, evaluator.problem.profile.graph
+    last, hosts = len(graph.layers), [pool.ranks for pool in pools(problem)]
+    while True:
+        batches, at, groups = micro_batches(problem, draw.choice(sizes)), [0] * len(hosts), []
+        for _ in range(draw.randint(1, 3)):
+            host = draw.randrange(len(hosts))
+            count = draw.randint(1, len(hosts[host]))
+            groups.append(hosts[host][at[host] : at[host] + count])
+            at[host] += count
+        if not all(groups):
+            continue
+        bounds = (0, *sorted(draw.sample(range(1, last), len(groups) - 1)), last)
+        shares = tuple(equal_shares(max(batches), len(group)) for group in groups)
+        schedule = draw.choice(["gpipe", "1f1b", "zb-h1"])
+        candidate = Candidate.chain(bounds, tuple(groups), shares, batches, schedule)
+        fits = all(min(evaluator.samples(share, rows)) > 0 for share in shares for rows in set(batches))
+        for group, (first, stop) in zip(groups, itertools.pairwise(bounds), strict=True):
+            prices = evaluator.layouts.prices(group, max(batches))
+            if draw.random() < 0.7:
+                options = {index: draw.choice(prices.options(index)[:6]) for index in range(first, stop)}
+                candidate = with_options(evaluator.layouts, candidate, options)
+                fits = fits and gives_all_work(evaluator.layouts, group, options, set(batches))
+        if fits and joins_all_ranks(graph, candidate):
+            return candidate
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_no_pipeline_is_faster_than_the_bound_of_its_stretches_of_layers(seed: int) -> None:
+    draw = random.Random(seed)
+    hosts = draw.choice([None, ("a", "a", "b", "b")])
+    profile = priced(
+        *draw.choice((*MADE, residual(samples=4, height=12, blocks=1))),
+        speeds=(1.0,) * 4,
+        hosts=hosts,
+        latency_s=draw.choice([0.0, 1e-6, 1e-5]),
+        bandwidth_bytes_per_s=draw.choice([1e8, 1e10]),
+    )
+    evaluator = Evaluator(problem := Problem(profile, draw.choice([4, 6, 8]), allow=EVERYTHING), PriceBook(profile))
+    candidate = any_pipeline(draw, evaluator, (1, 2, 3, 4))
+    size, backward = max(candidate.micro_batches), LEAST if candidate.schedule == "zb-h1" else WHOLE
+    maker = TableMaker(evaluator, Constraints.of(problem), size, backward, Budget(60.0), 60.0)
+    like, used = pools(problem), {len(group) for group in candidate.groups}
+    tables = {
+        (0, count): maker.table(like[0].ranks[:count]) if count in used else None
+        for count in range(1, len(like[0].ranks) + 1)
+    }
+    positions = tuple(sorted({candidate.stage_of.index(stage) for stage in range(candidate.num_stages)}))
+    chains = Chains(
+        (like,),
+        tables,
+        (*positions, len(profile.graph.layers)),
+        links_of(problem, size, backward),
+        maker.num_full,
+        0,
+        maker.budget,
+    )
+    step_s = evaluator.evaluate(candidate).step_s
+    assert chains.bound_s() <= step_s * (1 + 1e-9)
+    counts = [len(group) for group in candidate.groups]
+    own = [chain for chain in chains.best_first(lambda: math.inf) if [len(each[2]) for each in chain.stages] == counts]
+    assert all(chain.bound_s <= step_s * (1 + 1e-9) for chain in own if len(chain.stages) == len(positions))
+    assert own
+
+
+def test_a_pipeline_of_one_micro_batch_takes_its_way_there_and_back_whatever_is_skipped() -> None:
+    made = residual(samples=4, height=32, blocks=2)
+    profile = priced(*made, speeds=(1.0,) * 4, latency_s=0.0, bandwidth_bytes_per_s=1e12)
+    _, chains = made_at(Problem(profile, 4, allow=EVERYTHING), 4)
+    alone = chains.tables[0, 1]
+    assert alone is not None
+    for chain in itertools.islice(chains.best_first(lambda: math.inf), 200):
+        if {len(ranks) for _, _, ranks, _ in chain.stages} == {1}:
+            assert chain.bound_s >= 0.9 * alone.once_s[0, -1]
+
+
+def test_like_hosts_are_one_and_stages_are_within_hosts() -> None:
+    profile = priced(*plain(samples=4, height=32), speeds=(1.0,) * 4, hosts=("a", "a", "b", "b"))
+    problem = Problem(profile, 4, allow=EVERYTHING)
+    evaluator = Evaluator(problem, PriceBook(profile))
+    maker = TableMaker(evaluator, Constraints.of(problem), 2, WHOLE, Budget(60.0), 60.0)
+    like = pools(problem)
+    tables = {(0, count): maker.table(like[0].ranks[:count]) for count in (1, 2)}
+    links, positions = links_of(problem, 2, WHOLE), cut_positions(profile.graph)
+    chains = Chains((like,), tables, positions, links, maker.num_full, 0, maker.budget)
+    placed = [[ranks for _, _, ranks, _ in chain.stages] for chain in chains.best_first(lambda: math.inf)]
+    assert [(0, 1), (2, 3)] in placed
+    assert [(2,), (0, 1), (3,)] in placed
+    for groups in placed:
+        assert len({rank for ranks in groups for rank in ranks}) == sum(map(len, groups))
+        assert all(len({rank // 2 for rank in ranks}) == 1 for ranks in groups)

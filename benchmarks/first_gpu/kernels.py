@@ -1,0 +1,82 @@
+"""Sparse operators and halos on the GPU: beside the reference on the processor in float64, and beside the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import sparse_gpu
+from benchmarks.first_gpu.frame import Bench, Parts
+from benchmarks.report import Row, at_most
+from cuda_ops.sparse import reference
+from cuda_ops.sparse.dispatch import chosen, implementation
+
+CHANNELS, SMALL_CHANNELS = 64, 16
+SMALL_VOXELS = 2000
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
+"""Norm of the difference over the norm: float32 summed over 100,000 rows, one rounding to bfloat16."""
+
+
+def kernels(bench: Bench) -> Parts:
+    """Every operator in two dtypes, then shares of the roofline; the processor has no operators in bfloat16."""
+    dtypes = [torch.float32] if bench.rehearses else list(TOLERANCES)
+    found = {f"against the reference, {_name(dtype)}": partial(errors, bench, dtype) for dtype in dtypes}
+    return {**found, "roofline": partial(sparse_gpu.measure, quick=True)}
+
+
+def errors(bench: Bench, dtype: torch.dtype) -> Iterator[Row]:
+    """How far each operator's results are from the reference's; whole numbers must be the same."""
+    yield Row(f"operators of {chosen(bench.device)}", 1.0, "used", "not torch", chosen(bench.device) != "torch")
+    for operator, what, arguments in _calls(bench, dtype):
+        there = [value.to(bench.device) if isinstance(value, Tensor) else value for value in arguments]
+        exact = [_exact(value) for value in arguments]
+        results, wanted = (
+            found if isinstance(found, tuple) else (found,)
+            for found in (implementation(operator, bench.device)(*there), getattr(reference, operator)(*exact))
+        )
+        error = max(_error(one.cpu(), other) for one, other in zip(results, wanted, strict=True))
+        yield at_most(f"{what}, {_name(dtype)}: error", error, "of the norm", TOLERANCES[dtype])
+
+
+def _calls(bench: Bench, dtype: torch.dtype) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+    """Operator, what it is, and its arguments on the processor."""
+    at = sparse_gpu.cloud(SMALL_VOXELS if bench.rehearses else sparse_gpu.VOXELS, "cpu")
+    channels = SMALL_CHANNELS if bench.rehearses else CHANNELS
+    draw = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn(at.num_rows, channels, generator=draw).to(dtype) for _ in range(2))
+    weight = (torch.randn(27, channels, channels, generator=draw) / (27 * channels) ** 0.5).to(dtype)
+    reverse = reference.reversed_map(at.neighbours, at.num_rows)
+    starts = torch.arange(0, at.num_rows, at.num_rows // 4)[:4]
+    lengths = torch.full_like(starts, at.num_rows // 4)
+    index = torch.randperm(at.num_rows, generator=draw)[: at.num_rows // 10]
+    cube, one = sparse_gpu.CUBE, sparse_gpu.ONE
+    yield "kernel_map", "kernel map", (at.keys, at.keys, cube, one, one, False)
+    yield "reversed_map", "reversed map", (at.neighbours, at.num_rows)
+    yield "sparse_conv", "convolution, forward", (x, weight, at.neighbours, reverse)
+    yield "sparse_conv", "convolution, input gradient", (dy, weight.transpose(1, 2), reverse, at.neighbours)
+    yield "sparse_conv_weight", "convolution, weight gradient", (x, dy, at.neighbours)
+    yield "sparse_max_pool", "maximum pooling", (x, at.neighbours, reverse)
+    yield "sparse_sum_pool", "sum pooling", (x, at.neighbours, reverse)
+    yield "segment_sum", "sum of 4 samples", (x, starts, lengths)
+    yield "segment_max", "maximum of 4 samples", (x, starts, lengths)
+    yield "pack_rows", "rows of a halo packed", (x, index)
+    yield "unpack_add", "rows of a halo added", (x, index, dy[: len(index)])
+
+
+def _exact(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _error(found: Tensor, wanted: Tensor) -> float:
+    """Norm of the difference over the norm of what is wanted; of whole numbers the share that differs."""
+    if not wanted.is_floating_point():
+        return float((found != wanted).double().mean())
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,19 @@
+"""What runs have saved: listed, exported, gone on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.robustness.refusals import folders
+from benchmarks.robustness.refusals.following import Refusal
+
+_SAVED = {"FOLDER": "saved", "another": "another-folder"}
+
+
+def rows() -> Iterator[Refusal]:
+    """All that are refused over a folder of checkpoints."""
+    for words in (
+        "checkpoint list", "checkpoint walk saved", "checkpoint export saved", "checkpoint saved --step 7",
+    ):  # fmt: skip
+        fill = {**_SAVED, "...": "weights.pt"}
+        yield Refusal(words, tuple(words.split()), fill, folders.saved, is_dear=True)

@@ -1,0 +1,215 @@
+"""Folders of files that commands are refused in: a profile, a plan, a module that computes, what runs have left."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.chains import chain_profile
+from benchmarks.robustness.refusals.command_lines import typed
+from halopipe.terminal.output_files import claimed
+from planner.costs.predict import predict
+from planner.ir.codec import dump, plan_fingerprint
+from planner.ir.plan import Plan
+from planner.ir.timeline import TimelineFile
+from tests.halopipe.commands import PROFILE
+from tests.planner.factories import chain_decision, plan_of
+
+DATA = Path(__file__).resolve().parents[3] / "tests" / "data"
+
+
+def lay_out(folder: Path) -> None:
+    """A profile, a plan of it of two stages on one rank each, and both under other names, apart."""
+    dump(PROFILE, folder / "profile.json")
+    dump(by_hand(), folder / "plan.json")
+    (folder / "apart").mkdir()
+    dump(by_hand(), folder / "apart" / "plan.json")
+
+
+@functools.cache
+def by_hand() -> Plan:
+    """Of two stages on one rank each."""
+    return plan_of(PROFILE, chain_decision(PROFILE, cuts=(3,), micro_batches=(2, 2, 2, 2)))
+
+
+CLUSTER = """halopipe: cluster
+version: 1
+hosts:
+  - {name: n, count: 1, devices: [{device: kind-1, count: 16}]}
+links: {within-host: NVLink-2}
+"""
+
+
+def cluster(folder: Path) -> None:
+    """Machines that are described, of a kind of the profile."""
+    (folder / "cluster.yaml").write_text(CLUSTER, "utf-8")
+    (folder / "large.yaml").write_text(CLUSTER.replace("kind-1,", "kind-1, memory: 1GiB,"), "utf-8")
+
+
+def timeline(folder: Path) -> None:
+    """Of a run of ``plan.json``."""
+    predicted = predict(PROFILE, by_hand().decision)[1]
+    measured = replace(predicted, source="measured")
+    found = TimelineFile(predicted, measured, (predicted.step_s,), (1.0,), plan=plan_fingerprint(by_hand()))
+    dump(found, folder / "timeline.json")
+
+
+def proved(folder: Path) -> None:
+    """In place of the plan one with a proof."""
+    must(folder, "plan", "profile.json", "--global-batch", "8", "--proof", "proof.json")
+
+
+def of_machines(folder: Path) -> None:
+    """In place of the plan one for other machines, which the profile was not measured on."""
+    cluster(folder)
+    must(folder, "plan", "profile.json", "--cluster", "cluster.yaml")
+
+
+def badly_proved(folder: Path) -> None:
+    """A plan whose proof was changed by hand."""
+    proved(folder)
+    proof = json.loads((folder / "proof.json").read_text("utf-8"))
+    (folder / "proof.json").write_text(json.dumps({**proof, "bound_s": 2 * proof["bound_s"]}), "utf-8")
+
+
+def proved_apart(folder: Path) -> None:
+    """A proved plan, and nobody knows where its profile is."""
+    proved(folder)
+    (folder / "apart" / "profile.json").unlink(missing_ok=True)
+    shutil.move(folder / "profile.json", folder / "apart" / "profile.json")
+
+
+def faulty(folder: Path) -> None:
+    """A plan that was changed by hand: a layer is on a stage before what it reads."""
+    plan = json.loads((folder / "plan.json").read_text("utf-8"))
+    plan["decision"]["layers"]["l5"]["stage"] = 0
+    (folder / "plan.json").write_text(json.dumps(plan), "utf-8")
+
+
+def two_profiles(folder: Path) -> None:
+    """A profile that the plan was not made from."""
+    dump(chain_profile(5), folder / "other.json")
+
+
+@contextmanager
+def lacking(name: str, _: Path) -> Iterator[None]:
+    """Where a package is not installed."""
+    before = {each: module for each, module in sys.modules.items() if each.partition(".")[0] == name}
+    sys.modules.update(dict.fromkeys([*before, name]))
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        sys.modules.update(before)
+
+
+def written_by_another(folder: Path) -> AbstractContextManager[object]:
+    """While another run writes ``taken.json``."""
+    return claimed([folder / "taken.json"], [])
+
+
+def data_parallel(folder: Path) -> None:
+    """In place of the plan one of a stage on two ranks."""
+    decision = chain_decision(PROFILE, micro_batches=(4, 4), ranks=((0, 1),), shares=((2, 2),))
+    dump(plan_of(PROFILE, decision), folder / "plan.json")
+
+
+def others(folder: Path) -> None:
+    """A cluster, a spoilt plan and a graph of no lines."""
+    cluster(folder)
+    (folder / "broken.json").write_text('{"halopipe": "plan", "version": 1, "strange": 0}', "utf-8")
+    (folder / "graph.txt").write_text("", "utf-8")
+
+
+def machines(**hosts: tuple[str, int]) -> str:
+    """A cluster file of hosts, each with a number of devices of a kind, by name: ``kind+kind`` has both."""
+    lines = []
+    for name, (kinds, count) in hosts.items():
+        devices = ", ".join(f"{{device: {kind}, count: {count}}}" for kind in kinds.split("+"))
+        lines.append(f"  - {{name: {name}, count: 1, devices: [{devices}]}}")
+    links = "within-host: {link: NVLink-2, latency: 10us}, across-hosts: {bandwidth: 8GB/s, latency: 50us}"
+    return "\n".join(["halopipe: cluster", "version: 1", "hosts:", *lines, f"links: {{{links}}}", ""])
+
+
+def elsewhere(folder: Path) -> None:
+    """A module, machines that are not here, and what others measured."""
+    after()(folder)
+    alike, unlike = ("A100-40GB", 4), ("V100-16GB", 4)
+    (folder / "alike.yaml").write_text(machines(a=alike, b=alike), "utf-8")
+    (folder / "unlike.yaml").write_text(machines(a=alike, b=unlike, c=unlike), "utf-8")
+    (folder / "T4.yaml").write_text(machines(t=("T4", 2)), "utf-8")
+    (folder / "mixed.yaml").write_text(machines(a=("A100-40GB+V100-16GB", 4)), "utf-8")
+    (folder / "job.yaml").write_text("halopipe: job\nversion: 1\nplan: plan.json\nstrange: 1\n", "utf-8")
+    for name in ("profiles/sailor/layers.csv", "profiles/pipedream/vgg16.graph.txt", "kernels/a40.csv"):
+        shutil.copy(DATA / name, folder)
+
+
+PROFILED = ("profile", "model.py:model", "--quick")
+PLANNED = ("plan", "profile.json", "--global-batch", "16", "--ranks", "1")
+
+
+def after(*commands: tuple[str, ...]) -> Callable[[Path], None]:
+    """In place of what stands for a profile and a plan, what these commands make of a module that computes."""
+
+    def prepare(folder: Path) -> None:
+        shutil.copytree(_made(commands).name, folder, dirs_exist_ok=True)
+
+    return prepare
+
+
+@functools.cache
+def _made(commands: tuple[tuple[str, ...], ...]) -> tempfile.TemporaryDirectory[str]:
+    """A folder in which they were typed, as long as this process lives."""
+    made = tempfile.TemporaryDirectory(prefix="halopipe-refusals-")
+    folder = Path(made.name)
+    if not commands:
+        shutil.copyfile(Path(__file__).with_name("sample.py"), folder / "model.py")
+        (folder / "folder").mkdir()
+        return made
+    shutil.copytree(_made(commands[:-1]).name, folder, dirs_exist_ok=True)
+    must(folder, *commands[-1])
+    return made
+
+
+def must(folder: Path, *arguments: str) -> None:
+    """What has to work before a row begins."""
+    done = typed(folder, arguments)
+    if done.exit_code:
+        raise RuntimeError(done.stderr)
+
+
+trains = after(PROFILED, PLANNED)
+"""A module that computes, its profile, and a plan for one device."""
+
+saved = after(
+    PROFILED,
+    PLANNED,
+    ("run", "plan.json", "--steps", "4", "--checkpoint", "saved", "--no-learn", "--no-check-first-step"),
+)
+"""The same, with checkpoints of a run of it."""
+
+
+def planned(*options: str) -> Callable[[Path], None]:
+    """The same, of another plan."""
+    return after(PROFILED, (*PLANNED, *options))
+
+
+def asks(folder: Path) -> None:
+    """The same, with a request in a folder."""
+    trains(folder)
+    np.save(folder / "folder" / "one.npy", np.zeros((16, 1, 8, 8), np.float32))
+
+
+def modelled(folder: Path) -> None:
+    """The same, and machines of the catalogue."""
+    trains(folder)
+    (folder / "cluster.yaml").write_text(CLUSTER.replace("kind-1", "A100-80GB"), "utf-8")

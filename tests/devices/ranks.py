@@ -1,0 +1,107 @@
+"""Ranks of a plan as threads, each with its stages on a card that is not there."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from planner.ir.plan import Decision
+from profiler.capture.graph import Captured
+from profiler.source.model import LoadedModel
+from runtime.engine import Engine
+from runtime.monitor.failure import blame
+from runtime.stage.builder import groups_of
+from runtime.stage.captured import captured_model
+from runtime.transport import Hub, InProcessTransport, Key
+from runtime.transport.frame import Layout
+from runtime.transport.inprocess import Message
+from tests.devices.card import DEVICE, Card, Crossings, card
+
+T = TypeVar("T")
+_DEADLINE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Parcel(Message):
+    tensors: tuple[Tensor, ...] = ()
+
+
+class CardTransport(InProcessTransport):
+    """Messages go from card to card, as over NCCL."""
+
+    def _packed(self, key: Key, tensors: Sequence[Tensor]) -> Message:
+        return _Parcel(key, torch.empty(0), tensors=tuple(each.detach().clone() for each in tensors))
+
+    def _unpacked(self, message: Message, key: Key, source: int, layout: Layout) -> tuple[Tensor, ...]:
+        assert isinstance(message, _Parcel)
+        assert message.key == key
+        assert tuple((tuple(each.shape), each.dtype) for each in message.tensors) == layout.specs, key
+        return message.tensors
+
+
+def on_card(
+    decision: Decision,
+    network: tuple[LoadedModel, Captured],
+    work: Callable[[Engine, Card, InProcessTransport], T],
+    crossings: Crossings,
+    *,
+    optimizer: Callable[..., torch.optim.Optimizer],
+    transport: type[InProcessTransport] = CardTransport,
+    **options: Any,
+) -> list[T]:
+    """What ``work`` gives on each rank; ranks take turns, one waits where another goes on."""
+    hub = Hub(decision.num_ranks, groups_of(decision, network[1].graph), rendezvous=True)
+    found: dict[int, T] = {}
+    errors: list[Exception] = []
+
+    def run(rank: int, made: Card, own: tuple[LoadedModel, Captured]) -> None:
+        end = transport(hub, rank)
+        with hub.changed, torch.autograd.set_multithreading_enabled(False):  # backward in this thread, in its turn
+            try:
+                with made:
+                    model, captured = own
+                    engine = Engine(
+                        decision,
+                        captured_model(captured),
+                        model.module,
+                        end,
+                        optimizer,
+                        device=DEVICE,
+                        deadline_s=_DEADLINE_S,
+                        **options,
+                    )
+                    found[rank] = work(engine, made, end)
+            except Exception as error:  # noqa: BLE001  # raised below, in the test's own thread
+                errors.append(error)
+            finally:
+                end.close()
+
+    with card() as made:
+        cards = [made(crossings) for _ in range(decision.num_ranks)]
+        copies = [hosted(each, network) for each in cards]
+        threads = [
+            threading.Thread(target=run, args=(rank, each, own), daemon=True)
+            for rank, (each, own) in enumerate(zip(cards, copies, strict=True))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise min(errors, key=blame)
+    return [found[rank] for rank in range(decision.num_ranks)]
+
+
+def hosted(made: Card, network: tuple[LoadedModel, Captured]) -> tuple[LoadedModel, Captured]:
+    """A copy of a network whose parameters, buffers and constants can be moved to the card."""
+    model, captured = network
+    held = [*captured.graph_module.parameters(), *captured.graph_module.buffers()]
+    held += [each for owner in model.owners.values() for each in (*owner.parameters(), *owner.buffers())]
+    memo: dict[int, object] = {id(each): made.of_host(each) for each in {id(each): each for each in held}.values()}
+    return copy.deepcopy(network, {**memo, id(captured.graph): captured.graph})
