@@ -20,7 +20,7 @@ from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import cut_positions, gives_all_work, joins_all_ranks
 from planner.solvers.layouts.stage import LEAST, WHOLE
-from tests.planner.networks import plain, priced, residual
+from tests.planner.networks import Named, Network, plain, priced, residual
 from tests.planner.parts import with_parts
 from tests.planner.solvers.laid_out_plans import EVERYTHING, MADE, random_candidate, random_network, with_random_parts
 
@@ -101,6 +101,13 @@ def test_parts_that_take_less_than_their_share_lower_the_least_work() -> None:
     assert (least[1][cut] < 0.3 * least[0][cut]).all()
 
 
+def apart(samples: int = 4, height: int = 32) -> tuple[Network, Named]:
+    """Two convolutions of the image, which are concatenated: the second waits for nothing."""
+    network = Network(samples, 4, height)
+    both = network.concat(network.conv(network.image, 8), network.conv(network.image, 8))
+    return network, network.head(network.conv(both, 6), 6)
+
+
 def any_pipeline(draw: random.Random, evaluator: Evaluator, sizes: tuple[int, ...]) -> Candidate:
     """One to three stages within the hosts of like devices, the layers of each with any layouts."""
     problem, graph = evaluator.problem, evaluator.problem.profile.graph
@@ -114,7 +121,8 @@ def any_pipeline(draw: random.Random, evaluator: Evaluator, sizes: tuple[int, ..
             at[host] += count
         if not all(groups):
             continue
-        bounds = (0, *sorted(draw.sample(range(1, last), len(groups) - 1)), last)
+        cuts = draw.choice([tuple(draw.sample(range(1, last), len(groups) - 1)), (1, 2)[: len(groups) - 1]])
+        bounds = (0, *sorted(cuts), last)
         shares = tuple(equal_shares(max(batches), len(group)) for group in groups)
         schedule = draw.choice(["gpipe", "1f1b", "zb-h1"])
         candidate = Candidate.chain(bounds, tuple(groups), shares, batches, schedule)
@@ -134,7 +142,7 @@ def test_no_pipeline_is_faster_than_the_bound_of_its_stretches_of_layers(seed: i
     draw = random.Random(seed)
     hosts = draw.choice([None, ("a", "a", "b", "b")])
     profile = priced(
-        *draw.choice((*MADE, residual(samples=4, height=12, blocks=1))),
+        *draw.choice((*MADE, apart(), apart())),
         speeds=(1.0,) * 4,
         hosts=hosts,
         latency_s=draw.choice([0.0, 1e-6, 1e-5]),
