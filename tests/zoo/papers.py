@@ -62,7 +62,7 @@ class ScanBlock(nn.Module):
         decay = (-delta * self.log_a.exp()).cumsum(1)
         drive = delta * self.b(x).unsqueeze(2) * x.unsqueeze(-1)
         seen = (decay.unsqueeze(2) - decay.unsqueeze(1)).exp()
-        causal = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()
+        causal = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device).tril()
         seen = seen.masked_fill(~causal[None, :, :, None, None], 0.0)
         state = torch.einsum("btsdn,bsdn->btdn", seen, drive)
         y = torch.einsum("btdn,btn->btd", state, self.c(x)) + self.d * x

@@ -243,6 +243,7 @@ def test_one_element_that_is_not_finite_is_seen(dtype: torch.dtype, count: int, 
     assert kind_of(others) == (NAN if math.isnan(value) else INFINITE)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11, which is told to check them
 def test_gradients_that_cancel_or_are_sparse_are_seen() -> None:
     assert not all_finite([torch.tensor([math.inf, -math.inf])])
     assert all_finite([])
