@@ -219,7 +219,7 @@ def complaints(sources: Mapping[str, str]) -> list[str]:
 
 
 PRIVATES = "cuda_ops._torch"  # the only module that may use private names of torch
-OF_PYTHON = {"_exit", "_fields", "_getframe"}  # of os, named tuples and sys, documented
+OF_PYTHON = {"_exit", "_fields", "_getframe", "_replace"}  # of os, named tuples and sys, documented
 
 
 def torch_privates(sources: Mapping[str, str]) -> list[str]:

@@ -85,9 +85,9 @@ def _show(outcome: Outcome) -> None:
 
 
 def _state(step: str, results: Results) -> str:
-    found = [outcome for outcome in results.outcomes.values() if outcome.step == step]
-    failed = sum(bool(outcome.error) for outcome in found)
-    return f"{len(found) - failed} parts done, {failed} failed" if found else "not run"
+    outcomes = [outcome for outcome in results.outcomes.values() if outcome.step == step]
+    failed = sum(bool(outcome.error) for outcome in outcomes)
+    return f"{len(outcomes) - failed} parts done, {failed} failed" if outcomes else "not run"
 
 
 def _why_not(rehearses: bool) -> str:

@@ -47,8 +47,8 @@ def _over(bench: Bench, name: str) -> Iterator[Row]:
             )
             for rank in _RANKS
         ]
-        found = ranks[0].result(_LIMIT_S)
-    for (what, size), seconds in found.items():
+        seconds_of = ranks[0].result(_LIMIT_S)
+    for (what, size), seconds in seconds_of.items():
         yield Row(f"{what} of {size_name(size)}: {name}", 1e6 * seconds, "us")
 
 
@@ -58,14 +58,14 @@ def measure(
     """One rank's part, in a process of its own: median seconds by what is done and bytes."""
     transport = open_named(name, rank, FileStore(store, len(_RANKS)), _LIMIT_S, [_RANKS], ["n0"] * len(_RANKS))
     deeds = {"message, half of there and back": _echo, "exchange": _exchange, "sum": _sum}
-    found = {}
+    seconds = {}
     for size in sizes:
         x = tensor(size).to(device)
         for what, deed in deeds.items():
-            found[what, size] = _median_s(transport, deed, x)
+            seconds[what, size] = _median_s(transport, deed, x)
     transport.barrier(_LIMIT_S)
     transport.close()
-    return found
+    return seconds
 
 
 def _median_s(transport: Transport, deed: Callable[[Transport, torch.Tensor, int], float], x: torch.Tensor) -> float:

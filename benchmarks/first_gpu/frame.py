@@ -109,8 +109,8 @@ class Results:
         self.bench.folder.mkdir(parents=True, exist_ok=True)
         lines = self._parts.read_text("utf-8").splitlines() if self._parts.exists() else []
         read = [json.loads(line) for line in lines]
-        found = [Outcome(**{**each, "rows": tuple(Row(**row) for row in each["rows"])}) for each in read]
-        self.outcomes = {each.name: each for each in found if each.device == self.bench.device}
+        outcomes = [Outcome(**{**each, "rows": tuple(Row(**row) for row in each["rows"])}) for each in read]
+        self.outcomes = {each.name: each for each in outcomes if each.device == self.bench.device}
 
     def add(self, outcome: Outcome) -> None:
         """One more: it is in the files when this returns."""
@@ -165,13 +165,13 @@ def run_steps(
         left_s = max(1, round(end_s - time.monotonic()))
         try:
             with Child(f"{__name__}:work", steps, results.bench, skipped, left_s, core=None) as child:
-                words = child.reports(left_s + 30.0)
+                reports = child.reports(left_s + 30.0)
                 while True:
-                    begun, found = next(words)
-                    if found is None:
+                    begun, outcome = next(reports)
+                    if outcome is None:
                         started_s = time.monotonic()
                     else:
-                        note(*found)
+                        note(*outcome)
         except StopIteration as end:
             complete = end.value
         except HalopipeError as error:
@@ -209,8 +209,8 @@ def work(report: Report, steps: Mapping[str, str], bench: Bench, skipped: Collec
 
 def _function(call: str) -> Callable[[Bench], Any]:
     module, _, name = call.partition(":")
-    found: Callable[[Bench], Any] = getattr(importlib.import_module(module), name)
-    return found
+    function: Callable[[Bench], Any] = getattr(importlib.import_module(module), name)
+    return function
 
 
 def _plain(row: Row, rehearses: bool) -> Row:

@@ -24,8 +24,8 @@ TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
 def kernels(bench: Bench) -> Parts:
     """Every operator in two dtypes, then shares of the roofline; the processor has no operators in bfloat16."""
     dtypes = [torch.float32] if bench.rehearses else list(TOLERANCES)
-    found = {f"against the reference, {_name(dtype)}": partial(errors, bench, dtype) for dtype in dtypes}
-    return {**found, "roofline": partial(sparse_gpu.measure, quick=True)}
+    parts = {f"against the reference, {_name(dtype)}": partial(errors, bench, dtype) for dtype in dtypes}
+    return {**parts, "roofline": partial(sparse_gpu.measure, quick=True)}
 
 
 def errors(bench: Bench, dtype: torch.dtype) -> Iterator[Row]:
@@ -35,8 +35,8 @@ def errors(bench: Bench, dtype: torch.dtype) -> Iterator[Row]:
         there = [value.to(bench.device) if isinstance(value, Tensor) else value for value in arguments]
         exact = [_exact(value) for value in arguments]
         results, wanted = (
-            found if isinstance(found, tuple) else (found,)
-            for found in (implementation(operator, bench.device)(*there), getattr(reference, operator)(*exact))
+            result if isinstance(result, tuple) else (result,)
+            for result in (implementation(operator, bench.device)(*there), getattr(reference, operator)(*exact))
         )
         error = max(_error(one.cpu(), other) for one, other in zip(results, wanted, strict=True))
         yield at_most(f"{what}, {_name(dtype)}: error", error, "of the norm", TOLERANCES[dtype])
@@ -71,11 +71,11 @@ def _exact(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _error(found: Tensor, wanted: Tensor) -> float:
+def _error(result: Tensor, wanted: Tensor) -> float:
     """Norm of the difference over the norm of what is wanted; of whole numbers the share that differs."""
     if not wanted.is_floating_point():
-        return float((found != wanted).double().mean())
-    return float((found.double() - wanted).norm() / wanted.norm())
+        return float((result != wanted).double().mean())
+    return float((result.double() - wanted).norm() / wanted.norm())
 
 
 def _name(dtype: torch.dtype) -> str:

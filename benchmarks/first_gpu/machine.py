@@ -33,21 +33,21 @@ def machine(bench: Bench) -> Parts:
 
 def of_versions(bench: Bench) -> Iterator[Row]:
     """What results depend on; the number says nothing but of the card."""
-    found = dict(versions())
+    by_name = dict(versions())
     try:
         import triton
 
-        found["triton"] = triton.__version__
+        by_name["triton"] = triton.__version__
     except ImportError:
-        found["triton"] = "none"
+        by_name["triton"] = "none"
     if bench.device == "cuda":
         card = torch.cuda.get_device_properties(0)
-        found |= {"CUDA": str(torch.version.cuda), "cuDNN": str(torch.backends.cudnn.version())}
-        found |= {"NCCL": ".".join(map(str, torch.cuda.nccl.version())), "card": card.name}
+        by_name |= {"CUDA": str(torch.version.cuda), "cuDNN": str(torch.backends.cudnn.version())}
+        by_name |= {"NCCL": ".".join(map(str, torch.cuda.nccl.version())), "card": card.name}
         yield Row("memory of the card", card.total_memory / 2**30, "GiB")
         yield Row("multiprocessors", card.multi_processor_count, "")
         yield from (Row(f"clock: {name}", clock / 1e6, "MHz") for name, clock in gpu_clocks(0).items())
-    yield from (Row(f"{name} {version}", 1.0, "there") for name, version in found.items())
+    yield from (Row(f"{name} {version}", 1.0, "there") for name, version in by_name.items())
 
 
 def of_doctor() -> Iterator[Row]:
@@ -67,7 +67,7 @@ def tests(bench: Bench) -> Parts:
 def of_tests(file: str) -> Iterator[Row]:
     """How many passed, were skipped or failed, and what those that failed have to say."""
     command = [sys.executable, "-m", "pytest", "-m", "cuda", "--all-cases", "-v", "-rfE", "--tb=short", file]
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     faults = []
     parent = os.getpid()
     with subprocess.Popen(
@@ -82,13 +82,13 @@ def of_tests(file: str) -> Iterator[Row]:
             sys.stdout.write(line)
             sys.stdout.flush()
             if match := _OUTCOME.match(line):
-                found[match[1]] += 1
+                counts[match[1]] += 1
             if match := _FAULT.match(line):
                 faults.append(match["test"][:400].strip())
-    if not found.total():
+    if not counts.total():
         raise RuntimeError(f"pytest ran no tests: exit code {process.returncode}; {'; '.join(faults)}")
     yield from (Row(fault, 0.0, "passed", "passed", holds=False) for fault in faults)
-    bad = found["FAILED"] + found["ERROR"]
-    yield Row(f"{file}: passed", found["PASSED"], "tests")
-    yield Row(f"{file}: skipped", found["SKIPPED"], "tests")
+    bad = counts["FAILED"] + counts["ERROR"]
+    yield Row(f"{file}: passed", counts["PASSED"], "tests")
+    yield Row(f"{file}: skipped", counts["SKIPPED"], "tests")
     yield Row(f"{file}: failed", bad, "tests", "none", bad == 0)

@@ -100,16 +100,16 @@ def profiles(bench: Bench) -> Parts:
 def profiled(bench: Bench, name: str, precision: str) -> Iterator[Row]:
     """Writes the profile into a file for later steps."""
     network = NETWORKS[name]
-    found = measured(bench, network, PRECISIONS[precision])
-    hp.save(found, bench.file(f"{name}.{precision}.profile.json"))
+    profile = measured(bench, network, PRECISIONS[precision])
+    hp.save(profile, bench.file(f"{name}.{precision}.profile.json"))
     title, batch = f"{name}, {precision}", network.batch(bench)
-    layers, iteration_s = at(found, batch), found.provenance.iteration_s[str(batch)]
-    (updates,) = found.parameters.values()
+    layers, iteration_s = at(profile, batch), profile.provenance.iteration_s[str(batch)]
+    (updates,) = profile.parameters.values()
     layers_s = sum(each.passes_s for each in layers) + sum(each.update_s for each in updates.values())
     yield Row(f"{title}: iteration", 1e3 * iteration_s, "ms")
     yield within(f"{title}: sum of layers / iteration - 1", layers_s / iteration_s, GOAL_SUM_PERCENT)
-    yield Row(f"{title}: machine was at rest", float(not found.provenance.contended), "at rest")
-    saved, held = sum(each.saved_bytes for each in layers), _held_bytes(bench, found)
+    yield Row(f"{title}: machine was at rest", float(not profile.provenance.contended), "at rest")
+    saved, held = sum(each.saved_bytes for each in layers), _held_bytes(bench, profile)
     yield Row(f"{title}: kept by autograd", held / 2**20, "MiB")
     yield within(f"{title}: kept by layers / by the allocator - 1", saved / held, GOAL_MEMORY_PERCENT)
 
@@ -120,13 +120,13 @@ def tables(bench: Bench) -> Parts:
     blocks = list(BLOCKS.items())
     if bench.rehearses:
         both, blocks = [(PRICED[0], "bfloat16")], blocks[:1]
-    found = {f"{name}, {how}": partial(_profiled_before, bench, name, how) for name, how in both}
-    return found | {name: partial(_block, bench, name, network) for name, network in blocks}
+    parts = {f"{name}, {how}": partial(_profiled_before, bench, name, how) for name, how in both}
+    return parts | {name: partial(_block, bench, name, network) for name, network in blocks}
 
 
 def _profiled_before(bench: Bench, name: str, precision: str) -> Iterator[Row]:
-    found = load_profile(bench, name, precision)
-    yield from beside_tables(bench, f"{name}, {precision}", NETWORKS[name], PRECISIONS[precision], found)
+    profile = load_profile(bench, name, precision)
+    yield from beside_tables(bench, f"{name}, {precision}", NETWORKS[name], PRECISIONS[precision], profile)
 
 
 def _block(bench: Bench, name: str, network: Network) -> Iterator[Row]:
@@ -134,14 +134,14 @@ def _block(bench: Bench, name: str, network: Network) -> Iterator[Row]:
 
 
 def beside_tables(
-    bench: Bench, title: str, network: Network, precision: Mapping[str, Any], found: Profile
+    bench: Bench, title: str, network: Network, precision: Mapping[str, Any], profile: Profile
 ) -> Iterator[Row]:
     """Each layer measured, with what the tables say as its goal, which holds within their own range; then errors."""
     batch = network.batch(bench)
-    said = hp.profile(**network.asked(bench), **precision, on=SYSTEM, cluster=8, sizes=(batch,))
-    predicted = {each.layer: each for each in at(said, batch)}
+    modelled = hp.profile(**network.asked(bench), **precision, on=SYSTEM, cluster=8, sizes=(batch,))
+    predicted = {each.layer: each for each in at(modelled, batch)}
     pairs = []
-    for each in at(found, batch):
+    for each in at(profile, batch):
         other = predicted.get(each.layer)
         if each.alike or other is None or not each.passes_s or not other.passes_s:
             continue
@@ -181,8 +181,8 @@ def load_profile(bench: Bench, name: str, precision: str) -> Profile:
 
 def at(profile: Profile, samples: int) -> Sequence[Measurement]:
     """Whole layers at so many samples."""
-    (found,) = profile.measurements.values()
-    return [each for each in found if each.samples == samples]
+    (layers,) = profile.measurements.values()
+    return [each for each in layers if each.samples == samples]
 
 
 def within(name: str, ratio: float, percent: float) -> Row:

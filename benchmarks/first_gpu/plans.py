@@ -44,11 +44,11 @@ STEPS, WARM_UP = 12, 3
 
 def plans(bench: Bench) -> Parts:
     """A part each run of each network, so that little is lost where one fails; a rehearsal has each run once."""
-    links, found = _Links(), {}
+    links, parts = _Links(), {}
     for number, name in enumerate(NETWORKS):
         for plan, dtype in RUNS[number :: len(NETWORKS)] if bench.rehearses else RUNS:
-            found[f"{name}, {plan}, {dtype}"] = partial(_run_beside, bench, name, plan, dtype, links)
-    return found
+            parts[f"{name}, {plan}, {dtype}"] = partial(_run_beside, bench, name, plan, dtype, links)
+    return parts
 
 
 def _run_beside(bench: Bench, name: str, what: str, dtype: str, links: _Links) -> Iterator[Row]:
@@ -66,12 +66,12 @@ def _run_beside(bench: Bench, name: str, what: str, dtype: str, links: _Links) -
     yield Row(f"{title}: measured step", 1e3 * statistics.median(result.timed_seconds), "ms")
     if dtype == EXACT:
         return
-    said = plan.prediction
-    yield Row(f"{title}: predicted step", 1e3 * said.step_s, "ms")
+    prediction = plan.prediction
+    yield Row(f"{title}: predicted step", 1e3 * prediction.step_s, "ms")
     if what == ONE:
-        ratio = statistics.median(result.timed_seconds) / said.step_s
+        ratio = statistics.median(result.timed_seconds) / prediction.step_s
         yield within(f"{title}: step, measured / predicted - 1", ratio, GOAL_PERCENT)
-    peak, wanted = max(zip(result.peak_bytes, (each.peak_bytes for each in said.ranks), strict=True))
+    peak, wanted = max(zip(result.peak_bytes, (each.peak_bytes for each in prediction.ranks), strict=True))
     yield Row(f"{title}: memory of the fuller rank", peak / 2**20, "MiB")
     yield within(f"{title}: memory, measured / predicted - 1", peak / wanted, GOAL_PERCENT)
 
@@ -120,8 +120,8 @@ def plan_of(bench: Bench, profile: Profile, batch: int, what: str, links: _Links
     (device,) = profile.cluster.devices
     half_bytes = device.memory_bytes // 2
     devices = tuple(replace(device, name=f"{device.name[:-1]}{rank}", memory_bytes=half_bytes) for rank in range(2))
-    found = links.found()
-    cluster = replace(profile.cluster, devices=devices, links=found.links, collectives=found.collectives)
+    costs = links.measured()
+    cluster = replace(profile.cluster, devices=devices, links=costs.links, collectives=costs.collectives)
     plan = solver(SOLVERS[what])(Problem(replace(profile, cluster=cluster), batch), None)
     if bench.device == "cpu":
         return plan
@@ -153,12 +153,12 @@ class _Links:
     """Of this host, measured once a process: copies from and to the card are not in them."""
 
     def __init__(self) -> None:
-        self._found: LinkCosts | None = None
+        self._costs: LinkCosts | None = None
 
-    def found(self) -> LinkCosts:
+    def measured(self) -> LinkCosts:
         """Seconds of messages and sums of two ranks."""
-        self._found = self._found or measure_links(2, quick=True)
-        return self._found
+        self._costs = self._costs or measure_links(2, quick=True)
+        return self._costs
 
 
 def _wait(device: torch.device) -> None:

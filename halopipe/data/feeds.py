@@ -406,7 +406,6 @@ class PartialBatch:
             raise TransportError(
                 f"rank {rank} has no samples {start} to {start + count} of {name}, micro-batch {microbatch}",
                 ["its stages should not read them"],
-                ["--data-from each"],
             )
         return found
 

@@ -139,7 +139,7 @@ def of_folder(
         if not new and not seen and not follow:
             wanted = "any file" if read else ", ".join(SUFFIXES)
             raise MissingFileError(
-                f"nothing to answer in {folder}", [f"wanted: {wanted}"], ["--reader for other files"]
+                f"nothing to answer in {folder}", [f"wanted: {wanted}"], ["--reader FACTORY, for other files"]
             )
         for name in new:
             seen.add(name)
@@ -411,7 +411,10 @@ def require_one(chosen: Mapping[str, object], with_folder: Mapping[str, object])
             of_folder = [name for name, value in with_folder.items() if value and kept != "--from"]
             gone = " and ".join([*(name for name in named if name != kept), *of_folder])
             needs_to = kept == "--from" and not with_folder["--to"]
-            ways.append(f"--from {chosen[kept]} --to FOLDER in place of {gone}" if needs_to else f"leave {gone} out")
+            if needs_to:
+                ways.append(f"--from {chosen[kept]} --to FOLDER in place of {gone}")
+            else:
+                ways.append(f"leave {gone} out")
         raise UsageError(
             "serve needs one place that requests come from", [f"named: {', '.join(named) or 'none'}"], ways
         )

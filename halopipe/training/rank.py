@@ -356,6 +356,8 @@ class Rank:
             known = error if isinstance(error, OutOfMemoryError) else self._between_actions(error)
             ranks = {each.rank: each.peak_bytes for each in plan.prediction.ranks}
             predicted = f"predicted for rank {rank}: {size(ranks.get(rank, 0))}"
+            if limit_bytes:
+                known.remedies = ("leave out --memory-limit", *(known.remedies or known.usual))
             raise also(known, [f"{predicted}, limit: {size(limit_bytes)}" if limit_bytes else predicted]) from error
         limit_memory(self.place.meter, 0)
 

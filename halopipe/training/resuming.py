@@ -32,6 +32,7 @@ _CHOSEN = "resume"
 """The store's key for the step that a run goes on from."""
 
 _SHOWN = 3
+_ANEW = "--checkpoint FOLDER --resume auto: another folder, to begin anew"
 _NONE = "none"
 
 
@@ -220,7 +221,7 @@ def newest_sound(folder: str | Path) -> tuple[Checkpoint | None, tuple[str, ...]
         raise CorruptFileError(
             f"no checkpoint in {folder} is sound",
             [f"{fault.title}: {fault.details[0]}" for fault in faults],
-            ["another --checkpoint folder, to begin anew"],
+            [_ANEW],
         )
     return None, ()
 
@@ -262,5 +263,5 @@ def _require_model(saved: Saved, mine: str) -> None:
         raise StaleFileError(
             f"{saved.checkpoint.path} belongs to another model",
             [f"checkpoint: {theirs}", f"here: {mine}"],
-            ["run the plan of the model that was saved, in the same dtype", "another --checkpoint folder"],
+            ["run the plan of the model that was saved, in the same dtype", _ANEW],
         )

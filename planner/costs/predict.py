@@ -15,10 +15,11 @@ from planner.costs.simulator.breakdown import Parts, breakdown
 from planner.costs.simulator.events import run, timeline
 from planner.costs.simulator.prices import Prices, prices_of, transfer_bytes
 from planner.costs.simulator.program import CompiledProgram, compile_program
+from planner.costs.simulator.symmetry import Symmetry, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import placements
 from planner.costs.timeline import Trace
-from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, deciles_of, paired_steps
+from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, deciles_of, paired_steps, varies
 from planner.ir.cluster import Evidence
 from planner.ir.plan import Decision, Prediction, RankPrediction, Size
 from planner.ir.profile import Profile
@@ -64,7 +65,14 @@ def forecast(
     Args:
         num_draws: of the step under noise (``costs.uncertainty``); 0: its deciles are not wanted.
     """
-    program, costs, compiled, sizes = _compiled(book, decision)
+    whole, costs = _priced(book, decision)
+    symmetry = symmetry_of(costs)
+    if symmetry is not None and (
+        (num_draws and varies(costs)) or not symmetry.holds(whole)
+    ):  # ranks vary by themselves
+        symmetry = None
+    program = whole if symmetry is None else symmetry.first(whole)
+    compiled, sizes = _compiled(program, costs, symmetry)
     prices = prices_of(compiled, costs, sizes)
     trace = run(compiled, prices)
     carried = carried_by(program, compiled)
@@ -74,6 +82,8 @@ def forecast(
     usable = [int(device.memory_bytes * (1 - memory_margin)) for device in devices]
     limits = [min(limit, memory_bytes) if memory_bytes else limit for limit in usable]
     parts = _parts(compiled, costs, prices, seen, trace)
+    if symmetry is not None:
+        seen, memories, parts = symmetry.timeline(seen), symmetry.spread(memories), symmetry.spread(parts)
     ranks = tuple(
         RankPrediction(
             rank,
@@ -90,13 +100,13 @@ def forecast(
         for rank, (part, memory) in enumerate(zip(parts, memories, strict=True))
     )
     step_s = trace.step_s
-    used = [ranks[rank] for rank, row in enumerate(compiled.rows) if row]
+    used = [ranks[rank] for rank, row in enumerate(whole.rows) if row]
     lost_s = sum(rank.bubble_s + rank.idle_s for rank in used)
     bubble = lost_s / (step_s * len(used)) if step_s > 0 else 0.0
     evidence = weakest((costs.evidence(), *_network_evidence(costs, compiled, sizes)))
     rate = decision.global_batch / step_s if step_s > 0 else 0.0
     within = deciles(compiled, costs, prices, trace, num_draws) if num_draws else Deciles(0.0, 0.0, 0.0)
-    transport = transport_of(book.profile.cluster, [rank for rank, row in enumerate(compiled.rows) if row])
+    transport = transport_of(book.profile.cluster, [rank.rank for rank in used])
     stream = Sustained() if program.trains else sustained(book, decision, num_draws)
     batch = decision.global_batch
     prediction = Prediction(
@@ -130,7 +140,8 @@ class PairedForecast:
 
 def paired_forecast(book: PriceBook, decision: Decision, num_draws: int) -> PairedForecast:
     """The step under draws that are the same for every plan of a profile; raises as :func:`predict`."""
-    _, costs, compiled, sizes = _compiled(book, decision)
+    program, costs = _priced(book, decision)
+    compiled, sizes = _compiled(program, costs)
     prices = prices_of(compiled, costs, sizes)
     inside = sum(
         len(layers_of(costs.stages[action.stage].runs))
@@ -225,15 +236,23 @@ def unflushed_step_s(book: PriceBook, decision: Decision) -> float:
     return seconds(3) - seconds(2)
 
 
-def _compiled(book: PriceBook, decision: Decision) -> tuple[Program, StageCosts, CompiledProgram, list[int]]:
-    """The decision's program, priced; and the bytes of its transfers."""
+def _priced(book: PriceBook, decision: Decision) -> tuple[Program, StageCosts]:
+    """The decision's program, and its prices."""
     program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
     validate(program)
     costs = StageCosts(
         book, placements(book, decision), decision.sizes, program.trains, prepares_next_step=decision.prepares_next_step
     )
-    compiled = compile_program(program, decision.sizes, costs.tied_ranks)
-    return program, costs, compiled, transfer_bytes(program, compiled)
+    return program, costs
+
+
+def _compiled(
+    program: Program, costs: StageCosts, symmetry: Symmetry | None = None
+) -> tuple[CompiledProgram, list[int]]:
+    """The program as integers; and the bytes of its transfers."""
+    copies = 1 if symmetry is None else symmetry.copies
+    compiled = compile_program(program, costs.micro_batches, costs.tied_ranks, copies)
+    return compiled, transfer_bytes(program, compiled)
 
 
 def _parts(

@@ -130,6 +130,18 @@ def keyed(key: str) -> np.random.Generator:
     return np.random.default_rng((_SEED, crc32(key.encode())))
 
 
+def varies(costs: StageCosts) -> bool:
+    """Whether any computing of the stages varies."""
+    measured = Measured(costs.book.profile)
+    parts = {
+        (number, costs.kind(rank), placed.samples[rows][member] if placed.samples else float(rows))
+        for number, placed in enumerate(costs.stages)
+        for rows in map(samples_in, set(costs.micro_batches))
+        for member, rank in enumerate(placed.ranks)
+    }
+    return any(_noise(measured, costs, costs.stages[number], kind, n).varies for number, kind, n in parts)
+
+
 def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, Noise]:
     """Of each action that varies; the same for all of a stage on one kind of device at as many samples."""
     measured = Measured(costs.book.profile)

@@ -9,7 +9,7 @@ micro-batch 0 (of token slices: at those of micro-batch 0), and its answer shift
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -218,6 +218,7 @@ def lower(
     num_ranks: int,
     *,
     ahead: bool = True,
+    only: Container[int] | None = None,
 ) -> Program:
     """The program of ``schedule``: a receive just before its consumer, a send just after its producer.
 
@@ -229,6 +230,7 @@ def lower(
 
     Args:
         ahead: if False, what is prepared stands just before the forward that needs it, after its receives.
+        only: ranks that have a row; None: all.
 
     Raises:
         ValueError: a rank has to run several positions of the schedule, whose order among each other nobody gave, or
@@ -236,8 +238,11 @@ def lower(
     """
     draft = Program(tuple(() for _ in range(num_ranks)), stages, ranks, messages)
     _require_one_group(schedule, ranks)
-    rows = []
+    rows: list[tuple[Action, ...]] = []
     for rank in range(num_ranks):
+        if only is not None and rank not in only:
+            rows.append(())
+            continue
         positions = [row for row in schedule.rows if row and rank in ranks[row[0].stage]]
         if len(positions) > 1:
             heads = ", ".join(str(row[0]) for row in positions)

@@ -158,7 +158,10 @@ class _Tensor:
                     f"{len(whole_matrices)} layers with a matrix of weights would be computed whole by each of them",
                     "weights are [output, input] of torch.nn.Linear; query, key and value are layers of their own",
                 ],
-                ["--tensor 1", "torch.nn.Linear in place of a product with a transposed or joined weight"],
+                [
+                    "tensor=1 among the parts of the way",
+                    "torch.nn.Linear in place of a product with a transposed or joined weight",
+                ],
             )
 
     def _place(

@@ -75,12 +75,15 @@ def _saying_what_is_missing(source: ModelSource) -> Iterator[None]:
     except HalopipeError as error:
         if not any(part in str(error) for part in _NO_VALUES):
             raise
+        with_values = (
+            [] if isinstance(error, UnsupportedModelError) else ["profile it where its memory fits: leave out --on"]
+        )
         raise FactoryError(
             f"{source.factory} reads values, and there are none",
             [error.title, *error.details],
             [
                 "make what depends on values before the module is called, or of sizes alone: range, not .item()",
-                "profile it where its memory fits: halopipe profile without --on",
+                *with_values,  # forward is captured, with values or without
             ],
         ) from error
 

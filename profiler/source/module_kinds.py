@@ -84,7 +84,7 @@ def require_values(model: LoadedModel) -> None:
     state = {**named_parameters(model.owners), **named_buffers(model.owners)}
     for name, tensor in (*state.items(), *model.tensors.items()):
         if tensor.is_meta:
-            of_module = ["module.to_empty(device='cpu'), then its weights", "plan it without its weights: --on"]
+            of_module = ["module.to_empty(device='cpu'), then its weights", "--on a100-dgx, which needs no weights"]
             raise UnsupportedModelError(
                 f"{name} is on the meta device: it has a shape and no values",
                 [],

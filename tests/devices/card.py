@@ -52,7 +52,12 @@ COPY, READ, WAIT, MADE = "copy to the host", "number read by the host", "copy th
 _AFTER, _ONCE = "once the step is over", "once for each size of a batch"
 ALLOWED: Mapping[tuple[str, str], str] = {
     ("runtime/stage/local_stage.py:<genexpr>", READ): f"losses are read {_AFTER}",
+    ("runtime/numerics/finite.py:all_finite", READ): "NaN is looked for before each update, one number a stage",
+    ("runtime/optim/finishing.py:_norm", READ): "so is the norm that gradients are clipped by",
+    ("runtime/optim/finishing.py:_norm", MADE): "ranks put their norms together on the host",
     ("runtime/pipeline/sample_weights.py:_counted", MADE): "what losses count is found of the batch, on the host",
+    ("runtime/stage/sample_weights.py", MADE): "the same",
+    ("runtime/stage/sample_weights.py", COPY): "weights of classes come to the host once, for that",
     ("runtime/spatial/op_rules/data_movement.py:_read_alike", READ): f"which rows the card's own resize reads: {_ONCE}",
     ("runtime/transport/inprocess.py", MADE): "threads meet in memory of the host",
     ("runtime/transport/frame.py", COPY): "messages by way of the host, where ranks have no NCCL",
@@ -165,8 +170,11 @@ class Card(TorchDispatchMode):
         if function is _ATEN.batch_norm_update_stats.default:  # which has no rule for fake tensors
             return args[0].new_empty(args[0].shape[1]), args[0].new_empty(args[0].shape[1])
         args, named = self._faked(args), self._faked(named)
-        with self._fakes:
-            return function(*args, **named)
+        try:
+            with self._fakes:
+                return function(*args, **named)
+        except NotImplementedError as error:
+            raise DeviceError(f"{function} has no rule for fake tensors") from error
 
     def _without_generator(self, function: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
         """The arguments for a fake tensor, which draws nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,12 +16,13 @@ from profiler.source.model import LoadedModel, named_buffers, named_parameters
 from runtime.checkpoint.state import RankState
 from runtime.engine import Engine
 from runtime.numerics.compare import Sketch, Tolerance, sketches, tensor_differences
+from runtime.numerics.finite import OnNan
 from runtime.numerics.single_device import serial_step
 from runtime.stage.captured import captured_model
 from runtime.stage.random.streams import Draw
 from runtime.stage.random.user_module import Answers
 from runtime.transport import InProcessTransport
-from tests.devices.card import DEVICE, Card, Crossings, card
+from tests.devices.card import DEVICE, OURS, ROOT, Card, Crossings, card
 from tests.devices.ranks import CardTransport, hosted, on_card
 from tests.runtime.saved import Saved
 from tests.runtime.training import sharded
@@ -93,15 +95,12 @@ def by_plan(
         return found
 
     transport = InProcessTransport if plan == BY_HOST else CardTransport
-    return on_card(decision, network, work, crossings, transport=transport, optimizer=_optimizer(plan), seed=SEED)
+    options = {"seed": SEED, "on_nan": OnNan.STOP, "clip_norm": 1.0 if plan in (PIPELINE, DATA) else 0.0}
+    return on_card(decision, network, work, crossings, transport=transport, optimizer=_optimizer(plan), **options)
 
 
 def by_one_device(network: Network, decision: Decision) -> Sketches:
-    """What the user's own module has after that step, which is on a card as well.
-
-    Raises:
-        RuntimeError: it does not run there: it makes tensors on the host.
-    """
+    """What the user's own module has after that step, which is on a card as well."""
     batch = batch_of(network[0], decision.global_batch, 0)
     with card() as made:
         own = made(Crossings())
@@ -121,6 +120,18 @@ def by_one_device(network: Network, decision: Decision) -> Sketches:
                 "gradient": sketches(gradients),
                 "state": sketches({**parameters, **named_buffers(model.owners)}),
             }
+
+
+def line_of_user(error: Exception) -> str:
+    """The line of the user's own that raised; empty where a line of ours did."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if each.filename.startswith(_OURS) and not each.filename.endswith("user_module.py")]
+    last = own[-1] if own else frames[-1]
+    return f"{last.filename}:{last.lineno}" if last.filename.startswith(_ZOO) else ""
+
+
+_ZOO = str(ROOT / "tests" / "zoo")
+_OURS = (*OURS, _ZOO)
 
 
 def compare(of_ranks: Sequence[Sketches], expected: Sketches) -> None:

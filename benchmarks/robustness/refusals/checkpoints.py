@@ -17,3 +17,10 @@ def rows() -> Iterator[Refusal]:
     ):  # fmt: skip
         fill = {**_SAVED, "...": "weights.pt"}
         yield Refusal(words, tuple(words.split()), fill, folders.saved, is_dear=True)
+    for words, prepare, fill in (
+        ("--resume --accumulate 3 --steps 12", folders.saved, {"as it was": "1"}),
+        ("--resume --steps 9", folders.of_another_model, {}),
+        ("--resume --steps 8 --metrics bad.jsonl", folders.unreadable, {"another name": "good.jsonl"}),
+    ):
+        arguments = ("run", "plan.json", "--no-learn", "--checkpoint", "saved", *words.split())
+        yield Refusal(f"run --checkpoint saved {words}", arguments, fill, prepare, is_dear=True)

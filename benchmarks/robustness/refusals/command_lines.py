@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 
 from halopipe.cli.app import app
 from planner.ir.errors import HalopipeError
+from tests.halopipe.commands import HOME
 
 PYTHON = "python"
 """In place of a verb: what follows is a script."""
@@ -26,14 +29,19 @@ class Ended:
     stderr: str
 
 
-def typed(folder: Path, arguments: Sequence[str], asked: bytes = b"") -> Ended:
-    """What a command line, or a script, comes to in a folder, in this process."""
+def typed(folder: Path, arguments: Sequence[str], asked: bytes | None = None) -> Ended:
+    """What a command line, or a script, comes to in a folder, in this process; in one of its own if it is asked."""
     environment = dict(os.environ)
     try:
         with contextlib.chdir(folder):
             if arguments[0] == PYTHON:
                 return _script(arguments[1])
-            result = CliRunner().invoke(app, list(arguments), input=asked)
+            if asked is not None:
+                environment_there = {**os.environ, "PYTHONPATH": str(HOME)}
+                command = [sys.executable, "-m", "halopipe", *arguments]
+                done = subprocess.run(command, input=asked, env=environment_there, capture_output=True, check=False)
+                return Ended(done.returncode, done.stderr.decode())
+            result = CliRunner().invoke(app, list(arguments))
             return Ended(result.exit_code, result.stderr)
     finally:
         os.environ.clear()

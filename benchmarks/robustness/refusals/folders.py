@@ -153,7 +153,7 @@ def elsewhere(folder: Path) -> None:
         shutil.copy(DATA / name, folder)
 
 
-PROFILED = ("profile", "model.py:model", "--quick")
+PROFILED = ("profile", "model.py:model", "--quick", "--workers", "2")
 PLANNED = ("plan", "profile.json", "--global-batch", "16", "--ranks", "1")
 
 
@@ -198,6 +198,61 @@ saved = after(
 """The same, with checkpoints of a run of it."""
 
 
+replicas = after(
+    PROFILED, ("plan", "profile.json", "--global-batch", "16", "--solver", "data-parallel", "--ranks", "2")
+)
+"""The same module, on two ranks that have a part of each batch."""
+
+two_stages = after(PROFILED, ("plan", "profile.json", "--global-batch", "16", "--ranks", "2", "--solver", "even-split"))
+"""The same module, on two ranks, one behind the other."""
+
+
+def of(factory: str, *options: str) -> Callable[[Path], None]:
+    """Another module, and its plan for one device."""
+    return after(("profile", f"model.py:{factory}", "--quick", "--workers", "1", *options), PLANNED)
+
+
+of_vectors = of("any_shape", "--input", "16,64")
+"""A module that takes any shape, planned for vectors."""
+
+of_another_model = after(
+    PROFILED,
+    PLANNED,
+    ("run", "plan.json", "--steps", "4", "--checkpoint", "saved", "--no-learn", "--no-check-first-step"),
+    ("profile", "model.py:wide", "--quick"),
+    PLANNED,
+)
+"""A plan, beside checkpoints of another model's run."""
+
+of_another_run = after(
+    PROFILED,
+    PLANNED,
+    ("run", "plan.json", "--steps", "2", "--no-learn", "--no-check-first-step", "-o", "timeline.json"),
+    (*PLANNED, "--micro-batch", "4"),
+)
+"""A plan, beside the timeline of another one's run."""
+
+
+def unreadable(folder: Path) -> None:
+    """Checkpoints, beside metrics that are none."""
+    saved(folder)
+    (folder / "bad.jsonl").write_bytes(b"\xff\xfe")
+
+
+def disordered(folder: Path) -> None:
+    """A plan whose program was changed by hand: it ends with what it should begin with."""
+    trains(folder)
+    plan = json.loads((folder / "plan.json").read_text("utf-8"))
+    plan["decision"]["program"] = [row[::-1] for row in plan["decision"]["program"]]
+    (folder / "plan.json").write_text(json.dumps(plan), "utf-8")
+
+
+def without_profile(folder: Path) -> None:
+    """A plan whose profile was moved."""
+    trains(folder)
+    shutil.move(folder / "profile.json", folder / "apart" / "profile.json")
+
+
 def planned(*options: str) -> Callable[[Path], None]:
     """The same, of another plan."""
     return after(PROFILED, (*PLANNED, *options))
@@ -207,6 +262,32 @@ def asks(folder: Path) -> None:
     """The same, with a request in a folder."""
     trains(folder)
     np.save(folder / "folder" / "one.npy", np.zeros((16, 1, 8, 8), np.float32))
+
+
+def asks_in_text(folder: Path) -> None:
+    """The same, with a request that nobody knows the form of."""
+    trains(folder)
+    np.savetxt(folder / "folder" / "one.txt", np.zeros((16, 64)))
+
+
+def asks_two_stages(folder: Path) -> None:
+    """The same request, to a plan of two stages."""
+    two_stages(folder)
+    np.savetxt(folder / "folder" / "one.txt", np.zeros((16, 64)))
+
+
+def learns(folder: Path) -> None:
+    """The same, of a module whose stages learn by losses of their own."""
+    after(("profile", "model.py:model", "--quick", "--workers", "1", "--local-loss", "2"), PLANNED)(folder)
+    np.savetxt(folder / "folder" / "one.txt", np.zeros((16, 64)))
+
+
+def has_answered(folder: Path) -> None:
+    """The same, and its answer is there already."""
+    asks(folder)
+    (folder / "saved").mkdir()
+    np.save(folder / "saved" / "one.npy", np.zeros(1))
+    (folder / "saved" / "one.npy.npy").touch()
 
 
 def modelled(folder: Path) -> None:

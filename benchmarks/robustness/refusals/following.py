@@ -46,7 +46,8 @@ class Refusal:
         elsewhere: remedies, by a part of their text, that are not for this machine, and why.
         is_dear: whether it takes workers, and so seconds.
         around: what the machine is like meanwhile, such as one where a package is missing.
-        asked: what comes over standard input.
+        asked: what comes over standard input, to a process of its own.
+        is_there: whether remedies are followed where it was refused, whose run has left something.
     """
 
     name: str
@@ -57,7 +58,8 @@ class Refusal:
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     is_dear: bool = False
     around: Callable[[Path], AbstractContextManager[object]] = nullcontext
-    asked: bytes = b""
+    asked: bytes | None = None
+    is_there: bool = False
 
 
 def verdict(row: Refusal, folder: Path) -> str:
@@ -72,7 +74,7 @@ def verdict(row: Refusal, folder: Path) -> str:
             continue
         ways = [commands for way in alternatives(remedy) if (commands := commands_of(way, row))]
         for commands in ways:
-            if fault := _followed(row, commands):
+            if fault := _followed(row, commands, folder if row.is_there else None):
                 return f"{remedy!r} does not work: {fault}"
         followed += [remedy] * bool(ways)
     if not followed:
@@ -82,11 +84,12 @@ def verdict(row: Refusal, folder: Path) -> str:
     return f"it does not print {lost}, as remedies.json says, but {followed}" if lost else ""
 
 
-def _followed(row: Refusal, commands: Sequence[Sequence[str]]) -> str:
-    """What is wrong with the first of the commands that fails, in a folder of their own."""
+def _followed(row: Refusal, commands: Sequence[Sequence[str]], there: Path | None) -> str:
+    """What is wrong with the first of the commands that fails: ``there``, or in a folder of their own."""
     with tempfile.TemporaryDirectory(prefix="halopipe-remedy-") as name:
-        folder = Path(name)
-        _prepared(row, folder)
+        folder = there or Path(name)
+        if there is None:
+            _prepared(row, folder)
         for arguments in commands:
             done = _tried(row, folder, arguments)
             if done.exit_code:
@@ -192,7 +195,7 @@ def _again(commands: list[list[str]], row: Refusal, *, is_instead: bool = False)
 def _words(text: str) -> list[str]:
     """The words of a command, up to where a sentence goes on."""
     words = []
-    for word in shlex.split(re.sub(r"\.\.\.", "", text).replace("'", '"') if text.count("'") % 2 else text):
+    for word in _split(text.replace("...", "")):
         bare = word.rstrip(",:;.")
         if not bare:
             continue
@@ -204,6 +207,11 @@ def _words(text: str) -> list[str]:
     return words
 
 
+def _split(text: str) -> list[str]:
+    """As a shell does, where an apostrophe begins no quotation."""
+    return text.split() if text.count("'") % 2 else shlex.split(text)
+
+
 def _completed(verb: str, words: list[str]) -> list[str]:
     """With what the verb is about, where options alone are named."""
     about = _MISSING.get(verb)
@@ -213,7 +221,7 @@ def _completed(verb: str, words: list[str]) -> list[str]:
 def _named_options(verb: str, text: str) -> list[tuple[str, str]]:
     """(option, its value or nothing) of those that the text names; of several ways the first."""
     takes = _options(verb)
-    words = shlex.split(text.replace("(", " ").replace(")", " "))
+    words = _split(text.replace("(", " ").replace(")", " "))
     named: list[tuple[str, str]] = []
     for place, word in enumerate(words):
         bare = word.rstrip(",:;")
@@ -228,12 +236,12 @@ def _named_options(verb: str, text: str) -> list[tuple[str, str]]:
 
 def _without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
     """The command line less these options and their values."""
-    takes, left, skip = _options(arguments[0]), list[str](), False
+    takes, left, is_value = _options(arguments[0]), list[str](), False
     for word in arguments:
-        if skip:
-            skip = False
-        elif word in names:
-            skip = takes.get(word, False)
-        else:
+        if word in names:
+            is_value = takes.get(word, False)
+            continue
+        if not is_value or word.startswith("--"):  # an option may go without its value
             left.append(word)
+        is_value = False
     return left

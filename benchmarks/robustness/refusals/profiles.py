@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.chains import chain_profile
-from benchmarks.robustness.refusals.folders import cluster
+from benchmarks.robustness.refusals import folders
 from planner.ir.codec import dump
 from planner.ir.graph import FIXES_SAMPLES, KEEPS_SAMPLES, NEEDS_WHOLE_BATCH
 from planner.ir.profile import Profile
@@ -20,7 +20,7 @@ def having(make: Callable[[], Profile]) -> Callable[[Path], None]:
     """In place of the profile another one, beside a description of machines."""
 
     def prepare(folder: Path) -> None:
-        cluster(folder)
+        folders.cluster(folder)
         dump(make(), folder / "profile.json")
 
     return prepare

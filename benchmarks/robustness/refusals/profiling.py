@@ -14,3 +14,22 @@ def rows() -> Iterator[Refusal]:
                   "--on a100-dgx --workers 9", "--on cluster.yaml --workers 9"):  # fmt: skip
         profile = ("profile", "model.py:model", *words.split())
         yield Refusal(f"profile {words}", profile, {}, folders.modelled, is_dear=True)
+    for words, fill in (
+        ("of_one_size --sizes 1,2", {}),
+        ("reading --on a100-dgx", {}),
+        ("model --local-loss 5", {}),
+        ("without_values", {}),
+        ("rotated --dtype bfloat16", {}),
+        ("alone", {"8,3,64,64": "16,1,8,8"}),
+        ("spoilt", {}),
+    ):
+        factory, *options = words.split()
+        quick = [] if factory in ("reading", "without_values") else ["--workers", "1", "--quick"]
+        arguments = ("profile", f"model.py:{factory}", *options, *quick)
+        yield Refusal(f"profile model.py:{words}", arguments, fill, folders.after(), is_dear=True)
+    one = folders.after(("profile", "model.py:model", "--quick", "--workers", "1"))
+    fill = {"...": "model.py:model --quick"}
+    for words in ("--ranks 2", "--ways data=2"):
+        elsewhere = {"cluster": "it is of no such cluster", "--ranks": "another row follows it"}
+        arguments = ("plan", "profile.json", "--global-batch", "16", *words.split())
+        yield Refusal(f"plan {words}, profiled by 1", arguments, fill, one, elsewhere=elsewhere, is_dear=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from benchmarks.robustness.refusals import folders
@@ -44,3 +45,70 @@ def rows() -> Iterator[Refusal]:
         arguments = ("run", "plan.json", "--no-learn", *words.split())
         elsewhere = {"torchrun": "it is another launcher's", "pip install": "it asks another machine"}
         yield Refusal(f"run {words}", arguments, fill, prepare, folders.PLANNED, elsewhere, is_dear=True)
+    vectors = {"MODEL": "model.py:any_shape --quick", "8,3,64,64": "16,3,64,64"}
+    smaller = {"SIZE": "40KiB", "a smaller --global-batch or --micro-batch": "--micro-batch 2"}
+    runs = (
+        ("--steps 10 --data model.py:four_batches", folders.trains, {}),
+        ("--steps 3 --data model.py:twice_as_large", folders.trains, {}),
+        ("--steps 3 --data model.py:four_batches --data-from share", folders.trains, {}),
+        ("--steps 3 --data model.py:of_this_process --no-check-first-step", folders.replicas, {}),
+        (
+            "--steps 3 --replan --restarts 3 --checkpoint new",
+            folders.without_profile,
+            {"PROFILE": "apart/profile.json"},
+        ),
+        (
+            "--steps 3 --eval-data model.py:nothing --eval-every 2",
+            folders.trains,
+            {"with samples in it": "model.py:data"},
+        ),
+        ("--steps 5 --optimizer SGD:lr=1e10 --on-nan ignore", folders.trains, {}),
+        ("--steps 1 --optimizer SGD:lr=1e36 --data model.py:bright --checkpoint saved", folders.trains, {}),
+        (
+            "--steps 1 --optimizer SGD:lr=1e36 --data model.py:bright --checkpoint saved --no-check-first-step",
+            folders.trains,
+            {},
+        ),
+        ("--steps 3 --memory-limit 64KiB --no-check-first-step", folders.trains, smaller),
+        ("--steps 3 --clip-norm 1", within, {}),
+        ("--steps 4 --accumulate 2", within, {}),
+        (
+            "--steps 3 --data model.py:smaller",
+            within,
+            {"another halopipe plan --global-batch": "halopipe plan --global-batch 12"},
+        ),
+        ("--steps 3 --optimizer model.py:joined", folders.two_stages, {}),
+        ("--steps 3 --no-check-first-step", folders.disordered, {}),
+        (
+            "--steps 3 --data model.py:one_too_many --data-from share",
+            folders.of("normed"),
+            {"of another number than 16": "11"},
+        ),
+        ("--steps 3 --data halopipe.data.demo_data:digits", folders.of_vectors, vectors),
+    )
+    for words, prepare, fill in runs:
+        arguments = ("run", "plan.json", "--no-learn", *words.split())
+        elsewhere = {"clip_norm": "its own code clips"}
+        yield Refusal(f"run {words}", arguments, fill, prepare, folders.PLANNED, elsewhere, is_dear=True)
+    inverse = folders.of("inverse")
+    for name, prepare in (
+        ("dies_once", folders.trains),
+        ("is_asked_to_end_once", folders.trains),
+        ("is_singular_once", inverse),
+    ):
+        words = f"run plan.json --no-learn --steps 8 --data model.py:{name} --checkpoint saved --checkpoint-every 2"
+        elsewhere = {"mend the module": "it was a step's data", "look at": "nothing killed it"}
+        arguments = tuple(words.split())
+        yield Refusal(f"run --data {name}", arguments, {}, prepare, elsewhere=elsewhere, is_dear=True, is_there=True)
+    metrics = ("run", "plan.json", "--no-learn", "--steps", "3", "--metrics", "folder/")
+    around, elsewhere = partial(folders.lacking, "tensorboard"), {"pip install": "it asks another machine"}
+    yield Refusal(
+        "run --metrics folder/", metrics, {}, folders.trains, elsewhere=elsewhere, is_dear=True, around=around
+    )
+    yield Refusal(
+        "report plan.json timeline.json",
+        ("report", "plan.json", "timeline.json"),
+        {},
+        folders.of_another_run,
+        is_dear=True,
+    )

@@ -23,3 +23,29 @@ def rows() -> Iterator[Refusal]:
         "serve plan.json --stdin json --to answers",
     ):
         yield Refusal(words, tuple(words.split()), fill, folders.asks, folders.PLANNED, elsewhere, is_dear=True)
+    learning = (
+        "serve",
+        "plan.json",
+        "--from",
+        "folder",
+        "--to",
+        "answers",
+        "--learn",
+        "--reader",
+        "model.py:read_both",
+    )
+    for name, options, prepare in (
+        ("serve --learn", (), folders.asks_two_stages),
+        ("serve --learn --mode eval", ("--mode", "eval"), folders.learns),
+    ):
+        yield Refusal(name, (*learning, *options), {}, prepare, folders.PLANNED, is_dear=True)
+    fill = {"an empty folder": "other", "FACTORY": "model.py:read", "FOLDER": "answers"}
+    for words, prepare in (
+        ("serve plan.json --from folder --to answers --stdin npy", folders.asks),
+        ("serve plan.json --from folder --stdin npy", folders.asks),
+        ("serve plan.json --from folder --to answers", folders.asks_in_text),
+        ("serve plan.json --from folder --to saved", folders.has_answered),
+        ("serve plan.json --stdin xml", folders.asks),
+    ):
+        asked = b"" if "--stdin" in words else None
+        yield Refusal(words, tuple(words.split()), fill, prepare, folders.PLANNED, is_dear=True, asked=asked)

@@ -75,6 +75,7 @@ def holdings(
         (rank, number): buckets_behind(costs, stage, member)
         for number, stage in enumerate(costs.stages)
         for member, rank in enumerate(stage.ranks)
+        if compiled.rows[rank]
     }
     found, unsaved = _activations(costs, compiled, transfer_bytes, carried, buckets)
     buffers, posted, sent, frames = _messages(costs, compiled, transfer_bytes, carried, unsaved)
@@ -162,6 +163,8 @@ def _updates(
     for number, stage in enumerate(costs.stages):
         largest = _largest_updated(costs, stage)
         for member, rank in enumerate(stage.ranks):
+            if not compiled.rows[rank]:
+                continue
             own = stage.parameter_bytes
             if stage.once is not None:
                 own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
@@ -352,7 +355,7 @@ class _Walk:
         activation = self._found.activations[slot]
         held = self._held(position, activation.course.unrecorded + activation.assembled)
         self._put(self._inputs, key, 0)
-        return held._replace(after=self._total())
+        return Held(*held[:-1], self._total())
 
     def _compute(self, position: int, slot: int, sign: int, key: tuple[int, int], op: Op) -> Held:
         activation = self._found.activations[slot]

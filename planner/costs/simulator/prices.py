@@ -207,12 +207,14 @@ class Flow:
         bytes_per_s: on each of its cards, alone.
         cards: by number.
         losses: (rank, part of its computing speed that is lost while this runs at speed 1).
+        copies: of it, itself included, that run on its cards at the same times.
     """
 
     seconds: float
     bytes_per_s: float = 0.0
     cards: Ends = ()
     losses: tuple[tuple[int, float], ...] = ()
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +239,9 @@ class Traffic:
         speeds = dict.fromkeys(active, 1.0)
         left = {}
         for card, numbers in loads.items():
-            own = [flows[number].bytes_per_s for number in numbers]
-            capacity = max(self.capacities[card], *own)
-            if sum(own) > capacity * (1 + _ROUNDING):
+            capacity = max(self.capacities[card], *(flows[number].bytes_per_s for number in numbers))
+            load = sum(flows[number].bytes_per_s * flows[number].copies for number in numbers)
+            if load > capacity * (1 + _ROUNDING):
                 left[card] = capacity
         if left:
             self._fill(speeds, {card: loads[card] for card in loads}, left)
@@ -255,14 +257,18 @@ class Traffic:
             while by_rate[-1][1] not in waiting:
                 by_rate.pop()
             least, number = by_rate[-1]
-            share, fullest = min((left[card] / len(numbers), card) for card, numbers in open_on.items() if numbers)
+            share, fullest = min(
+                (left[card] / sum(flows[each].copies for each in numbers), card)
+                for card, numbers in open_on.items()
+                if numbers
+            )
             rate, stopped = (least, [number]) if least <= share else (share, sorted(open_on[fullest]))
             for each in stopped:
                 speeds[each] = min(1.0, rate / flows[each].bytes_per_s)
                 waiting.discard(each)
                 for card in flows[each].cards:
                     if card in left:
-                        left[card] = max(0.0, left[card] - rate)
+                        left[card] = max(0.0, left[card] - rate * flows[each].copies)
                         open_on[card].discard(each)
 
     def rates(self, speeds: dict[int, float]) -> dict[int, float]:
@@ -352,7 +358,8 @@ def traffic_of(
             flows.append(Flow(0.0))
             continue
         ahead = bytes_ahead(slot, size, sizes) if slot.before else None
-        flows.append(Flow(seconds, size / seconds, cards, _losses(network, slot, (size, ahead), seconds)))
+        losses = _losses(network, slot, (size, ahead), seconds)
+        flows.append(Flow(seconds, size / seconds, cards, losses, compiled.copies))
     flows += _sums(compiled, costs, number_of)
     traffic = Traffic(tuple(flows), network.card_bytes_per_s)
     return traffic if _matters(compiled, traffic) else None
@@ -382,8 +389,9 @@ def _sums(compiled: CompiledProgram, costs: StageCosts, number_of: Sequence[int]
     """The sums of gradients, by stage, as far as their ranks wait for them."""
     network, summed = costs.book.network, set(compiled.reduced_stages)
     for number, stage in enumerate(costs.stages):
-        hosts = sorted({number_of[rank] for rank in stage.ranks})
-        if number not in summed or len(hosts) < 2 or stage.once is not None:
+        hosts = sorted({number_of[rank] for rank in stage.ranks if compiled.rows[rank]})
+        is_across = len({number_of[rank] for rank in stage.ranks}) > 1
+        if number not in summed or not is_across or stage.once is not None:
             yield Flow(0.0)
             continue
         whole_s = network.all_reduce_s(stage.ranks, stage.own_bytes)
@@ -401,7 +409,7 @@ def _matters(compiled: CompiledProgram, traffic: Traffic) -> bool:
     Messages of one channel follow one another; of each the fastest counts.
     """
     num_transfers = len(compiled.transfers)
-    fastest: dict[int, dict[Ends, float]] = {}
+    fastest: dict[int, dict[Ends, tuple[float, int]]] = {}
     for number, flow in enumerate(traffic.flows):
         if flow.losses:
             return True
@@ -410,8 +418,9 @@ def _matters(compiled: CompiledProgram, traffic: Traffic) -> bool:
             key = (compiled.transfers[number].src, compiled.transfers[number].dst) if is_message else (number,)
             for card in flow.cards:
                 rates = fastest.setdefault(card, {})
-                rates[key] = max(rates.get(key, 0.0), flow.bytes_per_s)
+                rates[key] = max(rates.get(key, (0.0, 1)), (flow.bytes_per_s, flow.copies))
     return any(
-        len(rates) > 1 and sum(rates.values()) > max(traffic.capacities[card], *rates.values()) * (1 + _ROUNDING)
+        sum(rate * copies for rate, copies in rates.values())
+        > max(traffic.capacities[card], *(rate for rate, _ in rates.values())) * (1 + _ROUNDING)
         for card, rates in fastest.items()
     )

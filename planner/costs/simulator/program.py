@@ -90,6 +90,7 @@ class CompiledProgram:
         versions: by stage, how many versions of its weights are in use at once.
         sent_before: by message, those that are sent just before it to the same rank; only of messages that have some.
         ties: groups of ranks that sum gradients of parameters which several stages use, before their first update.
+        copies: of each message, itself included, on the same network cards (:mod:`planner.costs.simulator.symmetry`).
     """
 
     rows: tuple[tuple[Step, ...], ...]
@@ -109,16 +110,18 @@ class CompiledProgram:
     streams: str = ""
     sent_before: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     ties: tuple[tuple[int, ...], ...] = ()
+    copies: int = 1
 
 
 def compile_program(
-    program: Program, micro_batches: Sequence[Size], ties: tuple[tuple[int, ...], ...] = ()
+    program: Program, micro_batches: Sequence[Size], ties: tuple[tuple[int, ...], ...] = (), copies: int = 1
 ) -> CompiledProgram:
     """``program`` as integers.
 
     Args:
         micro_batches: samples of each, or which token slice it is: actions of equal ones cost the same.
         ties: ranks that sum gradients together before their first update (``StageCosts.tied_ranks``).
+        copies: as of the result.
 
     Raises:
         IllegalProgramError: an action requires one that is missing, or that comes later on its own rank.  (That all
@@ -150,6 +153,7 @@ def compile_program(
         program.streams,
         numbers.sent_before,
         ties,
+        copies,
     )
 
 
@@ -218,7 +222,7 @@ class _Numbers:
         key = (rank, stage, op, self._size(microbatch), accumulates, begins)
         slot = self.actions.number(key, ActionSlot(rank, action, accumulates))
         if op is Op.REDUCE_GRAD:
-            members = len(self.numbering.program.ranks[stage])
+            members = sum(bool(self.numbering.rows[member]) for member in self.numbering.program.ranks[stage])
             return REDUCE_STEP, slot, (self.reductions.number((stage, microbatch), (members, stage)),)
         if op is Op.PREPARE:
             return PREPARE_STEP, slot, (self.prepared.number((rank, stage, microbatch), None),)

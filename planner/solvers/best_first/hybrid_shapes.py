@@ -21,11 +21,11 @@ class Shape:
 
     Attributes:
         segments: (kinds, stages, devices of each kind that a stage has), along the pipeline.
-        across: whether hosts have stages beside one another, and not replicas.
+        beside: how many stages that follow one another share hosts, each with as many devices of every host.
     """
 
     segments: tuple[tuple[tuple[str, ...], int, tuple[int, ...]], ...]
-    across: bool = False
+    beside: int = 1
 
     @property
     def num_stages(self) -> int:
@@ -62,12 +62,13 @@ def shapes(prices: Prices) -> Iterator[Shape]:
 def _in_hosts(
     segments: tuple[tuple[tuple[str, ...], int, tuple[int, ...]], ...], pools: Sequence[Pool]
 ) -> Iterator[Shape]:
-    """Replicas of a host, and where that is another shape stages of a host."""
+    """Stages on hosts of their own, and where that is another shape those with others beside them."""
     yield Shape(segments)
     ((kinds, stages, (each,)),) = segments
-    of_kind = [len(pool.ranks) for pool in pools if pool.kind in kinds]
-    if len(of_kind) > 1 and stages > 1 and each > 1 and stages <= min(of_kind):
-        yield Shape(segments, across=True)
+    host = min(len(pool.ranks) for pool in pools if pool.kind in kinds)
+    for beside in {stages, *(1 << power for power in range(host.bit_length()))}:
+        if 1 < beside <= min(stages, host) and stages % beside == 0 and each > host // beside:
+            yield Shape(segments, beside)
 
 
 def _up_to(numbers: Sequence[int], most: int) -> tuple[int, ...]:
@@ -82,6 +83,8 @@ def _sizes(most: int, host: int) -> tuple[int, ...]:
 
 def placed(shape: Shape, pools: Sequence[Pool]) -> tuple[Counts, ...] | None:
     """The devices of each stage by pool, hosts whole where a stage is larger than one; None if there are too few."""
+    if shape.beside > 1:
+        return _placed_beside(shape, pools)
     left = [len(pool.ranks) for pool in pools]
     found: list[Counts] = []
     for kinds, stages, sizes in shape.segments:
@@ -89,14 +92,31 @@ def placed(shape: Shape, pools: Sequence[Pool]) -> tuple[Counts, ...] | None:
             counts = [0] * len(pools)
             for kind, size in zip(kinds, sizes, strict=True):
                 members = [number for number, pool in enumerate(pools) if pool.kind == kind]
-                most = min(len(pools[number].ranks) for number in members) // stages if shape.across else size
                 whole = [number for number in members if left[number] >= size]
-                for number in whole[:1] if whole and not shape.across else members:
-                    taken = min(left[number], size, most)
+                for number in whole[:1] or members:
+                    taken = min(left[number], size)
                     counts[number] += taken
                     left[number] -= taken
                     size -= taken
                 if size:
                     return None
             found.append(tuple(counts))
+    return tuple(found)
+
+
+def _placed_beside(shape: Shape, pools: Sequence[Pool]) -> tuple[Counts, ...] | None:
+    ((kinds, stages, (size,)),) = shape.segments
+    members = [number for number, pool in enumerate(pools) if pool.kind in kinds]
+    each = min(len(pools[number].ranks) for number in members) // shape.beside
+    hosts = -(-size // each)
+    found: list[Counts] = []
+    for stage in range(stages):
+        own = members[stage // shape.beside * hosts :][:hosts]
+        counts, left = [0] * len(pools), size
+        for number in own:
+            counts[number] = min(each, left)
+            left -= counts[number]
+        if left:
+            return None
+        found.append(tuple(counts))
     return tuple(found)

@@ -4,13 +4,15 @@ Given       the network as a chain of cuts; pools of like devices (hosts) of som
 Try         segments of one kind each, in any order: p_k stages of d_k devices; a kind may be left out, so may
             devices; or stages that have devices of every kind                                            ``shapes``
             d = all / p, and powers of two below: a plan for few devices is one for many
-            stages beside one another in hosts (replicas of a host), or across them (stages of a host)   ``placed``
+            stages on hosts of their own, or 2, 4, ... beside one another on the same ones               ``placed``
             recomputation as it is left open, every schedule that is open
 
 Three looks, each at fewer of them.  With M = ceil(batch / S), x = ceil(S / d), t_k(x) the whole network there and back
 on a device of kind k, and a(d) the sum of a stage's gradients over its replicas:
 
-    roughly     T = (M + p - 1) / V + a / p,   V = sum over segments of p_k / t_k(ceil(S / d_k))          ``rough_s``
+    roughly     T = (p - 1) / V + M max(1 / V, n) + q a / p                                               ``rough_s``
+                V: sum over segments of p_k / t_k(ceil(S / d_k)); q: stages that share hosts;
+                n: messages of a micro-batch, as large as they are on average, on a card in the middle
 
     balanced    cuts by a DP, least largest all_work + tail of a stage that memory allows            ``balanced_places``
                 then moved one by one while this gets shorter, for all moves at once                   ``_closed_s``
@@ -19,7 +21,7 @@ on a device of kind k, and a(d) the sum of a stage's gradients over its replicas
 
                 R_s: F and messages before s; G_s: all work of s; E_s: one micro-batch from s there and back;
                 W_s: those in flight; u_s: reduction and update; B_s: B and messages upstream; n: messages of a
-                micro-batch on the fullest network card; where all stages share hosts, their sums one after another
+                micro-batch on the fullest network card; of stages that share hosts sums come one after another
 
     simulated   as ``leaf_bound`` does (exactly, where replicas are alike); those of least T by the true simulator
 
@@ -50,9 +52,9 @@ from planner.solvers.best_first.message_bound import Handover, Links
 from planner.solvers.best_first.priced_groups import Group, Prices
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
 from planner.solvers.candidates.candidate import Candidate
-from planner.solvers.candidates.evaluate import Evaluation, Evaluator, num_actions
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
-MOST_ROUGH = 24
+MOST_ROUGH = 36
 """Hybrids that are balanced."""
 
 MOST_TURNS = 6_000
@@ -65,7 +67,7 @@ MOST_CUTS = 128
 """Cuts that are told apart."""
 
 _ROUNDS = 12  # of moved cuts
-_BALANCED_TAKES = 64  # numbers for each pair of cuts
+_BALANCED_TAKES, _STAGE_S = 64, 1e-3  # numbers for each pair of cuts; seconds for each stage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,15 +106,18 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluati
         spaces: the prices of every way to cut the batch.
     """
     actions, best_s = 0, float("inf")
+    longer_s: dict[object, float] = {}  # by plan, what the simulator adds: about the same under any schedule
     if not spaces or not spaces[0].freedom.schedules:
         return
     for hybrid in _balanced_hybrids(spaces, evaluator.budget):
         if hybrid.step_s >= best_s:
             return
+        if hybrid.step_s + longer_s.get((id(hybrid.groups), hybrid.cuts), 0.0) >= best_s:
+            continue
         candidate = hybrid.candidate()
         if not hybrid.prices.freedom.allows(candidate) or evaluator.unmet(candidate):
             continue
-        count = num_actions(candidate)
+        count = evaluator.num_actions(candidate)
         if actions and actions + count > MOST_ACTIONS:
             continue
         if not evaluator.has_time_for(candidate):
@@ -122,6 +127,8 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluati
             found = evaluator.evaluate(candidate, best_s)
         except (MissingMeasurementError, IllegalProgramError):
             continue
+        if np.isfinite(found.step_s):
+            longer_s[id(hybrid.groups), hybrid.cuts] = found.step_s - hybrid.step_s
         if found.fits and found.memories:
             best_s = min(best_s, found.step_s)
             yield found
@@ -141,7 +148,7 @@ def _balanced_hybrids(spaces: Sequence[Prices], budget: Budget) -> list[Hybrid]:
     for rough_s, _, shape, space in rough:
         if num_plans == MOST_ROUGH or not np.isfinite(rough_s) or budget.is_over:
             break
-        budget.spend(_BALANCED_TAKES * NUMBER_S * len(space.chain) ** 2)
+        budget.spend(_BALANCED_TAKES * NUMBER_S * len(space.chain) ** 2 + _STAGE_S * shape.num_stages)
         of_plan = [(hybrid, space) for hybrid in space.balanced(shape)]
         num_plans += bool(of_plan)
         balanced += of_plan
@@ -181,6 +188,7 @@ class _Space:
     prices: Prices
     links: Links = field(init=False)
     chain: Numbers = field(init=False)
+    _sample_s: float = field(init=False, default=0.0, repr=False)  # its outputs and gradients on a network card
     _trips: dict[tuple[str, int, bool], float] = field(init=False, default_factory=dict, repr=False)
     _tables: dict[object, Stage] = field(init=False, default_factory=dict, repr=False)
     _boundaries: dict[object, _Boundary] = field(init=False, default_factory=dict, repr=False)
@@ -197,6 +205,11 @@ class _Space:
                 chain.append(cut)
                 wanted = int(weight[cut] * MOST_CUTS / weight[-1]) + 1
         self.chain = np.array([*chain, cuts.last])
+        cluster, columns = self.prices.book.profile.cluster, cuts.columns
+        rate = cluster.nic_bytes_per_s(cluster.devices[self.prices.pools[0].ranks[0]].host)
+        if rate and len(self.prices.pools) > 1:
+            moved = columns.forward_bytes + self.prices.freedom.trains * columns.backward_bytes
+            self._sample_s = float(moved.mean()) / rate
 
     def rough_s(self, shape: Shape) -> float:
         """The step of ``shape``, roughly; infinity where a size was not measured."""
@@ -208,7 +221,20 @@ class _Space:
             for kind, each in zip(kinds, sizes, strict=True):
                 trip_s = self._trip_s(kind, -(-size // sum(sizes)), sum(sizes) > 1)
                 speed += stages * each / sum(sizes) / trip_s if trip_s > 0 else float("inf")
-        return (count + shape.num_stages - 1) / speed + self._sum_s(shape) if speed > 0 else float("inf")
+        if not speed > 0:
+            return float("inf")
+        period_s = max(1 / speed, size * self._moved_s(shape))
+        return (shape.num_stages - 1) / speed + count * period_s + shape.beside * self._sum_s(shape)
+
+    def _moved_s(self, shape: Shape) -> float:
+        """What a sample's outputs and gradients take on the network cards of a stage in the middle."""
+        if not self._sample_s:
+            return 0.0
+        host = max(len(pool.ranks) for pool in self.prices.pools)
+        each = max(sum(sizes) for _, _, sizes in shape.segments)
+        beside = max(shape.beside, host // each)
+        parts = -(-shape.num_stages // beside)  # of the pipeline, on hosts of their own
+        return min(1.0, (parts - 1) / 2) * self._sample_s * host / (beside * each)
 
     def _trip_s(self, kind: str, samples: int, shared: bool) -> float:
         key = (kind, samples, shared)
@@ -242,25 +268,27 @@ class _Space:
                 yield from self._scheduled(groups)
 
     def _scheduled(self, groups: tuple[Group, ...]) -> Iterator[Hybrid]:
-        """The groups as a pipeline under every schedule; its cuts are found once if memory rules nothing out."""
+        """The groups as a pipeline under every schedule: the best cuts where least is kept, and where most is."""
         num_stages, count = len(groups), len(self.prices.micro_batches)
         kept = {
             windows or _kept(schedule, num_stages, count): (schedule, windows)
             for schedule, windows in reversed(list(self._windows(num_stages)))
         }
         stages = [self._table(group) for group in groups]
-        order = sorted(kept, key=sum, reverse=True)
-        places = self._cut(groups, stages, order[0])
-        scheduled = []
-        for windows in order:
-            step_s = self._closed_s(groups, stages, places, windows)[0] if places is not None else np.inf
-            if not np.isfinite(step_s):
-                places = self._cut(groups, stages, windows)
+        known = set[tuple[int, ...]]()
+        for order in (sorted(kept, key=sum), sorted(kept, key=sum, reverse=True)):  # as memory allows least, and most
+            places = self._cut(groups, stages, order[0])
+            for windows in order:
                 step_s = self._closed_s(groups, stages, places, windows)[0] if places is not None else np.inf
-            if np.isfinite(step_s) and places is not None:
+                if not np.isfinite(step_s):
+                    places = self._cut(groups, stages, windows)
+                    step_s = self._closed_s(groups, stages, places, windows)[0] if places is not None else np.inf
+                if places is None or not np.isfinite(step_s):
+                    continue
                 cuts = tuple(self.chain[places[0]].tolist())
-                scheduled.append(Hybrid(float(step_s), self.prices, groups, cuts, *kept[windows]))
-        yield from reversed(scheduled)  # of those that are equally fast the one that keeps least comes first
+                if (*cuts, *windows) not in known:
+                    known.add((*cuts, *windows))
+                    yield Hybrid(float(step_s), self.prices, groups, cuts, *kept[windows])
 
     def _windows(self, num_stages: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The schedules that are open, those without windows first."""
@@ -322,7 +350,7 @@ class _Space:
         )
         starts = np.cumsum([zero, *(a + c for a, c in zip(heads, there, strict=True))], axis=0)
         upstream = np.cumsum([zero, *(b + c for b, c in zip(backs, back, strict=True))], axis=0)
-        trip = zero
+        trip, beside, sums = zero, self._beside(groups), self._sums_s(groups, at)
         for s in reversed(range(num_stages)):
             table, end = tables[s], ends[s]
             trip = heads[s] + there[s] + trip + back[s] + backs[s]
@@ -330,25 +358,26 @@ class _Space:
             busy = np.maximum(table.all_work[end], trips * trip)
             found = np.maximum(found, starts[s] + busy + np.maximum(table.tail[end], upstream[s]))
             found = np.where(table.window[end] >= kept[s], found, np.inf)
-            if s == num_stages - 1 and self._share_cards(groups):
-                found = np.maximum(found, starts[s] + busy + self._sums_s(groups, at))
+            if s in beside:
+                found = np.maximum(found, starts[s] + busy + sum(sums[first] for first in range(beside[s], s + 1)))
         return np.asarray(np.maximum(found, trip + (count - 1) * on_card))
 
-    def _share_cards(self, groups: tuple[Group, ...]) -> bool:
-        """Whether all stages lie on the same hosts, several of them."""
+    def _beside(self, groups: tuple[Group, ...]) -> dict[int, int]:
+        """Of stages that follow one another on the same hosts, several of them: the first, by the last."""
         hosts = [{host for host, _, _ in self._by_host(group)} for group in groups]
-        return len(hosts) > 1 and len(hosts[0]) > 1 and all(other == hosts[0] for other in hosts)
+        found: dict[int, int] = {}
+        for s in range(1, len(groups)):
+            if len(hosts[s]) > 1 and hosts[s] == hosts[s - 1]:
+                found[s] = found.pop(s - 1, s - 1)
+        return found
 
-    def _sums_s(self, groups: tuple[Group, ...], at: Numbers) -> Array:
-        """The sums of gradients of all stages, one after another."""
-        cluster, found = self.prices.book.profile.cluster, np.zeros(len(at))
-        if not self.prices.freedom.trains:
-            return found
+    def _sums_s(self, groups: tuple[Group, ...], at: Numbers) -> list[Array]:
+        """The sums of gradients, by stage."""
+        cluster, found = self.prices.book.profile.cluster, []
         for s, group in enumerate(groups):
-            num_bytes = np.maximum(
-                group.prices.parameter_bytes[at[:, s + 1]] - group.prices.parameter_bytes[at[:, s]], 0
-            )
-            found = found + collective_s(cluster, ALL_REDUCE, group.ranks, num_bytes)
+            own = group.prices.parameter_bytes
+            num_bytes = np.maximum(own[at[:, s + 1]] - own[at[:, s]], 0) * self.prices.freedom.trains
+            found.append(collective_s(cluster, ALL_REDUCE, group.ranks, num_bytes))
         return found
 
     def _boundary(self, source: Group, destination: Group) -> _Boundary:
@@ -393,6 +422,9 @@ class _Space:
             messages[:, number, 0] = np.maximum(self.links.handed(source, destination, one), on_card)
         ends = [(np.array([a]), np.array([b])) for a, b in pairwise(hybrid.cuts)]
         stages = [group.stage(*end) for group, end in zip(groups, ends, strict=True)]
+        tails, sums = [stage.tail for stage in stages], self._sums_s(groups, np.array([hybrid.cuts]))
+        for last, first in self._beside(groups).items():
+            tails[last] = np.maximum(tails[last], sum(sums[first : last + 1]))
         edges = tuple((h.source, h.destination, h.has_gradient and self.prices.freedom.trains) for h in handed)
         leaves = Leaves(
             edges=edges,
@@ -401,7 +433,7 @@ class _Space:
             heads=np.array([(stage.head, stage.slow_head) for stage in stages]),
             backs=np.array([(stage.back, stage.slow_back) for stage in stages]),
             adds=np.array([stage.adds for stage in stages]),
-            tails=np.array([stage.tail for stage in stages]),
+            tails=np.array(tails),
             there=messages[0],
             back=messages[1],
             windows=np.array([stage.window for stage in stages]),

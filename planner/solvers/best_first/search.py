@@ -30,7 +30,7 @@ _FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: 
 _BEAM = 24  # prefixes of equal length that are followed to the end at first
 _FEW = 12  # complete ones of these that are looked at
 _PROMISING = 3  # complete ones of these that are simulated
-_ANSWER_TAKES = 4.0  # what is said of a plan at last, in times of one simulation
+_ANSWER_TAKES = 2.0  # what is said of a plan at last beside its forecast, in times of one simulation
 _TIES_TAKE, _TIES_MOST = 20.0, 0.2  # to hold it against simpler ones, likewise; of the time limit
 _HINTS_AFTER, _HINTS_TAKE = 0.3, 0.5  # of the budget; of what is left then
 
@@ -180,7 +180,8 @@ class BestFirstSearch:
             return 0.0
         takes_s, limit_s = self.evaluator.takes_s(self.best.candidate), self.evaluator.problem.time_limit_s
         ties_s = min(_TIES_TAKE * takes_s, _TIES_MOST * limit_s) if self.evaluator.problem.confidence else 0.0
-        return _ANSWER_TAKES * takes_s + self.evaluator.writing_s + ties_s
+        forecast_s = self.evaluator.forecast_s(self.best.candidate)
+        return _ANSWER_TAKES * takes_s + forecast_s + self.evaluator.writing_s + ties_s
 
     def take(self, found: Evaluation | None) -> None:
         """Remembers a plan."""

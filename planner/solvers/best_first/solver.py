@@ -71,7 +71,7 @@ from planner.solvers.best_first.warm_start import Start
 from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import decision_of, plan_of
 from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ties
-from planner.solvers.candidates.evaluate import FORECAST_TAKES, Evaluator
+from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import binding, out_of_time
 from planner.solvers.progress import Progress
 from planner.solvers.token_slices import require_slices, slices_time, with_token_slices
@@ -117,7 +117,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         raise _nothing_found(evaluator, outcome)
     choices = [choice.best for choice in start.choices.values()]
     finalists = [*choices, first.best, first.unshared, *first.by_num_stages.values(), *outcome.by_num_stages.values()]
-    budget.reserve(FORECAST_TAKES * evaluator.takes_s(outcome.best.candidate) + evaluator.writing_s)
+    budget.reserve(evaluator.forecast_s(outcome.best.candidate) + evaluator.writing_s)
     taken, tie = without_ties(evaluator, outcome.best, [found for found in finalists if found is not None])
     decision = decision_of(problem, taken.candidate)
     seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)

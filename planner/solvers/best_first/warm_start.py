@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +14,7 @@ from planner.ir.plan import STOPPED, Rejected
 from planner.ir.problem import Problem
 from planner.schedules import traits
 from planner.solvers.best_first.bound import Suffixes
-from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
+from planner.solvers.best_first.device_bound import Capacity, capacity, least_steps_s
 from planner.solvers.best_first.device_groups import Devices
 from planner.solvers.best_first.graph_cuts import Cuts, cuts_of, thinned
 from planner.solvers.best_first.hybrids import hybrids
@@ -27,7 +27,7 @@ from planner.solvers.best_first.search import BestFirstSearch, Space
 from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.best_first.share_bound import other_shares_s
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Families, families, not_searched
-from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
+from planner.solvers.budget import Budget, made_within
 from planner.solvers.candidates.candidate import micro_batches, pools
 from planner.solvers.candidates.choose import Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -41,9 +41,11 @@ FEW_OPTIONS = 1_500
 
 _SHARE_OF_TIME = 0.3  # of the budget that may be spent on it
 _SHARE_OF_PARTS, _MOST_OF_PART = 0.2, 32  # of what is left, for each part of the devices; none is larger
+_SHARE_OF_BOUNDS = 0.15  # of what is left, for bounds of all pipelines
 _SHARE_OF_REPLICAS = 0.05  # of the budget, to price replicas on several kinds
 _FEW_RANKS = 8  # of more a bound is made before the search
 _LARGE_PARTS = (64, 256)  # of the devices, for which hybrids are looked at before those of all
+_MUCH_LARGER = 4  # than such a part: of more devices the next part is looked at alone
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
@@ -92,17 +94,15 @@ class Start:
         self.cuts = cuts
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
+        spaces = self._bounded(list(self._spaces(devices, cuts)))
         best: Evaluation | None = None
         for found in self._hybrids_on_parts(cuts):
             best = self._better(best, found)
             yield found
-        spaces = list(self._spaces(devices, cuts))
+        self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
         for found in hybrids(self.evaluator, [prices for _, prices in spaces]):
             best = self._better(best, found)
             yield found
-        self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
-        spaces = list(self._bounded(spaces, best))
-        self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
         self._made = [(space, prices, devices) for space, prices in spaces]
         for choice in () if self.is_part else promising(self.evaluator):
             best = self._better(best, choice.best)
@@ -129,10 +129,10 @@ class Start:
             yield from self._replicas(mixed_replicas(problem, book, devices.pools, sizes))
 
     def _hybrids_on_parts(self, cuts: Cuts) -> Iterator[Evaluation]:
-        """Hybrids on 64 and 256 devices: they are there soon, where those of all devices may take too long."""
+        """Hybrids on 64 or 256 devices: they are there soon, where those of all devices may take too long."""
         problem = self.evaluator.problem
         for count in () if self.is_part else _LARGE_PARTS:
-            if count < len(problem.ranks):
+            if count < len(problem.ranks) <= _MUCH_LARGER * count:
                 part = Evaluator(replace(problem, num_ranks=count), self.evaluator.book, within=self.evaluator.budget)
                 with suppress(HalopipeError):  # rules about other devices
                     devices = _devices(Freedom.of(part.problem))
@@ -189,17 +189,17 @@ class Start:
                 what = f"micro-batches of {prices.micro_batches[0]}"
                 self.rejected.append(Rejected(what, "not measured, or fewer samples than ranks"))
 
-    def _bounded(
-        self, spaces: Iterable[tuple[Space, Prices]], best: Evaluation | None
-    ) -> Iterator[tuple[Space, Prices]]:
+    def _bounded(self, spaces: Sequence[tuple[Space, Prices]]) -> list[tuple[Space, Prices]]:
         """The same with bounds of all pipelines, whatever their groups of devices."""
-        upper_s = best.step_s if best is not None else float("inf")
-        for space, prices in spaces:
-            bound_s = space.bound_s
-            is_large = len(self.evaluator.problem.ranks) > _FEW_RANKS  # else the DP knows more as soon
-            with suppress(OutOfTimeError), under(self.evaluator.budget):
-                bound_s = bound_s if not is_large else max(bound_s, least_step_s(prices, _capacity(prices), upper_s))
-            yield replace(space, bound_s=bound_s), prices
+        self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
+        if self.is_part or len(self.evaluator.problem.ranks) <= _FEW_RANKS:  # the DP knows more as soon
+            return list(spaces)
+        within = self.evaluator.budget.part(_SHARE_OF_BOUNDS * self.evaluator.budget.left_s)
+        bounds_s = least_steps_s([(prices, _capacity(prices)) for _, prices in spaces], within)
+        return [
+            (replace(space, bound_s=max(space.bound_s, bound_s)), prices)
+            for (space, prices), bound_s in zip(spaces, bounds_s, strict=True)
+        ]
 
     def _better(self, best: Evaluation | None, found: Evaluation | None) -> Evaluation | None:
         """The faster of two, as far as they may be an answer."""

@@ -17,6 +17,7 @@ from typing import Any
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.device_mesh import at_least_one, proportional
 from planner.costs.shards.option import Option
+from planner.costs.simulator.symmetry import Symmetry
 from planner.costs.stages.placement import LayoutBook, cut_alike
 from planner.costs.stages.stage_cost import with_ways
 from planner.costs.stages.stage_sums import Again
@@ -256,14 +257,16 @@ def boundaries_of(graph: Graph, candidate: Candidate) -> Boundaries:
     return Boundaries.of(graph, names, candidate.layouts(), candidate.groups, own, placed, blocks)
 
 
-def program_of(graph: Graph, candidate: Candidate) -> Program:
-    """The candidate's program, validated by whoever predicts it."""
+def program_of(graph: Graph, candidate: Candidate, symmetry: Symmetry | None = None) -> Program:
+    """The candidate's program, validated by whoever predicts it; of a symmetric one the first slice."""
     boundaries = boundaries_of(graph, candidate).sliced(candidate.token_slices)
     edges, sizes = boundaries.edges(), sizes_of(candidate.micro_batches, candidate.token_slices)
     stages, routes = boundaries.stages(edges, sizes), boundaries.routes(edges, sizes)
     num_ranks = 1 + max(rank for group in candidate.groups for rank in group)
     order = schedule_named(candidate.schedule)(Pipeline(stages, candidate.positions, candidate.windows))
-    return lower(order, stages, candidate.groups, routes, num_ranks, ahead=candidate.prepares_ahead)
+    kept = None if symmetry is None else symmetry.kept
+    messages = routes if symmetry is None else symmetry.routes(routes)
+    return lower(order, stages, candidate.groups, messages, num_ranks, ahead=candidate.prepares_ahead, only=kept)
 
 
 def decision_of(problem: Problem, candidate: Candidate) -> Decision:

@@ -17,6 +17,7 @@ from planner.costs.predict import FURTHER, filling
 from planner.costs.simulator.events import least_s, run
 from planner.costs.simulator.prices import Prices, prices_of, resources
 from planner.costs.simulator.program import CompiledProgram, compile_program
+from planner.costs.simulator.symmetry import Symmetry, slices, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import is_core
 from planner.costs.stages.placement import LayoutBook, StagePlacement, bytes_elsewhere, ties_between
@@ -53,8 +54,8 @@ Edges = Mapping[tuple[int, int], Mapping[int, Pieces]]
 
 _ROUNDING = 1e-9
 
-FORECAST_TAKES = 2.0
-"""What it takes to forecast a plan (``costs.predict``), in times of one evaluation."""
+_FORECAST_TAKES, _WRITTEN_TAKES = 1.5, 0.5
+"""What it takes to forecast a plan (``costs.predict``), in times of one evaluation, and of one of all its ranks."""
 
 _LAYER_S, _PART_S = 6e-4, 5e-7
 
@@ -104,6 +105,7 @@ class Evaluator:
     within: InitVar[Budget | None] = None
     budget: Budget = field(init=False)
     _shapes: dict[object, tuple[CompiledProgram, list[int]]] = field(init=False, default_factory=dict, repr=False)
+    _slices: dict[object, int] = field(init=False, default_factory=dict, repr=False)
     _pieces: dict[object, Pieces] = field(init=False, default_factory=dict, repr=False)
     _samples: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = field(init=False, default_factory=dict, repr=False)
     _readers: tuple[tuple[str, int, tuple[int, ...]], ...] = field(init=False, repr=False)
@@ -147,7 +149,20 @@ class Evaluator:
 
     def takes_s(self, candidate: Candidate) -> float:
         """The work of :meth:`evaluate`, about: it grows with ranks and micro-batches."""
-        return ACTION_S * num_actions(candidate)
+        return ACTION_S * self.num_actions(candidate)
+
+    def forecast_s(self, candidate: Candidate) -> float:
+        """The work of a forecast, about; the rows of all ranks are written down."""
+        return _FORECAST_TAKES * self.takes_s(candidate) + _WRITTEN_TAKES * ACTION_S * num_actions(candidate)
+
+    def num_actions(self, candidate: Candidate) -> int:
+        """About how many actions are simulated of it: those of ranks that nobody stands for."""
+        key = (candidate.groups, candidate.shares, frozenset(candidate.micro_batches))
+        if key not in self._slices:
+            samples = [[self.samples(own, rows) for rows in key[2]] for own in candidate.shares]
+            symmetry = slices(self.problem.profile.cluster, candidate.groups, samples)
+            self._slices[key] = 1 if symmetry is None else len(symmetry.stands_for) // len(symmetry.kept)
+        return num_actions(candidate) // (1 if any(candidate.options) else self._slices[key])
 
     @property
     def writing_s(self) -> float:
@@ -157,7 +172,7 @@ class Evaluator:
     def has_time_for(self, candidate: Candidate, within: Budget | None = None) -> bool:
         """Whether it can be evaluated within a part of the budget, or the whole, and said at last what it does."""
         takes_s, within = self.takes_s(candidate), within or self.budget
-        return within.allows(takes_s + max(0.0, FORECAST_TAKES * takes_s - within.reserve_s))
+        return within.allows(takes_s + max(0.0, self.forecast_s(candidate) - within.reserve_s))
 
     def evaluate(self, candidate: Candidate, known_s: float = float("inf")) -> Evaluation:
         """The candidate's step and memory, as ``predict`` would find them.
@@ -179,8 +194,8 @@ class Evaluator:
             candidate = replace(candidate, prepares_next_step=always)
         trains = schedules.traits(candidate.schedule).trains
         costs = StageCosts(self.book, self._placed(candidate), candidate.micro_batches, trains)
-        edges = self._edges(candidate)
-        compiled, wires = self._shape(candidate, edges, costs.tied_ranks)
+        edges, symmetry = self._edges(candidate), symmetry_of(costs)
+        compiled, wires = self._shape(candidate, edges, costs.tied_ranks, symmetry)
         sizes, carried = _transfer_bytes(compiled, edges, candidate.micro_batches)
         may_prepare = trains and not always and candidate.prepares_ahead and self._may_prepare(compiled)
         prices = prices_of(compiled, costs, sizes, wires)
@@ -192,6 +207,8 @@ class Evaluator:
         if step_s > known_s * (1 + _ROUNDING) and not may_prepare:
             return Evaluation(candidate, step_s, (), None)
         memories = rank_memories(costs, compiled, sizes, carried)
+        if symmetry is not None:
+            memories = symmetry.spread(memories)
         excess = self._excess_rank(memories)
         if excess is not None:
             step_s = float("inf")
@@ -226,7 +243,7 @@ class Evaluator:
             longer = replace(candidate, micro_batches=candidate.micro_batches * times)
             costs = StageCosts(self.book, self._placed(longer), longer.micro_batches, False)
             edges = self._edges(longer)
-            compiled, wires = self._shape(longer, edges, ())
+            compiled, wires = self._shape(longer, edges, (), None)
             sizes, _ = _transfer_bytes(compiled, edges, longer.micro_batches)
             return run(compiled, prices_of(compiled, costs, sizes, wires)).step_s
 
@@ -338,7 +355,7 @@ class Evaluator:
         return found
 
     def _shape(
-        self, candidate: Candidate, edges: Edges, ties: tuple[tuple[int, ...], ...]
+        self, candidate: Candidate, edges: Edges, ties: tuple[tuple[int, ...], ...], symmetry: Symmetry | None
     ) -> tuple[CompiledProgram, list[int]]:
         """The compiled program of all candidates that differ in prices alone, and the wires of its channels."""
         crossing = frozenset(
@@ -348,12 +365,13 @@ class Evaluator:
             for pair, load in pieces.items()
         )
         prepares = frozenset(candidate.stage_of[index] for index in self._preparing)
-        ways = (prepares, candidate.prepares_ahead, ties)
+        ways = (prepares, candidate.prepares_ahead, ties, None if symmetry is None else symmetry.kept)
         key = (candidate.schedule, candidate.windows, candidate.micro_batches, candidate.groups, crossing, ways)
         found = self._shapes.get(key)
         if found is None:
-            program = program_of(self.problem.profile.graph, candidate)
-            compiled = compile_program(program, candidate.micro_batches, ties)
+            program = program_of(self.problem.profile.graph, candidate, symmetry)
+            copies = 1 if symmetry is None else symmetry.copies
+            compiled = compile_program(program, candidate.micro_batches, ties, copies)
             found = self._shapes[key] = (compiled, resources(compiled, self.book.network))
         return found
 

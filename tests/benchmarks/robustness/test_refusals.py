@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.robustness import remedies
 from benchmarks.robustness.refusals import Refusal, commands_of, rows, verdict
+from benchmarks.robustness.refusals.following import alternatives
 
 ROWS = rows()
 CHEAP, DEAR = ([row for row in ROWS if row.is_dear == is_dear] for is_dear in (False, True))
@@ -32,7 +33,7 @@ def test_a_command_that_works_and_a_remedy_without_a_command_are_no_rows(tmp_pat
 
 
 NOT_FOLLOWED = "not followed yet"
-MOST_NOT_FOLLOWED = 97
+MOST_NOT_FOLLOWED = 27
 """A ratchet: who follows one more lowers it."""
 
 
@@ -57,11 +58,36 @@ def test_every_remedy_of_the_product_is_followed_or_has_a_reason_not_to_be() -> 
         ("def f(a, remedy):\n    raise UsageError(a, [], [remedy])\nf('b', '--keep 2')", ["--keep 2"]),
         ("def f():\n    return ['--keep 2']\nraise UsageError('a', [], f())", ["--keep 2"]),
         ("class AnError(UsageError):\n    usual: tuple = ('leave --keep out',)", ["leave --keep out"]),
+        (
+            "raise UsageError('a', [], [f'make it again: {command(\"plan\", x, \"-o\", y)}'])",
+            ["make it again: halopipe plan {} -o {}"],
+        ),
         ("def f():\n    '''--keep'''\n    return '--keep'", []),
     ],
 )
 def test_a_remedy_is_read_from_where_it_is_written(source: str, texts: list[str]) -> None:
     assert sorted(remedies.remedies_in(source)) == texts
+
+
+def test_ways_that_a_remedy_names_are_followed_one_by_one() -> None:
+    text = "measure it too: halopipe profile --sizes 2, or halopipe plan --measure-missing"
+    assert list(alternatives(text)) == [
+        "measure it too: halopipe profile --sizes 2",
+        "halopipe plan --measure-missing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("remedy", "printed", "is_it"),
+    [
+        ("a.py: --steps {}", "--steps 4", True),
+        ("a.py: --steps {}", "--keep 4", False),
+        ("a.py: --confidence 0.8", "confidence=0.8", True),
+        ("a.py: --confidence 0.8", "confidence=0.9", False),
+    ],
+)
+def test_a_remedy_is_recognised_as_it_is_printed(remedy: str, printed: str, is_it: bool) -> None:
+    assert remedies.matches(remedy, printed) == is_it
 
 
 def test_a_row_that_does_not_print_the_remedy_it_is_noted_for_is_noticed(
@@ -74,6 +100,10 @@ def test_a_row_that_does_not_print_the_remedy_it_is_noted_for_is_noticed(
 
 
 PLAN = Refusal("", ("plan", "profile.json", "--gap", "2", "-o", "a.json"), {"another name": "b.json"})
+WAYS = Refusal("", ("ways", "llama2-7b"))
+SERVE = Refusal("", ("serve", "plan.json", "--stdin", "npy", "--http", "8000"))
+RESUME = Refusal("", ("run", "plan.json", "--resume", "--steps", "9"))
+CALL = Refusal("", ("python", "hp.plan(profile, confidence=2, gap=0.1)"))
 RUN = Refusal("", ("run", "plan.json", "--check-numerics"))
 
 
@@ -90,6 +120,15 @@ RUN = Refusal("", ("run", "plan.json", "--check-numerics"))
         ("plan with --schedule 1f1b alone", RUN,
          ["plan profile.json --global-batch 8 --schedule 1f1b", "run plan.json --check-numerics"]),
         ("halopipe devices", PLAN, ["devices"]),
+        ("halopipe profile MODEL --on a100-dgx, and halopipe plan, in place of ways", WAYS,
+         ["profile model.py:model --on a100-dgx", "plan profile.json"]),
+        ("halopipe profile MODEL --sizes 2", RUN,
+         ["profile model.py:model --sizes 2", "plan profile.json --global-batch 8", "run plan.json --check-numerics"]),
+        ("--from a --to FOLDER in place of --stdin and --http", SERVE, ["serve plan.json --from a --to folder"]),
+        ("--checkpoint FOLDER --resume auto: another one", RESUME,
+         ["run plan.json --steps 9 --checkpoint folder --resume auto"]),
+        ("--help of the command says what is its users' own", PLAN, ["plan profile.json --gap 2 -o a.json --help"]),
+        ("confidence=0.8", CALL, ["python hp.plan(profile, gap=0.1, confidence=0.8)"]),
         ("mend the function that is named", RUN, []),
     ],
 )  # fmt: skip

@@ -207,7 +207,7 @@ def test_a_job_that_went_on_from_an_earlier_one_does_not_begin_anew(
 
     with pytest.raises(errors.CorruptFileError, match="is sound") as caught:
         job((3, lost()), (3, lost()), decide=spoil, checkpoint=str(saved.parent), resume="auto")
-    assert caught.value.remedies == ("another --checkpoint folder, to begin anew",)
+    assert caught.value.remedies == ("--checkpoint FOLDER --resume auto: another folder, to begin anew",)
     assert saved.exists()
 
 

@@ -184,4 +184,4 @@ def test_a_factory_that_reads_values_is_refused_with_what_to_do(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FactoryError, match=r"reads\.py:model reads values, and there are none") as caught:
         fake_network(ModelSource("reads.py:model"))
-    assert "halopipe profile without --on" in str(caught.value)
+    assert "leave out --on" in str(caught.value)

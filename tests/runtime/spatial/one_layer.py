@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from cuda_ops.dense.recurrent import recurrence_by_shape
 from planner.ir.box import Box, whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
@@ -123,7 +124,9 @@ def one_layer(
         outputs: of each output, names.
     """
     leaves = tuple(each.detach().requires_grad_(each.is_floating_point()) for each in tensors)
-    traced = make_fx(lambda *given: function(*given), pre_dispatch=True)(*(each.detach() for each in tensors))
+    trace = make_fx(lambda *given: function(*given), pre_dispatch=True, tracing_mode="fake")
+    with recurrence_by_shape():  # torch 2.11's own rule gives states of LSTMs a dim too many
+        traced = trace(*(each.detach() for each in tensors))
     places = {node: _At(at) for at, node in enumerate(n for n in traced.graph.nodes if n.op == "placeholder")}
     calls = [node for node in traced.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
     (main,) = calls

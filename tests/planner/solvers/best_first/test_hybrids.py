@@ -45,7 +45,7 @@ def test_the_largest_cost_of_a_stage_is_as_small_as_of_any_cuts() -> None:
 def test_stages_are_on_whole_hosts_or_beside_one_another_in_each() -> None:
     hosts = tuple(Pool("fast", (f"n{h}",), 1, tuple(range(4 * h, 4 * h + 4))) for h in range(4))
     assert placed(Shape(((("fast",), 2, (8,)),)), hosts) == ((4, 4, 0, 0), (0, 0, 4, 4))
-    assert placed(Shape(((("fast",), 2, (8,)),), across=True), hosts) == ((2, 2, 2, 2), (2, 2, 2, 2))
+    assert placed(Shape(((("fast",), 2, (8,)),), beside=2), hosts) == ((2, 2, 2, 2), (2, 2, 2, 2))
     assert placed(Shape(((("fast",), 4, (3,)),)), hosts) == ((3, 0, 0, 0), (0, 3, 0, 0), (0, 0, 3, 0), (0, 0, 0, 3))
     assert placed(Shape(((("fast",), 4, (5,)),)), hosts) is None  # 20 devices of 16
 
