@@ -2,8 +2,8 @@
 
 What the search over samples found goes on in two ways.  The stages of its best pipelines get the best layouts of their
 layers (``layouts.stage``, exact for a stage alone).  And pipelines of stretches of layers are built by the least that
-stages take under any layouts (``layout_bound``), the one of least bound first, given the layouts of least time, and
-simulated; those that do not fit get layouts for the memory there is.
+stages take under any layouts (``layout_bound``, ``layout_chains``), the one of least bound first, given the layouts of
+least time, and simulated; those that do not fit get layouts for the memory there is.
 
 The searched space is that of samples, and beside it: stages of stretches of the graph's order, each on ranks of one
 pool, or all layers on all ranks; every option of each layer; every schedule with windows of its own.  The bound of the
@@ -35,13 +35,8 @@ from planner.passes import in_flight
 from planner.schedules import traits
 from planner.solvers.best_first.block_search import runs_in_blocks
 from planner.solvers.best_first.bound import least_work_s
-from planner.solvers.best_first.layout_bound import (
-    Chain,
-    Chains,
-    GroupTable,
-    TableMaker,
-    links_of,
-)
+from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
+from planner.solvers.best_first.layout_chains import Chain, Chains, links_of
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import Candidate, Pool, micro_batches, pools, program_of, with_options
