@@ -4,16 +4,14 @@ Given       M micro-batches of S samples; kinds k of D_k devices; a chain of cut
 Relaxed     links between stages take nothing; a stage keeps one micro-batch; members of a group are of any hosts; a
             device counts by what it can do: weights w_k with all devices sum w_k D_k                  ``capacity``
 
-A stage on the layers i to j with a member of kind k that has x samples of each micro-batch ends no sooner than
+A stage on the layers i to j whose fullest member, of kind k, has x samples of each micro-batch ends no sooner than
 
     A_k(i, j, x) = h(i) + max(M (f + b)_k(i, j, x) + g(i), M (f + W)_k(i, j, x) + a(i, j, n) + u(i, j))    ``_ends_s``
 
     h(i), g(i)  F before the stage, B behind it: the longest path to what it reads, in the shortest times of each layer
-                at as few samples as the largest group of the pipeline leaves a member
     f, b, W     F, the B that a gradient passes through, all of a backward, of x samples or more: where fewer take
                 longer than more, the time of more
-    a           the sum of gradients over n ranks or more, less what the last backward hides; n as many as a stage
-                has whose fullest member has no more samples than a number that is tried
+    a           the sum of gradients over n ranks or more, less what the last backward hides
     u           the update
 
 so that in T it does x_k(i, j; T) = max {x: A_k(i, j, x) <= T} samples on a device of kind k, and needs devices of
@@ -25,8 +23,7 @@ together (d_k devices of each do at most sum d_k x_k samples, and these are S at
     G(i; T) = min over j of N(i, j; T) + G(j; T),    G(end) = 0
 
 and no pipeline with G(0; T) > sum w_k D_k takes T or less: the bound is the largest such T, by bisection.  M times the
-slowest stage behind h and before g is the bubble; a is what replicas cost.  Of one kind of device, h and g are looked
-at for one size of the largest group after another: D to D / 2, D / 2 to D / 4, ... ranks, one group of which there is.
+slowest stage behind h and before g is the bubble; a is what replicas cost.
 
 Where there are many cuts stages begin and end between ``MOST_CUTS`` of them, and of each only what is surely inside
 counts.  Equal to or below the step of every pipeline that ``Labels`` bounds, of any size of groups: it holds for what
@@ -37,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -47,17 +44,15 @@ from planner.ir.problem import NEVER
 from planner.ir.program import BUCKET_BYTES
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.priced_groups import Prices
-from planner.solvers.budget import MOST_BYTES, NUMBER_S, Budget, OutOfTimeError, check_time, under
+from planner.solvers.budget import MOST_BYTES, NUMBER_S, OutOfTimeError, check_time
 from planner.solvers.candidates.feasibility import is_covered
 
-MOST_CUTS = 128
+MOST_CUTS = 256
 """Cuts that are told apart."""
 
-_HALVINGS, _FEW_HALVINGS = 7, 2
-_LARGER = 2  # sizes of groups between which the largest of a pipeline may be
+_HALVINGS = 8
 _ROUNDING = 1e-9
 _ROUNDS = 40  # of the search for weights
-_FULLER = 4  # numbers of samples between which those of the fullest member of devices of several kinds may be
 _FEW_SAMPLES = 16  # up to this micro-batch every share of it is looked at on unlike devices
 _MANY_TIMES = 1e6  # the work over capacity
 
@@ -113,132 +108,66 @@ def capacity(seconds: Array, counts: Sequence[int]) -> Capacity:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ends:
-    """What stages on one kind of device take, by number of samples of a member, first and last place.
+    """When stages end at the earliest, on one kind, by number of samples of the fullest member.
 
     Attributes:
         samples: ascending.
-        work_s: F, and the B that a gradient passes through, of all micro-batches; infinite where there is no stage.
-        rest_s: F, all of a backward, and the update.
-        sums_s: the sum of gradients where no member has more samples.
+        end_s: by number of samples, first and last place; infinite where there is no stage.
     """
 
     samples: tuple[int, ...]
-    work_s: Array
-    rest_s: Array
-    sums_s: Array
+    end_s: Array
 
 
 _PASSES = 20
 """Times that a number of a table is looked at before it is known, about."""
 
 
-def least_steps_s(spaces: Sequence[tuple[Prices, Capacity]], budget: Budget) -> list[float]:
-    """By way to cut the batch: no pipeline takes less.
+def least_step_s(prices: Prices, capacity: Capacity, upper_s: float = float("inf")) -> float:
+    """No pipeline of one way to cut the batch takes less; where this would exceed ``upper_s``, that."""
+    places = _places(prices)
+    if prices.throughout.any() or places is None or not capacity.work_s:  # members may share sites, not samples
+        return capacity.work_s
+    is_mixed = len({pool.kind for pool in prices.pools}) > 1
+    ends = [_ends(prices, kind, places, is_mixed) for kind in dict.fromkeys(pool.kind for pool in prices.pools)]
+    inside = np.logical_or.reduce([np.isfinite(of_kind.end_s).any(axis=0) for of_kind in ends])
 
-    The least of them is found most exactly.  Where ``budget`` ends the work over capacity is what remains.
-    """
-    found = [capacity.work_s for _, capacity in spaces]
-    least_s = float("inf")
-    for number, (prices, capacity) in enumerate(spaces):
-        if least_s <= capacity.work_s * (1 + _ROUNDING):  # no other makes the least of all larger
-            break
-        with suppress(OutOfTimeError), under(budget):
-            found[number] = least_step_s(prices, capacity, least_s)
-        least_s = min(least_s, found[number])
-    return found
+    def is_enough(step_s: float) -> bool:
+        check_time(NUMBER_S * sum(of_kind.end_s.size for of_kind in ends))
+        needed = np.full(inside.shape, np.inf)
+        for weight, of_kind in zip(capacity.weights, ends, strict=True):
+            needed = np.minimum(needed, _devices(prices.micro_batches[0], of_kind, weight, step_s, is_mixed))
+        fewest = np.zeros(len(inside))
+        for first in reversed(range(len(inside) - 1)):
+            fewest[first] = (needed[first] + fewest).min(where=inside[first], initial=np.inf)
+        return bool(fewest[0] <= capacity.devices * (1 + _ROUNDING))
 
-
-def least_step_s(prices: Prices, capacity: Capacity, others_s: float = float("inf")) -> float:
-    """The same of one way to cut the batch; roughly, where it is more than ``others_s``."""
-    places, low_s = _places(prices), capacity.work_s
-    if prices.throughout.any() or places is None or not low_s:  # members may share sites, not samples
-        return low_s
-    fewest = _Fewest(prices, capacity, places)
-    while not fewest.are_enough(high_s := 2 * low_s):
-        low_s = high_s
-        if high_s > _MANY_TIMES * capacity.work_s:
-            return low_s
-    if low_s < others_s < high_s:
-        low_s, high_s = (low_s, others_s) if fewest.are_enough(others_s) else (others_s, high_s)
-    for _ in range(_HALVINGS if low_s < others_s else _FEW_HALVINGS):
+    low_s, high_s = capacity.work_s, upper_s
+    if not np.isfinite(high_s):
+        high_s = low_s
+        while not is_enough(high_s := 2 * high_s):
+            low_s = high_s
+            if high_s > _MANY_TIMES * capacity.work_s:
+                return low_s
+    elif low_s >= high_s or not is_enough(high_s):
+        return max(low_s, high_s)
+    for _ in range(_HALVINGS):
         step_s = (low_s * high_s) ** 0.5
-        low_s, high_s = (low_s, step_s) if fewest.are_enough(step_s) else (step_s, high_s)
+        low_s, high_s = (low_s, step_s) if is_enough(step_s) else (step_s, high_s)
     return max(capacity.work_s, low_s * (1 - _ROUNDING))
 
 
-class _Fewest:
-    """Whether there are enough devices for a pipeline that takes a given time."""
-
-    def __init__(self, prices: Prices, capacity: Capacity, places: _Places) -> None:
-        self.prices, self.capacity, self.places = prices, capacity, places
-        kinds = list(dict.fromkeys(pool.kind for pool in prices.pools))
-        self.is_mixed = len(kinds) > 1
-        self.ends = [_ends(prices, kind, places, self.is_mixed) for kind in kinds]
-        if not self.is_mixed:  # its fullest member is all that counts
-            self.ends = [replace(ends, rest_s=ends.rest_s + ends.sums_s) for ends in self.ends]
-        self.inside = np.logical_or.reduce([np.isfinite(of_kind.work_s).any(axis=0) for of_kind in self.ends])
-        count = len(prices.problem.ranks)
-        self.largest = [count]
-        while not self.is_mixed and self.largest[-1] > 1:
-            self.largest.append(self.largest[-1] // _LARGER)
-        self.around: dict[int, tuple[Array, Array]] = {}
-
-    def are_enough(self, step_s: float) -> bool:
-        """Whether devices are enough for some size of the largest group, that of last time first."""
-        for place, size in enumerate(self.largest):
-            if self._are_enough(step_s, size):
-                self.largest.insert(0, self.largest.pop(place))
-                return True
-        return False
-
-    def _are_enough(self, step_s: float, largest: int) -> bool:
-        """The same where no group is larger, and one is larger than ``largest // _LARGER``."""
-        check_time(NUMBER_S * sum(of_kind.work_s.size for of_kind in self.ends))
-        size, most = self.prices.micro_batches[0], self.capacity.devices * (1 + _ROUNDING)
-        if not self.is_mixed and largest // _LARGER >= size:
-            return False
-        if largest not in self.around:
-            fewest = 1 if self.is_mixed else max(1, min(self.prices.micro_batches) // largest)
-            self.around[largest] = _around(self.prices, self.places, fewest)
-        before, behind = self.around[largest]
-        if self.is_mixed:
-            needed = self._of_kinds(step_s, before, behind)
-            return self._chain(needed, needed)[0] <= most
-        (ends,), (weight,) = self.ends, self.capacity.weights
-        groups = np.array([-(-size // rows) for rows in ends.samples])
-        left_s = step_s - before[:, None]
-        needed = np.full(self.inside.shape, np.inf)
-        for number, rows in enumerate(ends.samples):  # ascending: fewer and fewer devices
-            if rows >= -(-size // largest):
-                fits = (ends.work_s[number] <= left_s - behind[:, None]) & (ends.rest_s[number] <= left_s)
-                needed[fits] = weight * groups[number]
-        return self._chain(needed, np.maximum(needed, weight * (largest // _LARGER + 1)))[1] <= most
-
-    def _chain(self, needed: Array, larger: Array) -> tuple[float, float]:
-        """The fewest devices of stages that follow one another; and with one of them ``larger``."""
-        without, with_one = np.zeros(len(needed)), np.full(len(needed), np.inf)
-        for first in reversed(range(len(needed) - 1)):
-            inside = self.inside[first]
-            both = np.minimum(larger[first] + without, needed[first] + with_one)
-            with_one[first] = both.min(where=inside, initial=np.inf)
-            without[first] = (needed[first] + without).min(where=inside, initial=np.inf)
-        return float(without[0]), float(with_one[0])
-
-    def _of_kinds(self, step_s: float, before: Array, behind: Array) -> Array:
-        """Devices by weight of a stage on devices of several kinds, by what its fullest member has at most."""
-        size, found = self.prices.micro_batches[0], np.full(self.inside.shape, np.inf)
-        left_s = step_s - before[:, None]
-        for fullest in {-(-size // _FULLER**power) for power in range(size.bit_length())}:
-            speed = np.zeros(self.inside.shape)  # samples for a weight of 1
-            for weight, ends in zip(self.capacity.weights, self.ends, strict=True):
-                sums_s = ends.sums_s[np.searchsorted(ends.samples, fullest)]
-                below = (*(rows - 1 for rows in ends.samples[1:]), ends.samples[-1])
-                for number in range(np.searchsorted(ends.samples, fullest, "right")):
-                    fits = (ends.work_s[number] <= left_s - behind[:, None]) & (ends.rest_s[number] <= left_s - sums_s)
-                    each = min(below[number], fullest) / max(weight, 1e-300)
-                    speed[fits] = np.maximum(speed[fits], each)
-            found = np.minimum(found, np.divide(size, speed, out=np.full_like(speed, np.inf), where=speed > 0))
-        return found
+def _devices(size: int, ends: _Ends, weight: float, step_s: float, is_mixed: bool) -> Array:
+    """The devices, by weight, that a stage needs to end in time; by first and last place."""
+    found = np.full(ends.end_s.shape[1:], np.inf)
+    for number, end_s in enumerate(ends.end_s):
+        if is_mixed:  # in a group of several kinds, of which this one does more than any
+            most = ends.samples[number + 1] - 1 if number + 1 < len(ends.samples) else ends.samples[number]
+            devices = size / most
+        else:
+            devices = float(-(-size // ends.samples[number]))
+        found = np.where(end_s <= step_s, weight * devices, found)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -279,18 +208,19 @@ def _ends(prices: Prices, kind: str, places: _Places, is_mixed: bool) -> _Ends:
     full = count - (prices.micro_batches[-1] != size)
     counts = range(1, len(prices.problem.ranks) + 1)
     samples = tuple(
-        sorted(range(1, size + 1) if is_mixed and size <= _FEW_SAMPLES else {-(-size // n) for n in counts})
+        sorted(set(range(1, size + 1) if is_mixed and size <= _FEW_SAMPLES else {-(-size // n) for n in counts}))
     )
     first, last = np.meshgrid(places.first, places.last, indexing="ij")
     last = np.maximum(first, last)
     possible = cuts.inside[np.ix_(places.cuts, places.cuts)]
+    before, behind = _around(prices, places, is_mixed)
     update = cuts.sums(trains * np.diff(book.tables.parameters(kind).update_s))
     update_s = (update[last] - update[first]) / (len(counts) if prices.problem.shard != NEVER else 1)
     per_byte = _least_s_per_byte(prices)
     num_bytes = cuts.sums(np.diff(book.tables.graph.parameter_bytes))
     if 8 * len(samples) * possible.size > MOST_BYTES // 4:
         raise OutOfTimeError
-    work_s, rest_s, sums_s = np.full((3, len(samples), *possible.shape), np.inf)
+    found = np.full((len(samples), *possible.shape), np.inf)
     for number, rows in enumerate(samples):
         check_time(_PASSES * NUMBER_S * possible.size)
         least = _least_s(prices, kind, rows, size)
@@ -299,17 +229,20 @@ def _ends(prices: Prices, kind: str, places: _Places, is_mixed: bool) -> _Ends:
         forward, path, whole = least
         added = trains * np.diff(book.accumulate_s(kind, shared=False)) if full > 1 else np.zeros(1)
         works = [cuts.sums(full * (forward + back) + max(0, full - 1) * added) for back in (path, whole)]
+        work_s, all_work_s = ((sums[last] - sums[first]) for sums in works)
         ranks = -(-size // rows)
-        if ranks <= len(prices.problem.ranks):
-            sums_s[number] = 0.0
-            if per_byte is not None and ranks > 1 and trains:
-                hidden = cuts.sums(_longest_back_s(prices, rows))
-                hides_s = hidden[np.maximum(places.outer, places.cuts)][None, :] - hidden[places.cuts][:, None]
-                all_s = per_byte[ranks] * (num_bytes[last] - num_bytes[first])
-                sums_s[number] = np.maximum(0.0, all_s - hides_s)
+        if ranks > len(prices.problem.ranks) and not is_mixed:  # others of unlike members may have more
+            continue
+        sums_s = np.zeros_like(work_s)
+        if per_byte is not None and ranks > 1 and trains:
+            fewest, most = (2, size) if is_mixed else (ranks, rows)
+            hidden = cuts.sums(_longest_back_s(prices, most))
+            hides_s = hidden[np.maximum(places.outer, places.cuts)][None, :] - hidden[places.cuts][:, None]
+            sums_s = np.maximum(0.0, per_byte[fewest] * (num_bytes[last] - num_bytes[first]) - hides_s)
+        end_s = np.maximum(work_s + behind[:, None], all_work_s + sums_s + update_s)
         fits = possible & _fits(prices, kind, ranks, first, last)
-        work_s[number], rest_s[number] = (np.where(fits, sums[last] - sums[first], np.inf) for sums in works)
-    return _Ends(samples, work_s, rest_s + update_s, sums_s)
+        found[number] = np.where(fits, before[:, None] + end_s, np.inf)
+    return _Ends(samples, found)
 
 
 def _fits(prices: Prices, kind: str, num_ranks: int, first: Numbers, last: Numbers) -> Flags:
@@ -366,9 +299,10 @@ def _longest_back_s(prices: Prices, most: int) -> Array:
     return found
 
 
-def _around(prices: Prices, places: _Places, fewest: int) -> tuple[Array, Array]:
-    """F before a stage that begins at each place or up to the next, and B behind it, of so many samples or more."""
-    cuts = prices.cuts
+def _around(prices: Prices, places: _Places, is_mixed: bool) -> tuple[Array, Array]:
+    """F before a stage that begins at each place or up to the next, and B behind it, at least."""
+    cuts, smallest = prices.cuts, min(prices.micro_batches)
+    fewest = 1 if is_mixed else max(1, smallest // len(prices.problem.ranks))
     sized = [_least_s(prices, kind, fewest, prices.micro_batches[0]) for kind in {pool.kind for pool in prices.pools}]
     known = [of_kind[:2] for of_kind in sized if of_kind is not None]
     if not known:

@@ -14,7 +14,7 @@ from planner.ir.plan import STOPPED, Rejected
 from planner.ir.problem import Problem
 from planner.schedules import traits
 from planner.solvers.best_first.bound import Suffixes
-from planner.solvers.best_first.device_bound import Capacity, capacity, least_steps_s
+from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
 from planner.solvers.best_first.device_groups import Devices
 from planner.solvers.best_first.graph_cuts import Cuts, cuts_of, thinned
 from planner.solvers.best_first.hybrids import hybrids
@@ -27,7 +27,7 @@ from planner.solvers.best_first.search import BestFirstSearch, Space
 from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.best_first.share_bound import other_shares_s
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Families, families, not_searched
-from planner.solvers.budget import Budget, made_within
+from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
 from planner.solvers.candidates.candidate import micro_batches, pools
 from planner.solvers.candidates.choose import Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -194,12 +194,14 @@ class Start:
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
         if self.is_part or len(self.evaluator.problem.ranks) <= _FEW_RANKS:  # the DP knows more as soon
             return list(spaces)
+        found = []
         within = self.evaluator.budget.part(_SHARE_OF_BOUNDS * self.evaluator.budget.left_s)
-        bounds_s = least_steps_s([(prices, _capacity(prices)) for _, prices in spaces], within)
-        return [
-            (replace(space, bound_s=max(space.bound_s, bound_s)), prices)
-            for (space, prices), bound_s in zip(spaces, bounds_s, strict=True)
-        ]
+        for space, prices in spaces:
+            bound_s = space.bound_s
+            with suppress(OutOfTimeError), under(within):
+                bound_s = max(bound_s, least_step_s(prices, _capacity(prices)))
+            found.append((replace(space, bound_s=bound_s), prices))
+        return found
 
     def _better(self, best: Evaluation | None, found: Evaluation | None) -> Evaluation | None:
         """The faster of two, as far as they may be an answer."""

@@ -138,6 +138,7 @@ def test_so_few_devices_are_not_enough_for_a_shorter_step(make: Callable[[int], 
         capacity = capacity_of(prices)
         bounds[prices.micro_batches] = least_step_s(prices, capacity)
         assert capacity.work_s <= bounds[prices.micro_batches]
+        assert least_step_s(prices, capacity, capacity.work_s) == capacity.work_s
     for candidate in plans(problem, every_share=True):
         found = evaluator.evaluate(candidate)
         if found.fits and candidate.micro_batches in bounds:
