@@ -21,12 +21,13 @@ From stages to plans: each layer of a stage gets the layout that is best for the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from planner.costs.shards.option import Option
 from planner.ir.constraints import Ways
-from planner.ir.errors import MissingMeasurementError
+from planner.ir.errors import HalopipeError, MissingMeasurementError
 from planner.ir.plan import PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
@@ -67,6 +68,9 @@ from planner.solvers.layouts.stage import (
 
 _SHARE_OF_TABLES, _MOST_OF_TABLES = 0.25, 0.6
 """Of the budget, for the options of all layers on one group of ranks: at first, and of what is left at last."""
+
+_SHARE_OF_FEWER = 0.25
+"""Of the budget, for some of the hosts."""
 
 MOST_CHAINS = 60
 """Pipelines that are simulated for one size of the micro-batch."""
@@ -136,6 +140,7 @@ class _Search:
         bounds = dict(works)
         stopped = False
         try:
+            self._look_at_fewer()
             self._refine()
             for size, work_s in sorted(works.items(), key=lambda item: item[1]):
                 is_last = not any(work_s < other < self.upper_s for other in works.values())
@@ -157,6 +162,16 @@ class _Search:
     @property
     def _wanted_s(self) -> float:
         return float("inf") if self.best is None else self.best.step_s / (1 + self.evaluator.problem.gap)
+
+    def _look_at_fewer(self) -> None:
+        """The best plan for some of the hosts is one for all of them, and found where all ask for too much."""
+        problem = self.evaluator.problem
+        if num_ranks := _ranks_of_few_hosts(problem):
+            within = self.budget.part(_SHARE_OF_FEWER * self.budget.left_s)
+            fewer = Evaluator(replace(problem, num_ranks=num_ranks), self.evaluator.book, within=within)
+            with suppress(HalopipeError):  # rules about other devices
+                self._take(with_layouts(fewer, replace(self.outcome, best=None, by_num_stages={}), within).best)
+            self.evaluator.num_simulated += fewer.num_simulated
 
     def _refine(self) -> None:
         """The best pipelines of the search over samples, with the best layouts of their stages."""
@@ -285,6 +300,14 @@ class _Search:
             return replace(found, status=PROVEN)
         ended = TIME_LIMIT if self.is_cut_short else self.outcome.status
         return replace(found, status=status_of(ended, self.best.step_s, bound_s, self.evaluator.problem.gap))
+
+
+def _ranks_of_few_hosts(problem: Problem) -> int:
+    """The ranks of a quarter of the hosts, at least one; 0: there is no other host."""
+    devices = problem.profile.cluster.devices
+    hosts = [devices[rank].host for rank in problem.ranks]
+    ends = [number for number in range(1, len(hosts)) if hosts[number] != hosts[number - 1]]
+    return ends[max(1, (len(ends) + 1) // 4) - 1] if ends else 0
 
 
 _FITTINGS = 4  # attempts at layouts within the memory of a pipeline
