@@ -232,7 +232,8 @@ def _stages(
         tables = [prices.table(book.kind(rank), TokenSlice(samples, a, b)) for a, b in pairwise(ends)]
         sums.append(running(np.sum([table.costs[0] + table.costs[1] for table in tables], axis=0)))
     crossing = _crossing_bytes(graph, positions) * (samples / graph.samples)
-    hop_s = [book.network.transfer_s(ranks[0], ranks[-1], round(size)) if size else 0.0 for size in crossing.tolist()]
+    sizes = crossing.round().astype(int).tolist() if len(ranks) > 1 else [0] * len(positions)  # one rank has no link
+    hop_s = [book.network.transfer_s(ranks[0], ranks[-1], size) if size else 0.0 for size in sizes]
     return balanced(sums, positions, np.array(hop_s))
 
 

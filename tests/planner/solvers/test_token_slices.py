@@ -100,6 +100,13 @@ def test_slices_that_are_asked_for_are_taken() -> None:
     assert check.check(plan, profile()) == ()
 
 
+def test_slices_on_one_device_need_no_link() -> None:
+    alone = profile(1)
+    alone = replace(alone, cluster=replace(alone.cluster, links={}))
+    plan = solver("best-first")(Problem(alone, 2, allow=("sample", "time"), token_slices=(8, 8)), None)
+    assert plan.decision.token_slices == (8, 8)
+
+
 def test_nothing_is_sliced_where_that_is_slower_or_not_allowed() -> None:
     slow = profile(latency_s=1.0)
     allowed = solver("best-first")(Problem(slow, 1, allow=(SAMPLE_DIMS, TIME_DIMS)), None)

@@ -206,7 +206,7 @@ def test_a_limit_that_was_asked_for_is_told_apart_from_what_the_device_has() -> 
 
 
 def test_what_no_change_helps_is_said() -> None:
-    with pytest.raises(InfeasibleError, match=r"try: devices with 6\.6 MiB of memory"):
+    with pytest.raises(InfeasibleError, match=r"try: 6\.6 MiB of memory a device"):
         solve(with_memory(heavy(), 1000))
 
 
