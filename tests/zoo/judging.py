@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -134,7 +134,7 @@ def _under(entry: Entry, plan: str, model: LoadedModel, captured: Captured) -> V
         return _of_error(plan, error, before_the_first_step=True)
     micro_batches = decision.micro_batches
     batches = [batch_of(model, sum(micro_batches), step) for step in range(NUM_STEPS)]
-    ranks = _Ranks(decision, (model, captured), source_of(entry))
+    ranks = Ranks(decision, (model, captured), source_of(entry))
     try:
         check_layers(decision, captured.graph)
         found = ranks.trained(batches)
@@ -171,15 +171,21 @@ def space_of(graph: Graph) -> str:
     return next((dim for dim in ("height", "width", "depth") if dim in dims and dim in SPACE), "")
 
 
-class _Ranks:
+class Ranks:
     """All ranks of a plan as threads, each with a copy of the network.
 
     Attributes:
         began: whether a step was begun.
     """
 
-    def __init__(self, decision: Decision, network: tuple[LoadedModel, Captured], source: ModelSource) -> None:
-        self._decision, self._network, self._source = decision, network, source
+    def __init__(
+        self,
+        decision: Decision,
+        network: tuple[LoadedModel, Captured],
+        source: ModelSource,
+        transport: Callable[[Hub, int], InProcessTransport] = InProcessTransport,
+    ) -> None:
+        self._decision, self._network, self._source, self._transport = decision, network, source, transport
         self._groups = groups_of(decision, network[1].graph)
         self.began = False
 
@@ -192,7 +198,7 @@ class _Ranks:
         copies = [self._copy() for _ in range(self._decision.num_ranks)]
 
         def run(rank: int) -> None:
-            end = InProcessTransport(hub, rank)
+            end = self._transport(hub, rank)
             try:
                 try:
                     engine = self._engine(*copies[rank], end)

@@ -1,0 +1,22 @@
+"""Ranks compute what they computed, by the messages that they sent."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.frozen.files import differences, read
+from tests.frozen.running import PAIRS, frozen
+
+
+@pytest.mark.cases(12)
+@pytest.mark.parametrize("pair", PAIRS)
+def test_ranks_compute_and_send_what_they_did(pair: str) -> None:
+    now = json.loads(json.dumps(frozen(pair)))
+    lines = [*differences(read("running", pair), now)]
+    assert not lines, "\n".join([*lines, "if this is right: python -m tests.frozen running --why TEXT"])
+
+
+def test_there_are_two_hundred_that_run() -> None:
+    assert sum("losses" in (read("running", pair) or {}) for pair in PAIRS) >= 200
