@@ -326,7 +326,8 @@ class Engine(HeldState):
         if self._streaming is None:
             raise UsageError("this engine gives no answers", ["it was made to train"], ["Engine(..., answers=True)"])
         if self._decision.num_slices > 1:
-            raise UsageError("a stream is not cut into token slices", ["the plan is"], ["plan without --allow time"])
+            remedies = ["plan without --allow time and --token-slices"]
+            raise UsageError("a stream is not cut into token slices", ["the plan is"], remedies)
         from runtime.pipeline.stream import Stream, require_local  # late: most ranks serve no stream
 
         if learns:

@@ -36,6 +36,8 @@ _PROGRAMS = ("halopipe", "torchrun", "mpiexec")
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)(?: ([^\s,;:()]+(?:,[^\s,;:()]+)*))?")
 """An option of the command line, and its value."""
 
+_HELP = re.compile(r"(the )?--help of the command")
+
 _OTHERWISE = {
     "micro_batch_sizes": "micro_batch",
     "schedule": "schedules",
@@ -64,29 +66,29 @@ def checked(call: Callable[P, R]) -> Callable[P, R]:
         takes = _takes(call)
         given: list[Any] = list(args)
         named: dict[str, Any] = dict(kwargs)
-        for place, value in enumerate(args):
-            if place < len(takes.places):
-                key = takes.places[place]
-                given[place] = taken(name, key, value, takes.known[key])
-            elif takes.more_places is not None:
-                given[place] = taken(name, takes.more_places[0], value, takes.more_places[1])
-        for key, value in kwargs.items():
-            if key not in takes.known and takes.more is None:
-                raise _unknown(name, key, takes.known)
-            named[key] = taken(name, key, value, takes.known.get(key, takes.more))
         try:
+            for place, value in enumerate(args):
+                if place < len(takes.places):
+                    key = takes.places[place]
+                    given[place] = taken(name, key, value, takes.known[key])
+                elif takes.more_places is not None:
+                    given[place] = taken(name, takes.more_places[0], value, takes.more_places[1])
+            for key, value in kwargs.items():
+                if key not in takes.known and takes.more is None:
+                    raise _unknown(name, key, takes.known)
+                named[key] = taken(name, key, value, takes.known.get(key, takes.more))
             return call(*given, **named)
         except HalopipeError as error:
-            _name_arguments(error, takes.known)
+            _name_arguments(error, name, takes.known)
             raise
 
     return looked_at
 
 
-def _name_arguments(error: HalopipeError, known: Mapping[str, Any]) -> None:
+def _name_arguments(error: HalopipeError, call: str, known: Mapping[str, Any]) -> None:
     """An error of what the command line shares names its options; here they become the call's arguments.
 
-    Commands stay as they are, and options that the call has not.
+    Commands stay as they are, and options that the call has not; the help is the call's.
     """
 
     def named(text: str, *, with_value: bool) -> str:
@@ -107,7 +109,8 @@ def _name_arguments(error: HalopipeError, known: Mapping[str, Any]) -> None:
 
     error.title = named(error.title, with_value=False)
     error.details = tuple(named(each, with_value=False) for each in error.details)
-    error.remedies = tuple(named(each, with_value=True) for each in error.remedies)
+    remedies = (_HELP.sub(f"help({call})", each) for each in error.remedies or error.usual)
+    error.remedies = tuple(named(each, with_value=True) for each in remedies)
 
 
 def _literal(value: str | list[str]) -> str:

@@ -44,7 +44,7 @@ class SharedFeed:
                 raise UsageError(
                     f"ranks cannot share a Dataset: {name} has no samples",
                     [f"its dims are {', '.join(spec.dims) or 'none'}"],
-                    ["--data-from each", "--data-from first"],
+                    ["--data FACTORY --data-from each: a factory of whole batches, which need no Dataset"],
                 )
         self._consumer, self._samples = consumer, samples
         self._wanted = _wanted(samples, start, epochs)

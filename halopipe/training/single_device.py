@@ -148,7 +148,7 @@ def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device
         raise UnsupportedModelError(
             "one device cannot draw what the plan draws, so the two cannot be compared",
             [str(error)],
-            ["--no-check-first-step: nothing then tells whether the plan is right"],
+            ["--no-check-first-step, in place of --check-numerics if asked: nothing then tells whether it is right"],
         ) from error
     except RuntimeError as error:
         if device.type == "cpu":

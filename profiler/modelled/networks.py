@@ -54,12 +54,6 @@ def fake_network(source: ModelSource) -> Network:
     with _saying_what_is_missing(source):
         with torch.device("meta"):
             model = load_model(source)
-        if model.clouds is not None:
-            raise UnsupportedModelError(
-                "a sparse network has no shapes without its points",
-                [f"{source.factory} takes a SparseTensor"],
-                ["profile it where it runs, and plan for other devices with a cluster file: plan --cluster"],
-            )
         refuse_hooks(model.module)  # which fake parameters would not have
         # Real tensors among them, such as a constant that forward makes of numbers, are taken as fakes.
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)

@@ -17,7 +17,7 @@ from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from cuda_ops.sparse.preparation import Preparation, padded
 from cuda_ops.sparse.recipe import PreparedNetwork, Recipe, record
-from planner.ir.errors import FactoryError
+from planner.ir.errors import FactoryError, UnsupportedModelError
 from profiler.source.losses import Loss, mean_of_squares, own_loss
 from profiler.source.model import CloudExample, LoadedModel
 from profiler.source.structure import BatchStructure, Nest
@@ -58,7 +58,14 @@ def load_clouds(
 
     Raises:
         FactoryError: the network takes something beside clouds, or cannot be run on them.
+        UnsupportedModelError: it is loaded without values.
     """
+    if torch.get_default_device().type == "meta":
+        raise UnsupportedModelError(
+            "a sparse network has no shapes without its points",
+            [f"{factory} takes a SparseTensor"],
+            ["profile it where it runs: leave out --on; a cluster file tells the planner of other devices"],
+        )
     values = inputs if isinstance(inputs, tuple) else (inputs,)
     nest, targets = Nest.of(aims, f"{factory}: targets")
     if isinstance(values[0], SparseTensor) and len(values) == 1:

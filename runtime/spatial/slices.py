@@ -46,7 +46,7 @@ class _Slice:
         raise UnsupportedModelError(
             "a layer combines something over all tokens of a sequence, which token slices do not have at once",
             [f"slices {self.rank} and {', '.join(map(str, sent))} would have to exchange it"],
-            ["plan without --allow time"],
+            ["plan without --allow time and --token-slices"],
         )
 
 

@@ -147,7 +147,9 @@ class Builder:
         require_stages(self._decision, self._model.graph)
         if self._decision.token_slices and self._compiler is not None:
             raise UnsupportedModelError(
-                "stages with token slices are not compiled", [], ["run without --compile", "plan without --allow time"]
+                "stages with token slices are not compiled",
+                [],
+                ["run without --compile", "plan without --allow time and --token-slices"],
             )
         require_micro_batches(self._decision, self._model.graph)
         rank, stages = self._transport.rank, self._decision.stages

@@ -146,7 +146,7 @@ def answers_of(model: CapturedModel) -> tuple[str, ...]:
         raise UnsupportedModelError(
             "streams are of dense tensors",
             ["this network takes point clouds, whose sites are found for whole batches"],
-            ["halopipe run with --eval-data"],
+            ["halopipe run PLAN --eval-data FACTORY in place of it"],
         )
     missing = [name for name, value in model.outputs.items() if not value or value in model.graph.inputs]
     if missing or not model.outputs:

@@ -123,6 +123,12 @@ def data_parallel(folder: Path) -> None:
     dump(plan_of(PROFILE, decision), folder / "plan.json")
 
 
+def unmeasured(folder: Path) -> None:
+    """In place of the profile one without measurements, beside machines that are not here."""
+    elsewhere(folder)
+    dump(replace(PROFILE, measurements={}), folder / "profile.json")
+
+
 def others(folder: Path) -> None:
     """A cluster, a spoilt plan and a graph of no lines."""
     cluster(folder)
@@ -215,6 +221,42 @@ def of(factory: str, *options: str) -> Callable[[Path], None]:
 of_vectors = of("any_shape", "--input", "16,64")
 """A module that takes any shape, planned for vectors."""
 
+SLICED = (*PLANNED, "--allow", "time", "--token-slices", "6+6")
+sliced = after(("profile", "model.py:causal", "--quick", "--workers", "1"), SLICED)
+"""A plan that cuts sequences."""
+
+SPANS = (*PLANNED, "--recompute", "selective")
+spans = after(("profile", "model.py:causal", "--quick", "--workers", "1"), SPANS)
+"""One whose stage computes attention again."""
+
+SLICES = (
+    "plan",
+    "profile.json",
+    "--global-batch",
+    "16",
+    "--solver",
+    "data-parallel",
+    "--zero",
+    "2",
+    "--shard",
+    "always",
+)
+slices = after(PROFILED, SLICES)
+"""One of two ranks that have slices of the gradients."""
+
+HIGH = ("plan", "profile.json", "--global-batch", "16", "--ranks", "2", "--allow", "spatial", "--fix", "last=spatial:2")
+high = after(("profile", "model.py:means", "--quick", "--workers", "2"), HIGH)
+"""One whose ranks have parts of each picture that the module makes."""
+
+of_clouds = of("cloudy", "--input", "4,40,4")
+"""A sparse network, and its plan for one device."""
+
+in_four = after(("profile", "model.py:summed", "--quick", "--workers", "1"), (*PLANNED, "--micro-batch", "4"))
+"""A loss that is no mean, in micro-batches of a batch that its module normalises by."""
+
+of_sums = after(("profile", "model.py:linear", "--quick", "--workers", "1"), (*PLANNED, "--micro-batch", "4"))
+"""A loss that is the mean of what the module makes, in micro-batches."""
+
 of_another_model = after(
     PROFILED,
     PLANNED,
@@ -261,6 +303,24 @@ def planned(*options: str) -> Callable[[Path], None]:
 def asks(folder: Path) -> None:
     """The same, with a request in a folder."""
     trains(folder)
+    np.save(folder / "folder" / "one.npy", np.zeros((16, 1, 8, 8), np.float32))
+
+
+def asks_of_tokens(folder: Path) -> None:
+    """A request, to a plan that cuts sequences."""
+    sliced(folder)
+    np.save(folder / "folder" / "one.npy", np.ones((16, 12), np.int64))
+
+
+def asks_of_clouds(folder: Path) -> None:
+    """A request, to a sparse network."""
+    of_clouds(folder)
+    np.save(folder / "folder" / "one.npy", np.ones((16, 12), np.int64))
+
+
+def asks_of_its_process(folder: Path) -> None:
+    """A request, to a module that is another one in each process."""
+    of("of_its_process")(folder)
     np.save(folder / "folder" / "one.npy", np.zeros((16, 1, 8, 8), np.float32))
 
 

@@ -27,6 +27,15 @@ def rows() -> Iterator[Refusal]:
         quick = [] if factory in ("reading", "without_values") else ["--workers", "1", "--quick"]
         arguments = ("profile", f"model.py:{factory}", *options, *quick)
         yield Refusal(f"profile model.py:{words}", arguments, fill, folders.after(), is_dear=True)
+    clouds = ("profile", "model.py:cloudy", "--on", "a100-dgx")
+    yield Refusal("profile model.py:cloudy --on a100-dgx", clouds, {}, folders.after(), is_dear=True)
+    of_one_size = folders.after(("profile", "model.py:wide", "--quick", "--workers", "2", "--sizes", "4"))
+    arguments = ("plan", "profile.json", "--global-batch", "4", "--ranks", "2", "--solver", "data-parallel")
+    fill = {"...": "model.py:wide --quick --workers 2"}
+    yield Refusal("plan --solver data-parallel, of one size", arguments, fill, of_one_size, is_dear=True)
+    fill = {"MODEL": "model.py:model --quick"}
+    arguments = ("plan", "profile.json", "--global-batch", "8", "--cluster", "alike.yaml")
+    yield Refusal("plan --cluster alike.yaml, unmeasured", arguments, fill, folders.unmeasured, is_dear=True)
     one = folders.after(("profile", "model.py:model", "--quick", "--workers", "1"))
     fill = {"...": "model.py:model --quick"}
     for words in ("--ranks 2", "--ways data=2"):

@@ -90,6 +90,26 @@ def rows() -> Iterator[Refusal]:
         arguments = ("run", "plan.json", "--no-learn", *words.split())
         elsewhere = {"clip_norm": "its own code clips"}
         yield Refusal(f"run {words}", arguments, fill, prepare, folders.PLANNED, elsewhere, is_dear=True)
+    evaluates = "--data model.py:pictures --eval-data model.py:pictures --eval-metric model.py:MeanError"
+    clouds = {"8,4000,4": "16,40,4", "MODEL": "model.py:cloudy --quick"}
+    planned, moody = folders.PLANNED, folders.of("moody")
+    for name, words, prepare, plan, fill in (
+        ("token slices, compiled", "--compile eager", folders.sliced, folders.SLICED, {}),
+        ("spans, compiled", "--compile eager", folders.spans, folders.SPANS, {}),
+        ("slices of gradients, compiled", "--compile eager", folders.slices, folders.SLICES, {}),
+        ("parts of pictures", f"{evaluates} --eval-outputs output,targets", folders.high, folders.HIGH, {}),
+        ("no mean", "--check-numerics", folders.in_four, planned, {}),
+        ("cancelling", "--check-numerics --data model.py:cancelling", folders.of_sums, planned, {}),
+        ("moody", "", moody, planned, {}),
+        ("moody, checked", "--check-numerics", moody, planned, {}),
+        (
+            "scaled", "--data model.py:with_scales --data-from share",
+            folders.of("scaled"), planned, {"FACTORY": "model.py:whole_batches"},
+        ),
+        ("vectors", "--data halopipe.data.demo_data:shapes", folders.of_vectors, planned, clouds),
+    ):  # fmt: skip
+        arguments = ("run", "plan.json", "--no-learn", "--steps", "2", *words.split())
+        yield Refusal(f"run --steps 2 ({name})", arguments, fill, prepare, plan, is_dear=True)
     inverse = folders.of("inverse")
     for name, prepare in (
         ("dies_once", folders.trains),

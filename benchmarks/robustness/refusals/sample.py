@@ -13,7 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn, rand, randint, randn
-from torch.utils.data import TensorDataset
+from torch.nn import functional
+from torch.utils.data import Dataset, TensorDataset
+
+from halopipe import sparse
 
 
 def model(input_shape=(16, 1, 8, 8), num_classes=10):
@@ -181,3 +184,146 @@ def spoilt():
 
 def read_both(path):
     return read(path), randint(10, (16,))
+
+
+class Causal(nn.Module):
+    """Attention to earlier tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.heads, self.out = nn.Embedding(9, 8), nn.Linear(8, 24), nn.Linear(8, 9)
+
+    def forward(self, tokens):
+        heads = (part[:, None] for part in self.heads(self.token(tokens)).chunk(3, -1))
+        return self.out(functional.scaled_dot_product_attention(*heads, is_causal=True)[:, 0])
+
+
+def causal(input_shape=(16, 12)):
+    tokens = randint(9, input_shape)
+    return (
+        Causal(),
+        (tokens, tokens),
+        lambda scores, wanted: functional.cross_entropy(scores.flatten(0, 1), wanted.flatten()),
+    )
+
+
+def cloudy(input_shape=(4, 40, 4)):
+    """Of clouds: (samples, points, features)."""
+    samples, _, width = input_shape
+    network = nn.Sequential(
+        sparse.nn.Conv3d(width, 8, 3), sparse.nn.ReLU(), sparse.nn.GlobalAvgPool(), nn.Linear(8, 10)
+    )
+    with torch.device("cpu"):
+        coordinates = torch.tensor([[n, x, 0, 0] for n in range(samples) for x in range(30)], dtype=torch.int32)
+        cloud = sparse.SparseTensor(randn(len(coordinates), width), coordinates)
+        return network, (cloud, randint(10, (samples,))), nn.CrossEntropyLoss()
+
+
+class Scaled(nn.Linear):
+    """Scales what it is given by numbers that are the same for all samples."""
+
+    def forward(self, x, scale):
+        return super().forward(x.flatten(1) * scale)
+
+
+def scaled(input_shape=(16, 1, 8, 8)):
+    return Scaled(64, 10), ((randn(input_shape), rand(64)), randint(10, (input_shape[0],))), nn.CrossEntropyLoss()
+
+
+class WithScales(Dataset):
+    """Samples, each with the numbers that are the same for all."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        return (torch.full((1, 8, 8), number / 64), torch.arange(64.0)), torch.tensor(number % 10)
+
+
+def with_scales():
+    return WithScales()
+
+
+def whole_batches():
+    while True:
+        inputs, targets = _batch()
+        yield (inputs, torch.arange(64.0)), targets
+
+
+def of_its_process(input_shape=(16, 1, 8, 8)):
+    network, batch, loss = wide(input_shape)
+    generator = torch.Generator().manual_seed(os.getpid())
+    return nn.Sequential(network, Shifted(float(rand((), generator=generator)))), batch, loss
+
+
+class Shifted(nn.Module):
+    """Adds a number."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def forward(self, x):
+        return x + self.by
+
+
+class Moody(nn.Linear):
+    """Draws once more where it is not captured, and nothing comes of it."""
+
+    def forward(self, x):
+        x = functional.dropout(x.flatten(1), 0.5)
+        return super().forward(x if torch.compiler.is_compiling() else x + 0 * torch.rand_like(x))
+
+
+def moody(input_shape=(16, 1, 8, 8)):
+    return Moody(64, 10), (randn(input_shape), randint(10, (input_shape[0],))), nn.CrossEntropyLoss()
+
+
+def linear(input_shape=(16, 1, 8, 8)):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    return network, (randn(input_shape), randn(input_shape[0], 10)), lambda made, wanted: (made - wanted).mean()
+
+
+def cancelling():
+    """Samples whose sum is small beside them."""
+    while True:
+        half = 1e5 * randn(8, 1, 8, 8)
+        yield torch.cat([half, 1 - half]), randn(16, 10)
+
+
+class Means(nn.Module):
+    """A picture, of which the loss reads the means."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
+def means(input_shape=(16, 1, 8, 8)):
+    batch = randn(input_shape), randn(input_shape[0], 3)
+    return Means(), batch, lambda made, wanted: (made.sum((2, 3)) * wanted).mean()
+
+
+def pictures():
+    return TensorDataset(rand(64, 1, 8, 8), rand(64, 3))
+
+
+class MeanError:
+    """A metric."""
+
+    def __init__(self):
+        self.errors = []
+
+    def update(self, prediction, target):
+        self.errors.append((prediction.mean((2, 3)) - target).abs().mean())
+
+    def compute(self):
+        return torch.stack(self.errors).mean()
+
+
+def summed(input_shape=(16, 1, 8, 8)):
+    network, batch, mean = normed(input_shape)
+    return network, batch, lambda made, wanted: mean(made, wanted) + 1e-3 * made.square().sum()

@@ -58,7 +58,7 @@ def on_cluster(profile: Profile, cluster: Cluster, measured_on: Mapping[str, Dev
         MissingMeasurementError: a figure is missing that a layer needs.
     """
     if not profile.measurements:
-        raise MissingMeasurementError("the profile has no measurements", [], ["halopipe profile"])
+        raise MissingMeasurementError("the profile has no measurements", [], ["measure it: halopipe profile MODEL"])
     given = measured_on or {}
     own = {device.kind: device for device in profile.cluster.devices if _is_known(device)} | dict(given)
     source = next((kind for kind in profile.measurements if kind in own), next(iter(profile.measurements)))

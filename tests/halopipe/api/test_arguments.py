@@ -25,6 +25,7 @@ PLAN = plan_of(PROFILE, chain_decision(PROFILE, cuts=(2,), micro_batches=(2, 2))
     ("call", "lines"),
     [
         (lambda: hp.plan(PROFILE, global_bach=8), ["hp.plan knows no 'global_bach'", "global_batch (did you mean"]),
+        (lambda: hp.plan(PROFILE, qqq=1), ["hp.plan knows no 'qqq'", "help(hp.plan) says what may be given"]),
         (lambda: hp.plan(PROFILE, schedule="1f1b"), ["hp.plan knows no 'schedule'", "schedules (did you mean"]),
         (lambda: hp.plan(PROFILE, schedules="1f1b"), ["schedules is '1f1b'", "a list of text", "schedules=['1f1b']"]),
         (lambda: hp.plan(PROFILE, micro_batch=4), ["micro_batch is 4", "whole numbers", "micro_batch=[4]"]),
