@@ -3,3 +3,5 @@
 Read ``frame`` (steps of parts, each step in a process of its own, what is written), ``networks`` (profiles, and the
 tables' error), ``plans`` (runs beside predictions), then ``machine``, ``kernels`` and ``exchanges``.
 """
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """How large the code is, what its names mean, and how far a reader walks through it."""
+
+__all__: list[str] = []
