@@ -4,4 +4,6 @@ Read ``frame`` (steps of parts, each step in a process of its own, what is writt
 tables' error), ``plans`` (runs beside predictions), then ``machine``, ``kernels`` and ``exchanges``.
 """
 
+from __future__ import annotations
+
 __all__: list[str] = []
