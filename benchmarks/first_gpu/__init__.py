@@ -5,3 +5,5 @@ tables' error), ``plans`` (runs beside predictions), then ``machine``, ``kernels
 """
 
 from __future__ import annotations
+
+__all__: list[str] = []

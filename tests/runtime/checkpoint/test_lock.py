@@ -113,6 +113,7 @@ def since(value: object) -> str:
 @pytest.mark.parametrize(
     "text",
     ["", "{}", "[1]", '{"pid": "x"}', "\0", *map(since, (1e30, -1, "today", float("nan"), None))],
+    ids=["nothing", "an object", "a list", "a name", "a zero", "far", "before", "a day", "no number", "null"],
 )
 def test_a_lock_that_says_nothing_is_waited_for_as_one_of_another_host(tmp_path: Path, text: str) -> None:
     path = tmp_path / LOCK
