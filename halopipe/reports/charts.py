@@ -157,7 +157,7 @@ def memory_chart(timelines: Sequence[Timeline], decision: Decision, limits: Sequ
             source=ColumnDataSource(source),
             line_color="colour",
             line_width=1.8,
-            line_dash="solid" if timeline.source == "predicted" else [5, 3],
+            line_dash="solid" if timeline.source == "predicted" else "5 3",
             name=f"memory {timeline.source}",
         )
     for limit in near:

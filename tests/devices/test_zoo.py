@@ -54,6 +54,8 @@ def test_a_network_stays_on_its_card(entry: Entry) -> None:
         try:
             found = by_plan(network, plan, decision, crossings, evaluates=evaluates)
         except HalopipeError as error:
+            if isinstance(error.__cause__, torch.AcceleratorError):
+                pytest.skip("a build with CUDA asks the driver, which is not there")
             unknown = [why for operator, why in UNKNOWN_TO_FAKES.items() if f"{operator}." in str(error)]
             if not unknown:
                 raise

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import planner.ir.errors
+from halopipe.cli import app
 from halopipe.run_spec import job_file
 from planner.ir import codec
 from planner.ir.errors import HalopipeError
@@ -31,23 +30,10 @@ ERRORS: Mapping[str, str] = {
 }
 """Codes by the names of the classes."""
 
-_HELP = """
-import contextlib, io, json, sys
-from halopipe.cli import app
-
-texts = {}
-for verb in ("", *app._VERBS):
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
-        sys.argv = ["halopipe", *verb.split(), "--help"]
-        app.main()
-    texts[verb or "halopipe"] = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
-print(json.dumps(texts))
-"""
-
 
 def values() -> dict[str, Callable[[], Any]]:
     """What is frozen, by name."""
-    helps = {f"help-{verb}": partial(_help_of, verb) for verb in _verbs()}
+    helps = {f"help-{verb}": partial(help_of, verb) for verb in app._VERBS}
     schemas = {f"schema-{name}": partial(schema_of, name) for name in (*codec.FORMATS, job_file.NAME)}
     states = {f"checkpoint-{folder.name}": partial(state_of, folder / "checkpoint") for folder in FILES.iterdir()}
     return {**helps, **schemas, **states, "errors": errors}
@@ -101,21 +87,13 @@ def _pattern(node: ast.expr | None) -> str:
     return "..."
 
 
-def _help_of(verb: str) -> list[str]:
-    return _helps()[verb]
+def help_of(verb: str) -> dict[str, Any]:
+    """What a verb says of itself, and of each argument and option; how lines are broken is the library's."""
+    command = app._Loaded()[verb]
+    return {"help": command.help, **{" ".join(each.opts): _option(each) for each in command.params}}
 
 
-def _verbs() -> tuple[str, ...]:
-    from halopipe.cli import app
-
-    return ("halopipe", *app._VERBS)
-
-
-@cache
-def _helps() -> Mapping[str, list[str]]:
-    """By verb; in a process of its own, since the width of a terminal is looked at once."""
-    surroundings = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(HOME), "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
-    command = [sys.executable, "-c", _HELP]
-    made = subprocess.run(command, cwd=HOME, env=surroundings, check=True, capture_output=True, text=True)
-    texts: dict[str, list[str]] = json.loads(made.stdout.splitlines()[-1])
-    return texts
+def _option(option: Any) -> dict[str, Any]:
+    names = ("help", "metavar", "default", "required", "multiple", "min", "max", "hidden", "rich_help_panel")
+    values = {name: getattr(option, name, None) for name in names}
+    return {name: str(value) for name, value in values.items() if value not in (None, False)}
