@@ -110,7 +110,7 @@ def by_one_device(network: Network, decision: Decision) -> Sketches:
             parameters = named_parameters(model.owners)
             serial_step(
                 model.loss,
-                torch.optim.SGD(parameters.values(), lr=0.05),
+                torch.optim.SGD(list(dict.fromkeys(parameters.values())), lr=0.05),  # tied ones have two names
                 *(tuple(tensor.to(DEVICE) for tensor in tensors) for tensors in batch),
                 decision.micro_batches,
                 answers=Answers(captured_model(captured), Draw(SEED)),
