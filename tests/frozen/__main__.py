@@ -21,6 +21,8 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("kinds", nargs="*", help="face, running, planning, candidates; all if none is named")
 parser.add_argument("--why", required=True, help="why what differs is right")
 options = parser.parse_args()
+if unknown := {*options.kinds} - {*KINDS, "candidates"}:
+    parser.error(f"not frozen here: {', '.join(sorted(unknown))}")
 for kind in options.kinds or [*KINDS, "candidates"]:
     if kind == "candidates":
         changed = candidates.freeze()

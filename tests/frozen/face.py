@@ -96,4 +96,4 @@ def help_of(verb: str) -> dict[str, Any]:
 def _option(option: Any) -> dict[str, Any]:
     names = ("help", "metavar", "default", "required", "multiple", "min", "max", "hidden", "rich_help_panel")
     values = {name: getattr(option, name, None) for name in names}
-    return {name: str(value) for name, value in values.items() if value not in (None, False)}
+    return {name: str(value) for name, value in values.items() if value is not None and value is not False}
