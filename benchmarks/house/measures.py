@@ -21,46 +21,28 @@ TABLE = Path(__file__).parents[1] / "results" / "house.csv"
 
 
 def figures(sources: Mapping[str, str]) -> dict[str, int]:
-    """What :data:`TABLE` has a column for, of the text of modules by name."""
-    product = {module: ast.parse(text) for module, text in sources.items() if module.partition(".")[0] in PACKAGES}
-    by_package = {
-        f"{package} statements": sum(
-            statements(tree) for module, tree in product.items() if module.partition(".")[0] == package
-        )
-        for package in PACKAGES
-    }
+    """What :data:`TABLE` has a column for, of the text of modules by name.
+
+    Statements are counted with those inside others, parameters with ``self``; of names those that more than one class
+    has, and functions that bind a name of :data:`VAGUE`.
+    """
+    statements, classes = dict.fromkeys(PACKAGES, 0), Counter[str]()
+    vague = wide = 0
+    for module, text in sources.items():
+        package = module.partition(".")[0]
+        for node in ast.walk(ast.parse(text)) if package in PACKAGES else ():
+            statements[package] += isinstance(node, ast.stmt)
+            if isinstance(node, ast.ClassDef):
+                classes[node.name] += 1
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                vague += not VAGUE.isdisjoint(_bound(node))
+                wide += len(_parameters(node)) > MOST_PARAMETERS
     return {
-        **by_package,
-        "homonyms": len(homonyms(product)),
-        "vague names": sum(len(assigns_vaguely(tree)) for tree in product.values()),
-        "wide functions": sum(len(wide(tree)) for tree in product.values()),
+        **{f"{package} statements": count for package, count in statements.items()},
+        "homonyms": sum(count > 1 for count in classes.values()),
+        "vague names": vague,
+        "wide functions": wide,
     }
-
-
-def statements(tree: ast.Module) -> int:
-    """Statements of a module, those inside others too."""
-    return sum(isinstance(node, ast.stmt) for node in ast.walk(tree))
-
-
-def homonyms(trees: Mapping[str, ast.Module]) -> dict[str, int]:
-    """Names that more than one class has, and how many have it."""
-    names = Counter(node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    return {name: count for name, count in names.items() if count > 1}
-
-
-def assigns_vaguely(tree: ast.Module) -> list[str]:
-    """Functions that bind a name of :data:`VAGUE`: a variable, a parameter, or what a loop runs over."""
-    return [function.name for function in functions(tree) if any(name in VAGUE for name in _bound(function))]
-
-
-def wide(tree: ast.Module) -> list[str]:
-    """Functions of more than :data:`MOST_PARAMETERS` parameters, ``self`` among them."""
-    return [function.name for function in functions(tree) if len(_parameters(function)) > MOST_PARAMETERS]
-
-
-def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """All of them, methods and nested ones too."""
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def rows(path: Path = TABLE) -> list[dict[str, str]]:

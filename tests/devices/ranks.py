@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,13 +14,13 @@ from planner.ir.plan import Decision
 from profiler.capture.graph import Captured
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine
-from runtime.monitor.failure import blame
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
-from runtime.transport import Hub, InProcessTransport, Key
+from runtime.transport import InProcessTransport, Key
 from runtime.transport.frame import Layout
 from runtime.transport.inprocess import Message
 from tests.devices.card import DEVICE, Card, Crossings, card
+from tests.runtime.ranks import on_ranks
 
 T = TypeVar("T")
 _DEADLINE_S = 60.0
@@ -56,46 +55,28 @@ def on_card(
     **options: Any,
 ) -> list[T]:
     """What ``work`` gives on each rank; ranks take turns, one waits where another goes on."""
-    hub = Hub(decision.num_ranks, groups_of(decision, network[1].graph), rendezvous=True)
-    found: dict[int, T] = {}
-    errors: list[Exception] = []
-
-    def run(rank: int, made: Card, own: tuple[LoadedModel, Captured]) -> None:
-        end = transport(hub, rank)
-        with hub.changed, torch.autograd.set_multithreading_enabled(False):  # backward in this thread, in its turn
-            try:
-                with made:
-                    model, captured = own
-                    engine = Engine(
-                        decision,
-                        captured_model(captured),
-                        model.module,
-                        end,
-                        optimizer,
-                        device=DEVICE,
-                        deadline_s=_DEADLINE_S,
-                        **options,
-                    )
-                    found[rank] = work(engine, made, end)
-            except Exception as error:  # noqa: BLE001  # raised below, in the test's own thread
-                errors.append(error)
-            finally:
-                end.close()
-
     with card() as made:
         cards = [made(crossings) for _ in range(decision.num_ranks)]
         copies = [hosted(each, network) for each in cards]
-        threads = [
-            threading.Thread(target=run, args=(rank, each, own), daemon=True)
-            for rank, (each, own) in enumerate(zip(cards, copies, strict=True))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise min(errors, key=blame)
-    return [found[rank] for rank in range(decision.num_ranks)]
+
+        def run(end: InProcessTransport) -> T:
+            own, (model, captured) = cards[end.rank], copies[end.rank]
+            # Backward in this thread, in its turn.
+            with end._hub.changed, torch.autograd.set_multithreading_enabled(False), own:
+                engine = Engine(
+                    decision,
+                    captured_model(captured),
+                    model.module,
+                    end,
+                    optimizer,
+                    device=DEVICE,
+                    deadline_s=_DEADLINE_S,
+                    **options,
+                )
+                return work(engine, own, end)
+
+        groups = groups_of(decision, network[1].graph)
+        return on_ranks(decision.num_ranks, run, groups, rendezvous=True, transport=transport)
 
 
 def hosted(made: Card, network: tuple[LoadedModel, Captured]) -> tuple[LoadedModel, Captured]:

@@ -21,9 +21,10 @@ from planner.ir.errors import HalopipeError
 from planner.ir.problem import ALWAYS, AUTO, LATENCY, MEMORY, SELECTIVE, WHOLE, Problem
 from planner.ir.profile import Optimizer, Profile
 from planner.schedules import names as schedule_names
-from planner.solvers import baselines, budget, solver
+from planner.solvers import baselines, solver
 from tests.planner import causal, networks, sparse_networks
 from tests.planner.solvers import instances
+from tests.planner.solvers.clocks import Ticking, by_clock
 
 Named = tuple[str, Problem]
 EVERYTHING = ("sample", "spatial", "channel")
@@ -32,14 +33,11 @@ EVERYTHING = ("sample", "spatial", "channel")
 def frozen(name: str) -> Mapping[str, Any]:
     """What the planner says of a problem."""
     problem, method = PROBLEMS[name]
-    real, ticks = budget.now_s, itertools.count()
-    budget.now_s = lambda: 1e-12 * next(ticks)
     try:
-        plan = json.loads(dumps(solver(method)(problem, None)))
+        with by_clock(Ticking(1e-12)):
+            plan = json.loads(dumps(solver(method)(problem, None)))
     except HalopipeError as error:
         return {"code": error.code, "title": error.title, "details": [*error.details], "remedies": [*error.remedies]}
-    finally:
-        budget.now_s = real
     program = plan["decision"].pop("program")
     plan["decision"]["program"] = hashlib.sha256(json.dumps(program).encode()).hexdigest()[:16]
     return {part: plan[part] for part in ("decision", "prediction", "search")}

@@ -43,9 +43,7 @@ from planner.solvers.best_first.layout_bound import GroupTable
 from planner.solvers.budget import NUMBER_S, Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import Pool
 from planner.solvers.candidates.feasibility import may_stream
-from planner.solvers.layouts.stage import (
-    NONE,
-)
+from planner.solvers.layouts.stage import NONE
 
 _LEAST = ("step_s", "once_s", "forward_s", "back_s")
 

@@ -40,7 +40,15 @@ from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
 from planner.solvers.best_first.layout_chains import Chain, Chains, links_of
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget, OutOfTimeError
-from planner.solvers.candidates.candidate import Candidate, Pool, micro_batches, pools, program_of, with_options
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    Pool,
+    ends_of_hosts,
+    micro_batches,
+    pools,
+    program_of,
+    with_options,
+)
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -304,9 +312,7 @@ class _Search:
 
 def _ranks_of_few_hosts(problem: Problem) -> int:
     """The ranks of a quarter of the hosts, at least one; 0: there is no other host."""
-    devices = problem.profile.cluster.devices
-    hosts = [devices[rank].host for rank in problem.ranks]
-    ends = [number for number in range(1, len(hosts)) if hosts[number] != hosts[number - 1]]
+    ends = ends_of_hosts(problem)
     return ends[max(1, (len(ends) + 1) // 4) - 1] if ends else 0
 
 

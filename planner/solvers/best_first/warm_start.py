@@ -28,7 +28,7 @@ from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.best_first.share_bound import other_shares_s
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Families, families, not_searched
 from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
-from planner.solvers.candidates.candidate import micro_batches, pools
+from planner.solvers.candidates.candidate import ends_of_hosts, micro_batches, pools
 from planner.solvers.candidates.choose import Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import may_part_ties, micro_batch_sizes, schedule_names, uncut
@@ -254,13 +254,11 @@ class Start:
 
 def _parts(problem: Problem) -> list[int]:
     """Numbers of ranks: 1, 2, 4, ... of the first host, then 1, 2, 4, ... hosts."""
-    devices = problem.profile.cluster.devices
-    hosts = [devices[rank].host for rank in problem.ranks]
-    ends = [number for number in range(1, len(hosts)) if hosts[number] != hosts[number - 1]]
-    first = ends[0] if ends else len(hosts)
+    ends, num_ranks = ends_of_hosts(problem), len(problem.ranks)
+    first = ends[0] if ends else num_ranks
     found = [1 << power for power in range(first.bit_length()) if 1 << power < first]
     found += [ends[(1 << power) - 1] for power in range(len(ends).bit_length()) if 1 << power <= len(ends)]
-    return [count for count in found if count <= _MOST_OF_PART and count < len(hosts)]
+    return [count for count in found if count <= _MOST_OF_PART and count < num_ranks]
 
 
 def priced(evaluator: Evaluator, cuts: Cuts) -> Iterator[Prices]:

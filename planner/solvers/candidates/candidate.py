@@ -79,6 +79,12 @@ class Pool:
         return self.kind, memory, len(self.ranks), self.told_apart, self.own_links
 
 
+def ends_of_hosts(problem: Problem) -> list[int]:
+    """How many of the usable ranks there are up to the end of each host but the last."""
+    hosts = [problem.profile.cluster.devices[rank].host for rank in problem.ranks]
+    return [number for number in range(1, len(hosts)) if hosts[number] != hosts[number - 1]]
+
+
 def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Pool, ...]:
     """The usable ranks as pools, in order of their first rank; ranks that ``constraints`` tell apart are so."""
     cluster = problem.profile.cluster

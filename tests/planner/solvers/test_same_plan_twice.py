@@ -20,6 +20,7 @@ from planner.ir.profile import Profile
 from planner.solvers import budget, solver
 from planner.solvers.budget import Budget
 from tests.planner.networks import plain, priced
+from tests.planner.solvers.clocks import Ticking, by_clock
 
 EVERYTHING = ("sample", "spatial", "channel")
 
@@ -58,24 +59,10 @@ PROBLEMS: Mapping[str, Callable[[], Problem]] = {
 SOLVERS = {"an integer program": "span-ilp"}
 
 
-class Ticking:
-    """A clock that goes on by so much whenever it is asked."""
-
-    def __init__(self, step_s: float) -> None:
-        self.step_s, self.num_asked = step_s, 0
-
-    def __call__(self) -> float:
-        self.num_asked += 1
-        return self.num_asked * self.step_s
-
-
 def planned(name: str, clock: Callable[[], float]) -> str:
     """The plan as its file, by such a clock."""
-    real, budget.now_s = budget.now_s, clock
-    try:
+    with by_clock(clock):
         return dumps(solver(SOLVERS.get(name, "best-first"))(PROBLEMS[name](), None))
-    finally:
-        budget.now_s = real
 
 
 @pytest.mark.cases(len(PROBLEMS))
