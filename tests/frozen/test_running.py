@@ -7,12 +7,21 @@ import json
 import pytest
 
 from tests.frozen.files import differences, read
-from tests.frozen.running import PAIRS, frozen
+from tests.frozen.running import BESIDE, PAIRS, frozen
 
 
 @pytest.mark.cases(12)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_ranks_compute_and_send_what_they_did(pair: str) -> None:
+    _assert_frozen(pair)
+
+
+@pytest.mark.parametrize("pair", BESIDE)
+def test_sites_token_slices_and_what_training_asks_are_what_they_were(pair: str) -> None:
+    _assert_frozen(pair)
+
+
+def _assert_frozen(pair: str) -> None:
     now = json.loads(json.dumps(frozen(pair)))
     lines = [*differences(read("running", pair), now)]
     assert not lines, "\n".join([*lines, "if this is right: python -m tests.frozen running --why TEXT"])
