@@ -19,7 +19,7 @@ from halopipe.run_spec import job_file
 from planner.check import check
 from planner.ir import codec
 from planner.ir.errors import HalopipeError
-from planner.ir.plan import Plan
+from planner.ir.plan import STATUSES, Plan
 from planner.ir.profile import Profile
 from runtime.checkpoint.reader import Checkpoint, whole_state_dict
 from tests.frozen.files import FOLDER
@@ -47,7 +47,6 @@ TYPED: Mapping[str, tuple[str, ...]] = {
     "check": ("check", "two.json"),
     "check-a-proof": ("check", "plan.json", "--proof", "proof.json"),
     "checkpoint": ("checkpoint", "checkpoint"),
-    "cluster": ("cluster",),
     "devices": ("devices",),
     "ways": ("ways", "gpt3-175b", "--on", "a100-dgx", "--gpus", "64", "--global-batch", "64", "--json"),
     "refused-no-memory": ("plan", "profile.json", "--memory", "1KiB"),
@@ -101,7 +100,9 @@ def noticed(name: str) -> dict[str, list[str]]:
 def _others(value: Any) -> list[Any]:
     if isinstance(value, bool) or value is None:
         return [not value]
-    return [f"{value}x"] if isinstance(value, str) else [value * 2, value * 1_000_000, -1]
+    if isinstance(value, str):
+        return [f"{value}x", *(status for status in STATUSES if value in STATUSES and status != value)]
+    return [value * 2, value * 1_000_000, -1]
 
 
 def _faults(text: str, profile: Profile | None) -> list[str]:

@@ -110,7 +110,15 @@ def of_memory() -> Iterator[Named]:
 def of_rules() -> Iterator[Named]:
     """Side constraints, and what else may be asked."""
     for number, text in enumerate(
-        ("l0=stage:0", "l5=stage:1", "l*=replicas:3", "l1=device:n1/cpu2", "l[23]=sample:1", "l0=recompute:yes")
+        (
+            "l0=stage:0",
+            "l5=stage:1",
+            "l*=replicas:3",
+            "l1=device:n1/cpu2",
+            "l[23]=sample:1",
+            "l0=recompute:yes",
+            "l*=device:n0/*",
+        )
     ):
         yield f"fix-{number}", Problem(chain(), 6, fix=(parse_rule(text),), recompute=AUTO)
         yield f"forbid-{number}", Problem(chain(), 6, forbid=(parse_rule(text),), recompute=AUTO)
