@@ -1,4 +1,4 @@
-"""The length of a step for the checker: every rank is a coroutine that says what it waits for.
+"""The length of a step, plainly: every rank is a coroutine that says what it waits for.
 
 The model is that of ``planner.costs.simulator.events`` and ``planner.costs.simulator.contention``; the form is not.
 There is one clock, and whatever comes next on it is looked for among all ranks and all that is under way.  How fast

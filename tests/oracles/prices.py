@@ -1,7 +1,7 @@
-"""Prices that the checker takes as given: of layers and their parts, messages, sums over ranks, preparations.
+"""Prices that the oracles take as given: of layers and their parts, messages, sums over ranks, preparations.
 
 The cost model (:mod:`planner.costs`) says what one layer or one link costs.  What a stage, a rank and a step make of
-that is added up by the checker itself: of stages whose layers have layouts of their own here, else in ``action_times``.
+that is added up by themselves: of stages whose layers have layouts of their own here, else in ``action_times``.
 """
 
 from __future__ import annotations

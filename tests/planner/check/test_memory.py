@@ -1,4 +1,4 @@
-"""The checker and the planner agree about memory where levels were measured, under every schedule that trains."""
+"""The oracle and the planner agree about memory where levels were measured, under every schedule that trains."""
 
 from __future__ import annotations
 
