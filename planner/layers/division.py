@@ -432,7 +432,7 @@ def _tile(box: Box, dims: tuple[str, ...], grid: Mapping[str, int], at: Mapping[
 
 
 def _tile_layer(plain: LayerDivision, done_by_rank: list[Mapping[str, Box]], grid: Mapping[str, int]) -> TileLayer:
-    """A layer for one tile; ``done_by_rank``, what is done of each layer."""
+    """A layer for one tile; ``done_by_rank``: the boxes of each layer, by rank."""
     layer, relation = plain.layer, kind(plain.layer.kind)
     nothing = tuple(Interval(0, 0) for _ in plain.work.shape)
     done = tuple(each.get(layer.name, nothing) for each in done_by_rank)
