@@ -149,8 +149,8 @@ def _pipeline(decision: Decision, program: Program, windows: tuple[int, ...]) ->
     return Pipeline(program.stages, () if apart else positions, windows)
 
 
-def schedule_order(decision: Decision, program: Program, name: str) -> tuple[Decision, Program]:
-    """The decision with another schedule, and its program: the same windows, where those say anything.
+def schedule_order(decision: Decision, program: Program, name: str) -> Decision:
+    """The decision under another schedule: the same windows, where those say anything.
 
     Raises:
         HalopipeError: that schedule cannot order these stages.
@@ -160,7 +160,7 @@ def schedule_order(decision: Decision, program: Program, name: str) -> tuple[Dec
     is_ahead = not program.stages.prepares or _first_difference(decision, program, windows, True) is None
     order = schedules.schedule(name)(_pipeline(decision, program, windows))
     ordered = lower(order, program.stages, program.ranks, program.messages, len(program.rows), ahead=is_ahead)
-    return replace(decision, schedule=name), ordered
+    return replace(decision, schedule=name, program=tuple(tuple(map(str, row)) for row in ordered.rows))
 
 
 def _schedule_faults(decision: Decision, program: Program) -> Iterator[str]:

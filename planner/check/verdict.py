@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from planner import schedules
-from planner.check.drawn import drawn
 from planner.check.order import program_faults, rows_of, schedule_order, stated_program
-from planner.check.recompute import Reckoning, reckon
 from planner.check.request import request_faults
 from planner.check.statements import binding_faults, close, statement_faults
 from planner.check.structure import (
@@ -21,17 +19,22 @@ from planner.check.structure import (
     structure_faults,
     token_faults,
 )
-from planner.costs.communication.links import transport_of
 from planner.costs.cost_model import PriceBook
+from planner.costs.limits import longest_sum_s, most_messages_s
+from planner.costs.predict import Forecast, forecast
+from planner.costs.uncertainty import DRAWS
+from planner.ir.cluster import DeviceSpec
 from planner.ir.codec import fingerprint
 from planner.ir.errors import HalopipeError
-from planner.ir.plan import Alternative, Decision, Plan
+from planner.ir.plan import Alternative, Decision, Plan, Prediction
 from planner.ir.profile import Profile
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries
 
 _TIME_TOLERANCE = 1e-7
 """Of the times of a rank, which are sums of small differences, as a part of the step."""
+_DRAWN_TOLERANCE, _RATE_TOLERANCE = 2e-6, 4e-6
+"""Of deciles, which are rounded to six digits, and of the rates that are made of such."""
 
 
 def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
@@ -70,7 +73,10 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
         faults += illegal
         if not any("not legal" in fault for fault in illegal):
             book = PriceBook(profile)
-            faults += _prediction_faults(plan, book, reckon(book, decision, program))
+            request, stated = plan.inputs.request, plan.prediction
+            num_draws = DRAWS if stated.p10_s or stated.p90_s else 0
+            seen = forecast(book, decision, request.memory_margin, request.memory_bytes, num_draws)
+            faults += _prediction_faults(plan, seen, profile.cluster.devices)
             faults += _alternative_faults(plan, book, program)
     except (ValueError, LookupError, HalopipeError) as error:
         faults.append(f"decision.program: the plan cannot be priced: {error}")
@@ -93,66 +99,66 @@ def _input_faults(plan: Plan, profile: Profile) -> Iterator[str]:
         yield f"inputs.optimizer: the plan names another optimiser: {plan.inputs.optimizer}, the profile {there}"
 
 
-def _prediction_faults(plan: Plan, book: PriceBook, found: Reckoning) -> Iterator[str]:
-    said = plan.prediction
-    if not close(said.step_s, found.step_s):
-        yield f"prediction.step_s: the predicted step is {said.step_s} s, recomputed {found.step_s} s"
-    if abs(said.bubble_fraction - found.bubble_fraction) > _TIME_TOLERANCE:
-        again = f"recomputed {found.bubble_fraction}"
-        yield f"prediction.bubble_fraction: the predicted bubble is {said.bubble_fraction}, {again}"
-    yield from _memory_faults(plan, found)
-    for rank, (one, device) in enumerate(zip(said.ranks, book.profile.cluster.devices, strict=False)):
-        if one.kind and one.kind != device.kind:
-            yield f"prediction.ranks[{rank}].kind: {one.kind!r}, {device.name} is {device.kind!r}"
-        if one.on_chip_limit_bytes != device.on_chip_bytes:
-            room = f"{one.on_chip_limit_bytes} bytes on chip, {device.name} has {device.on_chip_bytes}"
-            yield f"prediction.ranks[{rank}].on_chip_limit_bytes: {room}"
-    yield from _time_faults(plan, found)
-    simulated = drawn(plan, book)
-    if said.evidence != simulated.evidence:
-        yield f"prediction.evidence: the prediction is called {said.evidence!r}, its prices are {simulated.evidence!r}"
-    cluster = book.profile.cluster
-    transport = transport_of(cluster, sorted(rank for stage in plan.decision.stages for rank in set(stage.ranks)))
-    if said.transport != transport:
-        yield f"prediction.transport: {said.transport!r}, the links were measured with {transport!r}"
+def _prediction_faults(plan: Plan, seen: Forecast, devices: Sequence[DeviceSpec]) -> Iterator[str]:
+    """Where the prediction differs from a new forecast of the same decision."""
+    stated, again = plan.prediction, seen.prediction
+    if not close(stated.step_s, again.step_s):
+        yield f"prediction.step_s: the predicted step is {stated.step_s} s, recomputed {again.step_s} s"
+    if abs(stated.bubble_fraction - again.bubble_fraction) > _TIME_TOLERANCE:
+        bubbles = f"the predicted bubble is {stated.bubble_fraction}, recomputed {again.bubble_fraction}"
+        yield f"prediction.bubble_fraction: {bubbles}"
+    for rank, device in enumerate(devices[: len(stated.ranks)]):
+        yield from _rank_faults(plan, again, rank, device.name)
+    if stated.evidence != again.evidence:
+        words = f"the prediction is called {stated.evidence!r}, its prices are {again.evidence!r}"
+        yield f"prediction.evidence: {words}"
+    if stated.transport != again.transport:
+        words = f"{stated.transport!r}, the links were measured with {again.transport!r}"
+        yield f"prediction.transport: {words}"
     for name in ("p10_s", "p90_s"):
-        if not close(getattr(said, name), getattr(simulated, name), 2e-6):  # they are rounded to six digits
-            yield f"prediction.{name}: {getattr(said, name)} s, drawn again {getattr(simulated, name)} s"
+        one, other = getattr(stated, name), getattr(again, name)
+        if not close(one, other, _DRAWN_TOLERANCE):
+            yield f"prediction.{name}: {one} s, drawn again {other} s"
     for name in ("sustained_per_s", "sustained_p10_per_s", "sustained_p90_per_s"):
-        if not close(getattr(said, name), getattr(simulated, name), 4e-6):
-            yield f"prediction.{name}: {getattr(said, name)} samples/s, simulated again {getattr(simulated, name)}"
-    if found.step_s > 0:
-        reduction, messages = found.longest_sum_s / found.step_s, found.most_messages_s / found.step_s
+        one, other = getattr(stated, name), getattr(again, name)
+        if not close(one, other, _RATE_TOLERANCE):
+            yield f"prediction.{name}: {one} samples/s, simulated again {other}"
+    if again.step_s > 0:
+        reduction, messages = longest_sum_s(seen) / again.step_s, most_messages_s(seen) / again.step_s
         known = set(binding_faults(plan))
         yield from (fault for fault in binding_faults(plan, reduction, messages) if fault not in known)
 
 
-def _memory_faults(plan: Plan, found: Reckoning) -> Iterator[str]:
-    # Between sizes measured, of parts of a layer or of a sample there are fractions of bytes, which are rounded for
-    # each micro-batch that is held.
-    rounded = 2 * len(plan.decision.sizes) + 2
-    for rank, (said, peak) in enumerate(zip(plan.prediction.ranks, found.peak_bytes, strict=False)):
-        path = f"prediction.ranks[{rank}].peak_bytes"
-        if abs(said.peak_bytes - peak) > rounded:
-            yield f"{path}: rank {rank} is predicted to hold {said.peak_bytes} bytes, recomputed {peak}"
-        on_chip = found.on_chip_bytes[rank]
-        if said.on_chip_bytes != on_chip:
-            where = f"prediction.ranks[{rank}].on_chip_bytes"
-            yield f"{where}: rank {rank} is predicted to hold {said.on_chip_bytes} bytes on chip, recomputed {on_chip}"
-        if peak > said.memory_limit_bytes + rounded:
-            yield f"{path}: rank {rank} holds {peak} bytes, more than its limit of {said.memory_limit_bytes}"
+def _rounded_bytes(decision: Decision) -> int:
+    """So far apart are equal peaks: of parts of a layer or a sample there are fractions of bytes, each rounded."""
+    return 2 * len(decision.sizes) + 2
 
 
-def _time_faults(plan: Plan, found: Reckoning) -> Iterator[str]:
-    for rank, (said, times) in enumerate(zip(plan.prediction.ranks, found.times, strict=False)):
-        for name in ("compute_s", "communication_s", "bubble_s", "idle_s"):
-            stated, again = getattr(said, name), getattr(times, name)
-            if abs(stated - again) > max(_TIME_TOLERANCE * found.step_s, 1e-9 * again):
-                yield f"prediction.ranks[{rank}].{name}: {stated} s, recomputed {again} s"
+def _rank_faults(plan: Plan, forecast_again: Prediction, rank: int, device: str) -> Iterator[str]:
+    stated, again, rounded = plan.prediction.ranks[rank], forecast_again.ranks[rank], _rounded_bytes(plan.decision)
+    path = f"prediction.ranks[{rank}]"
+    holds = f"rank {rank} is predicted to hold"
+    if abs(stated.peak_bytes - again.peak_bytes) > rounded:
+        yield f"{path}.peak_bytes: {holds} {stated.peak_bytes} bytes, recomputed {again.peak_bytes}"
+    if stated.on_chip_bytes != again.on_chip_bytes:
+        yield f"{path}.on_chip_bytes: {holds} {stated.on_chip_bytes} bytes on chip, recomputed {again.on_chip_bytes}"
+    if again.peak_bytes > stated.memory_limit_bytes + rounded:
+        limit = f"more than its limit of {stated.memory_limit_bytes}"
+        yield f"{path}.peak_bytes: rank {rank} holds {again.peak_bytes} bytes, {limit}"
+    if stated.kind and stated.kind != again.kind:
+        yield f"{path}.kind: {stated.kind!r}, {device} is {again.kind!r}"
+    if stated.on_chip_limit_bytes != again.on_chip_limit_bytes:
+        room = f"{stated.on_chip_limit_bytes} bytes on chip, {device} has {again.on_chip_limit_bytes}"
+        yield f"{path}.on_chip_limit_bytes: {room}"
+    for name in ("compute_s", "communication_s", "bubble_s", "idle_s"):
+        one, other = getattr(stated, name), getattr(again, name)
+        if abs(one - other) > max(_TIME_TOLERANCE * forecast_again.step_s, 1e-9 * other):
+            yield f"{path}.{name}: {one} s, recomputed {other} s"
 
 
 def _alternative_faults(plan: Plan, book: PriceBook, program: Program) -> Iterator[str]:
-    """Other schedules of the same stages are reckoned as the plan itself is."""
+    """Other schedules of the same stages are forecast as the plan itself is."""
+    request = plan.inputs.request
     for number, other in enumerate(plan.alternatives):
         name = other.name.removeprefix("schedule ")
         if name == other.name:
@@ -161,29 +167,26 @@ def _alternative_faults(plan: Plan, book: PriceBook, program: Program) -> Iterat
         if name not in schedules.names() or name == plan.decision.schedule:
             yield f"{path}.name: {other.name!r} is no other schedule than {plan.decision.schedule}"
             continue
-        decision, ordered = schedule_order(plan.decision, program, name)
-        ways = [decision]
-        if ordered.stages.prepares:  # another schedule may pay where the next step is prepared otherwise
-            ways.append(replace(decision, prepares_next_step=not decision.prepares_next_step))
-        faults = (
-            list(_reckoned_alternative_faults(plan, other, reckon(book, each, ordered), path, each)) for each in ways
-        )
-        yield from min(faults, key=len)
+        decision = schedule_order(plan.decision, program, name)
+        decisions = [decision]
+        if program.stages.prepares:  # another schedule may pay where the next step is prepared otherwise
+            decisions.append(replace(decision, prepares_next_step=not decision.prepares_next_step))
+        forecasts = (forecast(book, each, request.memory_margin, request.memory_bytes, 0) for each in decisions)
+        yield from min((list(_differences(plan, other, each.prediction, path)) for each in forecasts), key=len)
 
 
-def _reckoned_alternative_faults(
-    plan: Plan, other: Alternative, found: Reckoning, path: str, decision: Decision
-) -> Iterator[str]:
-    rounded = 2 * len(decision.sizes) + 2
-    limits = [rank.memory_limit_bytes for rank in plan.prediction.ranks]
-    if other.step_s is not None and not close(other.step_s, found.step_s):
-        yield f"{path}.step_s: {other.name} takes {other.step_s} s, recomputed {found.step_s} s"
+def _differences(plan: Plan, other: Alternative, again: Prediction, path: str) -> Iterator[str]:
+    """Where another schedule differs from its forecast."""
+    if other.step_s is not None and not close(other.step_s, again.step_s):
+        yield f"{path}.step_s: {other.name} takes {other.step_s} s, recomputed {again.step_s} s"
     if other.peak_bytes is None:
         return
-    peaks = found.peak_bytes
-    if other.step_s is not None and abs(other.peak_bytes - max(peaks)) > rounded:
-        yield f"{path}.peak_bytes: {other.name} holds {other.peak_bytes} bytes, recomputed {max(peaks)}"
-    if other.step_s is None:
-        fullest = max(range(len(peaks)), key=lambda rank: peaks[rank] / max(1, limits[rank]))
-        if abs(other.peak_bytes - peaks[fullest]) > rounded:
-            yield f"{path}.peak_bytes: {other.name} holds {other.peak_bytes} bytes, recomputed {peaks[fullest]}"
+    peaks, limits = (
+        [getattr(rank, name) for rank in ranks]
+        for name, ranks in (("peak_bytes", again.ranks), ("memory_limit_bytes", plan.prediction.ranks))
+    )
+    fullest = max(peaks)
+    if other.step_s is None:  # the rank that lacks most, by its limit
+        fullest = max(zip(peaks, limits, strict=False), key=lambda pair: pair[0] / max(1, pair[1]))[0]
+    if abs(other.peak_bytes - fullest) > _rounded_bytes(plan.decision):
+        yield f"{path}.peak_bytes: {other.name} holds {other.peak_bytes} bytes, recomputed {fullest}"

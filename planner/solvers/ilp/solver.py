@@ -17,6 +17,7 @@ import numpy as np
 from planner.baselines import everyday
 from planner.costs.communication.handover import without_time
 from planner.costs.cost_model import PriceBook
+from planner.costs.limits import binding
 from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.predict import forecast
 from planner.ir.constraints import format_rule
@@ -36,7 +37,7 @@ from planner.solvers.candidates.candidate import (
 from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import binding, infeasible, out_of_time
+from planner.solvers.candidates.explain import infeasible, out_of_time
 from planner.solvers.candidates.feasibility import (
     as_asked,
     cut_positions,
