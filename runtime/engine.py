@@ -169,8 +169,8 @@ class Engine(HeldState):
         self._versioned, self._trains = is_versioned(program), program.trains
         self._refuse_what_versions_forbid(accumulate)
         made_for = (decision, model, boundaries, program.stages, transport, optimizer, deadline_s)
-        given = answers_of(model) if answers else ()
-        builder = Builder(*made_for, seed=seed, compiler=compiler, device=device, answers=given)
+        answer_values = answers_of(model) if answers else ()
+        builder = Builder(*made_for, seed=seed, compiler=compiler, device=device, answers=answer_values)
         super().__init__(builder.residents(), decision, model, module, transport, deadline_s)
         self.layers_by_micro_batch = builder.layers_by_micro_batch
         for resident in self._residents.values():
@@ -272,12 +272,12 @@ class Engine(HeldState):
         rates = tuple(
             chain.from_iterable(r.optimizer.learning_rates() for r in self._residents.values() if r.optimizer)
         )
-        found, binding, ahead_s, before_bytes = self._bound(batch, self.num_steps, trains=True)
+        graph_batch, binding, ahead_s, before_bytes = self._bound(batch, self.num_steps, trains=True)
         executor = self._runner.executor(binding, evaluates=False)
         self._finishing.begin()
         self._norm, kept = None, self._guard.begin()
         try:
-            ran, step_s = self._runner.run(executor, found, self.num_steps)
+            ran, step_s = self._runner.run(executor, graph_batch, self.num_steps)
         except StopBeforeStepError:
             self._finishing.take_back()
             raise
@@ -359,9 +359,9 @@ class Engine(HeldState):
         """
         self.settle()
         self._require_updated()
-        found = super().state()
-        self._guard.require_finite(found, self.named, self.num_steps)
-        return found
+        rank_state = super().state()
+        self._guard.require_finite(rank_state, self.named, self.num_steps)
+        return rank_state
 
     def whole_optimizer_state(self, *, of_last_update: bool = False) -> dict[str, Any]:
         """As of :class:`HeldState`.  Raises as :meth:`state`, but for what is not finite.
@@ -425,9 +425,9 @@ class Engine(HeldState):
                 each.program.reset(step)
                 if trains and self._finishing.is_last:
                     each.forget_gradients()
-        found = self._runner.bound(raw, step)
-        self._finishing.bind(found[1].residents)
-        return found
+        bound = self._runner.bound(raw, step)
+        self._finishing.bind(bound[1].residents)
+        return bound
 
     def _run_again(self, ran: Ran) -> None:
         """The same step on the same batch; of clouds their sites are found once more."""

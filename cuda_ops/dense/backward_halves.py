@@ -86,15 +86,15 @@ class Convolution:
         return dx
 
     def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
-        found = self._backward(dy, x, weight, (False, *wanted))
-        return found[1], found[2]
+        gradients = self._backward(dy, x, weight, (False, *wanted))
+        return gradients[1], gradients[2]
 
     def _backward(self, dy: Tensor, x: Tensor, weight: Tensor, mask: tuple[bool, ...]) -> tuple[Tensor, ...]:
         channels = [dy.shape[1]] if mask[2] else None
-        found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward.default(
+        gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward.default(
             dy, x, weight, channels, *self._options(), mask
         )
-        return found
+        return gradients
 
     def _options(self) -> tuple[object, ...]:
         return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups

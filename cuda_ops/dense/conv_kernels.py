@@ -95,8 +95,8 @@ class Native:
         return torch.convolution(x, weight, bias, *options)
 
     def backward(self, dy: Tensor, x: Tensor, weight: Tensor, options: Options, mask: Mask) -> Gradients:
-        found: Gradients = _BACKWARD(dy, x, weight, [dy.shape[1]], *options, mask)
-        return found
+        gradients: Gradients = _BACKWARD(dy, x, weight, [dy.shape[1]], *options, mask)
+        return gradients
 
 
 class OneDnn:

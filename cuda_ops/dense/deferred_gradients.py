@@ -168,10 +168,10 @@ class _Deferred(torch.autograd.Function):
 
 def _arguments(node: fx.Node, target: OpOverload[..., Tensor]) -> dict[str, Any]:
     schema = schema_of(target).arguments
-    found = {argument.name: argument.default_value for argument in schema}
-    found.update((argument.name, value) for argument, value in zip(schema, node.args, strict=False))
-    found.update(node.kwargs)
-    return found
+    by_name = {argument.name: argument.default_value for argument in schema}
+    by_name.update((argument.name, value) for argument, value in zip(schema, node.args, strict=False))
+    by_name.update(node.kwargs)
+    return by_name
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -56,10 +56,10 @@ class UserFunction:
     kept: tuple[int, ...] = ()
 
     def __call__(self, tensors: Sequence[Tensor], integers: Sequence[int]) -> list[Tensor]:
-        given = [tensor.clone() if place in self.written else tensor for place, tensor in enumerate(tensors)]
-        returned = apply(self.function, *self.arguments(given, integers))
-        found = returned if isinstance(returned, tuple) else (returned,)
-        return [*(found[place] for place in self.results), *(given[place] for place in self.kept)]
+        operands = [tensor.clone() if place in self.written else tensor for place, tensor in enumerate(tensors)]
+        returned = apply(self.function, *self.arguments(operands, integers))
+        outputs = returned if isinstance(returned, tuple) else (returned,)
+        return [*(outputs[place] for place in self.results), *(operands[place] for place in self.kept)]
 
     def arguments(self, tensors: Sequence[Tensor], integers: Sequence[int]) -> Sequence[Any]:
         """What ``function.apply`` is called with."""
@@ -69,8 +69,8 @@ class UserFunction:
                 return tensors[leaf.place]
             return integers[leaf.place] if isinstance(leaf, IntegerAt) else leaf
 
-        found: Sequence[Any] = tree_unflatten(map(value, self.leaves), self.structure)
-        return found
+        values: Sequence[Any] = tree_unflatten(map(value, self.leaves), self.structure)
+        return values
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:

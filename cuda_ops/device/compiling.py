@@ -125,12 +125,12 @@ def own_folder(folder: Path) -> Path:
 
 def foreign(folder: Path) -> str:
     """Why code from ``folder`` might be somebody else's, or cannot be put there; nothing where neither is so."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         return "it is a link, or no folder"
-    if found.st_uid != os.geteuid():
-        return f"it belongs to user {found.st_uid}, this is user {os.geteuid()}"
-    if stat.S_IMODE(found.st_mode) & 0o022:
+    if status.st_uid != os.geteuid():
+        return f"it belongs to user {status.st_uid}, this is user {os.geteuid()}"
+    if stat.S_IMODE(status.st_mode) & 0o022:
         return "others may write to it"
     return "" if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written"
 
@@ -159,11 +159,11 @@ def remove_own_folders() -> None:
 def _is_own_file(library: Path) -> bool:
     """Whether it is there, and this user's; anything else in its place is removed."""
     try:
-        found = library.lstat()
+        status = library.lstat()
     except FileNotFoundError:
         return False
-    writable = stat.S_IMODE(found.st_mode) & 0o022
-    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not writable:
+    writable = stat.S_IMODE(status.st_mode) & 0o022
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not writable:
         return True
     _LOGGER.warning("%s is compiled anew: it is no file that this user alone could have written", library)
     library.unlink()

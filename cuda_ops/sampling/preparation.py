@@ -71,9 +71,9 @@ class SampledPreparation:
     @property
     def varying(self) -> dict[str, list[tuple[str, int]]]:
         """By the name of a size, the (tensor, dim) pairs that have it."""
-        found = {SITES: [("features", 0)]}
-        found |= {f"{SITES}_{level}": [(f"targets_{level}", 0)] for level in range(1, self.num_layers)}
-        return found | {f"{SITES}_edges_{layer}": [(f"edges_{layer}", 1)] for layer in range(1, self.num_layers + 1)}
+        by_size = {SITES: [("features", 0)]}
+        by_size |= {f"{SITES}_{level}": [(f"targets_{level}", 0)] for level in range(1, self.num_layers)}
+        return by_size | {f"{SITES}_edges_{layer}": [(f"edges_{layer}", 1)] for layer in range(1, self.num_layers + 1)}
 
     def sizes(self, levels: Levels) -> dict[str, int]:
         """By name, of what was sampled."""
@@ -137,6 +137,6 @@ class PreparedGraphNetwork(PreparedNetwork):
 
     def forward(self, seed_rows: Tensor, features: Tensor, *blocks: Tensor) -> Any:
         """See the class."""
-        given = (*blocks, seed_rows)
-        pairs = zip(given[::2], given[1::2], strict=True)
+        flat = (*blocks, seed_rows)
+        pairs = zip(flat[::2], flat[1::2], strict=True)
         return self.user_module(features, [Block(edge_index, targets) for edge_index, targets in pairs])

@@ -79,8 +79,8 @@ class NeighbourSampler:
         sizes = [len(targets)]
         for layer in reversed(range(len(self.fanouts))):
             base = base_of(self.seed, draw, layer)
-            counts, found = draws.sample(self.graph, targets, self.fanouts[layer], base, with_self=self.self_loops)
-            nodes, own, rows = draws.relabel(self.graph, targets, found)
+            counts, sampled = draws.sample(self.graph, targets, self.fanouts[layer], base, with_self=self.self_loops)
+            nodes, own, rows = draws.relabel(self.graph, targets, sampled)
             blocks.append((np.stack([rows, np.repeat(np.arange(len(targets)), counts)]), own))
             targets = nodes
             sizes.append(len(nodes))
@@ -125,11 +125,11 @@ def _work(graph: NodeGraph, fanouts: tuple[int, ...], self_loops: bool) -> Ints:
     edges = np.zeros(graph.num_nodes)
     has_some = degrees > 0
     for fanout in fanouts:
-        taken = degrees if fanout < 0 else np.minimum(degrees, fanout)
+        num_sampled = degrees if fanout < 0 else np.minimum(degrees, fanout)
         mean = np.zeros(graph.num_nodes)
         sums = np.add.reduceat(np.append(edges[graph.neighbours], 0.0), graph.starts[:-1])
         mean[has_some] = sums[has_some] / degrees[has_some]
-        edges = taken * (1 + mean) + edges + self_loops
+        edges = num_sampled * (1 + mean) + edges + self_loops
     return np.maximum(1, np.rint(edges * _WORK_UNIT)).astype(np.int64)
 
 

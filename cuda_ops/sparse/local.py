@@ -41,10 +41,10 @@ class Owned:
     @cached_property
     def numbers(self) -> Tensor:
         """int32 (1 + sites,): -1, which stands for no row, then of each row its number here, ``FOREIGN`` of others'."""
-        found = torch.full((1 + len(self.owners),), FOREIGN, dtype=torch.int32)
-        found[0] = -1
-        found[self.rows + 1] = torch.arange(len(self.rows), dtype=torch.int32)
-        return found
+        local_rows = torch.full((1 + len(self.owners),), FOREIGN, dtype=torch.int32)
+        local_rows[0] = -1
+        local_rows[self.rows + 1] = torch.arange(len(self.rows), dtype=torch.int32)
+        return local_rows
 
     @classmethod
     def by(cls, owners: Tensor, position: int) -> Owned:
@@ -120,8 +120,8 @@ class LocalMap:
     @cached_property
     def of_boundary(self) -> Tensor:
         """int32 (offsets, boundary): rows of the halo alone."""
-        found = self.neighbours.index_select(1, self.boundary) - self.num_own
-        return found.clamp_(min=-1)
+        rows = self.neighbours.index_select(1, self.boundary) - self.num_own
+        return rows.clamp_(min=-1)
 
     def split(self) -> LocalMap:
         """Itself, with the parts made that a layer asks for; of a rank that borrows nothing all is its own."""

@@ -174,9 +174,9 @@ def fault_of_whole(manifest: Manifest) -> str:
 
 def _same_mind(first: Manifest, other: Manifest, rank: int) -> None:
     for what in ("step", "num_ranks", "torch_version", "fingerprints"):
-        expected, found = getattr(first, what), getattr(other, what)
-        if expected != found:
-            detail = f"rank 0 has {expected}, rank {rank} has {found}"
+        expected, actual = getattr(first, what), getattr(other, what)
+        if expected != actual:
+            detail = f"rank 0 has {expected}, rank {rank} has {actual}"
             raise CheckpointError(f"ranks save checkpoints of different {what.replace('_', ' ')}", [detail])
 
 
@@ -442,11 +442,11 @@ def check_place(path: Path, name: str) -> None:
     Raises:
         CorruptFileError: it is missing, no plain file, or a link to outside.
     """
-    found = path / name
-    if not found.is_file():
+    file = path / name
+    if not file.is_file():
         raise damaged(path, f"{name} is missing, or no plain file")
-    if not found.resolve().is_relative_to(path.resolve()):
-        raise damaged(path, f"{name} is a link to outside: {found.resolve()}")
+    if not file.resolve().is_relative_to(path.resolve()):
+        raise damaged(path, f"{name} is a link to outside: {file.resolve()}")
 
 
 def read_file(path: Path, name: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -470,9 +470,9 @@ def compare(path: Path, name: str, content: bytes, expected: str) -> None:
     Raises:
         CorruptFileError: they differ; ``name`` says of what.
     """
-    found = hashlib.sha256(content).hexdigest()
-    if found != expected:
-        raise damaged(path, f"{name}: SHA-256 is {found[:12]}..., the manifest says {expected[:12]}...")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != expected:
+        raise damaged(path, f"{name}: SHA-256 is {digest[:12]}..., the manifest says {expected[:12]}...")
 
 
 def damaged(path: Path, fault: str) -> CorruptFileError:

@@ -120,12 +120,12 @@ def _slice_in(source: StateSource, key: str, part: ParameterSlice) -> Tensor:
 
 def _owned(residents: Mapping[int, Resident], speaks: Mapping[str, int], rank: int) -> set[Tensor]:
     """What this rank saves on behalf of all that have the same."""
-    found: set[Tensor] = set()
+    owned: set[Tensor] = set()
     for resident in residents.values():
         updates = resident.updates
-        found |= {resident.parameters[name] for name in updates.speaks_for}
+        owned |= {resident.parameters[name] for name in updates.speaks_for}
         for name, buffer in resident.buffers.items():
             part = updates.parts.get(name)
             if part.is_first if part is not None and part.is_divided else speaks[name] == rank:
-                found.add(buffer)
-    return found
+                owned.add(buffer)
+    return owned

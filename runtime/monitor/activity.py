@@ -256,8 +256,8 @@ class Heartbeat:
             self._number += 1
             now = self._activity
             for_s = time.monotonic() - now.since_s if now.since_s else 0.0
-            said = {name: getattr(now, name) for name in _SAID} | now.steps.told()
-            beat = Beat(rank=self._rank, number=self._number, for_s=for_s, **said)
+            fields = {name: getattr(now, name) for name in _SAID} | now.steps.told()
+            beat = Beat(rank=self._rank, number=self._number, for_s=for_s, **fields)
             try:
                 self._board.set(_key(self._rank), json.dumps(asdict(beat)))
             except BoardSilentError:

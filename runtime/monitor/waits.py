@@ -151,8 +151,8 @@ class Waits:
             needed = Action(
                 action.peer, Op.SEND_FORWARD if forward else Op.SEND_BACKWARD, action.microbatch, action.stage
             )
-            words = f"{'activation' if forward else 'gradient'} of micro-batch {action.microbatch}"
-            what = f"{words}, stage {action.peer} -> stage {action.stage}"
+            message = f"{'activation' if forward else 'gradient'} of micro-batch {action.microbatch}"
+            what = f"{message}, stage {action.peer} -> stage {action.stage}"
             return self._until(what, rank, needed, self.ranks[action.peer], beats)
         if action.blocking:  # a send that waits until it is taken
             return self._takers(rank, [action], beats)
@@ -196,8 +196,8 @@ class Waits:
             if action.op not in (Op.SEND_FORWARD, Op.SEND_BACKWARD) or action.peer is None:
                 continue
             op = Op.RECV_FORWARD if action.op is Op.SEND_FORWARD else Op.RECV_BACKWARD
-            taken = Action(action.peer, op, action.microbatch, action.stage)
-            late |= dict.fromkeys(self._until("", rank, taken, self.ranks[action.peer], beats).ranks)
+            receive = Action(action.peer, op, action.microbatch, action.stage)
+            late |= dict.fromkeys(self._until("", rank, receive, self.ranks[action.peer], beats).ranks)
         return _Wait("its messages to be taken", self._furthest_behind(late, beats), ())
 
     def _late(self, what: str, ranks: Iterable[int], until: Place, beats: Mapping[int, Beat]) -> _Wait:

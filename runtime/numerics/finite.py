@@ -56,11 +56,11 @@ _SMALL = 1 << 14
 @torch.no_grad()
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether no element is NaN or infinite, for one pass over all of them and one wait for their device."""
-    given = [each.coalesce().values() if each.is_sparse else each for each in tensors]
-    found = [each for each in given if each.is_floating_point() or each.is_complex()]
+    values = [each.coalesce().values() if each.is_sparse else each for each in tensors]
+    floating = [each for each in values if each.is_floating_point() or each.is_complex()]
     small: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     large: list[Tensor] = []
-    for each in found:
+    for each in floating:
         if each.numel() < _SMALL:
             small.setdefault((each.dtype, each.device), []).append(each.reshape(-1))
         else:
@@ -170,8 +170,8 @@ class Examiner:
         made: Any = next(node for node in traced.graph.nodes if node.op == "output").args[0]
         for name, node in zip(function.outputs, made, strict=True):
             if watching.kinds[node]:
-                found = _walked(node, watching.kinds, called, function, traced)
-                self.values[microbatch, name] = replace(found, rank=self.rank, microbatch=microbatch, value=name)
+                origin = _walked(node, watching.kinds, called, function, traced)
+                self.values[microbatch, name] = replace(origin, rank=self.rank, microbatch=microbatch, value=name)
         return result
 
     def backward(self, microbatch: int, parameters: Mapping[str, Tensor]) -> None:
@@ -207,16 +207,16 @@ class Examiner:
 
 
 class _Watching(fx.Interpreter):
-    def __init__(self, graph: fx.Graph, told: Callable[[fx.Node, Any], None]) -> None:
+    def __init__(self, graph: fx.Graph, note: Callable[[fx.Node, Any], None]) -> None:
         super().__init__(nn.Module(), graph=graph)
         self.kinds: dict[fx.Node, int] = {}
-        self._told = told
+        self._note = note
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         self.kinds[n] = kind_of(value)
         if n.op != "output":
-            self._told(n, value)
+            self._note(n, value)
         return value
 
 
@@ -244,7 +244,7 @@ def _walked(
     return Origin(0, 0, "", kind, via=called.get(node, node.name))
 
 
-def first_of(found: Sequence[Origin], loss: str, order: Mapping[str, int]) -> Origin | None:
+def first_of(origins: Sequence[Origin], loss: str, order: Mapping[str, int]) -> Origin | None:
     """Where it began, of what all ranks found; None: it did not come again.
 
     Args:
@@ -256,7 +256,7 @@ def first_of(found: Sequence[Origin], loss: str, order: Mapping[str, int]) -> Or
         return order.get(origin.layer, len(order))
 
     values: dict[tuple[int, str], list[Origin]] = {}
-    for each in found:
+    for each in origins:
         if each.value:
             values.setdefault((each.microbatch, each.value), []).append(each)
     for microbatch in sorted(m for m, name in values if name == loss):
@@ -264,13 +264,13 @@ def first_of(found: Sequence[Origin], loss: str, order: Mapping[str, int]) -> Or
         while True:  # ends: each value is made of earlier ones
             worst = max(each.kind for each in values[microbatch, name])
             here = [each for each in values[microbatch, name] if each.kind == worst]
-            came = next((each for each in here if each.via), None)
-            if came is None:
+            relayed = next((each for each in here if each.via), None)
+            if relayed is None:
                 return min(here, key=lambda each: (place(each), each.rank))
-            if (microbatch, came.via) not in values:
-                return came
-            name = came.via  # others of the stage may have it from this rank, in what they exchange inside layers
-    gradients = [each for each in found if not each.value]
+            if (microbatch, relayed.via) not in values:
+                return relayed
+            name = relayed.via  # others of the stage may have it from this rank, in what they exchange inside layers
+    gradients = [each for each in origins if not each.value]
     return min(gradients, key=lambda each: (each.microbatch, -place(each), each.rank), default=None)
 
 

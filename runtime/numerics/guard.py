@@ -68,7 +68,7 @@ class Guard:
         loss: the value that is the loss.
         layers: in the order of forward.
         where: a rank in words, from its number and a layer.
-        again: runs a step once more.
+        rerun: runs a step once more.
         asking: what ranks tell each other when a step begins.
     """
 
@@ -83,13 +83,13 @@ class Guard:
         loss: str,
         layers: Iterable[str],
         where: Callable[[int, str], str],
-        again: Callable[[Ran], object],
+        rerun: Callable[[Ran], object],
         asking: Asking,
     ) -> None:
         self.on_nan, self._residents, self._finishing = on_nan, residents, finishing
         self._transport, self._activity, self._deadline_s = transport, activity, deadline_s
         self._loss, self._order = loss, {name: place for place, name in enumerate(layers)}
-        self._where, self._again, self._asking = where, again, asking
+        self._where, self._rerun, self._asking = where, rerun, asking
         self._written = [
             tensor
             for each in residents.values()
@@ -198,8 +198,8 @@ class Guard:
         if not own.trouble:
             from runtime.optim.whole_state import united  # late: most runs have no such step
 
-            told = united({f"rank {rank}": own.encoded()}, self._transport, self._deadline_s)
-            reports = sorted(map(Report.decoded, told.values()), key=lambda each: each.rank)
+            by_rank = united({f"rank {rank}": own.encoded()}, self._transport, self._deadline_s)
+            reports = sorted(map(Report.decoded, by_rank.values()), key=lambda each: each.rank)
         return explained(ran.number + 1, reports, self._loss, self._order, self._where)
 
     def _examined(self, ran: Ran, own: Report) -> Report:
@@ -212,7 +212,7 @@ class Guard:
             if each.gathered is not None:
                 each.gathered.stay(True)  # the examiner looks at parameters before operators do
         try:
-            self._again(ran)
+            self._rerun(ran)
         except Exception as error:  # noqa: BLE001  # that the step is bad is known, and must be told whatever comes
             return replace(own, trouble=f"it could not be run again: {type(error).__name__}: {error}")
         finally:

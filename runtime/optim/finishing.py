@@ -174,14 +174,14 @@ class Finishing:
 
     def _gradients(self) -> list[torch.Tensor]:
         """All gradients that this rank's optimisers see, each once."""
-        found: dict[Any, torch.Tensor] = {}
+        gradients: dict[Any, torch.Tensor] = {}
         for resident in self._residents.values():
             reduction = resident.updates.reduction
             slices = reduction.slices.values() if isinstance(reduction, ShardedParameters) else ()
             for tensor in (*resident.parameters.values(), *(part.view for part in slices)):
                 if tensor.grad is not None:
-                    found[tensor] = tensor.grad
-        return list(found.values())
+                    gradients[tensor] = tensor.grad
+        return list(gradients.values())
 
 
 def check_finishing(program: Program) -> None:

@@ -63,9 +63,9 @@ def ties_of(graph: Graph, stage_of: Mapping[str, int], ranks: Sequence[tuple[int
         for name in layer.parameters:
             stages[name].add(stage_of[layer.name])
     names: dict[tuple[int, ...], list[str]] = {}
-    for name, found in stages.items():
-        if len(found) > 1:
-            names.setdefault(tuple(sorted(found)), []).append(name)
+    for name, users in stages.items():
+        if len(users) > 1:
+            names.setdefault(tuple(sorted(users)), []).append(name)
     return tuple(
         Tie(tuple(tied), together, tuple(tuple(sorted(ranks[stage])) for stage in together))
         for together, tied in names.items()
@@ -179,12 +179,12 @@ class _Sums:
 
     def __init__(self, transport: Transport, deadline_s: float) -> None:
         self._transport, self._deadline_s = transport, deadline_s
-        self._found: dict[tuple[int, ...], StartSum] = {}
+        self._start_sums: dict[tuple[int, ...], StartSum] = {}
 
     def over(self, ranks: tuple[int, ...]) -> StartSum | None:
         """None where a rank is alone."""
         if len(ranks) < 2:
             return None
-        if ranks not in self._found:
-            self._found[ranks] = partial(self._transport.start_sum, ranks=ranks, deadline_s=self._deadline_s)
-        return self._found[ranks]
+        if ranks not in self._start_sums:
+            self._start_sums[ranks] = partial(self._transport.start_sum, ranks=ranks, deadline_s=self._deadline_s)
+        return self._start_sums[ranks]

@@ -174,8 +174,8 @@ def scheduler_maker_of(name: str, arguments: Mapping[str, Any]) -> MakeScheduler
     """
     cls = getattr(torch.optim.lr_scheduler, name, None)
     if not _is_schedule(cls):
-        known = [key for key, value in vars(torch.optim.lr_scheduler).items() if key[0] != "_" and _is_schedule(value)]
-        raise UnknownNameError(f"torch.optim.lr_scheduler has no schedule {name!r}", [f"known: {', '.join(known)}"])
+        names = [key for key, value in vars(torch.optim.lr_scheduler).items() if key[0] != "_" and _is_schedule(value)]
+        raise UnknownNameError(f"torch.optim.lr_scheduler has no schedule {name!r}", [f"known: {', '.join(names)}"])
 
     construct: Callable[..., LRScheduler] = cls
 
@@ -198,11 +198,11 @@ def _is_schedule(value: object) -> TypeGuard[type[LRScheduler]]:
 
 
 def _made(make: MakeOptimizer, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-    given: list[Any] = list(parameters.items()) if takes_names(make) else list(parameters.values())
+    listed: list[Any] = list(parameters.items()) if takes_names(make) else list(parameters.values())
     try:
-        optimizer = make(given)
+        optimizer = make(listed)
     except (ValueError, FactoryError) as error:
-        if _EMPTY not in f"{error} {error.__cause__}" or not given:
+        if _EMPTY not in f"{error} {error.__cause__}" or not listed:
             raise
         raise UsageError(
             "the optimiser's factory chooses none of the parameters that it is given",

@@ -153,7 +153,7 @@ class PassShards(ShardedParameters):
     @torch.no_grad()
     def values(self) -> dict[str, Tensor]:
         """Copies of whole parameters, by name; all ranks of the stage call this together."""
-        found: dict[str, Tensor] = {}
+        wholes: dict[str, Tensor] = {}
         for number, shards in enumerate(self._shards):
             flat = torch.empty_like(shards.flat)
             part = self._part(shards)
@@ -161,8 +161,8 @@ class PassShards(ShardedParameters):
             self._all_gather(flat, shards.counts)
             sizes = [parameter.numel() for parameter in shards.bucket]
             for parameter, value in zip(shards.bucket, torch.split(flat, sizes), strict=True):
-                found[self._names_of[parameter]] = value.view(parameter.shape)
-        return found
+                wholes[self._names_of[parameter]] = value.view(parameter.shape)
+        return wholes
 
     @torch.no_grad()
     def load(self, name: str, read: Callable[[ParameterSlice], Tensor]) -> None:

@@ -94,8 +94,8 @@ class Context:
         """The error of an action, with the grid around it; what is not ours becomes a StageFailedError."""
         microbatch = "" if action.microbatch is None else f"micro-batch {action.microbatch}, "
         grid = format_grid(self.program.rows, (self.rank, action), GRID_WIDTH)
-        known = error if isinstance(error, HalopipeError) else out_of_memory(error) or _stage_failed(error)
-        return self.of(known, step, f"{microbatch}{WORDS[action.op]}", f", stage {action.stage}", grid)
+        typed = error if isinstance(error, HalopipeError) else out_of_memory(error) or _stage_failed(error)
+        return self.of(typed, step, f"{microbatch}{WORDS[action.op]}", f", stage {action.stage}", grid)
 
     def of(self, error: HalopipeError, step: int, doing: str, stage: str = "", grid: str = "") -> HalopipeError:
         """An error of the same kind that says where it happened and what the others do."""
@@ -355,8 +355,8 @@ class Executor:
                 self._post.flush()
             ends_s = clock.seconds()
         except Exception as error:
-            known = error if isinstance(error, HalopipeError) else _stage_failed(error)
-            raise context.of(known, self._step, END) from error
+            typed = error if isinstance(error, HalopipeError) else _stage_failed(error)
+            raise context.of(typed, self._step, END) from error
         activity.begin(BETWEEN)
         self._batch = None
         if meter is not None:
@@ -407,9 +407,9 @@ class Executor:
         }
         if work.is_last and work.is_whole:
             work.resident.expect_last()
-        found = (program.backward if work.is_whole else program.backward_input)(microbatch, gradients)
+        input_gradients = (program.backward if work.is_whole else program.backward_input)(microbatch, gradients)
         for route in work.routes:
-            self._post.hand_out(BACKWARD, route, found)
+            self._post.hand_out(BACKWARD, route, input_gradients)
 
     def _backward_weight(self, action: Action) -> None:
         if action in self._last:

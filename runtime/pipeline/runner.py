@@ -63,15 +63,15 @@ class Runner:
         if meter is not None:
             meter.take_peak()
         try:
-            found = batch if self.preparing is None else self.preparing.batch(batch)
-            binding = self.binder.bind(self._residents, found)
-            self.weigh(found, binding)
+            graph_batch = batch if self.preparing is None else self.preparing.batch(batch)
+            binding = self.binder.bind(self._residents, graph_batch)
+            self.weigh(graph_batch, binding)
         except StageFailedError as error:
             if self.preparing is None:
                 raise
             raise self._environment.context.of(error, step, "finding sites") from error
         seconds = 0.0 if self.preparing is None else time.perf_counter() - start
-        return found, binding, seconds, 0 if meter is None else meter.take_peak()
+        return graph_batch, binding, seconds, 0 if meter is None else meter.take_peak()
 
     def stream_binding(self, batch: Batch, learns: bool) -> Binding:
         """The plan bound to a batch of a stream, with its backwards or without."""

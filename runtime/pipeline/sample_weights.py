@@ -19,9 +19,9 @@ from runtime.stage.sample_weights import SUM, TERMS, Counting, Weighed, counting
 def inputs_counted(model: CapturedModel, decision: Decision) -> dict[int, tuple[str, ...]]:
     """By stage, the graph's inputs of which each rank reads its samples to know what parts count for."""
     return {
-        stage: tuple(dict.fromkeys(name for counting in found for name in counting.sources))
+        stage: tuple(dict.fromkeys(name for counting in of_stage for name in counting.sources))
         for stage in range(len(decision.stages))
-        if (found := countings(model, weighed_in(model, decision.layers_of(stage))))
+        if (of_stage := countings(model, weighed_in(model, decision.layers_of(stage))))
     }
 
 
@@ -54,9 +54,9 @@ class Weighing:
                 if one.reduction == SUM:
                     self._note(stage, one, resident, batch, None)
             for counting in countings_of_stage:
-                found = self._counted(stage, counting, resident, batch)
+                counts = self._counted(stage, counting, resident, batch)
                 for one in counting.weighed:
-                    self._note(stage, one, resident, batch, found[one.layer])
+                    self._note(stage, one, resident, batch, counts[one.layer])
 
     def factor(self, batch: Batch, stage: int, name: str, microbatch: int) -> Tensor:
         """An input of a stage."""
@@ -88,7 +88,7 @@ class Weighing:
             if count:
                 parts = {name: batch.part(name, m, first, count).cpu() for name in counting.sources}
                 parts.update((one.factor, self._factors[stage, one.factor, m]) for one in counting.needed)
-                table[m] = torch.cat([found.double().flatten() for found in counting.of(count, parts)])
+                table[m] = torch.cat([counted.double().flatten() for counted in counting.of(count, parts)])
         if len(resident.ranks) > 1:
             resident.add(table)
         columns = zip(counting.weighed, torch.split(table, sizes, 1), shapes, strict=True)

@@ -95,7 +95,7 @@ class Binder:
         self._at: dict[object, Boundaries] = {}
         self._divisions: dict[object, Division] = {}
         self._numbers: dict[tuple[int, int, tuple[int, ...]], int | None] = {}
-        self._found: dict[object, Binding] = {}
+        self._bindings: dict[object, Binding] = {}
 
     @property
     def takes_any(self) -> bool:
@@ -122,12 +122,12 @@ class Binder:
             return self._bound_to_sites(residents, cast("AnyBatch", batch))
         varying = enumerate(batch.rows) if self._sizes else ()
         key = (batch.rows, tuple(self._varying(batch.shapes(m)) if rows else () for m, rows in varying))
-        found = self._found.get(key)
-        if found is None:
-            if len(self._found) >= _MOST_KEPT:
-                self._found.pop(next(iter(self._found)))
-            found = self._found[key] = self._bound(residents, batch)
-        return found
+        binding = self._bindings.get(key)
+        if binding is None:
+            if len(self._bindings) >= _MOST_KEPT:
+                self._bindings.pop(next(iter(self._bindings)))
+            binding = self._bindings[key] = self._bound(residents, batch)
+        return binding
 
     def _bound(self, residents: Mapping[int, Resident], batch: Batch) -> Binding:
         rows, slices = batch.rows, self._decision.num_slices
@@ -197,8 +197,8 @@ class Binder:
 
     def _division(self, boundaries: Boundaries, stage: int, rows: int, sizes: tuple[int, ...]) -> Division:
         key = (id(boundaries), stage, rows, sizes)
-        found = self._divisions.get(key)
-        if found is None:
+        cached = self._divisions.get(key)
+        if cached is None:
             if len(self._divisions) >= _MOST_KEPT:
                 self._divisions.pop(next(iter(self._divisions)))
             named = dict(zip(self._sizes, sizes, strict=False))
@@ -207,8 +207,8 @@ class Binder:
                 division: Division = boundaries.axes.division(self._decision, stage, rows, named)
             else:
                 division = Division.of(boundaries.graph, self._decision, stage, rows, named, number)
-            found = self._divisions[key] = division
-        return found
+            cached = self._divisions[key] = division
+        return cached
 
     def _rows_in(self, division: Division, stage: int) -> set[int]:
         """Numbers of samples that this rank runs layers of the stage with."""
@@ -310,8 +310,8 @@ class Binder:
         return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
 
     def _factors(self, stage: int, resident: Resident, microbatch: int) -> dict[str, Feed]:
-        found = partial(self._weighing.factor, stage=stage, microbatch=microbatch)
-        return {name: partial(found, name=name) for name in filter(is_factor, resident.program.inputs)}
+        factor = partial(self._weighing.factor, stage=stage, microbatch=microbatch)
+        return {name: partial(factor, name=name) for name in filter(is_factor, resident.program.inputs)}
 
     def _position(self, stage: int) -> int:
         """This rank's among those of a stage, in the plan's order."""
@@ -351,16 +351,16 @@ def last_gradients(row: Sequence[Action], ranks: Sequence[tuple[int, ...]]) -> f
     What ranks sum over each other starts on all of them in one order, that of their reductions: no sum starts before
     the reduction of another stage on the same ranks that stands in between.
     """
-    found: set[Action] = set()
+    last_actions: set[Action] = set()
     latest: dict[int, Action] = {}
     for action in row:
         if action.op in ADDS_GRADIENTS:
             latest[action.stage] = action
         elif action.op in (Op.REDUCE_GRAD, Op.UPDATE) and action.stage in latest:
-            found.add(latest.pop(action.stage))
+            last_actions.add(latest.pop(action.stage))
         if action.op is Op.REDUCE_GRAD:
             latest = {s: last for s, last in latest.items() if set(ranks[s]) != set(ranks[action.stage])}
-    return frozenset(found)
+    return frozenset(last_actions)
 
 
 def ends_step(action: Action) -> bool:

@@ -174,7 +174,7 @@ class Stream:
         flushes = self._unflushed >= LEAD
         ran = one.executor.run(flushes=flushes)
         self._unflushed = 0 if flushes else self._unflushed
-        outputs = {m: _apart(found, residents) for m, found in one.executor.outputs.items()}
+        outputs = {m: _apart(pieces, residents) for m, pieces in one.executor.outputs.items()}
         with torch.no_grad():
             for tensor, value in kept.values():
                 tensor.copy_(value)
@@ -276,16 +276,16 @@ def require_local(program: Program, finishing: Finishing, is_versioned: bool) ->
 
 def _buffers(residents: Mapping[int, Resident]) -> dict[int, tuple[Tensor, Tensor]]:
     """What stages may write, with copies of its values."""
-    found = (tensor for resident in residents.values() for tensor in resident.buffers.values())
-    return {id(tensor): (tensor, tensor.detach().clone()) for tensor in found}
+    tensors = (tensor for resident in residents.values() for tensor in resident.buffers.values())
+    return {id(tensor): (tensor, tensor.detach().clone()) for tensor in tensors}
 
 
-def _apart(found: Mapping[str, Piece], residents: Mapping[int, Resident]) -> dict[str, Piece]:
-    """``found``, with copies of what lies in a buffer, which the next batch may write."""
+def _apart(pieces: Mapping[str, Piece], residents: Mapping[int, Resident]) -> dict[str, Piece]:
+    """``pieces``, with copies of what lies in a buffer, which the next batch may write."""
     held = {
         tensor.untyped_storage().data_ptr() for resident in residents.values() for tensor in resident.buffers.values()
     }
     return {
         name: (box, tensor.clone() if tensor.untyped_storage().data_ptr() in held else tensor)
-        for name, (box, tensor) in found.items()
+        for name, (box, tensor) in pieces.items()
     }

@@ -208,11 +208,11 @@ def _table(parts: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
 def _all_samples(own: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
     """(samples, channels) of every rank's own samples."""
     me, ends = wire.position, list(accumulate(shares))
-    found = own.new_empty(ends[-1], *own.shape[1:])
-    parts = torch.split(found, list(shares))
+    samples = own.new_empty(ends[-1], *own.shape[1:])
+    parts = torch.split(samples, list(shares))
     own = own.contiguous()
     parts[me].copy_(own)
     others = [position for position in range(len(shares)) if position != me]
     sent = dict.fromkeys(others, own) if shares[me] else {}
     wire.start(sent, {position: parts[position] for position in others if shares[position]}).wait()
-    return found
+    return samples

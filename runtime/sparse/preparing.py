@@ -58,8 +58,8 @@ class Preparing:
     @classmethod
     def of(cls, decision: Decision, prepared: Prepared, aside: Beside | None = None) -> Preparing:
         """For a plan of a model."""
-        found = [site_speeds(decision, stage) for stage in range(len(decision.stages))]
-        speeds = max(found, key=len, default=())
+        by_stage = [site_speeds(decision, stage) for stage in range(len(decision.stages))]
+        speeds = max(by_stage, key=len, default=())
         return cls(prepared, prices(prepared.graph), speeds, decision, aside or Beside())
 
     @property
@@ -78,10 +78,10 @@ class Preparing:
         Raises:
             StageFailedError: clouds that were expected cannot be used.
         """
-        found = self._expected.take(raw)
-        if found is None:
+        expected = self._expected.take(raw)
+        if expected is None:
             return self._new(raw)
-        batch, is_made = found
+        batch, is_made = expected
         self.aside.result(is_made)
         return batch
 

@@ -43,10 +43,10 @@ class SharedSites:
 
     def rule(self, node: fx.Node) -> Callable[..., Any] | None:
         """See :data:`runtime.stage.cut.Rule`."""
-        found = self._forms.get(node.target)
-        if found is None:
+        entry = self._forms.get(node.target)
+        if entry is None:
             return None
-        form, place = found
+        form, place = entry
         return partial(form, self._value_of_node[arguments_of(node)[place].name])
 
     @property

@@ -20,8 +20,8 @@ def rows_of(step: Step) -> Tell:
     if "rows" not in step.memo:
         key = step.key(len(step.layer.inputs))
         step.memo["rows"] = Rows(step.wire.transport, step.group, step.wire.deadline_s, key)
-    found: Tell = step.memo["rows"]
-    return found
+    tell: Tell = step.memo["rows"]
+    return tell
 
 
 def rows_among(step: Step, positions: tuple[int, ...]) -> Tell:
@@ -29,8 +29,8 @@ def rows_among(step: Step, positions: tuple[int, ...]) -> Tell:
     if ("rows", positions) not in step.memo:
         ranks = tuple(step.wire.ranks[position] for position in positions)
         step.memo["rows", positions] = Rows(step.wire.transport, ranks, step.wire.deadline_s)
-    found: Tell = step.memo["rows", positions]
-    return found
+    tell: Tell = step.memo["rows", positions]
+    return tell
 
 
 def start_sum(step: Step, tensor: Tensor) -> Table:

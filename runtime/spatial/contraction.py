@@ -62,11 +62,11 @@ class Sharing:
 
     def within_others(self, box: Box) -> tuple[slice, ...]:
         """Where a part that another rank keeps lies in these."""
-        found = [slice(a.start - o.start, a.stop - o.start) for a, o in zip(box, self.block, strict=True)]
-        place = found[self.along]
+        cuts = [slice(a.start - o.start, a.stop - o.start) for a, o in zip(box, self.block, strict=True)]
+        place = cuts[self.along]
         if place.start >= self.before:
-            found[self.along] = slice(place.start - self.own, place.stop - self.own)
-        return tuple(found)
+            cuts[self.along] = slice(place.start - self.own, place.stop - self.own)
+        return tuple(cuts)
 
     def split(self, x: Tensor, weight: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """(x, weight) of what others keep, and of the rank's own."""
@@ -80,9 +80,9 @@ class Sharing:
 
 def sharing_of(step: Step) -> Sharing:
     """How this rank shares the input channels of a layer with ``ways`` above 1."""
-    found = step.memo.get("sharing")
-    if isinstance(found, Sharing):
-        return found
+    cached = step.memo.get("sharing")
+    if isinstance(cached, Sharing):
+        return cached
     division, me = step.division, step.position
     extents = [max(box[dim].stop for box in division.weights[0]) for dim in range(len(division.weights[0][0]))]
     weight = TensorSpec(tuple(f"dim{dim}" for dim in range(len(extents))), tuple(extents), division.work.dtype)
@@ -145,11 +145,11 @@ class _Send(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, token: Tensor) -> tuple[Tensor, None]:
         sums: _Sums = ctx.sums
-        found = token.new_empty(ctx.shape)
+        gradient = token.new_empty(ctx.shape)
         returning, sums.returning = sums.returning, None
         for box, piece in () if returning is None else returning.wait():
-            found[sums.sharing.within_others(box)] = piece
-        return found, None
+            gradient[sums.sharing.within_others(box)] = piece
+        return gradient, None
 
 
 class _Keep(torch.autograd.Function):

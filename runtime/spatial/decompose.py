@@ -62,8 +62,8 @@ class DrawnPlaces:
         key = "place", is_main
         if key not in step.memo:
             step.memo[key] = place_of(step, is_main)
-        found: Place = step.memo[key]
-        return found
+        drawn: Place = step.memo[key]
+        return drawn
 
     def parts_of_samples(self, layer: str) -> int:
         """Into how many parts the samples of a layer are cut."""
@@ -157,12 +157,12 @@ class DividedStage:
         if division is self._division:
             return
         self._division = division
-        found = self._kept.get(id(division))
-        if found is None:
+        entry = self._kept.get(id(division))
+        if entry is None:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.pop(next(iter(self._kept)))
-            found = self._kept[id(division)] = (division, {})
-        self._now = found[1]
+            entry = self._kept[id(division)] = (division, {})
+        self._now = entry[1]
 
     def begin(self, microbatch: int) -> None:
         """The backward of a micro-batch or slice."""
@@ -203,10 +203,10 @@ class DividedStage:
 
     def step(self, layer: str, training: bool) -> Step:
         """The layer at the sizes that are being run."""
-        found = self._now.get((layer, training, self._position))
-        if found is None:
-            found = self._now[layer, training, self._position] = self._made(layer, training)
-        return found
+        shard = self._now.get((layer, training, self._position))
+        if shard is None:
+            shard = self._now[layer, training, self._position] = self._made(layer, training)
+        return shard
 
     def _made(self, layer: str, training: bool) -> Step:
         division = self._division

@@ -28,9 +28,9 @@ def connected(result: Tensor, *tensors: Tensor) -> Tensor:
     return connect(result, *loose)
 
 
-def connected_to_all(step: Step, result: Any, found: Mapping[str, Any]) -> Any:
+def connected_to_all(step: Step, result: Any, operands: Mapping[str, Any]) -> Any:
     """What an operator gave, a tensor or several, each hung on all that it hangs on where a rank's part is empty."""
-    tensors = tuple(tensors_in(found.values()))
+    tensors = tuple(tensors_in(operands.values()))
     if isinstance(result, Tensor):
         return connected(result, *_read_by(step, 0, tensors))
     return tuple(
@@ -39,15 +39,15 @@ def connected_to_all(step: Step, result: Any, found: Mapping[str, Any]) -> Any:
     )
 
 
-def empty_like_done(step: Step, found: Mapping[str, Any]) -> Any:
-    """The result of a layer on a rank whose part is empty: one tensor an output, hung on all tensors of ``found``.
+def empty_like_done(step: Step, operands: Mapping[str, Any]) -> Any:
+    """The result of a layer on a rank whose part is empty: one tensor an output, hung on all tensors of ``operands``.
 
     A layer with several outputs gives a tuple.
 
     Raises:
         StageFailedError: this rank's part of another output is not empty.
     """
-    tensors = tuple(tensors_in(found.values()))
+    tensors = tuple(tensors_in(operands.values()))
     device = tensors[0].device if tensors else torch.device("cpu")
     made = tuple(
         connected(

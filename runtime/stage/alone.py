@@ -71,7 +71,7 @@ class LoneStage:
                 current=self.functions.current,
                 variant=self.functions.variant,
                 draw=self.draw,
-                again=self.functions.again,
+                recompute=self.functions.recompute,
             )
             portion = MicrobatchSlice(0, self.samples, 0, self.samples, self.sizes)
             start = _now(device)
@@ -96,7 +96,7 @@ def lone_stages(
         example: the graph's inputs, of the samples that it was captured with.
         device: where the stages compute.
     """
-    found: list[LoneStage] = []
+    stages: list[LoneStage] = []
     for stage, each in enumerate(decision.stages):
         if rank not in each.ranks:
             continue
@@ -105,10 +105,10 @@ def lone_stages(
             return (), f"stage {stage} is not timed alone: {reason}"
         try:
             if samples:
-                found.append(_lone_stage(decision, model, program, stage, samples, example, device))
+                stages.append(_lone_stage(decision, model, program, stage, samples, example, device))
         except UnsupportedModelError as error:  # of one rank with other samples; the run does without
             return (), f"stage {stage} is not timed alone: {error.title}"
-    return tuple(found), ""
+    return tuple(stages), ""
 
 
 def _hindrance(decision: Decision, model: CapturedModel, stage: int, rank: int, samples: int) -> str:
@@ -148,7 +148,7 @@ def _lone_stage(
         outputs[graph.loss] = None
     cut = StageCut(model, layers, tuple(outputs), device=device, recomputed=decision.stages[stage].recomputed)
     draw, noise = Draw(0), torch.Generator().manual_seed(0)
-    functions = StageFunctions(cut, None, Draws(model).rule(draw), told=[draw])
+    functions = StageFunctions(cut, None, Draws(model).rule(draw), contexts=[draw])
     function, specs = functions.training, graph.values()
     values = {
         name: _repeated(example[name], graph.inputs[name], samples, graph.samples)

@@ -55,8 +55,8 @@ def groups_of(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
 def ties_in(decision: Decision, graph: Graph) -> tuple[Tie, ...]:
     """The parameters that several stages use."""
     stage_of = {name: placement.stage for name, placement in decision.layers.items()}
-    found = ties_of(graph, stage_of, [stage.ranks for stage in decision.stages])
-    return tuple(part for tie in found for part in _in_parts(tie, decision, graph))
+    ties = ties_of(graph, stage_of, [stage.ranks for stage in decision.stages])
+    return tuple(part for tie in ties for part in _in_parts(tie, decision, graph))
 
 
 def _in_parts(tie: Tie, decision: Decision, graph: Graph) -> Iterator[Tie]:
@@ -80,9 +80,9 @@ def check_layers(decision: Decision, graph: Graph) -> None:
     faults += [f"layer {name} is not in the model" for name in decision.layers if name not in names]
     if faults:
         raise CorruptFileError("the plan's layers are not those of the model", faults[:20])
-    again = [fault for stage in range(len(decision.stages)) for fault in span_faults(decision, stage, graph)]
-    if again:
-        raise CorruptFileError("the plan's layers cannot be computed again so", again[:20])
+    wrong_spans = [fault for stage in range(len(decision.stages)) for fault in span_faults(decision, stage, graph)]
+    if wrong_spans:
+        raise CorruptFileError("the plan's layers cannot be computed again so", wrong_spans[:20])
 
 
 class Builder:
@@ -164,8 +164,10 @@ class Builder:
         watched = (value for value in self._model.watched if producer(value) in layers)
         whole = {name: self._attribute(name) for name in parts}
         own, weighed = spatial.sliced(whole, parts) if parts else {}, weighed_in(self._model, layers)
-        again = self._decision.stages[stage].recomputed
-        return StageCut(self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed, passes, again)
+        recomputed = self._decision.stages[stage].recomputed
+        return StageCut(
+            self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed, passes, recomputed
+        )
 
     def _resident(self, stage: int) -> Resident:
         graph, decision, transport = self._model.graph, self._decision, self._transport
@@ -235,7 +237,7 @@ class Builder:
             divided=divided,
             sites=sites,
             blocks=self._decision.stages[stage].blocks,
-            told=[each for each in (self._draw, divided or sites) if each is not None],
+            contexts=[each for each in (self._draw, divided or sites) if each is not None],
         )
         if self._compiler is not None:
             spatial.refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)
@@ -323,7 +325,7 @@ class Builder:
             "stages are compiled (run without --compile)": self._compiler is not None,
         }
         if any(wrong.values()):
-            raise refused_slices(decision, stage, [words for words, is_so in wrong.items() if is_so])
+            raise refused_slices(decision, stage, [reason for reason, is_so in wrong.items() if is_so])
         return ShardedPasses(self._model, decision.layers_of(stage))
 
     def _manner(self, stage: int) -> Manner:
@@ -354,7 +356,7 @@ class Builder:
             slices=None
             if updates.in_passes is None
             else {name: part.view for name, part in updates.in_passes.slices.items()},
-            again=functions.again,
+            recompute=functions.recompute,
         )
 
     def _check_received(self, stage: int, received: tuple[str, ...]) -> None:

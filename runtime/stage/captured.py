@@ -110,8 +110,8 @@ class Captured(Protocol):
 
 def attribute(module: fx.GraphModule, name: str) -> Any:
     """What a captured graph calls ``name``, with dots: a parameter, a buffer, a constant, or a graph inside."""
-    found: Any = module
-    return reduce(getattr, name.split("."), found)
+    root: Any = module
+    return reduce(getattr, name.split("."), root)
 
 
 def captured_model(captured: Captured) -> CapturedModel:

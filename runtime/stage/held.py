@@ -104,7 +104,7 @@ class HeldState:
 
         Where the ranks of a stage divide its optimiser or parameters, all of them have to call this together.
         """
-        found: dict[str, Tensor] = {}
+        by_name: dict[str, Tensor] = {}
         for resident in self._residents.values():
             own = resident.gradients()
             for name, parameter in resident.parameters.items():
@@ -112,8 +112,8 @@ class HeldState:
                 if part is not None and part.is_divided:
                     mine = own.get(name)
                     own[name] = self._whole(torch.zeros_like(parameter) if mine is None else mine, part)
-            found |= own
-        return found
+            by_name |= own
+        return by_name
 
     def held_tensors(self) -> list[Tensor]:
         """What stays between steps, but gradients: parameters, buffers and the optimisers' state."""
@@ -171,11 +171,11 @@ class HeldState:
         from runtime.optim.optimizer_state import load_state
         from runtime.optim.whole_state import Given
 
-        given = Given(state)
+        whole_state = Given(state)
         for resident in self._residents.values():
             if resident.optimizer is not None:
-                load_state(resident.optimizer, given)
-        self.num_steps = given.num_steps
+                load_state(resident.optimizer, whole_state)
+        self.num_steps = whole_state.num_steps
 
     def _gathered(self) -> list[PassShards]:
         return [shards for resident in self._residents.values() if (shards := resident.gathered) is not None]
@@ -233,22 +233,22 @@ def unread_state(model: CapturedModel, module: nn.Module, speaks: Mapping[str, i
 
 def named_parts(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) -> dict[str, Part]:
     """Of what :func:`named_state` gave, that which not every rank of its stage has all of."""
-    found: dict[int, Part] = {}
+    by_id: dict[int, Part] = {}
     for resident in residents.values():
         for name, tensor in (*resident.parameters.items(), *resident.buffers.items()):
             part = resident.updates.parts.get(name)
             if part is not None and part.is_divided:
-                found[id(tensor)] = part
-    return {name: found[id(tensor)] for name, tensor in named.items() if id(tensor) in found}
+                by_id[id(tensor)] = part
+    return {name: by_id[id(tensor)] for name, tensor in named.items() if id(tensor) in by_id}
 
 
 def named_slices(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) -> dict[str, tuple[PassShards, str]]:
     """Of what :func:`named_state` gave, that which ranks have in slices: what has them, and the parameter's name."""
-    found: dict[int, tuple[PassShards, str]] = {}
+    by_id: dict[int, tuple[PassShards, str]] = {}
     for resident in residents.values():
         if (shards := resident.gathered) is not None:
-            found.update((id(resident.parameters[name]), (shards, name)) for name in sorted(shards.names))
-    return {name: found[id(tensor)] for name, tensor in named.items() if id(tensor) in found}
+            by_id.update((id(resident.parameters[name]), (shards, name)) for name in sorted(shards.names))
+    return {name: by_id[id(tensor)] for name, tensor in named.items() if id(tensor) in by_id}
 
 
 def speakers(model: CapturedModel, decision: Decision) -> dict[str, int]:

@@ -155,10 +155,10 @@ class Resident:
     def is_finite(self, *, gradients: bool = True) -> bool:
         """Whether the losses so far, and the ``gradients`` that this rank updates by, are numbers and finite."""
         samples = [share.portion.num_samples for share in self.shares]
-        found = [loss for microbatch, loss in self.program.losses.items() if samples[microbatch]]
+        tensors = [loss for microbatch, loss in self.program.losses.items() if samples[microbatch]]
         if gradients and self.optimizer is not None:
-            found += [each.grad for each in self.optimizer.tensors.values() if each.grad is not None]
-        return all_finite(found)
+            tensors += [each.grad for each in self.optimizer.tensors.values() if each.grad is not None]
+        return all_finite(tensors)
 
     def _agrees(self, finite: bool) -> bool:
         """Ranks that divide an optimiser step together or not at all."""
@@ -186,11 +186,11 @@ class Resident:
     def gradients(self) -> dict[str, torch.Tensor]:
         """The last step's, by name; where ranks divide the optimiser, all of the stage have to call this together."""
         reduction = self.updates.reduction
-        found = reduction.gradients() if isinstance(reduction, ShardedParameters) else {}
+        reduced = reduction.gradients() if isinstance(reduction, ShardedParameters) else {}
         return {
             name: gradient
             for name, parameter in self.parameters.items()
-            if (gradient := found.get(name, parameter.grad)) is not None
+            if (gradient := reduced.get(name, parameter.grad)) is not None
         }
 
     def loss(self) -> float:

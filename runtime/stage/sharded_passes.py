@@ -77,12 +77,12 @@ class ShardedPasses:
             for name in dict.fromkeys(behind[each] for each in node.all_input_nodes if each in behind):
                 if name in parameters:
                     uses.setdefault(name, []).append((place, node in flows))
-        found = {}
+        by_name = {}
         for name, at in uses.items():
             every, back = [place for place, _ in at], [place for place, differs in at if differs]
-            found[name] = Places((every[0], every[-1]), (back[0], back[-1]))
+            by_name[name] = Places((every[0], every[-1]), (back[0], back[-1]))
         everywhere = (0, len(graph.nodes))
-        return found | {name: Places(everywhere, everywhere) for name in parameters if name not in found}
+        return by_name | {name: Places(everywhere, everywhere) for name in parameters if name not in by_name}
 
     def rule(self, replace: Rule) -> Rule:
         """``replace``, with every operator of the stage called so that passes are followed."""

@@ -55,7 +55,7 @@ class LeftGradients(WeightGradients):
         super().__init__(self._add_and_tell)
         self._parameters, self._added = tuple(parameters), added
         self._parts: Counter[Tensor] = Counter()
-        self._told: set[Tensor] = set()
+        self._announced: set[Tensor] = set()
 
     def note(self, targets: tuple[Tensor | None, Tensor | None], compute: Callable[[], Gradients]) -> None:
         super().note(targets, compute)
@@ -79,8 +79,8 @@ class LeftGradients(WeightGradients):
         if self._added is None:
             return
         for parameter in parameters:
-            if parameter not in self._told:
-                self._told.add(parameter)
+            if parameter not in self._announced:
+                self._announced.add(parameter)
                 self._added(parameter)
 
 
@@ -121,7 +121,7 @@ class _Held:
         weights: what it runs on in place of the parameters, of which ``version``.
         seeds: gradients of the loss, and of what is added up to it, by name.
         left: what a backward for the input leaves; None where backward is whole.
-        again: with recompute, until forward has been run again.
+        rerun: with recompute, until forward has been run again.
         recorded: otherwise, until the backward for the input.
     """
 
@@ -129,7 +129,7 @@ class _Held:
     version: int
     seeds: dict[str, Tensor]
     left: LeftGradients | None = None
-    again: Call | None = None
+    rerun: Call | None = None
     recorded: _Recorded | None = None
 
 
@@ -148,7 +148,7 @@ class StageProgram:
         divided: how layers are divided along any dims; None: ranks share out samples.
         added: told of parameters whose ``.grad`` has been added to by other means than autograd's.
         slices: by name, what has gradients once a backward is over; None: the parameters.
-        again: how spans of layers run once more in the backward.
+        recompute: how spans of layers run once more in the backward.
 
     Attributes:
         losses: by micro-batch.
@@ -169,18 +169,18 @@ class StageProgram:
         divided: Divided | None = None,
         added: Added | None = None,
         slices: Mapping[str, Tensor] | None = None,
-        again: Told | None = None,
+        recompute: Told | None = None,
     ) -> None:
         manner = manner or Manner()
         self._function, self._loss, self._manner = function, loss, manner
         self._inputs = function.inputs
         self._received_at = tuple((place, name) for place, name in enumerate(function.inputs) if name in received)
         self._graded: Mapping[str, Tensor] = function.parameters if slices is None else slices
-        given = terms if loss is None else {**terms, loss: 1.0}
-        self._seeded = {name: given[name] for name in function.outputs if name in given}
+        seed_weights = terms if loss is None else {**terms, loss: 1.0}
+        self._seeded = {name: seed_weights[name] for name in function.outputs if name in seed_weights}
         self._current, self._draw, self._divided, self._added = current or Current(), draw, divided, added
-        told = [each for each in (draw, divided, again) if each is not None]
-        self._calls = StageCalls(function, manner.autocast, variant, told)
+        contexts = [each for each in (draw, divided, recompute) if each is not None]
+        self._calls = StageCalls(function, manner.autocast, variant, contexts)
         parameters = function.parameters
         self._state = tuple(function.attributes.values())
         self._trained = tuple(index for index, name in enumerate(function.attributes) if name in parameters)
@@ -236,7 +236,7 @@ class StageProgram:
         if self._is_versioned:
             call = Call(portion, call.values, self._with(held.weights))
         if self._manner.recompute:
-            held.again = Call(portion, call.values, self._unwritten(call.state))
+            held.rerun = Call(portion, call.values, self._unwritten(call.state))
             outputs = self._calls.run_without_gradients(call)
         else:
             held.recorded, outputs = self._record(call, held.left)
@@ -250,9 +250,9 @@ class StageProgram:
         Args:
             gradients: of the outputs, by name; an output without one takes no part.
         """
-        found = self.backward_input(microbatch, gradients)
+        input_gradients = self.backward_input(microbatch, gradients)
         self.backward_weight(microbatch)
-        return found
+        return input_gradients
 
     def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The gradients of the received inputs; those of weights are left to :meth:`backward_weight` where they can be.
@@ -260,14 +260,14 @@ class StageProgram:
         What that one does not need is let go.
         """
         held = self._held[microbatch]
-        if held.again is not None:
-            held.recorded = self._record(held.again, held.left)[0]  # the outputs are needed no more
-            held.again = None
+        if held.rerun is not None:
+            held.recorded = self._record(held.rerun, held.left)[0]  # the outputs are needed no more
+            held.rerun = None
         if held.recorded is None:
             raise KeyError(f"micro-batch {microbatch} has had its backward for the input")
         recorded, held.recorded = held.recorded, None
-        given = {**gradients, **held.seeds}
-        seeds = {name: given[name] for name in recorded.roots if name in given}
+        output_gradients = {**gradients, **held.seeds}
+        seeds = {name: output_gradients[name] for name in recorded.roots if name in output_gradients}
         if self._divided is not None:
             self._divided.begin(microbatch)
         if seeds:
@@ -330,10 +330,10 @@ class StageProgram:
             self.weights.reset()
 
     def _seed(self, loss: Tensor, weight: float) -> Tensor:
-        found = self._seeds.get(weight)
-        if found is None or found.dtype != loss.dtype:
-            found = self._seeds[weight] = torch.full_like(loss, weight, requires_grad=False)
-        return found
+        seed = self._seeds.get(weight)
+        if seed is None or seed.dtype != loss.dtype:
+            seed = self._seeds[weight] = torch.full_like(loss, weight, requires_grad=False)
+        return seed
 
     def _call(self, portion: MicrobatchSlice, values: Mapping[str, Tensor]) -> Call:
         return Call(portion, tuple([values[name] for name in self._inputs]), self._state)

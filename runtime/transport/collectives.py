@@ -89,7 +89,7 @@ class Exchanges:
             return self._begin(sent, received, deadline_s, key)
         here = {rank: plain_like(tensor, self._device) for rank, tensor in received.items()}
         gone = {rank: self._here(tensor) for rank, tensor in sent.items()}  # to where the backend can send it
-        copies = [(received[rank], came) for rank, came in here.items()]
+        copies = [(received[rank], buffer) for rank, buffer in here.items()]
         return _Copied(self._begin(gone, here, deadline_s, key), copies)
 
     def _here(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -228,9 +228,9 @@ class Together(Exchanges):
     ) -> None:
         circle, pieces = self._circle("reduce-scatter", ranks), parts(flat, counts, ranks)
         own = pieces[circle.position]
-        came = {p: plain_like(own, self._device) for p in circle.peers()}
-        self._exchange(circle, {p: self._here(pieces[p]) for p in circle.peers()}, came, deadline_s)
-        add_in_order(own, circle.position, list(came.values()))
+        terms = {p: plain_like(own, self._device) for p in circle.peers()}
+        self._exchange(circle, {p: self._here(pieces[p]) for p in circle.peers()}, terms, deadline_s)
+        add_in_order(own, circle.position, list(terms.values()))
 
     @torch.no_grad()
     def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
@@ -249,19 +249,19 @@ class Together(Exchanges):
         circle = self._circle(kind, ranks)
         term = self._here(tensor)
         works: dict[dist.Work, Words] = {}
-        other, again = None, None
+        other, repost = None, None
         if circle.group is None or not term.numel():
             pass
         elif len(ranks) == 2 and term.nbytes <= self._pair_bytes:
             line = self._line(circle, 1 - circle.position, term)
             ready = line.receive(term)
-            other, again = ready.buffer, line.post_again
+            other, repost = ready.buffer, line.post_again
             works = {ready.work: line.peer, line.send(term): line.peer}
         else:
             begin = partial(circle.group.allreduce, [term])
             peers = ("one of", ", ".join(f"rank {ranks[position]}" for position in circle.peers()))
             works = {self._works.start(begin, circle.what, peers): peers}
-        return _Sum(self._works, works, circle.what, tensor, term, other, again, deadline_s)
+        return _Sum(self._works, works, circle.what, tensor, term, other, repost, deadline_s)
 
     def _circle(self, kind: str, ranks: tuple[int, ...]) -> _Circle:
         check_member(self.rank, ranks, self._numbers)
@@ -353,7 +353,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """A sum on its way: ``term`` is added up in place, or ``other`` comes, is added to it and given to ``again``."""
+    """A sum on its way: ``term`` is added up in place, or ``other`` comes, is added to it and given to ``repost``."""
 
     works: Works
     pending: dict[dist.Work, Words]
@@ -361,7 +361,7 @@ class _Sum:
     tensor: torch.Tensor
     term: torch.Tensor
     other: torch.Tensor | None
-    again: Callable[[torch.Tensor], None] | None
+    repost: Callable[[torch.Tensor], None] | None
     deadline_s: float
 
     @torch.no_grad()
@@ -371,8 +371,8 @@ class _Sum:
             self.works.wait(work, self.what, peer, deadline)
         if self.other is not None:
             self.term.add_(self.other)  # the addition of two numbers commutes: both ranks get the same bits
-            if self.again is not None:
-                self.again(self.other)
+            if self.repost is not None:
+                self.repost(self.other)
         put_back(self.term, self.tensor)
 
 
@@ -402,8 +402,8 @@ class _Copied:
 
     def wait(self) -> None:
         self.pending.wait()
-        for wanted, came in self.copies:
-            wanted.detach().copy_(came)
+        for wanted, buffer in self.copies:
+            wanted.detach().copy_(buffer)
 
 
 def _new_group(ranks: tuple[int, ...], backend: str) -> dist.ProcessGroup | None:

@@ -121,9 +121,9 @@ class Frame:
         self.tensors = views(self.message, layout)
         self._header = self.message.numpy().data[:HEADER_BYTES]
 
-    def write(self, key: Key, tensors: Iterable[torch.Tensor], number: int = 0, taken: int = 0) -> None:
+    def write(self, key: Key, tensors: Iterable[torch.Tensor], number: int = 0, acknowledged: int = 0) -> None:
         """Copy the tensors in, under the name ``key``; those that travel alone are left out."""
-        self._header[:] = header_of(key, self.layout, number, taken)
+        self._header[:] = header_of(key, self.layout, number, acknowledged)
         for slot, tensor in zip(self.tensors, tensors, strict=True):
             slot.copy_(tensor.detach() if tensor.requires_grad else tensor)
 
@@ -173,16 +173,16 @@ def unpack(message: torch.Tensor, key: Key, source: int, layout: Layout) -> tupl
 
 
 def check(header: memoryview, key: Key, source: int, layout: Layout) -> tuple[int, int]:
-    """``number`` and ``taken`` in the header of a message from rank ``source``.
+    """``number`` and ``acknowledged`` in the header of a message from rank ``source``.
 
     Raises:
         TransportError: it is another message than ``key`` with this layout; the text names what differs.
     """
-    number, taken, _ = _STAMP.unpack_from(header, HEADER_BYTES - _STAMP.size)
-    expected = header_of(key, layout, number, taken)
+    number, acknowledged, _ = _STAMP.unpack_from(header, HEADER_BYTES - _STAMP.size)
+    expected = header_of(key, layout, number, acknowledged)
     if header != expected:
         raise another(header, expected, key, source)
-    return number, taken
+    return number, acknowledged
 
 
 def another(header: memoryview, expected: bytes, key: Key, source: int) -> TransportError:
@@ -217,29 +217,29 @@ def _numbered(kind: str, src_stage: int, dst_stage: int, microbatch: int) -> int
     return number | ord(kind) - ord("A") + 1 << _KIND_SHIFT
 
 
-def header_of(key: Key, layout: Layout, number: int, taken: int) -> bytes:
+def header_of(key: Key, layout: Layout, number: int, acknowledged: int) -> bytes:
     """The header of a message."""
     step, kind, src_stage, dst_stage, microbatch = key
     ends, of_tensors = (src_stage, dst_stage, microbatch), (layout.checksum, layout.payload_bytes, layout.dtypes)
-    stamp = number, taken, ~(number ^ taken) & _STAMP_MASK
+    stamp = number, acknowledged, ~(number ^ acknowledged) & _STAMP_MASK
     return _HEADER.pack(_MAGIC, _VERSION, kind.encode(), layout.count, step, *ends, *of_tensors, *stamp)
 
 
-def _faults(key: Key, expected: tuple[Any, ...], came: tuple[Any, ...]) -> list[str]:
+def _faults(key: Key, expected: tuple[Any, ...], received: tuple[Any, ...]) -> list[str]:
     """One line for each part of the header that differs; nothing behind a wrong magic number can be trusted."""
-    if came[:2] != expected[:2]:
-        return [f"magic and version: expected {expected[:2]}, came {came[:2]}"]
-    kind, step, src_stage, dst_stage, microbatch = came[2], *came[4:8]
+    if received[:2] != expected[:2]:
+        return [f"magic and version: expected {expected[:2]}, came {received[:2]}"]
+    kind, step, src_stage, dst_stage, microbatch = received[2], *received[4:8]
     sender = Key(step, str(kind, "latin-1"), src_stage, dst_stage, microbatch)
     pairs = (
         ("key", key, sender),
-        ("number of tensors", expected[3], came[3]),
-        ("dtypes", _names(expected[10]), _names(came[10])),
-        ("payload bytes", expected[9], came[9]),
-        ("checksum of shapes and dtypes", f"{expected[8]:08x}", f"{came[8]:08x}"),
-        ("guard of the message's numbers", f"{expected[13]:08x}", f"{came[13]:08x}"),
+        ("number of tensors", expected[3], received[3]),
+        ("dtypes", _names(expected[10]), _names(received[10])),
+        ("payload bytes", expected[9], received[9]),
+        ("checksum of shapes and dtypes", f"{expected[8]:08x}", f"{received[8]:08x}"),
+        ("guard of the message's numbers", f"{expected[13]:08x}", f"{received[13]:08x}"),
     )
-    return [f"{what}: expected {wanted}, came {found}" for what, wanted, found in pairs if wanted != found]
+    return [f"{what}: expected {wanted}, came {actual}" for what, wanted, actual in pairs if wanted != actual]
 
 
 def _names(dtypes: bytes | int) -> str:

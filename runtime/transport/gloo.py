@@ -91,10 +91,10 @@ class Peer:
             raise TransportError(f"{key} from rank {self._rank} was not announced")
         frame_work, *works = posted.works
         self._works.wait(frame_work, ("receive", key), ("rank", self._rank), deadline)
-        number, taken = posted.frame.check(key, self._rank)
+        number, acknowledged = posted.frame.check(key, self._rank)
         for work in works:
             self._works.wait(work, ("receive", key), ("rank", self._rank), deadline)
-        self._note(number, taken)
+        self._note(number, acknowledged)
         return whole(posted.frame.layout, posted.frame.tensors, posted.alone)
 
     def send(self, key: Key, tensors: Sequence[torch.Tensor]) -> None:
@@ -134,13 +134,13 @@ class Peer:
         self._sends.clear()
         self._spare_frames.clear()
 
-    def _note(self, number: int, taken: int) -> None:
-        """Message ``number`` has come, and told that ours up to ``taken`` had come before it was sent."""
+    def _note(self, number: int, acknowledged: int) -> None:
+        """Message ``number`` has come, and told that ours up to ``acknowledged`` had come before it was sent."""
         self._early.add(number)
         while (following := self._num_taken + 1 & _MASK) in self._early:
             self._early.remove(following)
             self._num_taken = following
-        while self._sends and (taken - self._num_sent + len(self._sends) - 1 & _MASK) < _HALF:
+        while self._sends and (acknowledged - self._num_sent + len(self._sends) - 1 & _MASK) < _HALF:
             self._release()
 
     def _release(self) -> None:
@@ -189,7 +189,7 @@ class Messages:
     def num_buffers(self) -> tuple[int, int]:
         """How many announced messages, and how many sent ones, have their buffers now."""
         numbers = [peer.num_buffers() for peer in self._peers]
-        return sum(came for came, _ in numbers), sum(sent for _, sent in numbers)
+        return sum(received for received, _ in numbers), sum(sent for _, sent in numbers)
 
     def _flush(self, deadline: Deadline) -> None:
         for peer in self._peers:

@@ -126,12 +126,12 @@ def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: boo
             if not fault:
                 neighbours[other] = address
     store.set(f"attached/{rank}", json.dumps({"ranks": [rank, *neighbours], "why": why}))
-    told = [json.loads(store.get(f"attached/{other}")) for other in range(size)]
+    attached = [json.loads(store.get(f"attached/{other}")) for other in range(size)]
     pairs = [*combinations(range(size), 2)]
-    near = frozenset(pair for pair in pairs if all(set(pair) <= set(told[each]["ranks"]) for each in pair))
+    near = frozenset(pair for pair in pairs if all(set(pair) <= set(attached[each]["ranks"]) for each in pair))
     apart = [pair for pair in pairs if pair not in near and hosts[pair[0]] == hosts[pair[1]]]
     if apart:
-        _say(apart, [each["why"] for each in told], required)
+        _say(apart, [each["why"] for each in attached], required)
     far_groups = [ranks for ranks in groups if len(ranks) == 1 or not near.issuperset(combinations(ranks, 2))]
     name = transport_text(SHARED_MEMORY if near else "", GLOO)  # of the world: the same on all ranks
     if segments is None or mine is None or not any(rank in pair for pair in near):

@@ -198,5 +198,5 @@ class MpiTransport(Messages):
             if tensor.numel():
                 requests.append(self._wire.send([plain(tensor)], rank, tag))
         yield requests
-        for tensor, came in copies:
-            tensor.detach().copy_(came)
+        for tensor, buffer in copies:
+            tensor.detach().copy_(buffer)

@@ -154,8 +154,8 @@ class Request:
                 raise self._other_size("more") from error
             raise
         self._request = None
-        if self._is_exact and (came := status.Get_count(mpi.BYTE)) != self._tensor.nbytes:
-            raise self._other_size(f"{came} bytes")
+        if self._is_exact and (received_bytes := status.Get_count(mpi.BYTE)) != self._tensor.nbytes:
+            raise self._other_size(f"{received_bytes} bytes")
         return True
 
     def __del__(self) -> None:
@@ -165,9 +165,9 @@ class Request:
             if not self._request.Test():
                 _UNFINISHED.append((self._request, self._tensor))
 
-    def _other_size(self, came: str) -> TransportError:
+    def _other_size(self, size: str) -> TransportError:
         return TransportError(
-            f"rank {self.peer} sent {came}, rank {self._wire.rank()} expected {self._tensor.nbytes} bytes",
+            f"rank {self.peer} sent {size}, rank {self._wire.rank()} expected {self._tensor.nbytes} bytes",
             [f"for a tensor of shape {tuple(self._tensor.shape)} and {self._tensor.dtype}"],
             ["give all ranks the same plan"],
         )
@@ -237,7 +237,7 @@ class MpiWorks(Works):
         self._wire, self._is_crowded = wire, is_crowded
         others = [rank for rank in range(wire.size()) if rank != self.rank]
         self._farewells = {rank: self._farewell(wire.recv, rank) for rank in others}
-        self._told = False
+        self._has_left = False
 
     def wait(self, work: dist.Work, what: Words, peer: Words, deadline: Deadline) -> None:
         request = cast("Request", work)
@@ -278,9 +278,9 @@ class MpiWorks(Works):
 
     def leave(self) -> None:
         """Tell the others that nothing more comes from here."""
-        for rank in () if self._told else self._farewells:
+        for rank in () if self._has_left else self._farewells:
             self._farewell(self._wire.send, rank)
-        self._told = True
+        self._has_left = True
         self._running.clear()
 
     def _look(

@@ -53,15 +53,15 @@ class Channel:
 
 def channels_of(program: Program) -> tuple[Channel, ...]:
     """The channels over which the ranks of ``program`` send, in order."""
-    found = set()
+    channels = set()
     for rank, row in enumerate(program.rows):
         for action in row:
             if action.op in SEND and action.peer is not None:
                 forward = action.op is Op.SEND_FORWARD
                 for message in program.messages_of(rank, action):
                     other = message.dst if forward else message.src
-                    found.add(Channel("F" if forward else "B", action.stage, action.peer, rank, other))
-    return tuple(sorted(found))
+                    channels.add(Channel("F" if forward else "B", action.stage, action.peer, rank, other))
+    return tuple(sorted(channels))
 
 
 @dataclass(slots=True)
@@ -219,8 +219,8 @@ class ChannelTransport(Together):
 
     def num_buffers(self) -> tuple[int, int]:
         """How many announced messages, and how many sent ones, have their buffers now."""
-        came, sent = zip(*(peer.num_buffers() for peer in self._peers), strict=True)
-        return len(self._receives) + sum(came), len(self._sends) + sum(sent)
+        received, sent = zip(*(peer.num_buffers() for peer in self._peers), strict=True)
+        return len(self._receives) + sum(received), len(self._sends) + sum(sent)
 
     def _begin_groups(self, deadline: Deadline) -> None:
         """A first sum in each group, by all its ranks and in one order.

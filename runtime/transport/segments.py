@@ -116,10 +116,10 @@ def library() -> tuple[Any, Any]:
     """
     try:
         path = str(compiled(dict(os.environ), Sources("shared_memory", Path(__file__).parent / "source")))
-        found = ctypes.CDLL(path, use_errno=True), ctypes.PyDLL(path, use_errno=True)
+        loaded = ctypes.CDLL(path, use_errno=True), ctypes.PyDLL(path, use_errno=True)
     except OSError as error:
         raise CannotCompileError(f"shared memory's library cannot be had: {error}") from error
-    return _Functions(found[0]), _Functions(found[1])
+    return _Functions(loaded[0]), _Functions(loaded[1])
 
 
 class _Functions:
@@ -154,8 +154,8 @@ class Address:
     @classmethod
     def of_text(cls, text: str) -> Address:
         """What was told."""
-        found = json.loads(text)
-        return cls(**{**found, "cores": tuple(found["cores"])})
+        fields = json.loads(text)
+        return cls(**{**fields, "cores": tuple(fields["cores"])})
 
 
 class Place(NamedTuple):
@@ -187,7 +187,7 @@ class Segments:
         self._context = self._calls.open(rank, world_size, _machine_bytes(), self._token)
         if not self._context:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self._offset, self._seen, self._view = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_void_p()
+        self._offset, self._last_counts, self._view = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_void_p()
         self._memory: dict[int, torch.Tensor] = {rank: self._all_of(rank)}
         self._kept: dict[tuple[int, int, Spec], torch.Tensor] = {}
         self._frames: dict[tuple[int, Layout], Frame] = {}
@@ -271,7 +271,7 @@ class Segments:
             int(limit_s * 1e9),
             int(spin_s * 1e9),
             self._offset,
-            self._seen if watches else None,
+            self._last_counts if watches else None,
         )
         return ended
 
@@ -286,15 +286,15 @@ class Segments:
     def tensor(self, owner: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A block's data for a moment, by its owner or while it has a reader; not to be handed on."""
         place = (owner, offset, (shape, dtype))
-        found = self._kept.get(place)
-        if found is None:
+        view = self._kept.get(place)
+        if view is None:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
             num_bytes = dtype.itemsize
             for size in shape:
                 num_bytes *= size
-            found = self._kept[place] = self._memory[owner][offset : offset + num_bytes].view(dtype).view(shape)
-        return found
+            view = self._kept[place] = self._memory[owner][offset : offset + num_bytes].view(dtype).view(shape)
+        return view
 
     def send(self, rank: int, channel: int, key: Key, tensors: Sequence[torch.Tensor]) -> bool:
         """Announces a message to one rank: a frame of copies of the tensors, on any device and of any strides.
@@ -343,7 +343,7 @@ class Segments:
             int(limit_s * 1e9),
             int(spin_s * 1e9),
             self._offset,
-            self._seen if watches else None,
+            self._last_counts if watches else None,
             self._view,
             self._charge,
         )
@@ -355,8 +355,8 @@ class Segments:
         Its block goes back when the last of them, and of their views, is gone; until then it counts as memory of this
         rank's tensors, where somebody counts.
         """
-        came: torch.Tensor = from_dlpack(_new_capsule(self._view, b"dltensor", None))
-        return (came,) if _shape_of(layout).start else tuple(views(came, layout))
+        message: torch.Tensor = from_dlpack(_new_capsule(self._view, b"dltensor", None))
+        return (message,) if _shape_of(layout).start else tuple(views(message, layout))
 
     def header(self, owner: int, offset: int) -> memoryview:
         """What a message begins with."""
@@ -371,25 +371,25 @@ class Segments:
         self._calls.announce(self._context, rank, channel, offset)
 
     def poll(self, rank: int, channel: int) -> bool:
-        """Whether ``rank`` has announced another block on ``channel``: then :attr:`came` is where it lies."""
+        """Whether ``rank`` has announced another block on ``channel``: then :attr:`block_offset` is where it lies."""
         return bool(self._calls.poll(self._context, rank, channel, self._offset))
 
     @property
-    def came(self) -> int:
+    def block_offset(self) -> int:
         """The block that was waited for last."""
         return self._offset.value
 
     def wait(self, rank: int, channel: int, limit_s: float, spin_s: float, watches: bool) -> int:
-        """How the wait for the next announcement ended; where it is here, :attr:`came` is its block.
+        """How the wait for the next announcement ended; where it is here, :attr:`block_offset` is its block.
 
         Args:
             limit_s: ``NOW_S``: only what is there already counts.
             spin_s: so long it looks before it sleeps.
             watches: whether something on a watched channel ends the wait as well.
         """
-        seen = self._seen if watches else None
+        last_counts = self._last_counts if watches else None
         limit_ns, spin_ns = int(limit_s * 1e9), int(spin_s * 1e9)
-        ended: int = self._waits.wait(self._context, rank, channel, limit_ns, spin_ns, self._offset, seen)
+        ended: int = self._waits.wait(self._context, rank, channel, limit_ns, spin_ns, self._offset, last_counts)
         return ended
 
     def num_taken(self, rank: int) -> int:
@@ -399,8 +399,10 @@ class Segments:
 
     def wait_taken(self, rank: int, count: int, limit_s: float, spin_s: float, watches: bool) -> int:
         """How the wait until ``rank`` has taken ``count`` messages ended."""
-        seen = self._seen if watches else None
-        ended: int = self._waits.wait_taken(self._context, rank, count, int(limit_s * 1e9), int(spin_s * 1e9), seen)
+        last_counts = self._last_counts if watches else None
+        ended: int = self._waits.wait_taken(
+            self._context, rank, count, int(limit_s * 1e9), int(spin_s * 1e9), last_counts
+        )
         return ended
 
     def has_left(self, rank: int) -> bool:

@@ -112,7 +112,7 @@ class SharedMemoryTransport:
         if (ended := look(NOW_S, 0.0, False)) == LATE:
             ended = self._wait(look, source, ("receive", key), Deadline(deadline_s))
         if ended == WRONG:
-            raise another(segments.header(source, segments.came), header, key, source)
+            raise another(segments.header(source, segments.block_offset), header, key, source)
         return segments.taken(layout)
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
@@ -224,7 +224,7 @@ class SharedMemoryTransport:
             raise self._gone(what, rank)
         if not self.segments.poll(rank, channel):
             self._wait(partial(self.segments.wait, rank, channel), rank, what, deadline)
-        return self.segments.came
+        return self.segments.block_offset
 
     def put(self, tensor: torch.Tensor, ranks: tuple[int, ...], channel: int, what: Words) -> None:
         """Copies ``tensor`` into one block and announces it to ``ranks``."""
@@ -246,14 +246,14 @@ class SharedMemoryTransport:
         """Waits for a block of the size and dtype of ``tensor``, which becomes what lies there."""
         place = _place(tensor)
         if place is None:
-            _, offset, came = self._look_at(tensor, rank, channel, what, deadline)
-            tensor.detach().copy_(came)
+            _, offset, block = self._look_at(tensor, rank, channel, what, deadline)
+            tensor.detach().copy_(block)
             self.segments.let_go(rank, offset)
             return
         if self.fetch_now(tensor, place, rank, channel, what):
             return
         if self._wait(partial(self.segments.fetch, place, rank, channel), rank, what, deadline) == WRONG:
-            raise self._unlike(tensor, rank, self.segments.came, what)
+            raise self._unlike(tensor, rank, self.segments.block_offset, what)
 
     def fetch_now(self, tensor: torch.Tensor, place: Place, rank: int, channel: int, what: Words) -> bool:
         """As :meth:`fetch`, if that takes no wait, of a tensor that lies at ``place``."""
@@ -261,14 +261,14 @@ class SharedMemoryTransport:
             raise self._gone(what, rank)
         ended = self.segments.fetch(place, rank, channel, NOW_S, 0.0, False)
         if ended == WRONG:
-            raise self._unlike(tensor, rank, self.segments.came, what)
+            raise self._unlike(tensor, rank, self.segments.block_offset, what)
         return ended == HERE
 
     def add_to(self, own: torch.Tensor, ranks: tuple[int, ...], channel: int, what: Words, deadline: Deadline) -> None:
         """Adds a block of each other rank to this rank's term, in the order of ``ranks``."""
-        came = [self._look_at(own, rank, channel, what, deadline) for rank in self.others_of(ranks)]
-        add_in_order(own, ranks.index(self.rank), [term for _, _, term in came])
-        for rank, offset, _ in came:
+        blocks = [self._look_at(own, rank, channel, what, deadline) for rank in self.others_of(ranks)]
+        add_in_order(own, ranks.index(self.rank), [term for _, _, term in blocks])
+        for rank, offset, _ in blocks:
             self.segments.let_go(rank, offset)
 
     def advance(self) -> None:
@@ -442,7 +442,7 @@ class SumInParts:
         self._flat = flat_on_cpu(tensor)
         self._pieces = dict(zip(ranks, torch.tensor_split(self._flat, len(ranks)), strict=True))
         self._others = transport.others_of(ranks)
-        self._came: dict[int, int] = {}
+        self._offsets: dict[int, int] = {}
         self._is_added = False
         for rank in self._others:
             transport.put(self._pieces[rank], (rank,), self._channel, what)
@@ -451,18 +451,18 @@ class SumInParts:
         """Whether all terms of this rank's part are here."""
         segments = self._transport.segments
         for rank in self._others:
-            if rank not in self._came and segments.poll(rank, self._channel):
-                self._came[rank] = segments.came
-        return len(self._came) == len(self._others)
+            if rank not in self._offsets and segments.poll(rank, self._channel):
+                self._offsets[rank] = segments.block_offset
+        return len(self._offsets) == len(self._others)
 
     @without_gradients
     def add(self) -> None:
         """Of all terms this rank's part, which it shows to the others."""
         segments, rank = self._transport.segments, self._transport.rank
         own = self._pieces[rank]
-        terms = [segments.tensor(other, self._came[other], own.shape, own.dtype) for other in self._others]
+        terms = [segments.tensor(other, self._offsets[other], own.shape, own.dtype) for other in self._others]
         add_in_order(own, self._ranks.index(rank), terms)
-        for other, offset in self._came.items():
+        for other, offset in self._offsets.items():
             segments.let_go(other, offset)
         self._transport.put(own, self._others, self._results, self._what)
         self._is_added = True
@@ -474,8 +474,8 @@ class SumInParts:
         if not self._is_added:
             self._transport.leave_alone(self)
             for rank in self._others:
-                if rank not in self._came:
-                    self._came[rank] = self._transport.next_block(rank, self._channel, self._what, deadline)
+                if rank not in self._offsets:
+                    self._offsets[rank] = self._transport.next_block(rank, self._channel, self._what, deadline)
             self.add()
         for rank in self._others:
             self._transport.fetch(self._pieces[rank], rank, self._results, self._what, deadline)

@@ -132,17 +132,17 @@ class Barrier:
             DeadlineError, TransportError: they name a rank that is not.
         """
         token, number = torch.full((1,), word, dtype=torch.uint8), self._number()
-        came, self._coming = {rank: self._coming.get(rank) or self._posted(rank) for rank in self._others}, {}
+        receives, self._coming = {rank: self._coming.get(rank) or self._posted(rank) for rank in self._others}, {}
         begin, start = self._world.send, self._works.start
-        told = {r: start(partial(begin, [token], r, number), _WHAT, ("rank", r)) for r in self._others}
-        for works in ({rank: ready.work for rank, ready in came.items()}, told):
+        sends = {r: start(partial(begin, [token], r, number), _WHAT, ("rank", r)) for r in self._others}
+        for works in ({rank: ready.work for rank, ready in receives.items()}, sends):
             for rank, work in works.items():
                 self._works.wait(work, _WHAT, ("rank", rank), deadline)
         self._num_done += 1
         with suppress(TransportError):  # who has left by now was here: the next one, if there is any, will say so
             for rank in self._others:
                 self._coming[rank] = self._posted(rank)
-        return max([word, *(int(ready.buffer.item()) for ready in came.values())])
+        return max([word, *(int(ready.buffer.item()) for ready in receives.values())])
 
     def _number(self) -> int:
         return _CODE | self._num_done % (1 << 26)
@@ -184,7 +184,7 @@ class Standing:
             raise ValueError(f"key {key} is not below {KEYED}")
         for work, rank, _ in self._sent.pop(key, ()):  # which has long been taken
             self.wait(work, rank, Deadline(deadline_s))
-        came = []
+        receives = []
         for rank, tensor in received.items():
             if tensor.numel():
                 place = (rank, key, tuple(tensor.shape), tensor.dtype)
@@ -192,9 +192,9 @@ class Standing:
                 if ready is None:
                     stands = tensor.nbytes <= STANDING_BYTES
                     ready = self._posted(place, torch.empty_like(tensor) if stands else tensor)
-                came.append((place, ready, tensor))
+                receives.append((place, ready, tensor))
         sends = [self._send(tensor, rank, key) for rank, tensor in sent.items() if tensor.numel()]
-        return _Coming(self, key, came, sends, deadline_s)
+        return _Coming(self, key, receives, sends, deadline_s)
 
     def post_again(self, place: _Place, buffer: torch.Tensor) -> None:
         """Let the next receive stand ready in ``buffer``, if there are not too many."""
@@ -248,13 +248,13 @@ class _Coming:
 
     standing: Standing
     key: int
-    came: list[tuple[_Place, Ready, torch.Tensor]]
+    receives: list[tuple[_Place, Ready, torch.Tensor]]
     sends: list[_Sent]
     deadline_s: float
 
     def wait(self) -> None:
         deadline = Deadline(self.deadline_s)
-        for place, ready, tensor in self.came:
+        for place, ready, tensor in self.receives:
             self.standing.wait(ready.work, place[0], deadline)
             if ready.buffer is not tensor:
                 with torch.no_grad():

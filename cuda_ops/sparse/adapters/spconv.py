@@ -55,7 +55,7 @@ def to_spconv(x: SparseTensor, spatial_shape: Sequence[int] | None = None, *, or
         raise SparseInputError(
             "coordinates outside of the spatial shape",
             where="to_spconv",
-            found=f"{lowest} to {extent}",
+            actual=f"{lowest} to {extent}",
             expected=f"0 to {shape}",
             remedy="move the cloud or give a larger spatial_shape",
         )
@@ -98,7 +98,7 @@ def _to_ours(value: Tensor, convolution: Conv3d, name: str, *, order: Order) -> 
         raise SparseInputError(
             "shape of a weight",
             where="state dict of spconv",
-            found=list(value.shape),
+            actual=list(value.shape),
             expected=list(shape),
             remedy="save it with spconv 2.2 or later, whose weight is (out, z, y, x, in), from the same network",
         )

@@ -61,7 +61,7 @@ def _reordered(value: Tensor, convolution: Conv3d, name: str, slow_to_fast: Trip
         raise SparseInputError(
             "an even kernel size above 2",
             where="state dict of torchsparse",
-            found=convolution.kernel_size,
+            actual=convolution.kernel_size,
             expected="odd sizes and 2",
             remedy="its offsets start below the site in torchsparse and at it here; use an odd size",
         )

@@ -56,7 +56,7 @@ def load(module: nn.Module, state: Mapping[str, Tensor], layout: Layout, *, stri
             raise SparseInputError(
                 f"shape of {named[name]}",
                 where=f"state dict of {layout.library}",
-                found=list(value.shape),
+                actual=list(value.shape),
                 expected=f"{list(expected[name].shape)}, of {name} here",
                 remedy="build the network with the channels and kernels of the checkpoint",
             )
@@ -66,11 +66,11 @@ def load(module: nn.Module, state: Mapping[str, Tensor], layout: Layout, *, stri
 def dump(module: nn.Module, layout: Layout) -> dict[str, Tensor]:
     """The state dict of ``module`` as the library keeps it."""
     state, owners = module.state_dict(), _owners(module)
-    found = {}
+    exported = {}
     for ours, theirs in _entries(module, layout):
         owner, name = owners[ours]
-        found[theirs] = layout.to_theirs(state[ours], owner, name) if isinstance(owner, Conv3d) else state[ours]
-    return found
+        exported[theirs] = layout.to_theirs(state[ours], owner, name) if isinstance(owner, Conv3d) else state[ours]
+    return exported
 
 
 def turned(kernel: Tensor, sizes: Triple) -> Tensor:
@@ -82,11 +82,11 @@ def turned(kernel: Tensor, sizes: Triple) -> Tensor:
 def _entries(module: nn.Module, layout: Layout) -> list[tuple[str, str]]:
     """(our name, the library's) of every entry of the state dict."""
     owners = _owners(module)
-    found = []
+    pairs = []
     for ours in module.state_dict():
         owner, name = owners[ours]
-        found.append((ours, ours.removesuffix(name) + layout.rename(owner, name)))
-    return found
+        pairs.append((ours, ours.removesuffix(name) + layout.rename(owner, name)))
+    return pairs
 
 
 def _owners(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
@@ -95,13 +95,13 @@ def _owners(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     return {name: (modules[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in module.state_dict()}
 
 
-def _require_same_names(expected: set[str], found: set[str], library: str) -> None:
-    missing, unknown = sorted(expected - found), sorted(found - expected)
+def _require_same_names(expected: set[str], actual: set[str], library: str) -> None:
+    missing, unknown = sorted(expected - actual), sorted(actual - expected)
     if missing or unknown:
         raise SparseInputError(
             "names of a state dict",
             where=f"state dict of {library}",
-            found=f"{len(unknown)} unknown: {', '.join(unknown[:3]) or 'none'}",
+            actual=f"{len(unknown)} unknown: {', '.join(unknown[:3]) or 'none'}",
             expected=f"{len(missing)} missing: {', '.join(missing[:3]) or 'none'}",
             remedy="build the network of the checkpoint, or give strict=False to load what is common",
         )

@@ -61,11 +61,11 @@ def refuse_draws(stage: int, layers: Iterable[str], drawing: Collection[str]) ->
     Args:
         drawing: the layers of the model that do, as :class:`runtime.stage.random.streams.Draws` finds them.
     """
-    found = [layer for layer in layers if layer in drawing]
-    if found:
+    drawn = [layer for layer in layers if layer in drawing]
+    if drawn:
         raise UnsupportedModelError(
             f"stage {stage} cannot be compiled: its random numbers would be the same in every step",
-            [f"layers that draw: {', '.join(found)}"],
+            [f"layers that draw: {', '.join(drawn)}"],
             ["put them on a stage of their own", "run without compiling"],
         )
 
@@ -73,11 +73,11 @@ def refuse_draws(stage: int, layers: Iterable[str], drawing: Collection[str]) ->
 def refuse_user_code(stage: int, model: CapturedModel, layers: Collection[str]) -> None:
     """Raises :class:`UnsupportedModelError` where a stage runs code that torch.compile is not to look into."""
     nodes = [node for node in model.graph_module.graph.nodes if is_user_function(node) or is_unit(node)]
-    found = [layer for node in nodes if (layer := model.layer_of_node.get(node.name)) in layers]
-    if found:
+    refused = [layer for node in nodes if (layer := model.layer_of_node.get(node.name)) in layers]
+    if refused:
         raise UnsupportedModelError(
             f"stage {stage} cannot be compiled: it runs autograd Functions of the user's, or shapes follow from data",
-            [f"layers: {', '.join(map(str, found))}"],
+            [f"layers: {', '.join(map(str, refused))}"],
             ["put them on a stage of their own", "run without compiling"],
         )
 
@@ -92,20 +92,20 @@ class _BySize:
         order: Order,
     ) -> None:
         self._run, self._num_integers, self._key, self._backend, self._order = run, num_integers, key, backend, order
-        self._found: dict[Hashable, Run | None] = {}
+        self._runs: dict[Hashable, Run | None] = {}
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
         self._order.end()  # a run that failed may have left it watched
         integers, tensors = arguments[: self._num_integers], arguments[self._num_integers :]
         key = (self._key(), integers)
-        if key not in self._found:
-            if len(self._found) >= _MOST_KEPT:
-                self._found.pop(next(iter(self._found)))
-            self._found[key] = None
+        if key not in self._runs:
+            if len(self._runs) >= _MOST_KEPT:
+                self._runs.pop(next(iter(self._runs)))
+            self._runs[key] = None
             return self._run(*arguments)
-        run = self._found[key]
+        run = self._runs[key]
         if run is None:
-            run = self._found[key] = self._compiled(integers)
+            run = self._runs[key] = self._compiled(integers)
         return run(*tensors)
 
     def _compiled(self, integers: tuple[int, ...]) -> Run:

@@ -53,11 +53,11 @@ class GatheredConv:
             if put is None and local.main.is_operator(x, weight):
                 return torch.convolution(x, weight, bias, *local.main.term.options)
             return halo_conv(x, weight, bias, local, put)
-        found = []
+        outputs = []
         for segment, local in self.parts:
             mine = None if bias is None else narrowed(bias, segment.bias)
-            found.append(halo_conv(narrowed(x, segment.source), narrowed(weight, segment.weight), mine, local))
-        return torch.cat(found, 1) if len(found) > 1 else found[0]
+            outputs.append(halo_conv(narrowed(x, segment.source), narrowed(weight, segment.weight), mine, local))
+        return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
 
     def _without_input(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = x.new_zeros(self.shape)

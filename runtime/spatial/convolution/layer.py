@@ -117,8 +117,8 @@ def _returned(part: Part, exchange: Exchange, returned: Exchange) -> ReturnedHal
     """Dx is made of dy by the transposed convolution, and the other way round."""
     window = replace(part.local, transposed=not part.window.transposed)
     shape = tuple(map(len, exchange.held))
-    found = [piece_term(window, box, exchange.held) for _, box in returned.receives]
-    return ReturnedHalo(returned, tuple(None if term is None else Call(term, shape) for term in found))
+    terms = [piece_term(window, box, exchange.held) for _, box in returned.receives]
+    return ReturnedHalo(returned, tuple(None if term is None else Call(term, shape) for term in terms))
 
 
 Operator = Callable[..., Any]
@@ -171,8 +171,8 @@ def _convolved(step: Step, ready: Ready, x: Tensor, weight: Tensor, bias: Tensor
         raise ValueError("the operator itself was to be called")
     if ready.is_batch:
         return form(x, weight, bias, _put(step, weight, bias) if ready.may_wait else None)
-    found = form(step.get(0, x).unsqueeze(0), weight, bias)
-    return found.squeeze(0)
+    output = form(step.get(0, x).unsqueeze(0), weight, bias)
+    return output.squeeze(0)
 
 
 def _ready(

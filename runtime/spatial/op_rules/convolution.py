@@ -50,13 +50,13 @@ def run_pool(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> A
     What reaches outside is padding.  Where the operator can pad by itself, it does so on both sides, and results beyond
     the part are cut off; else padding is put in front.
     """
-    found = gathered(step, arguments)
+    operands = gathered(step, arguments)
     if step.is_empty:
-        return empty_like_done(step, found)
+        return empty_like_done(step, operands)
     way = step.memo.get("way")
     if way is None:
         way = step.memo["way"] = _PoolCall.of(step, arguments)
-    return way.averages(op, found) if "avg" in operator_of(step) else way.maxima(op, found)
+    return way.averages(op, operands) if "avg" in operator_of(step) else way.maxima(op, operands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,12 @@ class _Window:
 
     def divisors(self, counts_padding: bool) -> list[int]:
         """Per output, how many rows one device counts (``at::native::avg_pool2d``)."""
-        found = []
+        counts = []
         for output in range(self.outputs.start, self.outputs.stop):
             start = output * self.stride - self.padding
             stop = min(start + self.kernel, self.extent + self.padding)
-            found.append(stop - start if counts_padding else min(stop, self.extent) - max(start, 0))
-        return found
+            counts.append(stop - start if counts_padding else min(stop, self.extent) - max(start, 0))
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +148,9 @@ class _PoolCall:
         settings["count_include_pad"] = True
         return cls(windows, settings, front, _average_factor(windows, arguments))
 
-    def maxima(self, op: Callable[..., Any], found: dict[str, Any]) -> Any:
-        x = found["self"]
-        result = op(**{**found, **self.settings, "self": self._padded(x, _lowest(x))})
+    def maxima(self, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
+        x = operands["self"]
+        result = op(**{**operands, **self.settings, "self": self._padded(x, _lowest(x))})
         if isinstance(result, Tensor):
             return self._cut(result)
         values, places = result
@@ -161,8 +161,8 @@ class _PoolCall:
         extents = [window.extent for window in self.windows]
         return self._cut(values), global_places(self._cut(places), local, starts, extents)
 
-    def averages(self, op: Callable[..., Any], found: dict[str, Any]) -> Tensor:
-        result = self._cut(op(**{**found, **self.settings, "self": self._padded(found["self"], 0)}))
+    def averages(self, op: Callable[..., Any], operands: dict[str, Any]) -> Tensor:
+        result = self._cut(op(**{**operands, **self.settings, "self": self._padded(operands["self"], 0)}))
         if self.factor is None:
             return result
         return result * self.factor.to(result)
@@ -218,12 +218,12 @@ def run_adaptive_pool(step: Step, op: Callable[..., Any], arguments: dict[str, A
     follow one another.  Else dims are pooled one after the other: an average as a product with a matrix, a maximum as
     that of rows picked (of equal numbers the first, as torch does, whose gradient goes there).
     """
-    found = gathered(step, arguments)
+    operands = gathered(step, arguments)
     if step.is_empty:
-        return empty_like_done(step, found)
-    bins, x = _bins(step), found["self"]
+        return empty_like_done(step, operands)
+    bins, x = _bins(step), operands["self"]
     if all(each.is_whole for each in bins):
-        return op(**found)
+        return op(**operands)
     if "avg" in operator_of(step):
         return _bin_averages(x, bins)
     values, places = _bin_maxima(x, bins)

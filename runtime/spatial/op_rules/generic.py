@@ -18,10 +18,10 @@ from runtime.spatial.step import Step, gathered, within
 
 def run_on_reads(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The operator on what the part reads of every input."""
-    found = gathered(step, arguments)
+    operands = gathered(step, arguments)
     if step.is_empty:
-        return empty_like_done(step, found)
-    return op(**found)
+        return empty_like_done(step, operands)
+    return op(**operands)
 
 
 def run_whole_samples(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -29,10 +29,10 @@ def run_whole_samples(step: Step, op: Callable[..., Any], arguments: dict[str, A
 
     Ranks that share samples do the same work; each keeps its part, and hence its share of the gradients.
     """
-    found = gathered(step, arguments)
+    operands = gathered(step, arguments)
     if step.is_empty:
-        return empty_like_done(step, found)
-    result, outputs = connected_to_all(step, op(**found), found), step.layer.outputs
+        return empty_like_done(step, operands)
+    result, outputs = connected_to_all(step, op(**operands), operands), step.layer.outputs
     if isinstance(result, Tensor):
         return within(result, whole_samples(outputs[0], step.done), step.done)
     boxes = [step.done, *(step.division.held(index)[step.position] for index in range(1, len(outputs)))]

@@ -25,23 +25,23 @@ def run_batch_norm(step: Step, op: Callable[..., Any], arguments: dict[str, Any]
     take their statistics together, each counting its own part; of ranks with equal parts the first one counts, and rows
     of a margin are counted by their owner.
     """
-    found = gathered(step, arguments)
-    x, extent, channels = found["input"], step.division.work.shape[_CHANNEL], step.done[_CHANNEL]
+    operands = gathered(step, arguments)
+    x, extent, channels = operands["input"], step.division.work.shape[_CHANNEL], step.done[_CHANNEL]
     if step.is_empty:
         x = connected(x.new_empty(shape_of(step.done)), x)
     for name in _BY_CHANNEL:
-        if found[name] is not None:
-            found[name] = along(found[name], 0, extent, channels)
-    is_training = found["training"] and (step.training or found["running_mean"] is None)
+        if operands[name] is not None:
+            operands[name] = along(operands[name], 0, extent, channels)
+    is_training = operands["training"] and (step.training or operands["running_mean"] is None)
     if is_training and len(channels) and not _is_alone(step):
         if "ranks" not in step.memo:
             meanwhile = None if step.later is None else step.later.run
             step.memo["ranks"] = rows_of(step), _counted(step), meanwhile, _num_values(step)
-        numbers = (found[name] for name in (*_BY_CHANNEL, "momentum", "eps"))
+        numbers = (operands[name] for name in (*_BY_CHANNEL, "momentum", "eps"))
         return synchronised_batch_norm(x, *numbers, *step.memo["ranks"])
     if step.is_empty:  # for which torch's backward divides by zero
-        return connected(x, *(found[name] for name in ("weight", "bias") if found[name] is not None))
-    result: Tensor = op(**{**found, "input": x, "training": is_training})
+        return connected(x, *(operands[name] for name in ("weight", "bias") if operands[name] is not None))
+    result: Tensor = op(**{**operands, "input": x, "training": is_training})
     return result
 
 
@@ -68,20 +68,20 @@ def run_layer_norm(step: Step, op: Callable[..., Any], arguments: dict[str, Any]
     Weight and bias are those of the channels or places that are normalised; of a parameter for each channel a rank may
     have those of its own part only, so that it is applied to that.
     """
-    found = gathered(step, arguments)
+    operands = gathered(step, arguments)
     if step.is_empty:
-        return empty_like_done(step, found)
+        return empty_like_done(step, operands)
     covered, shape = step.exchange(0).wanted, step.layer.outputs[0].shape
-    if "num_groups" in found:
-        found["num_groups"] = found["num_groups"] * len(covered[_CHANNEL]) // shape[_CHANNEL]
-    affine = {name: found[name] for name in ("weight", "bias") if found.get(name) is not None}
-    is_by_channel = "normalized_shape" not in found
+    if "num_groups" in operands:
+        operands["num_groups"] = operands["num_groups"] * len(covered[_CHANNEL]) // shape[_CHANNEL]
+    affine = {name: operands[name] for name in ("weight", "bias") if operands.get(name) is not None}
+    is_by_channel = "normalized_shape" not in operands
     if is_by_channel and affine and covered[_CHANNEL] != step.done[_CHANNEL]:
-        found |= dict.fromkeys(affine)
-        return _scaled_by_channel(within(op(**found), covered, step.done), step, affine)
+        operands |= dict.fromkeys(affine)
+        return _scaled_by_channel(within(op(**operands), covered, step.done), step, affine)
     if is_by_channel:
-        found |= {name: along(each, 0, shape[_CHANNEL], covered[_CHANNEL]) for name, each in affine.items()}
-    return within(op(**found), covered, step.done)
+        operands |= {name: along(each, 0, shape[_CHANNEL], covered[_CHANNEL]) for name, each in affine.items()}
+    return within(op(**operands), covered, step.done)
 
 
 def _scaled_by_channel(x: Tensor, step: Step, affine: dict[str, Tensor]) -> Tensor:
@@ -95,7 +95,7 @@ def _scaled_by_channel(x: Tensor, step: Step, affine: dict[str, Tensor]) -> Tens
 
 def run_softmax(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The operator whole along its dim, of which the part is kept."""
-    found = gathered(step, arguments)
+    operands = gathered(step, arguments)
     if step.is_empty:
-        return empty_like_done(step, found)
-    return within(op(**found), step.exchange(0).wanted, step.done)
+        return empty_like_done(step, operands)
+    return within(op(**operands), step.exchange(0).wanted, step.done)

@@ -68,8 +68,8 @@ def normal(noise: Noise, mean: Any, std: Any = 1.0, *, generator: object = None)
     """Normal numbers about ``mean``, at least one of the arguments a tensor; neither has a gradient by them."""
     mean, std = (each.detach() if isinstance(each, Tensor) else each for each in (mean, std))
     like = mean + std
-    found: Tensor = mean + std * _like(noise, like, lambda t, g: t.normal_(generator=g))
-    return found
+    numbers: Tensor = mean + std * _like(noise, like, lambda t, g: t.normal_(generator=g))
+    return numbers
 
 
 def normal_numbers(
@@ -137,8 +137,8 @@ def _as(like: Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
 def _two(
     values: tuple[float, ...], names: Mapping[str, float], both: tuple[str, str], defaults: tuple[float, float]
 ) -> tuple[float, float]:
-    found = {**dict(zip(both, defaults, strict=True)), **dict(zip(both, values, strict=False)), **names}
-    return found[both[0]], found[both[1]]
+    by_name = {**dict(zip(both, defaults, strict=True)), **dict(zip(both, values, strict=False)), **names}
+    return by_name[both[0]], by_name[both[1]]
 
 
 NUMBERS: Mapping[Any, Callable[..., Any]] = {

@@ -106,15 +106,15 @@ def drawn_part(
         raise StageFailedError(f"numbers of shape {shape} are drawn for {place.total} samples", [f"along dim {dim}"])
     rows = math.ceil(BLOCK * place.total / math.prod(shape))
     begin, end = box[dim].start // each, -(-box[dim].stop // each)
-    found = torch.empty(local, dtype=dtype, device=device)
+    numbers = torch.empty(local, dtype=dtype, device=device)
     for first in range(begin - begin % rows, end, rows):
         block = Interval(each * first, each * min(first + rows, place.total))
         drawn = filled(
             torch.empty((*shape[:dim], len(block), *shape[dim + 1 :]), dtype=dtype, device=device), generator(first)
         )
         shared = (*box[:dim], box[dim] & block, *box[dim + 1 :])
-        found[slices(shared, box)] = drawn[slices(shared, (*whole(shape[:dim]), block, *whole(shape[dim + 1 :])))]
-    return found
+        numbers[slices(shared, box)] = drawn[slices(shared, (*whole(shape[:dim]), block, *whole(shape[dim + 1 :])))]
+    return numbers
 
 
 def _shortened(place: Place, num_dims: int | None) -> tuple[Box, tuple[int, ...]]:
@@ -160,10 +160,10 @@ class Draw:
 
     def generator(self, device: torch.device, key: int) -> torch.Generator:
         """A generator that starts from ``key``, good until the next call."""
-        found = self._generators.get(device)
-        if found is None:
-            found = self._generators[device] = driver.generator(device)
-        return found.manual_seed(key)
+        cached = self._generators.get(device)
+        if cached is None:
+            cached = self._generators[device] = driver.generator(device)
+        return cached.manual_seed(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +219,11 @@ class Noise:
             )
         rows = math.ceil(BLOCK * count / math.prod(shape))
         stop = start + count
-        found = torch.empty(shape, dtype=dtype, device=device)
+        numbers = torch.empty(shape, dtype=dtype, device=device)
         for first in range(start - start % rows, stop, rows):
             last = min(first + rows, total)
             begin, end = max(first, start), min(last, stop)
-            part = found.narrow(dim, each * (begin - start), each * (end - begin))
+            part = numbers.narrow(dim, each * (begin - start), each * (end - begin))
             generator = self._generator(device, index, first)
             if (begin, end) == (first, last) and part.is_contiguous():
                 filled(part, generator)
@@ -231,7 +231,7 @@ class Noise:
                 block = (*shape[:dim], each * (last - first), *shape[dim + 1 :])
                 drawn = filled(torch.empty(block, dtype=dtype, device=device), generator)
                 part.copy_(drawn.narrow(dim, each * (begin - first), each * (end - begin)))
-        return found
+        return numbers
 
     def _generator(self, device: torch.device, index: int, first: int = 0) -> torch.Generator:
         return self.draw.generator(device, self.draw.key(self.node, index, first))

@@ -152,8 +152,8 @@ class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         if operator is None:
             self._draw.at(self._portions[0])
             return expected.noise.run(func, *args, **kwargs)
-        found = operator(noise, *args, **kwargs)
-        return args[0].copy_(found) if name.endswith("_") else found
+        numbers = operator(noise, *args, **kwargs)
+        return args[0].copy_(numbers) if name.endswith("_") else numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +195,8 @@ class _Joined:
                     num_dims=num_dims or expected.num_dims,
                 )
             )
-        found = parts[0] if len(parts) == 1 else torch.cat(parts, dim or 0)
-        return found.transpose(0, 1) if expected.is_transposed else found
+        numbers = parts[0] if len(parts) == 1 else torch.cat(parts, dim or 0)
+        return numbers.transpose(0, 1) if expected.is_transposed else numbers
 
 
 def _calls(node: fx.Node, noise: Noise) -> Iterator[_Expected]:
