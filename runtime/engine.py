@@ -22,25 +22,25 @@ from planner.layers.boundary import Boundaries
 from planner.passes.versions import is_versioned, partial_batch_refused, updates_of
 from runtime.monitor.activity import Activity
 from runtime.numerics.finite import OnNan
-from runtime.numerics.guard import Guard, Ran
-from runtime.optim.finishing import Finishing, check_finishing
+from runtime.numerics.guard import GuardedStep, NanGuard
+from runtime.optim.finishing import GradientSync, check_finishing
 from runtime.optim.optimizer import MakeScheduler
-from runtime.pipeline.executor import Asking, Context, StepEnvironment, StopBeforeStepError
+from runtime.pipeline.executor import Context, StepEnvironment, StopBeforeStepError, Vote
 from runtime.pipeline.messages import Piece
 from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
 from runtime.pipeline.runner import Runner
-from runtime.pipeline.sample_weights import Weighing
-from runtime.pipeline.specialize import Binder, Binding
-from runtime.stage.builder import Builder, MakeOptimizer, check_layers, ties_in
+from runtime.pipeline.sample_weights import LossWeighting
+from runtime.pipeline.specialize import Specialization, Specializer
+from runtime.stage.builder import MakeOptimizer, StageBuilder, check_layers, ties_in
 from runtime.stage.captured import CapturedModel, answers_of
-from runtime.stage.held import HeldState
+from runtime.stage.held import StateDict
 from runtime.stage.index_ranges import index_ranges
 from runtime.stage.shapes import graph_at, varying_dims, without_data
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
     from runtime.checkpoint.state import RankState
-    from runtime.pipeline.stream import Setting, Stream
+    from runtime.pipeline.stream import RequestStream, Setting
     from runtime.sparse.ahead import BatchPreparation
     from runtime.sparse.share import AnyBatch
     from runtime.spatial import Compiler
@@ -78,7 +78,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationResult:
     """What forward passes in evaluation mode gave on one rank.
 
     Attributes:
@@ -99,7 +99,7 @@ class Evaluation:
     peak_bytes: tuple[int, ...] = ()
 
 
-class Engine(HeldState):
+class Engine(StateDict):
     """Executes ``decision`` on this rank of ``transport``.
 
     A step gives the losses, gradients and buffers of one device that runs the micro-batches in the program's order: the
@@ -170,13 +170,13 @@ class Engine(HeldState):
         self._refuse_what_versions_forbid(accumulate)
         made_for = (decision, model, boundaries, program.stages, transport, optimizer, deadline_s)
         answer_values = answers_of(model) if answers else ()
-        builder = Builder(*made_for, seed=seed, compiler=compiler, device=device, answers=answer_values)
+        builder = StageBuilder(*made_for, seed=seed, compiler=compiler, device=device, answers=answer_values)
         super().__init__(builder.residents(), decision, model, module, transport, deadline_s)
         self.layers_by_micro_batch = builder.layers_by_micro_batch
         for resident in self._residents.values():
             if scheduler is not None and resident.optimizer is not None:
                 resident.optimizer.schedule(scheduler)
-        self._finishing = Finishing(
+        self._finishing = GradientSync(
             self._residents,
             ties,
             transport,
@@ -185,8 +185,8 @@ class Engine(HeldState):
             accumulate=accumulate,
             deadline_s=deadline_s,
         )
-        self._asking = Asking()
-        self._guard = Guard(
+        self._asking = Vote()
+        self._guard = NanGuard(
             on_nan,
             self._residents,
             self._finishing,
@@ -205,8 +205,8 @@ class Engine(HeldState):
         self._inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model), index_ranges(model))
         # Shapes that are not the capture's are found on a copy without parameters.
         reshape = partial(graph_at, without_data(model)) if model.sizes and model.prepared is None else None
-        weighing = Weighing(model, decision, transport.rank, updates_of(program))
-        binder = Binder(decision, model, boundaries, program, transport.rank, reshape, weighing)
+        weighing = LossWeighting(model, decision, transport.rank, updates_of(program))
+        binder = Specializer(decision, model, boundaries, program, transport.rank, reshape, weighing)
         binder.require_possible(self._residents)
         self._environment = StepEnvironment(
             transport,
@@ -234,7 +234,7 @@ class Engine(HeldState):
         return self._environment.meter
 
     @property
-    def asking(self) -> Asking:
+    def asking(self) -> Vote:
         """What this rank asks of the others when a step begins, and what all of them agreed on."""
         return self._asking
 
@@ -283,17 +283,17 @@ class Engine(HeldState):
             raise
         loss = self._loss(binding)
         self.num_steps += 1
-        left_out = self._guard.judge(Ran(self.num_steps - 1, batch, loss, kept))
+        left_out = self._guard.judge(GuardedStep(self.num_steps - 1, batch, loss, kept))
         self._activity.num_done, self._activity.loss, self._activity.step_s = self.num_steps, loss, step_s
         self._activity.steps.note(self.num_steps, ran.spans, step_s)
         seconds, peaks = ahead_s + step_s, ran.peak_bytes
         return StepResult(loss, seconds, ran.spans, self._norm, rates, peaks, left_out, before_bytes)
 
-    def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Evaluation:
+    def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> EvaluationResult:
         """Forward passes in evaluation mode (running statistics, nothing dropped); nothing is changed by them."""
         return self.evaluate_on(WholeBatch(self._inputs, (*inputs, *targets), self._decision.micro_batches))
 
-    def evaluate_on(self, batch: Batch, keep: Sequence[str] = ()) -> Evaluation:
+    def evaluate_on(self, batch: Batch, keep: Sequence[str] = ()) -> EvaluationResult:
         """As :meth:`evaluate`, on any batch.
 
         Args:
@@ -311,9 +311,9 @@ class Engine(HeldState):
             from runtime.spatial.slices import of_micro_batches  # late: few plans cut sequences
 
             outputs = of_micro_batches(self._axes, outputs, batch.rows, self._decision.num_slices)
-        return Evaluation(loss, sum(batch.rows), outputs, batch, seconds, ran.spans, ran.peak_bytes)
+        return EvaluationResult(loss, sum(batch.rows), outputs, batch, seconds, ran.spans, ran.peak_bytes)
 
-    def stream(self, *, learns: bool = False, training: bool = True) -> Stream:
+    def stream(self, *, learns: bool = False, training: bool = True) -> RequestStream:
         """An endless stream of batches, of which several may be on their way through the stages.
 
         Args:
@@ -328,12 +328,12 @@ class Engine(HeldState):
         if self._decision.num_slices > 1:
             remedies = ["plan without --allow time and --token-slices"]
             raise UsageError("a stream is not cut into token slices", ["the plan is"], remedies)
-        from runtime.pipeline.stream import Stream, require_local  # late: most ranks serve no stream
+        from runtime.pipeline.stream import RequestStream, require_local  # late: most ranks serve no stream
 
         if learns:
             require_local(self._environment.context.program, self._finishing, self._versioned)
         setting, runner = replace(self._streaming, learns=learns, training=training), self._runner
-        return Stream(setting, self._environment, runner.stream_binding, self._begin_in_stream, runner.next_turn)
+        return RequestStream(setting, self._environment, runner.stream_binding, self._begin_in_stream, runner.next_turn)
 
     @property
     def preparing(self) -> BatchPreparation[AnyBatch] | None:
@@ -364,7 +364,7 @@ class Engine(HeldState):
         return rank_state
 
     def whole_optimizer_state(self, *, of_last_update: bool = False) -> dict[str, Any]:
-        """As of :class:`HeldState`.  Raises as :meth:`state`, but for what is not finite.
+        """As of :class:`StateDict`.  Raises as :meth:`state`, but for what is not finite.
 
         Args:
             of_last_update: whatever has come since then, such as gradients that wait.
@@ -375,7 +375,7 @@ class Engine(HeldState):
         return super().whole_optimizer_state()
 
     def gradients(self) -> dict[str, Tensor]:
-        """As of :class:`HeldState`, once the others' word on the last step has come."""
+        """As of :class:`StateDict`, once the others' word on the last step has come."""
         self.settle()
         return super().gradients()
 
@@ -413,7 +413,7 @@ class Engine(HeldState):
                 ["save after an update"],
             )
 
-    def _bound(self, raw: Batch, step: int, *, trains: bool = False) -> tuple[Batch, Binding, float, int]:
+    def _bound(self, raw: Batch, step: int, *, trains: bool = False) -> tuple[Batch, Specialization, float, int]:
         """As :meth:`runtime.pipeline.runner.Runner.bound`.
 
         Of clouds what was made of the batch before goes first: sites and maps are much of what a rank holds, and would
@@ -429,12 +429,12 @@ class Engine(HeldState):
         self._finishing.bind(bound[1].residents)
         return bound
 
-    def _run_again(self, ran: Ran) -> None:
+    def _run_again(self, ran: GuardedStep) -> None:
         """The same step on the same batch; of clouds their sites are found once more."""
         batch, binding, _, _ = self._bound(ran.batch, ran.number)
         self._runner.run(self._runner.executor(binding, evaluates=False), batch, ran.number)
 
-    def _begin_in_stream(self, batch: Batch, binding: Binding, learns: bool) -> None:
+    def _begin_in_stream(self, batch: Batch, binding: Specialization, learns: bool) -> None:
         self._runner.weigh(batch, binding)
         if learns:
             self._finishing.bind(binding.residents)
@@ -444,7 +444,7 @@ class Engine(HeldState):
     def _finish(self) -> None:
         self._norm = self._finishing.run()
 
-    def _loss(self, binding: Binding) -> float | None:
+    def _loss(self, binding: Specialization) -> float | None:
         resident = binding.residents.get(self._loss_stage)
         if resident is None:
             return None

@@ -32,7 +32,7 @@ from planner.ir.cluster import AROUND
 from planner.ir.profile import Measurement, ParameterCost, PreparationCost, Profile
 from runtime.engine import Engine
 from runtime.pipeline.microbatches import Batch
-from runtime.stage.local_stage import Resident
+from runtime.stage.local_stage import LocalStage
 from runtime.transport import Pending, Transport
 
 Cost = TypeVar("Cost", Measurement, ParameterCost, PreparationCost)
@@ -196,7 +196,7 @@ class _HeldProgram:
 
 
 @dataclass(frozen=True)
-class HeldResident(Resident):
+class HeldResident(LocalStage):
     """A stage on ``device``."""
 
     device: VirtualDevice = field(default_factory=lambda: VirtualDevice(1.0))
@@ -216,7 +216,7 @@ class _HeldBinder:
     def __init__(self, binder: Any, device: VirtualDevice) -> None:
         self._binder, self._device = binder, device
 
-    def bind(self, residents: Mapping[int, Resident], batch: Batch) -> Any:
+    def bind(self, residents: Mapping[int, LocalStage], batch: Batch) -> Any:
         start_s = time.perf_counter()
         with self._device.working(shared=True):
             found = self._binder.bind(residents, batch)

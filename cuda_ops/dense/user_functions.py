@@ -24,14 +24,14 @@ from cuda_ops.dense.operators import define_operator
 
 
 @dataclass(frozen=True, slots=True)
-class TensorAt:
+class TensorArgument:
     """An argument that is a tensor of the call, by its place among them."""
 
     place: int
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerAt:
+class IntegerArgument:
     """An argument that is an integer which depends on sizes, by its place among those."""
 
     place: int
@@ -65,9 +65,9 @@ class UserFunction:
         """What ``function.apply`` is called with."""
 
         def value(leaf: Any) -> Any:
-            if isinstance(leaf, TensorAt):
+            if isinstance(leaf, TensorArgument):
                 return tensors[leaf.place]
-            return integers[leaf.place] if isinstance(leaf, IntegerAt) else leaf
+            return integers[leaf.place] if isinstance(leaf, IntegerArgument) else leaf
 
         values: Sequence[Any] = tree_unflatten(map(value, self.leaves), self.structure)
         return values

@@ -44,7 +44,7 @@ class CannotCompileError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class LibrarySources:
     """What a library is made of.
 
     Attributes:
@@ -78,7 +78,7 @@ class Toolchain:
     version: str
     flags: tuple[str, ...]
 
-    def key(self, sources: Sources) -> str:
+    def key(self, sources: LibrarySources) -> str:
         """Hash of all that the library depends on."""
         levels = map("".join, sorted(sources.levels.items()))
         own = [*levels, *sources.flags, *sources.linked, *sources.beside]
@@ -90,7 +90,7 @@ class Toolchain:
         return digest.hexdigest()[:24]
 
 
-def compiled(environment: Mapping[str, str], sources: Sources) -> Path:
+def compiled(environment: Mapping[str, str], sources: LibrarySources) -> Path:
     """The library of these sources for this machine, compiled if the cache folder does not hold it.
 
     Raises:
@@ -170,7 +170,7 @@ def _is_own_file(library: Path) -> bool:
     return False
 
 
-def _fill(library: Path, toolchain: Toolchain, sources: Sources) -> None:
+def _fill(library: Path, toolchain: Toolchain, sources: LibrarySources) -> None:
     """Compiles the library into its place, or keeps there what the compiler says."""
     failure = library.with_suffix(".failed")
     _require_no(failure)
@@ -254,7 +254,7 @@ def _find_compiler(environment: Mapping[str, str]) -> str:
     raise CannotCompileError(f"no C++ compiler: {named or ', '.join(_COMPILERS)} not found")
 
 
-def _compile(toolchain: Toolchain, sources: Sources, scratch: Path) -> Path:
+def _compile(toolchain: Toolchain, sources: LibrarySources, scratch: Path) -> Path:
     """One object a source, all at once, then the library."""
     units = sorted(sources.folder.glob("*.cpp"))
     objects = [scratch / f"{unit.stem}.o" for unit in units]

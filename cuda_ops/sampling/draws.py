@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_ops.device.compiling import CannotCompileError, Sources, compiled
+from cuda_ops.device.compiling import CannotCompileError, LibrarySources, compiled
 from cuda_ops.sampling.graph import GraphError, NodeGraph
 
 _LOGGER = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ z >> np.uint64(31)
 
 
-class Draws(Protocol):
+class NeighbourDraws(Protocol):
     """How neighbours are drawn, and what was drawn becomes rows."""
 
     def sample(self, graph: NodeGraph, nodes: Ints, fanout: int, base: int, *, with_self: bool) -> tuple[Ints, Ints]:
@@ -73,7 +73,7 @@ class PlainDraws:
     """In numpy."""
 
     def sample(self, graph: NodeGraph, nodes: Ints, fanout: int, base: int, *, with_self: bool) -> tuple[Ints, Ints]:
-        """See :class:`Draws`."""
+        """See :class:`NeighbourDraws`."""
         first, degrees = graph.starts[nodes], graph.starts[nodes + 1] - graph.starts[nodes]
         num_sampled = degrees if fanout < 0 else np.minimum(degrees, fanout)
         counts = num_sampled + with_self
@@ -100,7 +100,7 @@ class PlainDraws:
         return counts, np.where(is_self, nodes[owner], neighbours)
 
     def relabel(self, graph: NodeGraph, targets: Ints, sampled: Ints) -> tuple[Ints, Ints, Ints]:
-        """See :class:`Draws`."""
+        """See :class:`NeighbourDraws`."""
         both = np.concatenate([targets, sampled])
         values, first, inverse = np.unique(both, return_index=True, return_inverse=True)
         order = np.argsort(first, kind="stable")
@@ -110,7 +110,7 @@ class PlainDraws:
         return values[order], rows[: len(targets)], rows[len(targets) :]
 
     def gather(self, values: NDArray[Any], nodes: Ints) -> NDArray[Any]:
-        """See :class:`Draws`."""
+        """See :class:`NeighbourDraws`."""
         return np.asarray(values[nodes])
 
 
@@ -131,7 +131,7 @@ class CompiledDraws:
         self._gather.restype, self._gather.argtypes = None, (pointer, pointer, number, number, pointer)
 
     def sample(self, graph: NodeGraph, nodes: Ints, fanout: int, base: int, *, with_self: bool) -> tuple[Ints, Ints]:
-        """See :class:`Draws`."""
+        """See :class:`NeighbourDraws`."""
         nodes = np.ascontiguousarray(nodes)
         most = fanout * len(nodes) if fanout >= 0 else int((graph.starts[nodes + 1] - graph.starts[nodes]).sum())
         counts = np.empty(len(nodes), np.int64)
@@ -154,7 +154,7 @@ class CompiledDraws:
         return counts, neighbours[:total]
 
     def relabel(self, graph: NodeGraph, targets: Ints, sampled: Ints) -> tuple[Ints, Ints, Ints]:
-        """See :class:`Draws`."""
+        """See :class:`NeighbourDraws`."""
         targets, sampled = np.ascontiguousarray(targets), np.ascontiguousarray(sampled)
         nodes = np.empty(len(targets) + len(sampled), np.int64)
         target_rows, rows = np.empty(len(targets), np.int64), np.empty(len(sampled), np.int64)
@@ -179,7 +179,7 @@ class CompiledDraws:
         return table
 
     def gather(self, values: NDArray[Any], nodes: Ints) -> NDArray[Any]:
-        """See :class:`Draws`."""
+        """See :class:`NeighbourDraws`."""
         if not values.flags.c_contiguous:
             return np.asarray(values[nodes])
         nodes = np.ascontiguousarray(nodes)
@@ -190,10 +190,10 @@ class CompiledDraws:
 
 
 @functools.cache
-def fastest() -> Draws:
+def fastest() -> NeighbourDraws:
     """Compiled, at first use; plain where that cannot be, which is said once."""
     try:
-        sources = Sources("sampling", Path(__file__).parent / "source", levels={"sampling": "-O3"})
+        sources = LibrarySources("sampling", Path(__file__).parent / "source", levels={"sampling": "-O3"})
         return CompiledDraws(ctypes.CDLL(str(compiled(dict(os.environ), sources))))
     except (CannotCompileError, OSError) as error:
         _LOGGER.warning("neighbours are sampled in numpy: %s", error)

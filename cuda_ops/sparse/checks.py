@@ -36,7 +36,7 @@ class _Reference(Protocol):
 _reference: Callable[[torch.UntypedStorage], _Reference] = StorageWeakRef
 
 
-class Seen:
+class CheckedTensors:
     """What was found right of tensors that nobody has written to since.
 
     A tensor is known by its memory, which is held weakly: an address that is used again is another one.  torch counts
@@ -78,7 +78,7 @@ _ENTRIES = "entries of a map (offsets times rows)"
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _WIDEST = 1 << COORDINATE_BITS
 """Of a kernel, stride or dilation: beyond it no two coordinates are apart."""
-_SEEN = Seen()
+_SEEN = CheckedTensors()
 
 
 def _agree(what: str, where: str, actual: object, expected: object, remedy: str) -> None:

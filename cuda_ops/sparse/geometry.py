@@ -30,7 +30,7 @@ Bounds = tuple[Bound, Bound, Bound]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RouteStep:
     """From one site set to the next.
 
     Attributes:
@@ -66,7 +66,7 @@ class Step:
         )
 
 
-Route = tuple[Step, ...]
+Route = tuple[RouteStep, ...]
 """The steps from the input's site set to another; () is the input's own."""
 
 
@@ -231,7 +231,7 @@ class BuiltGeometry:
             cached = self._keys[route] = self._after(self.keys(route[:-1]), route[-1])
         return cached
 
-    def _after(self, before: Tensor, step: Step) -> Tensor:
+    def _after(self, before: Tensor, step: RouteStep) -> Tensor:
         if step.kind == "strided":
             return operators.strided_sites(before, step.kernel, step.stride, step.dilation)
         if step.kind == "generated":
@@ -328,7 +328,7 @@ def _within(sorted_keys: Tensor, bounds: Bounds) -> Tensor:
     return inside
 
 
-def _require_within(sorted_keys: Tensor, step: Step) -> None:
+def _require_within(sorted_keys: Tensor, step: RouteStep) -> None:
     outside = sorted_keys[~_within(sorted_keys, step.bounds)]
     if len(outside):
         first, end = step.bounds[step.axis] or (0, 0)

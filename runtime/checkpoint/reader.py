@@ -25,7 +25,16 @@ from torch import Tensor
 from planner.ir.box import Box, intersect, whole
 from planner.ir.errors import MissingFileError, StaleFileError
 from runtime.checkpoint.folders import MANIFEST, complete_path, complete_steps
-from runtime.checkpoint.manifest import Entry, Manifest, Part, check_place, compare, damaged, read_file, read_manifest
+from runtime.checkpoint.manifest import (
+    Manifest,
+    StoredPart,
+    TensorEntry,
+    check_place,
+    compare,
+    damaged,
+    read_file,
+    read_manifest,
+)
 from runtime.checkpoint.state import MODEL, Number
 from runtime.pipeline.messages import assemble, slices
 
@@ -312,11 +321,11 @@ class Checkpoint:
                 checked.add((part.folder, part.stored, part.sha256))
                 self._bytes(key, part)
 
-    def _parts(self) -> Iterator[tuple[str, Part]]:
+    def _parts(self) -> Iterator[tuple[str, StoredPart]]:
         for key, entry in self.manifest.tensors.items():
             yield from ((key, part) for part in entry.parts)
 
-    def _entry(self, key: str) -> Entry:
+    def _entry(self, key: str) -> TensorEntry:
         if key not in self.manifest.tensors:
             raise self._unknown("tensor", key, self.manifest.tensors)
         return self.manifest.tensors[key]
@@ -337,7 +346,7 @@ class Checkpoint:
                 raise damaged(self.path, f"{name}: {error}") from None
         return self._locations[folder]
 
-    def _bytes(self, key: str, part: Part) -> bytes:
+    def _bytes(self, key: str, part: StoredPart) -> bytes:
         location = self._located(part.folder).get(part.stored)
         name = f"{part.folder}/{DATA_FILE}"
         if location is None:
@@ -346,7 +355,7 @@ class Checkpoint:
         compare(self.path, f"{name}: {key}", content, part.sha256)
         return content
 
-    def _load(self, key: str, entry: Entry, part: Part) -> Tensor:
+    def _load(self, key: str, entry: TensorEntry, part: StoredPart) -> Tensor:
         content = self._bytes(key, part)
         try:
             tensor = _tensor(content)
@@ -369,7 +378,7 @@ def whole_state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return {key.removeprefix(MODEL): checkpoint.read(key) for key in keys}
 
 
-def _is_in_boxes(entry: Entry) -> bool:
+def _is_in_boxes(entry: TensorEntry) -> bool:
     return any(part.box is not None for part in entry.parts)
 
 

@@ -18,12 +18,12 @@ from runtime.checkpoint.state import MODEL, BoxOf, Number, RankState, Slice, joi
 from runtime.optim.optimizer_state import StateSource, load_state, state_of
 from runtime.optim.pass_shards import PassShards
 from runtime.optim.sharding import ParameterSlice
-from runtime.stage.local_stage import Resident
+from runtime.stage.local_stage import LocalStage
 
 if TYPE_CHECKING:
-    from runtime.spatial.parameters import Part
+    from runtime.spatial.parameters import ParameterPart
 
-Parts = Mapping[str, "Part"]
+Parts = Mapping[str, "ParameterPart"]
 """By the user's name, what this rank has of a parameter or buffer that not every rank of its stage has all of."""
 
 Sliced = Mapping[str, tuple[PassShards, str]]
@@ -37,7 +37,7 @@ WEIGHTS_ALONE = "run/weights_alone"
 
 
 def rank_state(
-    residents: Mapping[int, Resident],
+    residents: Mapping[int, LocalStage],
     named: Mapping[str, Tensor],
     parts: Parts,
     sliced: Sliced,
@@ -79,7 +79,7 @@ def rank_state(
 
 @torch.no_grad()
 def load_rank_state(
-    residents: Mapping[int, Resident],
+    residents: Mapping[int, LocalStage],
     named: Mapping[str, Tensor],
     parts: Parts,
     sliced: Sliced,
@@ -118,7 +118,7 @@ def _slice_in(source: StateSource, key: str, part: ParameterSlice) -> Tensor:
     return source.read_slice(key, part.start, part.stop)
 
 
-def _owned(residents: Mapping[int, Resident], speaks: Mapping[str, int], rank: int) -> set[Tensor]:
+def _owned(residents: Mapping[int, LocalStage], speaks: Mapping[str, int], rank: int) -> set[Tensor]:
     """What this rank saves on behalf of all that have the same."""
     owned: set[Tensor] = set()
     for resident in residents.values():

@@ -79,7 +79,7 @@ def busy_s(spans: Iterable[Span]) -> dict[str, float]:
 
 
 @dataclass(slots=True)
-class Steps:
+class StepLog:
     """The last steps of a rank, as it tells them: noted by its main thread, read by its heartbeat.
 
     Attributes:
@@ -101,7 +101,7 @@ class Steps:
             self.marked = (number, spans)
 
     def told(self) -> dict[str, Any]:
-        """As :class:`Told` has it."""
+        """As :class:`StepReport` has it."""
         last, (marked, spans) = self.last, self.marked
         busy = [busy_s(each) for _, each in last]
         moves = [(each.action, each.start_s, each.stop_s) for each in spans if _action(each.action).op in MESSAGE]
@@ -114,7 +114,7 @@ class Steps:
         }
 
 
-class Told(Protocol):
+class StepReport(Protocol):
     """What a rank tells of its steps.
 
     Attributes:
@@ -156,7 +156,7 @@ class _Pace:
     named: float = 0.0
 
 
-class Watch:
+class SlowWatch:
     """Finds slow ranks and links; :meth:`note` what ranks tell now and then.
 
     Args:
@@ -172,7 +172,7 @@ class Watch:
         self._paces: dict[int, _Pace] = {}
         self._links = _Links(decision)
 
-    def note(self, reports: Mapping[int, Told]) -> list[Slow]:
+    def note(self, reports: Mapping[int, StepReport]) -> list[Slow]:
         """What was found that is new, recoveries included."""
         slow_ranks = []
         for rank, each in reports.items():
@@ -217,7 +217,7 @@ class Watch:
             pace.base = faster if faster <= _FASTER and not any(other.named for other in others) else 1.0
         return [ratio / common / (pace.base or 1.0) for ratio in list(pace.ratios)[-_KEPT:]]
 
-    def _judged(self, rank: int, report: Told) -> Slow | None:
+    def _judged(self, rank: int, report: StepReport) -> Slow | None:
         pace, factors = self._paces[rank], self._factors(rank)
         if not factors:
             return None
@@ -247,7 +247,7 @@ class Watch:
         stages = (stage.ranks for stage in self._decision.stages if rank in stage.ranks)
         return {mate for ranks in stages for mate in ranks if mate != rank and mate in self._paces}
 
-    def _why(self, pace: _Pace, report: Told) -> str:
+    def _why(self, pace: _Pace, report: StepReport) -> str:
         """The part that has grown most since it was not slow; of one that always was, the largest."""
         grown = {name: seconds - pace.parts_s.get(name, 0.0) for name, seconds in report.parts_s.items()}
         if not grown:
@@ -278,7 +278,7 @@ class _Links:
         self._links: dict[tuple[int, int], _Link] = defaultdict(_Link)
         self._marked = 0
 
-    def note(self, reports: Mapping[int, Told], step_s: float, predicted_s: Mapping[int, float]) -> list[Slow]:
+    def note(self, reports: Mapping[int, StepReport], step_s: float, predicted_s: Mapping[int, float]) -> list[Slow]:
         marks = {each.marked for each in reports.values()}
         if len(marks) != 1 or (mark := marks.pop()) <= self._marked:
             return []

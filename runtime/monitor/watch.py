@@ -53,7 +53,7 @@ _GRACE_S = 1.2
 """Beyond its deadline a wait should have ended by itself; later the launcher ends it."""
 
 
-class Ended(Protocol):
+class WorkerExit(Protocol):
     """What a worker that has ended left behind: its exit code, its result or its error, and the end of its output."""
 
     @property
@@ -86,7 +86,7 @@ class Workers(Protocol):
         """Those of their processes, by rank, as far as they are on this host."""
         ...
 
-    def ended(self) -> Mapping[int, Ended]:
+    def ended(self) -> Mapping[int, WorkerExit]:
         """Those that have ended by now."""
         ...
 
@@ -357,7 +357,7 @@ class _Crew:
             error, [*self.waits.lines(self.beats), *([f"the others: {others}"] if others else [])]
         )
 
-    def _death(self, rank: int, ended: Ended) -> HalopipeError:
+    def _death(self, rank: int, ended: WorkerExit) -> HalopipeError:
         beat = read_board(self.store, [rank]).get(rank)
         return died(self.titles[rank], ended.code, str(beat) if beat else "", ended.output)
 

@@ -86,7 +86,7 @@ def kind_of(value: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedFunction:
     """The operators behind a stage's function.
 
     Attributes:
@@ -156,7 +156,9 @@ class Examiner:
         """All of it."""
         return [*self.values.values(), *(each for each in self.gradients.values() if each is not None)]
 
-    def run(self, traced: Traced, function: Function, microbatch: int, arguments: Sequence[Any]) -> tuple[Tensor, ...]:
+    def run(
+        self, traced: TracedFunction, function: Function, microbatch: int, arguments: Sequence[Any]
+    ) -> tuple[Tensor, ...]:
         """What the function gives."""
         names = [*function.inputs, *function.attributes]
         holders = [node for node in traced.graph.nodes if node.op == "placeholder"]
@@ -186,14 +188,14 @@ class Examiner:
         for hook in self._hooks:
             hook.remove()
 
-    def _hook(self, traced: Traced, microbatch: int, node: fx.Node, value: Any) -> None:
+    def _hook(self, traced: TracedFunction, microbatch: int, node: fx.Node, value: Any) -> None:
         """Has the gradient of what ``node`` made looked at, unless that is a parameter, which outlives the step."""
         for tensor in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(tensor, Tensor) and tensor.requires_grad and not isinstance(tensor, nn.Parameter):
                 register: Callable[[Callable[[Tensor], None]], RemovableHandle] = tensor.register_hook
                 self._hooks.append(register(partial(self._look, traced, microbatch, node)))
 
-    def _look(self, traced: Traced, microbatch: int, node: fx.Node, gradient: Tensor) -> None:
+    def _look(self, traced: TracedFunction, microbatch: int, node: fx.Node, gradient: Tensor) -> None:
         if microbatch in self.gradients or not (kind := kind_of(gradient)):
             return
         users = [user for user in node.users if user.op != "output"]
@@ -225,7 +227,7 @@ def _walked(
     kinds: Mapping[fx.Node, int],
     called: Mapping[fx.Node, str],
     function: Function,
-    traced: Traced,
+    traced: TracedFunction,
 ) -> Origin:
     """From what is not finite back to the operator of which no input is as bad, or that reads such an attribute.
 
@@ -275,7 +277,7 @@ def first_of(origins: Sequence[Origin], loss: str, order: Mapping[str, int]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class NanReport:
     """What one rank says of a step.
 
     Attributes:
@@ -296,7 +298,7 @@ class Report:
         return torch.tensor(list(json.dumps(asdict(self)).encode()), dtype=torch.uint8)
 
     @classmethod
-    def decoded(cls, text: Tensor) -> Report:
+    def decoded(cls, text: Tensor) -> NanReport:
         """What :meth:`encoded` gave."""
         record = json.loads(bytes(text.tolist()))
         origins = tuple(Origin(**each) for each in record.pop("origins"))
@@ -307,7 +309,7 @@ _MOST_NAMED = 3
 
 
 def explained(
-    step: int, reports: Sequence[Report], loss: str, order: Mapping[str, int], where: Callable[[int, str], str]
+    step: int, reports: Sequence[NanReport], loss: str, order: Mapping[str, int], where: Callable[[int, str], str]
 ) -> NotFiniteError:
     """The error of a step, the same on all ranks.
 

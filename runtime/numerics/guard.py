@@ -6,7 +6,7 @@
 
 Ranks so wait for nobody before an update, and no message is sent for it.  Where they meet before the update anyway, to
 clip gradients, or have to, as updates may be left out, they agree there
-(:class:`runtime.optim.finishing.Finishing`).
+(:class:`runtime.optim.finishing.GradientSync`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch import Tensor
 from planner.ir.errors import NotFiniteError
 from runtime.monitor.activity import Activity
 from runtime.monitor.waits import BETWEEN, START
-from runtime.numerics.finite import Examiner, OnNan, Report, all_finite, explained, kind_of
-from runtime.optim.finishing import Finishing
-from runtime.pipeline.executor import BAD, NOTHING, Asking
+from runtime.numerics.finite import Examiner, NanReport, OnNan, all_finite, explained, kind_of
+from runtime.optim.finishing import GradientSync
+from runtime.pipeline.executor import BAD, NOTHING, Vote
 from runtime.pipeline.microbatches import Batch
-from runtime.stage.local_stage import Resident
+from runtime.stage.local_stage import LocalStage
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class GuardedStep:
     """A training step that is over, with what it takes to run it again.
 
     What was made of the batch is not among that: of clouds these are maps, for which memory would be wanted twice while
@@ -60,7 +60,7 @@ class Ran:
     bad: tuple[str, ...] = ()
 
 
-class Guard:
+class NanGuard:
     """Of one rank.
 
     Args:
@@ -75,16 +75,16 @@ class Guard:
     def __init__(
         self,
         on_nan: OnNan,
-        residents: Mapping[int, Resident],
-        finishing: Finishing,
+        residents: Mapping[int, LocalStage],
+        finishing: GradientSync,
         transport: Transport,
         activity: Activity,
         deadline_s: float,
         loss: str,
         layers: Iterable[str],
         where: Callable[[int, str], str],
-        rerun: Callable[[Ran], object],
-        asking: Asking,
+        rerun: Callable[[GuardedStep], object],
+        asking: Vote,
     ) -> None:
         self.on_nan, self._residents, self._finishing = on_nan, residents, finishing
         self._transport, self._activity, self._deadline_s = transport, activity, deadline_s
@@ -96,7 +96,7 @@ class Guard:
             for name, tensor in each.buffers.items()
             if name in each.program.mutated
         ]
-        self._untold: Ran | None = None
+        self._untold: GuardedStep | None = None
         self._num_left_out = 0
         self._was_spoilt = False
 
@@ -105,7 +105,7 @@ class Guard:
         self._was_spoilt = self._finishing.is_spoilt
         return [tensor.clone() for tensor in self._written] if self.on_nan is OnNan.SKIP else []
 
-    def judge(self, ran: Ran) -> str:
+    def judge(self, ran: GuardedStep) -> str:
         """Call when a step is over.
 
         Returns:
@@ -178,20 +178,20 @@ class Guard:
         )
 
     @torch.no_grad()
-    def _put_back(self, ran: Ran) -> None:
+    def _put_back(self, ran: GuardedStep) -> None:
         for tensor, before in zip(self._written, ran.kept, strict=True):
             tensor.copy_(before)
 
-    def _with_names(self, ran: Ran) -> Ran:
+    def _with_names(self, ran: GuardedStep) -> GuardedStep:
         """With the parameters whose gradients are not finite, while these are there."""
         stages = [each.optimizer for each in self._residents.values() if each.optimizer is not None]
         gradients = {name: tensor.grad for each in stages for name, tensor in each.tensors.items()}
         return replace(ran, bad=tuple(name for name, each in gradients.items() if kind_of(each)))
 
-    def _explained(self, ran: Ran, *, runs_again: bool = True) -> NotFiniteError:
+    def _explained(self, ran: GuardedStep, *, runs_again: bool = True) -> NotFiniteError:
         """Where it first appeared; all ranks call this together."""
         rank = self._transport.rank
-        own = Report(rank, ran.loss, ran.bad)
+        own = NanReport(rank, ran.loss, ran.bad)
         if runs_again:
             own = self._examined(ran, own)
         reports = [own]
@@ -199,10 +199,10 @@ class Guard:
             from runtime.optim.whole_state import united  # late: most runs have no such step
 
             by_rank = united({f"rank {rank}": own.encoded()}, self._transport, self._deadline_s)
-            reports = sorted(map(Report.decoded, by_rank.values()), key=lambda each: each.rank)
+            reports = sorted(map(NanReport.decoded, by_rank.values()), key=lambda each: each.rank)
         return explained(ran.number + 1, reports, self._loss, self._order, self._where)
 
-    def _examined(self, ran: Ran, own: Report) -> Report:
+    def _examined(self, ran: GuardedStep, own: NanReport) -> NanReport:
         """``own`` with what this rank finds when the step is run again, which updates nothing."""
         examiner, residents = Examiner(own.rank), self._residents.values()
         self._finishing.spoil()

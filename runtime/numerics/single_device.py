@@ -12,8 +12,8 @@ from contextlib import nullcontext
 import torch
 from torch.optim import Optimizer
 
-from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.random.streams import Draw
+from runtime.stage.modes import MicrobatchShard
+from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers
 
 Tensors = tuple[torch.Tensor, ...]
@@ -27,7 +27,7 @@ def serial_step(
     inputs: Tensors,
     targets: Tensors,
     micro_batches: tuple[int, ...],
-    draw: Draw | None = None,
+    draw: CounterRng | None = None,
     *,
     answers: Answers | None = None,
     whole: bool = False,
@@ -68,7 +68,7 @@ def serial_step_each(
     optimizer: Optimizer,
     parts: Sequence[tuple[Tensors, Tensors]],
     rows: Sequence[int],
-    draw: Draw | None = None,
+    draw: CounterRng | None = None,
     *,
     answers: Answers | None = None,
     cut: Sequence[int] = (),
@@ -84,7 +84,7 @@ def serial_step_each(
     weights = weights or [count / sum(rows) for count in rows]
     for microbatch, (count, weight, (inputs, targets)) in enumerate(zip(rows, weights, parts, strict=True)):
         if draw is not None:
-            draw.at(MicrobatchSlice(microbatch, count, 0, count))
+            draw.at(MicrobatchShard(microbatch, count, 0, count))
         with answers.given(cut or (count,), microbatch) if answers is not None else nullcontext():
             loss = loss_of(inputs, targets)
             if weight:  # else it may be a mean of nothing, which is not a number

@@ -20,16 +20,16 @@ from planner.ir.errors import UsageError
 from planner.ir.program import Program
 from planner.ir.schedule import Op, format_grid
 from runtime.numerics.finite import OnNan
-from runtime.optim.of_stage import Tie
+from runtime.optim.of_stage import TiedParameters
 from runtime.optim.sharding import ShardedParameters
-from runtime.stage.local_stage import Phase, Resident
+from runtime.stage.local_stage import AccumulationStep, LocalStage
 from runtime.transport import Transport
 
 _GRID_WIDTH = 4
 _EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
 
 
-class Finishing:
+class GradientSync:
     """Finishes the steps of one rank.
 
     Args:
@@ -44,8 +44,8 @@ class Finishing:
 
     def __init__(
         self,
-        residents: Mapping[int, Resident],
-        ties: tuple[Tie, ...],
+        residents: Mapping[int, LocalStage],
+        ties: tuple[TiedParameters, ...],
         transport: Transport,
         *,
         clip_norm: float = 0.0,
@@ -59,11 +59,11 @@ class Finishing:
         self._clip_norm, self._norm_type, self._on_nan = clip_norm, norm_type, on_nan
         named = {name: p for resident in residents.values() for name, p in resident.parameters.items()}
         self._tied = [(named[name], tie) for tie in ties if transport.rank in tie.ranks for name in tie.names]
-        self._phases = [Phase(), *(resident.phase for resident in residents.values())]
+        self._phases = [AccumulationStep(), *(resident.phase for resident in residents.values())]
         for phase in self._phases:
             phase.count, phase.number = accumulate, accumulate - 1
 
-    def bind(self, residents: Mapping[int, Resident] | None) -> None:
+    def bind(self, residents: Mapping[int, LocalStage] | None) -> None:
         """Call with the residents as they are bound to the batch of the step to come.
 
         Args:

@@ -35,7 +35,7 @@ from planner.ir.errors import UsageError
 from runtime.optim.sharding import STEP
 
 if TYPE_CHECKING:
-    from runtime.spatial.parameters import Part, Parts
+    from runtime.spatial.parameters import ParameterPart, Parts
 
 _NO_SETTINGS = ("params", "param_names")
 
@@ -133,7 +133,7 @@ class Followed:
         self, named_parameters: Iterable[tuple[str, nn.Parameter]], parts: Parts = MappingProxyType({})
     ) -> torch.optim.Optimizer:
         """The optimiser of a stage, which has ``parts`` of some parameters."""
-        here: dict[int, list[tuple[nn.Parameter, Part | None]]] = {}
+        here: dict[int, list[tuple[nn.Parameter, ParameterPart | None]]] = {}
         for name, parameter in named_parameters:
             here.setdefault(id(self.names.get(name)), []).append((parameter, parts.get(name)))
         state: dict[torch.Tensor, Any] = {}
@@ -243,7 +243,7 @@ class Followed:
         """Call where a run ends and its state cannot be written back: no other run begins with what it was before."""
         _LEFT_WITH_RANKS[self.optimizer] = reason, self._state_was
 
-    def _state(self, original: nn.Parameter, parameter: nn.Parameter, part: Part | None) -> dict[str, Any]:
+    def _state(self, original: nn.Parameter, parameter: nn.Parameter, part: ParameterPart | None) -> dict[str, Any]:
         """What was kept for ``original``, for what the stage has of it."""
         kept = self.optimizer.state if self._kept is None else self._kept
         state = dict(kept.get(original, {}))
@@ -267,7 +267,7 @@ def _writes(optimizer: torch.optim.Optimizer) -> _Writes:
 
 
 def _moved(
-    key: str, value: torch.Tensor, original: nn.Parameter, parameter: nn.Parameter, part: Part | None
+    key: str, value: torch.Tensor, original: nn.Parameter, parameter: nn.Parameter, part: ParameterPart | None
 ) -> torch.Tensor:
     """What was kept for ``original``, for what a stage has of it."""
     if value.shape != original.shape or key == STEP:

@@ -23,12 +23,12 @@ from runtime.optim.sharding import GradientBuckets, ShardedParameters, StartSum
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
-    from runtime.optim.pass_shards import PassShards, Places
+    from runtime.optim.pass_shards import PassShards, UsePlaces
     from runtime.spatial import Parts
 
 
 @dataclass(frozen=True, slots=True)
-class Tie:
+class TiedParameters:
     """Parameters that the same stages use, or a part of them; every part has a tie of its own.
 
     Attributes:
@@ -51,7 +51,7 @@ class Tie:
         return next(stage for stage, ranks in zip(self.stages, self.stage_ranks, strict=True) if rank in ranks)
 
 
-def ties_of(graph: Graph, stage_of: Mapping[str, int], ranks: Sequence[tuple[int, ...]]) -> tuple[Tie, ...]:
+def ties_of(graph: Graph, stage_of: Mapping[str, int], ranks: Sequence[tuple[int, ...]]) -> tuple[TiedParameters, ...]:
     """The parameters that several stages use; the same on all ranks.
 
     Args:
@@ -67,12 +67,12 @@ def ties_of(graph: Graph, stage_of: Mapping[str, int], ranks: Sequence[tuple[int
         if len(users) > 1:
             names.setdefault(tuple(sorted(users)), []).append(name)
     return tuple(
-        Tie(tuple(tied), together, tuple(tuple(sorted(ranks[stage])) for stage in together))
+        TiedParameters(tuple(tied), together, tuple(tuple(sorted(ranks[stage])) for stage in together))
         for together, tied in names.items()
     )
 
 
-def groups_of_ties(ties: Iterable[Tie]) -> tuple[tuple[int, ...], ...]:
+def groups_of_ties(ties: Iterable[TiedParameters]) -> tuple[tuple[int, ...], ...]:
     """The groups of ranks that sum over each other, for the transport."""
     return tuple(dict.fromkeys(tie.ranks for tie in ties if len(tie.ranks) > 1))
 
@@ -108,14 +108,14 @@ def updates_of(
     stage: int,
     parameters: Mapping[str, nn.Parameter],
     ranks: tuple[int, ...],
-    ties: Iterable[Tie],
+    ties: Iterable[TiedParameters],
     transport: Transport,
     make: MakeOptimizer,
     *,
     zero: int,
     deadline_s: float,
     parts: Parts | None = None,
-    places: Mapping[str, Places] = MappingProxyType({}),
+    places: Mapping[str, UsePlaces] = MappingProxyType({}),
     is_alone: bool = True,
 ) -> Updates:
     """The updates of ``stage``, which runs on ``ranks`` (by growing number).
@@ -152,7 +152,7 @@ def updates_of(
             shards = ShardedParameters(own, ranks.index(rank), len(ranks), scatter, gather)
         reduction = shards
     elif len(ranks) > 1:
-        sums = _Sums(transport, deadline_s)
+        sums = _GroupSums(transport, deadline_s)
         others = {own[name]: sums.over(part.group) for name, part in parts.items() if name in own}
         reduction = GradientBuckets(own.values(), sums.over(ranks), others=others)
     trained = {
@@ -174,7 +174,7 @@ def updates_of(
     )
 
 
-class _Sums:
+class _GroupSums:
     """What starts sums, one function for each group of ranks."""
 
     def __init__(self, transport: Transport, deadline_s: float) -> None:

@@ -31,7 +31,7 @@ from runtime.optim.sharding import (
 )
 
 if TYPE_CHECKING:
-    from runtime.spatial import Part, Parts
+    from runtime.spatial import ParameterPart, Parts
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler] | LRScheduler
@@ -73,7 +73,9 @@ class StageOptimizer:
         *,
         is_alone: bool = True,
     ) -> None:
-        self.parts: Mapping[str, Part] = {name: part for name, part in (parts or {}).items() if part.is_divided}
+        self.parts: Mapping[str, ParameterPart] = {
+            name: part for name, part in (parts or {}).items() if part.is_divided
+        }
         self._followed = make if isinstance(make, Followed) else None
         begun = make if self._followed is None else partial(self._followed, parts=self.parts)
         self.optimizer = _made(begun, parameters)

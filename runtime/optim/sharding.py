@@ -67,7 +67,7 @@ class ParameterSlice:
 
 
 @dataclass(slots=True)
-class Shards:
+class ShardedBucket:
     """One bucket.
 
     Attributes:
@@ -171,7 +171,7 @@ class ShardedParameters:
 
 
 @torch.no_grad()
-def _shards(bucket: Bucket, index: int, num_shards: int) -> Shards:
+def _shards(bucket: Bucket, index: int, num_shards: int) -> ShardedBucket:
     """Moves a bucket's parameters into one flat tensor and cuts it evenly; the first parts may be larger by one."""
     flat = torch.cat([parameter.reshape(-1) for parameter in bucket])
     each, rest = divmod(flat.numel(), num_shards)
@@ -189,7 +189,7 @@ def _shards(bucket: Bucket, index: int, num_shards: int) -> Shards:
             )
             slices[parameter] = (part, place)
         begin = end
-    shards = Shards(bucket, flat, counts, slices)
+    shards = ShardedBucket(bucket, flat, counts, slices)
     shards.move_to(flat)
     return shards
 

@@ -27,7 +27,7 @@ from runtime.pipeline.messages import assemble
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
-    from runtime.spatial.parameters import Part
+    from runtime.spatial.parameters import ParameterPart
 
 OPTIMIZER, GROUP, SCHEDULER = "optimizer/", "group/", "scheduler/"
 STATE, GROUPS, SCHEDULES, STEPS = "state", "param_groups", "scheduler", "num_steps"
@@ -93,7 +93,7 @@ def _groups(numbers: Mapping[str, Number]) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-class Given:
+class WholeState:
     """What :func:`whole_of` made, as :func:`runtime.optim.optimizer_state.load_state` reads it.
 
     Raises:
@@ -206,7 +206,7 @@ def _bytes_of(data: Tensor | bytes) -> Tensor:
 
 
 @torch.no_grad()
-def gathered(tensor: Tensor, part: Part | None, transport: Transport, deadline_s: float) -> Tensor:
+def gathered(tensor: Tensor, part: ParameterPart | None, transport: Transport, deadline_s: float) -> Tensor:
     """The whole of what ``tensor`` is this rank's part of; without a part it is the whole.
 
     All ranks of the stage call this together, for the same tensors in the same order.

@@ -35,9 +35,9 @@ from runtime.monitor.activity import Activity
 from runtime.monitor.waits import BETWEEN, END, START, WORDS
 from runtime.pipeline.messages import CPU, Piece, add_up, assemble
 from runtime.pipeline.microbatches import Ahead, Batch
-from runtime.pipeline.p2p import BACKWARD, FORWARD, Post
-from runtime.pipeline.specialize import Binding, ends_step, last_gradients, last_updates
-from runtime.stage.local_stage import Resident
+from runtime.pipeline.p2p import BACKWARD, FORWARD, P2PMailbox
+from runtime.pipeline.specialize import Specialization, ends_step, last_gradients, last_updates
+from runtime.stage.local_stage import LocalStage
 from runtime.transport import Transport
 
 GRID_WIDTH = 4
@@ -48,7 +48,7 @@ NOTHING, SAVE, STOP, BAD = range(4)
 the step before, which has NaN or infinity on that rank."""
 
 
-Passes = Callable[[Resident, int, Mapping[str, Tensor]], dict[str, Tensor]]
+Passes = Callable[[LocalStage, int, Mapping[str, Tensor]], dict[str, Tensor]]
 """Runs a stage forward on the values of a micro-batch."""
 
 
@@ -57,7 +57,7 @@ class StopBeforeStepError(Exception):
 
 
 @dataclass(slots=True)
-class Asking:
+class Vote:
     """What the ranks ask of one another; it travels with the barrier that every step begins with, and costs nothing.
 
     Attributes:
@@ -144,7 +144,7 @@ class StepEnvironment:
     device: torch.device = CPU
     finish: Callable[[], None] | None = None
     meter: MemoryMeter | None = None
-    asking: Asking = field(default_factory=Asking)
+    asking: Vote = field(default_factory=Vote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class RowTrace:
     peak_bytes: tuple[int, ...] = ()
 
 
-class Clock(Protocol):
+class ActionClock(Protocol):
     """When the actions of a row ended."""
 
     def mark(self) -> None:
@@ -179,11 +179,11 @@ class WallClock:
         self._marks: list[float] = []
 
     def mark(self) -> None:
-        """See :class:`Clock`."""
+        """See :class:`ActionClock`."""
         self._marks.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """See :class:`Clock`."""
+        """See :class:`ActionClock`."""
         return [mark - self._marks[0] for mark in self._marks]
 
 
@@ -199,16 +199,16 @@ class StreamClock:
         self._events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
-        """See :class:`Clock`."""
+        """See :class:`ActionClock`."""
         self._events.append(driver.recorded_event(self._device))
 
     def seconds(self) -> list[float]:
-        """See :class:`Clock`."""
+        """See :class:`ActionClock`."""
         self._events[-1].synchronize()
         return [self._events[0].elapsed_time(event) / 1e3 for event in self._events]
 
 
-def clock_of(device: torch.device) -> Clock:
+def clock_of(device: torch.device) -> ActionClock:
     """For what is computed there."""
     return StreamClock(device) if device.type == "cuda" else WallClock()
 
@@ -223,7 +223,7 @@ class _Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _PassWork:
     """What a forward or backward reads and gives, the same in every step.
 
     Attributes:
@@ -236,7 +236,7 @@ class _Work:
     stage: int
     microbatch: int
     version: int
-    resident: Resident
+    resident: LocalStage
     values: tuple[tuple[str, Box, torch.dtype], ...]
     routes: tuple[Route, ...]
     is_whole: bool
@@ -256,7 +256,12 @@ class Executor:
     """
 
     def __init__(
-        self, binding: Binding, environment: StepEnvironment, *, evaluates: bool = False, passes: Passes | None = None
+        self,
+        binding: Specialization,
+        environment: StepEnvironment,
+        *,
+        evaluates: bool = False,
+        passes: Passes | None = None,
     ) -> None:
         self._program, self._residents, self._plumbing = binding.program, binding.residents, binding.plumbing
         self._environment, self._rank = environment, environment.transport.rank
@@ -265,7 +270,7 @@ class Executor:
         self._moves_inputs = environment.device.type != "cpu"
         self.kept: tuple[str, ...] = ()
         row = binding.program.rows[self._rank]
-        self._post = Post(
+        self._post = P2PMailbox(
             binding.plumbing,
             row,
             environment.transport,
@@ -364,7 +369,7 @@ class Executor:
         spans = map(Span, repeat(self._rank), [task.text for task in self._tasks], ends_s, ends_s[1:])
         return RowTrace(tuple(spans), tuple(peak_bytes))
 
-    def _forward(self, work: _Work) -> None:
+    def _forward(self, work: _PassWork) -> None:
         stage, microbatch, resident = work.stage, work.microbatch, work.resident
         pieces = self._post.take(FORWARD, stage, microbatch)
         batch = cast(Batch, self._batch)  # since prepare()
@@ -398,7 +403,7 @@ class Executor:
             if name in outputs and plumbing.speaks_for(name, stage, microbatch)
         }
 
-    def _backward(self, work: _Work) -> None:
+    def _backward(self, work: _PassWork) -> None:
         microbatch, program = work.microbatch, work.resident.program
         pieces = self._post.take(BACKWARD, work.stage, microbatch)
         # Zeros where none came: a rank with an empty share must still take part in what its stage does together.
@@ -444,7 +449,7 @@ class Executor:
 
         return tuple(_Task(action, str(action), handler(action)) for action in row)
 
-    def _work(self, action: Action) -> _Work:
+    def _work(self, action: Action) -> _PassWork:
         stage, microbatch = action.stage, _microbatch(action)
         plumbing, resident, stages = self._plumbing, self._residents[stage], self._program.stages
         is_forward = action.op is Op.FORWARD
@@ -453,7 +458,7 @@ class Executor:
             routes = tuple((stage, edge.dst, microbatch) for edge in stages.out_of(stage))
         else:
             routes = tuple((edge.src, stage, microbatch) for edge in stages.into(stage))
-        return _Work(
+        return _PassWork(
             stage,
             microbatch,
             action.version,
@@ -465,7 +470,7 @@ class Executor:
         )
 
 
-_PASSES: Mapping[Op, Callable[[Executor, _Work], None]] = {
+_PASSES: Mapping[Op, Callable[[Executor, _PassWork], None]] = {
     Op.FORWARD: Executor._forward,
     Op.BACKWARD: Executor._backward,
     Op.BACKWARD_INPUT: Executor._backward,

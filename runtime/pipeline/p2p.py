@@ -21,7 +21,7 @@ from torch import Tensor
 
 from planner.ir.program import Leg, Route, sent_by, taken_by
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
-from runtime.pipeline.messages import MessageSlice, Piece, Plumbing
+from runtime.pipeline.messages import MessageSlice, Piece, Routing
 from runtime.transport import Key, Spec, Transport
 
 FORWARD, BACKWARD = "F", "B"
@@ -46,7 +46,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class P2PTransfer:
     """What one send or receive moves between this rank and others.
 
     Attributes:
@@ -66,7 +66,7 @@ class Traffic:
         return Key(turn, self.kind, self.src, self.dst, self.microbatch)
 
 
-class Post:
+class P2PMailbox:
     """Moves the pieces of one row.
 
     Args:
@@ -78,7 +78,7 @@ class Post:
 
     def __init__(
         self,
-        plumbing: Plumbing,
+        plumbing: Routing,
         row: Sequence[Action],
         transport: Transport,
         *,
@@ -139,7 +139,7 @@ class Post:
             partial(self._receive, traffic) if action.op in RECEIVE else partial(self._send, traffic, action.blocking)
         )
 
-    def _send(self, traffic: Traffic, blocking: bool) -> None:
+    def _send(self, traffic: P2PTransfer, blocking: bool) -> None:
         """Sends what waits for it; where it blocks, until it has been taken."""
         key = traffic.key(self._turn)
         for parcel in traffic.parcels:
@@ -148,7 +148,7 @@ class Post:
         if blocking:
             self._transport.flush(self._deadline_s)
 
-    def _receive(self, traffic: Traffic) -> None:
+    def _receive(self, traffic: P2PTransfer) -> None:
         """Waits for its messages, and announces the next receive."""
         key = traffic.key(self._turn)
         for parcel in traffic.parcels:
@@ -179,7 +179,7 @@ class Post:
         for value, box, tensor in zip(wire.values, wire.boxes, tensors, strict=True):
             where.setdefault(value, []).append((box, tensor))
 
-    def _moved(self, action: Action) -> Traffic:
+    def _moved(self, action: Action) -> P2PTransfer:
         """What ``action`` moves, with what else travels in the same messages."""
         rank, sends = self._transport.rank, action.op in SEND
         kind, route, wires = self._wires(action)
@@ -196,7 +196,7 @@ class Post:
                 _, other, theirs = self._wires(send if sends else taken_by(send))
                 routes += [(other, each) for each in theirs if each.peer == wire.peer]
             parcels.append(Parcel(wire.peer, tuple(routes), tuple(spec for _, each in routes for spec in each.specs)))
-        return Traffic(kind, src, dst, route[2], tuple(parcels))
+        return P2PTransfer(kind, src, dst, route[2], tuple(parcels))
 
     def _wires(self, action: Action) -> tuple[str, Route, tuple[MessageSlice, ...]]:
         """The kind of what a send or receive moves, along which route, and its messages, those within the rank too."""

@@ -15,9 +15,9 @@ from planner.ir.errors import StageFailedError
 from planner.ir.schedule import FORWARD_PASS, Action
 from runtime.pipeline.executor import Executor, RowTrace, StepEnvironment
 from runtime.pipeline.microbatches import Batch
-from runtime.pipeline.sample_weights import Weighing
-from runtime.pipeline.specialize import Binder, Binding
-from runtime.stage.local_stage import Resident
+from runtime.pipeline.sample_weights import LossWeighting
+from runtime.pipeline.specialize import Specialization, Specializer
+from runtime.stage.local_stage import LocalStage
 
 if TYPE_CHECKING:
     from runtime.sparse.ahead import BatchPreparation
@@ -39,19 +39,19 @@ class Runner:
 
     def __init__(
         self,
-        binder: Binder,
-        residents: Mapping[int, Resident],
+        binder: Specializer,
+        residents: Mapping[int, LocalStage],
         environment: StepEnvironment,
-        weighing: Weighing,
+        weighing: LossWeighting,
         preparing: BatchPreparation[AnyBatch] | None,
         heard: Callable[[int], None],
     ) -> None:
         self.binder, self.preparing = binder, preparing
         self._residents, self._environment, self._weighing, self._heard = residents, environment, weighing, heard
-        self._executors: dict[tuple[Binding, bool], Executor] = {}
+        self._executors: dict[tuple[Specialization, bool], Executor] = {}
         self._turn = 0
 
-    def bound(self, batch: Batch, step: int) -> tuple[Batch, Binding, float, int]:
+    def bound(self, batch: Batch, step: int) -> tuple[Batch, Specialization, float, int]:
         """The batch as the graph's inputs, the plan bound to it; of finding sites of clouds seconds, and most bytes.
 
         Raises:
@@ -73,16 +73,16 @@ class Runner:
         seconds = 0.0 if self.preparing is None else time.perf_counter() - start
         return graph_batch, binding, seconds, 0 if meter is None else meter.take_peak()
 
-    def stream_binding(self, batch: Batch, learns: bool) -> Binding:
+    def stream_binding(self, batch: Batch, learns: bool) -> Specialization:
         """The plan bound to a batch of a stream, with its backwards or without."""
         binding = self.binder.bind(self._residents, batch)
         return binding if learns else _forward_only(binding)
 
-    def weigh(self, batch: Batch, binding: Binding) -> None:
+    def weigh(self, batch: Batch, binding: Specialization) -> None:
         """The batch that is run next; another may have been bound after it."""
         self._weighing.begin(batch, binding.residents)
 
-    def executor(self, binding: Binding, *, evaluates: bool) -> Executor:
+    def executor(self, binding: Specialization, *, evaluates: bool) -> Executor:
         """What runs the row at these sizes, in training or evaluation."""
         if not binding.is_kept:
             self._executors.clear()
@@ -113,7 +113,7 @@ class Runner:
         return self._turn
 
 
-def _forward_only(binding: Binding) -> Binding:
+def _forward_only(binding: Specialization) -> Specialization:
     """The same, without what training adds; it ends if the whole did, since what is left waits for less."""
     rows = tuple(tuple(_at_newest(a) for a in row if a.op in FORWARD_PASS) for row in binding.program.rows)
     return replace(binding, program=replace(binding.program, rows=rows))

@@ -12,7 +12,7 @@ from planner.ir.plan import Decision
 from planner.layers.division import divides
 from runtime.pipeline.microbatches import Batch
 from runtime.stage.captured import CapturedModel
-from runtime.stage.local_stage import Resident
+from runtime.stage.local_stage import LocalStage
 from runtime.stage.sample_weights import SUM, TERMS, Counting, Weighed, countings, factor, weighed_in
 
 
@@ -25,7 +25,7 @@ def inputs_counted(model: CapturedModel, decision: Decision) -> dict[int, tuple[
     }
 
 
-class Weighing:
+class LossWeighting:
     """What the layers of this rank's stages take in each micro-batch.
 
     Args:
@@ -41,7 +41,7 @@ class Weighing:
         self._countings = {stage: countings(model, weighed) for stage, weighed in self._weighed.items()}
         self._factors: dict[tuple[int, str, int], Tensor] = {}
 
-    def begin(self, batch: Batch, residents: Mapping[int, Resident]) -> None:
+    def begin(self, batch: Batch, residents: Mapping[int, LocalStage]) -> None:
         """Finds the factors for ``batch``; all ranks of a stage together, in the order of the stages.
 
         Args:
@@ -62,7 +62,7 @@ class Weighing:
         """An input of a stage."""
         return self._factors[stage, name, microbatch]
 
-    def _note(self, stage: int, one: Weighed, resident: Resident, batch: Batch, counts: Tensor | None) -> None:
+    def _note(self, stage: int, one: Weighed, resident: LocalStage, batch: Batch, counts: Tensor | None) -> None:
         """The factors of a layer, of which ``counts`` is what each micro-batch adds to the whole batch's number."""
         for share in resident.shares:
             m = share.portion.of
@@ -78,7 +78,7 @@ class Weighing:
         last = next(end for end in self._ends if end >= microbatch)
         return range(max((end + 1 for end in self._ends if end < microbatch), default=0), last + 1)
 
-    def _counted(self, stage: int, counting: Counting, resident: Resident, batch: Batch) -> dict[str, Tensor]:
+    def _counted(self, stage: int, counting: Counting, resident: LocalStage, batch: Batch) -> dict[str, Tensor]:
         """By layer, what each micro-batch adds to the whole batch's number, over all ranks of the stage."""
         shapes = [() if one.reduction == TERMS else self._shapes[one.layer] for one in counting.weighed]
         sizes = [prod(shape) for shape in shapes]
@@ -94,7 +94,7 @@ class Weighing:
         columns = zip(counting.weighed, torch.split(table, sizes, 1), shapes, strict=True)
         return {one.layer: column.reshape(-1, *shape) for one, column, shape in columns}
 
-    def _own(self, stage: int, resident: Resident, microbatch: int, rows: int) -> tuple[int, int]:
+    def _own(self, stage: int, resident: LocalStage, microbatch: int, rows: int) -> tuple[int, int]:
         """The first sample that this rank counts, and how many; where layers are divided, one rank counts for all."""
         if not divides(self._decision, stage, self._graph):
             portion = resident.shares[microbatch * self._decision.num_slices].portion

@@ -21,13 +21,13 @@ from planner.ir.schedule import ADDS_GRADIENTS, PER_STEP, Action, Edge, Op
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
 from planner.passes.versions import updates_of
-from runtime.pipeline.messages import Plumbing
+from runtime.pipeline.messages import Routing
 from runtime.pipeline.microbatches import Batch, Shapes, part_in
-from runtime.pipeline.sample_weights import Weighing
+from runtime.pipeline.sample_weights import LossWeighting
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import NUM_SAMPLES
-from runtime.stage.local_stage import Feed, Resident, Share
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.local_stage import Feed, LocalStage, Share
+from runtime.stage.modes import MicrobatchShard
 from runtime.stage.sample_weights import is_factor
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ GraphAt = Callable[[Shapes], Graph]
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # one object for each combination of sizes
-class Binding:
+class Specialization:
     """The plan for one combination of sizes, on one rank.
 
     Attributes:
@@ -56,12 +56,12 @@ class Binding:
 
     rows: tuple[int, ...]
     program: Program
-    plumbing: Plumbing
-    residents: Mapping[int, Resident]
+    plumbing: Routing
+    residents: Mapping[int, LocalStage]
     is_kept: bool = True
 
 
-class Binder:
+class Specializer:
     """Makes bindings of a decision on ``rank``.
 
     Args:
@@ -79,7 +79,7 @@ class Binder:
         program: Program,
         rank: int,
         graph_at: GraphAt | None,
-        weighing: Weighing,
+        weighing: LossWeighting,
     ) -> None:
         self._decision, self._boundaries, self._rank, self._graph_at = decision, boundaries, rank, graph_at
         self._weighing = weighing
@@ -95,14 +95,14 @@ class Binder:
         self._at: dict[object, Boundaries] = {}
         self._divisions: dict[object, Division] = {}
         self._numbers: dict[tuple[int, int, tuple[int, ...]], int | None] = {}
-        self._bindings: dict[object, Binding] = {}
+        self._bindings: dict[object, Specialization] = {}
 
     @property
     def takes_any(self) -> bool:
         """Whether a micro-batch may have any number of samples, not that of the capture alone."""
         return self._is_free
 
-    def require_possible(self, residents: Mapping[int, Resident]) -> None:
+    def require_possible(self, residents: Mapping[int, LocalStage]) -> None:
         """Raises :class:`UnsupportedModelError` unless the model can be run with the samples that are planned."""
         for stage in residents:
             if stage in self._divided:
@@ -112,7 +112,7 @@ class Binder:
             layout, position = self._decision.layout_of(stage), self._position(stage)
             self._require_possible(stage, {layout.samples(n)[position] for n in self._decision.micro_batches})
 
-    def bind(self, residents: Mapping[int, Resident], batch: Batch) -> Binding:
+    def bind(self, residents: Mapping[int, LocalStage], batch: Batch) -> Specialization:
         """The binding to the sizes of ``batch``.
 
         Raises:
@@ -129,7 +129,7 @@ class Binder:
             binding = self._bindings[key] = self._bound(residents, batch)
         return binding
 
-    def _bound(self, residents: Mapping[int, Resident], batch: Batch) -> Binding:
+    def _bound(self, residents: Mapping[int, LocalStage], batch: Batch) -> Specialization:
         rows, slices = batch.rows, self._decision.num_slices
         of_whole = [
             self._boundaries_of(batch.shapes(m)) if count and self._sizes else self._boundaries
@@ -147,10 +147,10 @@ class Binder:
             if count
             for k in range(slices)
         }
-        return Binding(
+        return Specialization(
             rows,
             program,
-            Plumbing(boundaries, program, tuple(map(samples_in, sizes)), self._rank, divisions, slices),
+            Routing(boundaries, program, tuple(map(samples_in, sizes)), self._rank, divisions, slices),
             {
                 stage: self._divided_shares(stage, resident, batch, divisions)
                 if stage in self._divided
@@ -159,7 +159,7 @@ class Binder:
             },
         )
 
-    def _bound_to_sites(self, residents: Mapping[int, Resident], batch: AnyBatch) -> Binding:
+    def _bound_to_sites(self, residents: Mapping[int, LocalStage], batch: AnyBatch) -> Specialization:
         """Of clouds and sampled graphs: no two batches have the same sites."""
         from runtime.sparse.share import boundaries_of_sites  # late: other networks do without
 
@@ -174,10 +174,10 @@ class Binder:
             for m, count in enumerate(batch.rows)
         ]
         program = self._program(batch.rows, boundaries)
-        return Binding(
+        return Specialization(
             batch.rows,
             program,
-            Plumbing(boundaries, program, batch.rows, self._rank),
+            Routing(boundaries, program, batch.rows, self._rank),
             {
                 stage: self._shared(
                     stage, resident, batch, {m: share for (s, m), share in shares.items() if s == stage}
@@ -256,8 +256,8 @@ class Binder:
         )
 
     def _shared(
-        self, stage: int, resident: Resident, batch: Batch, sites: Mapping[int, AnyShare] | None = None
-    ) -> Resident:
+        self, stage: int, resident: LocalStage, batch: Batch, sites: Mapping[int, AnyShare] | None = None
+    ) -> LocalStage:
         layout, position = self._decision.layout_of(stage), self._position(stage)
         counts = [
             sites[m].shares if sites and m in sites else layout.samples(samples) for m, samples in enumerate(batch.rows)
@@ -273,7 +273,7 @@ class Binder:
             share = (sites or {}).get(m)
             if share is not None:
                 sizes = tuple(share.sizes[word] for word in resident.program.sizes)
-            portion = MicrobatchSlice(m, count[position], start, batch.rows[m], sizes, sites=share)
+            portion = MicrobatchShard(m, count[position], start, batch.rows[m], sizes, sites=share)
             shares.append(Share(portion, count[position] * weights[m]))
             feeds.append(
                 {name: partial(_feed, name=name, m=m, start=start, count=count[position]) for name in names}
@@ -284,8 +284,8 @@ class Binder:
         return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
 
     def _divided_shares(
-        self, stage: int, resident: Resident, batch: Batch, divisions: Mapping[tuple[int, int], Division]
-    ) -> Resident:
+        self, stage: int, resident: LocalStage, batch: Batch, divisions: Mapping[tuple[int, int], Division]
+    ) -> LocalStage:
         """Every rank, or token slice, runs the whole micro-batch, as far as its layers' parts go."""
         slices = self._decision.num_slices
         weights = list(self._weights(batch.rows))
@@ -296,7 +296,7 @@ class Binder:
             m, k = divmod(number, slices)
             rows, division = batch.rows[m], divisions.get((stage, number))
             sizes = self._sizes_of(resident.program.sizes, batch.shapes(m)) if rows else ()
-            portion = MicrobatchSlice(number, rows, 0, rows, sizes, division, token_slice=k, whole=m)
+            portion = MicrobatchShard(number, rows, 0, rows, sizes, division, token_slice=k, whole=m)
             position = k if slices > 1 else self._position(stage)
             shares.append(Share(portion, rows * weights[m]))
             feeds.append(self._factors(stage, resident, m))
@@ -309,7 +309,7 @@ class Binder:
                 feeds[-1][name] = partial(part_in, name=name, microbatch=m, box=box, spec=spec)
         return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
 
-    def _factors(self, stage: int, resident: Resident, microbatch: int) -> dict[str, Feed]:
+    def _factors(self, stage: int, resident: LocalStage, microbatch: int) -> dict[str, Feed]:
         factor = partial(self._weighing.factor, stage=stage, microbatch=microbatch)
         return {name: partial(factor, name=name) for name in filter(is_factor, resident.program.inputs)}
 

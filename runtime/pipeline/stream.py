@@ -30,14 +30,14 @@ from planner.ir.errors import NotFiniteError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.program import Program
 from planner.ir.timeline import Span
-from runtime.optim.finishing import Finishing
+from runtime.optim.finishing import GradientSync
 from runtime.pipeline.executor import Executor, StepEnvironment
 from runtime.pipeline.messages import Piece
 from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
 from runtime.pipeline.sample_weights import inputs_counted
-from runtime.pipeline.specialize import Binding
+from runtime.pipeline.specialize import Specialization
 from runtime.stage.captured import CapturedModel, answers_of, attribute
-from runtime.stage.local_stage import Resident
+from runtime.stage.local_stage import LocalStage
 
 DEPTH = 2
 """Batches that a rank has announced and not run: one that it works on and one whose messages travel meanwhile."""
@@ -97,12 +97,12 @@ class Answered:
 class _Offered:
     number: int
     batch: Batch
-    binding: Binding
+    binding: Specialization
     executor: Executor
     probes: bool
 
 
-class Stream:
+class RequestStream:
     """One rank's part of a stream; all ranks are offered the same batches in the same order.
 
     Args:
@@ -115,14 +115,14 @@ class Stream:
         self,
         setting: Setting,
         environment: StepEnvironment,
-        bind: Callable[[Batch, bool], Binding],
-        begin: Callable[[Batch, Binding, bool], None],
+        bind: Callable[[Batch, bool], Specialization],
+        begin: Callable[[Batch, Specialization, bool], None],
         next_turn: Callable[[], int],
     ) -> None:
         self.setting, self._environment = setting, environment
         self._bind, self._begin, self._next_turn = bind, begin, next_turn
-        self._passes = partial(Resident.answer, training=setting.training, frozen=setting.frozen)
-        self._executors: dict[tuple[Binding, int, bool], Executor] = {}
+        self._passes = partial(LocalStage.answer, training=setting.training, frozen=setting.frozen)
+        self._executors: dict[tuple[Specialization, int, bool], Executor] = {}
         self._offered: deque[_Offered] = deque()
         self._number = self._unflushed = 0
 
@@ -188,7 +188,7 @@ class Stream:
         self._environment.transport.flush(self._environment.deadline_s)
         self._unflushed = 0
 
-    def _require_finite(self, one: _Offered, residents: Mapping[int, Resident]) -> None:
+    def _require_finite(self, one: _Offered, residents: Mapping[int, LocalStage]) -> None:
         for stage, resident in residents.items():
             if resident.phase.is_spoilt:
                 raise NotFiniteError(
@@ -197,7 +197,7 @@ class Stream:
                     ["a smaller learning rate", "look at the data of that batch"],
                 )
 
-    def _executor(self, binding: Binding, learns: bool) -> Executor:
+    def _executor(self, binding: Specialization, learns: bool) -> Executor:
         """One that no batch is on its way in: those of like batches take turns."""
         key = (binding, self._number % DEPTH, learns)
         if key not in self._executors:
@@ -213,7 +213,7 @@ def setting_of(
     decision: Decision,
     model: CapturedModel,
     module: nn.Module,
-    residents: Mapping[int, Resident],
+    residents: Mapping[int, LocalStage],
     inputs: InputSpecs,
     *,
     takes_any: bool,
@@ -239,7 +239,7 @@ def setting_of(
     )
 
 
-def reads_of(decision: Decision, model: CapturedModel, residents: Mapping[int, Resident]) -> tuple[str, ...]:
+def reads_of(decision: Decision, model: CapturedModel, residents: Mapping[int, LocalStage]) -> tuple[str, ...]:
     """The graph's inputs of which a rank with these stages needs the numbers."""
     counted = inputs_counted(model, decision)
     read = {name for resident in residents.values() for name in resident.program.inputs}
@@ -247,14 +247,14 @@ def reads_of(decision: Decision, model: CapturedModel, residents: Mapping[int, R
     return tuple(name for name in model.graph.inputs if name in read)
 
 
-def statistics_of(module: nn.Module, model: CapturedModel, residents: Mapping[int, Resident]) -> frozenset[str]:
+def statistics_of(module: nn.Module, model: CapturedModel, residents: Mapping[int, LocalStage]) -> frozenset[str]:
     """The buffers of batch normalisation, which evaluation mode leaves as they are."""
     own = {id(each) for part in module.modules() if isinstance(part, BatchNormBase) for each in part.buffers()}
     names = (name for resident in residents.values() for name in resident.buffers)
     return frozenset(name for name in names if id(attribute(model.graph_module, name)) in own)
 
 
-def require_local(program: Program, finishing: Finishing, is_versioned: bool) -> None:
+def require_local(program: Program, finishing: GradientSync, is_versioned: bool) -> None:
     """Raises :class:`UsageError` unless each stage can update its weights without hearing of another."""
     crossing = [f"{edge.src} to {edge.dst}" for edge in program.stages.edges if edge.gradient]
     faults = []
@@ -274,13 +274,13 @@ def require_local(program: Program, finishing: Finishing, is_versioned: bool) ->
         )
 
 
-def _buffers(residents: Mapping[int, Resident]) -> dict[int, tuple[Tensor, Tensor]]:
+def _buffers(residents: Mapping[int, LocalStage]) -> dict[int, tuple[Tensor, Tensor]]:
     """What stages may write, with copies of its values."""
     tensors = (tensor for resident in residents.values() for tensor in resident.buffers.values())
     return {id(tensor): (tensor, tensor.detach().clone()) for tensor in tensors}
 
 
-def _apart(pieces: Mapping[str, Piece], residents: Mapping[int, Resident]) -> dict[str, Piece]:
+def _apart(pieces: Mapping[str, Piece], residents: Mapping[int, LocalStage]) -> dict[str, Piece]:
     """``pieces``, with copies of what lies in a buffer, which the next batch may write."""
     held = {
         tensor.untyped_storage().data_ptr() for resident in residents.values() for tensor in resident.buffers.values()

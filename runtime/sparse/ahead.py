@@ -23,7 +23,7 @@ BatchOf = TypeVar("BatchOf", covariant=True)
 
 
 @dataclass(slots=True)
-class Clock:
+class PreparationClock:
     """Seconds of preparing.
 
     Attributes:
@@ -48,7 +48,7 @@ class BatchPreparation(Protocol[BatchOf]):
     """
 
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> PreparationClock: ...
 
     @property
     def looks_ahead(self) -> bool:
@@ -77,7 +77,7 @@ class Beside:
         gives_way: False: the thread stays as it is, wherever the system puts it.
     """
 
-    clock: Clock = field(default_factory=Clock)
+    clock: PreparationClock = field(default_factory=PreparationClock)
     core: int | None = None
     gives_way: bool = False
     _thread: list[ThreadPoolExecutor] = field(default_factory=list)

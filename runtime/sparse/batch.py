@@ -166,7 +166,7 @@ def _renumbered(half: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class InputPreparation:
     """How a model's inputs are prepared.
 
     Attributes:
@@ -183,7 +183,9 @@ class Prepared:
     looked_at: frozenset[str]
 
     @classmethod
-    def of(cls, graph: Graph, preparation: Preparation | SampledPreparation, raw: dict[str, TensorSpec]) -> Prepared:
+    def of(
+        cls, graph: Graph, preparation: Preparation | SampledPreparation, raw: dict[str, TensorSpec]
+    ) -> InputPreparation:
         """The graph's inputs are in the preparation's order."""
         looked_at = {name for layer in graph.layers if layer.kind not in MAPPED for name in layer.inputs}
         names = dict(zip(graph.inputs, preparation.names, strict=True))
@@ -211,7 +213,7 @@ class PreparedBatch:
             it away (:func:`runtime.sparse.share.share_of`), as it refers to the batch.
     """
 
-    def __init__(self, raw: Batch, prepared: Prepared, price: Prices, speeds: Sequence[float] = ()) -> None:
+    def __init__(self, raw: Batch, prepared: InputPreparation, price: Prices, speeds: Sequence[float] = ()) -> None:
         self.rows = raw.rows
         self.prepared = prepared
         self._raw, self._price, self._speeds = raw, price, tuple(speeds)

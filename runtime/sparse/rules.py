@@ -16,7 +16,7 @@ from planner.ir.graph import MIXES_SAMPLES, Graph, Layer, is_sites
 from runtime.sparse.halo import SampleSums, shared_conv, with_halo
 from runtime.sparse.share import SiteShare
 from runtime.spatial.exchange import PeerGroup
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchShard
 
 _OPS = torch.ops.halopipe
 
@@ -34,7 +34,7 @@ class SharedSites:
         self._value_of_node = value_of_node
         self._now: SiteShare | None = None
 
-    def at(self, portion: MicrobatchSlice) -> None:
+    def at(self, portion: MicrobatchShard) -> None:
         """What is run next."""
         self._now = cast("SiteShare | None", portion.sites)
 

@@ -24,19 +24,19 @@ from torch import Tensor
 
 from cuda_ops.sampling.graph import GraphError
 from cuda_ops.sampling.preparation import SampledPreparation, draw_of
-from cuda_ops.sampling.sampler import Levels, joined
+from cuda_ops.sampling.sampler import SampledLevels, joined
 from planner.ir.errors import StageFailedError
 from planner.ir.graph import SAMPLE, Graph, graph_of_sites, spec_of_sites
 from planner.ir.plan import Decision
 from planner.sites.partition import balanced_cuts
 from runtime.pipeline.microbatches import Batch, Shapes
-from runtime.sparse.ahead import Beside, Clock, Expected
-from runtime.sparse.batch import Prepared, site_speeds
+from runtime.sparse.ahead import Beside, Expected, PreparationClock
+from runtime.sparse.batch import InputPreparation, site_speeds
 
 _FEATURES = "features"
 
 
-def shares_seeds(prepared: Prepared) -> bool:
+def shares_seeds(prepared: InputPreparation) -> bool:
     """Whether ranks of a stage share out seeds, rather than sites."""
     return isinstance(prepared.preparation, SampledPreparation)
 
@@ -59,7 +59,7 @@ class SampledPreparing:
         aside: the thread that samples.
     """
 
-    prepared: Prepared
+    prepared: InputPreparation
     preparation: SampledPreparation
     decision: Decision
     speeds: dict[int, tuple[float, ...]]
@@ -68,7 +68,11 @@ class SampledPreparing:
 
     @classmethod
     def of(
-        cls, decision: Decision, prepared: Prepared, preparation: SampledPreparation, aside: Beside | None = None
+        cls,
+        decision: Decision,
+        prepared: InputPreparation,
+        preparation: SampledPreparation,
+        aside: Beside | None = None,
     ) -> SampledPreparing:
         """For a plan (that its ranks can share seeds, :mod:`planner.layers.stage_rules` has seen to)."""
         speeds = {
@@ -77,7 +81,7 @@ class SampledPreparing:
         return cls(prepared, preparation, decision, speeds, aside or Beside())
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> PreparationClock:
         """What the thread and its waiters took."""
         return self.aside.clock
 
@@ -104,9 +108,9 @@ class SampledBatch:
         self.raw, self.rows, self.prepared = raw, raw.rows, preparing.prepared
         self._preparing, self._preparation = preparing, preparing.preparation
         self._cuts: dict[tuple[int, tuple[float, ...]], tuple[int, ...]] = {}
-        self._pieces: dict[tuple[int, int], Future[Levels]] = {}
+        self._pieces: dict[tuple[int, int], Future[SampledLevels]] = {}
         self._features: dict[tuple[int, int], Future[Tensor]] = {}
-        self._joined: dict[tuple[int, int, int], Levels] = {}
+        self._joined: dict[tuple[int, int, int], SampledLevels] = {}
         self._sizes: dict[int, dict[str, int]] = {}
 
     def begin(self, rank: int) -> None:
@@ -177,7 +181,7 @@ class SampledBatch:
             return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(dtype)
         return self._preparation.tensor(self.levels(microbatch, start, stop), own).to(dtype)
 
-    def levels(self, microbatch: int, start: int, stop: int) -> Levels:
+    def levels(self, microbatch: int, start: int, stop: int) -> SampledLevels:
         """What was sampled for the seeds from one cut to another."""
         key = (microbatch, start, stop)
         sampled = self._joined.get(key)
@@ -206,7 +210,7 @@ class SampledBatch:
         """The pieces from one cut to another, by where they begin; one without seeds where there are none."""
         return [first for first in self._points(microbatch)[:-1] if start <= first < stop] or [-1]
 
-    def _piece(self, microbatch: int, first: int) -> Future[Levels]:
+    def _piece(self, microbatch: int, first: int) -> Future[SampledLevels]:
         future = self._pieces.get((microbatch, first))
         if future is None:
             seeds, draw = self._seeds(microbatch, first), self._draws(microbatch)

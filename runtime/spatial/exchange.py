@@ -73,7 +73,7 @@ class PeerGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mail:
+class _P2PMessage:
     """What goes to, or comes from, one rank in one message.
 
     Attributes:
@@ -112,7 +112,7 @@ class _Mail:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class P2PBatch:
     """All that goes to other ranks, or comes from them.
 
     Attributes:
@@ -122,11 +122,11 @@ class Way:
     """
 
     boxes: tuple[Box, ...]
-    mails: tuple[_Mail, ...]
+    mails: tuple[_P2PMessage, ...]
     is_plain: bool
 
     @classmethod
-    def of(cls, entries: Sequence[tuple[int, Box]], held: Box | None) -> Way:
+    def of(cls, entries: Sequence[tuple[int, Box]], held: Box | None) -> P2PBatch:
         """Of pieces with the positions of the other ranks; ``held``: what they are cut out of, if they go."""
         mails = _mails(entries, held)
         is_plain = [entry for mail in mails for entry in mail.entries] == list(range(len(mails)))
@@ -148,7 +148,7 @@ class Arriving:
 
     __slots__ = ("_buffers", "_pending", "_sent", "_way")
 
-    def __init__(self, way: Way, buffers: Mapping[int, Tensor], pending: Pending | None, sent: object) -> None:
+    def __init__(self, way: P2PBatch, buffers: Mapping[int, Tensor], pending: Pending | None, sent: object) -> None:
         self._way, self._buffers, self._pending = way, buffers, pending
         self._sent = sent  # kept alive until the wait is over
 
@@ -160,7 +160,7 @@ class Arriving:
         return self._way.pieces(self._buffers.values())
 
 
-NOWAY = Way((), (), True)
+NOWAY = P2PBatch((), (), True)
 _NOTHING = Arriving(NOWAY, {}, None, None)
 
 
@@ -186,8 +186,8 @@ class Exchange:
     sends: tuple[tuple[int, Box], ...]
     is_local: bool
     key: int | None
-    incoming: Way = field(repr=False)
-    outgoing: Way = field(repr=False)
+    incoming: P2PBatch = field(repr=False)
+    outgoing: P2PBatch = field(repr=False)
     _laid: dict[int, _Laid] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -213,8 +213,8 @@ class Exchange:
             sends,
             not moves,
             key,
-            Way.of(receives, None),
-            Way.of(sends, held[me]),
+            P2PBatch.of(receives, None),
+            P2PBatch.of(sends, held[me]),
         )
 
     def start(self, x: Tensor) -> Arriving:
@@ -486,7 +486,7 @@ def moved_back(gradient: Tensor, exchange: Exchange, box: Box) -> Tensor:
     return total
 
 
-def _mails(entries: Sequence[tuple[int, Box]], held: Box | None) -> tuple[_Mail, ...]:
+def _mails(entries: Sequence[tuple[int, Box]], held: Box | None) -> tuple[_P2PMessage, ...]:
     by_position: dict[int, list[int]] = {}
     for entry, (position, _) in enumerate(entries):
         by_position.setdefault(position, []).append(entry)
@@ -495,5 +495,5 @@ def _mails(entries: Sequence[tuple[int, Box]], held: Box | None) -> tuple[_Mail,
         boxes = tuple(entries[entry][1] for entry in members)
         cuts = () if held is None else tuple(cuts_of(box, held) for box in boxes)
         shape = tuple(map(len, boxes[0])) if len(boxes) == 1 else (sum(volume(box) for box in boxes),)
-        mails.append(_Mail(position, boxes, cuts, tuple(members), shape))
+        mails.append(_P2PMessage(position, boxes, cuts, tuple(members), shape))
     return tuple(mails)

@@ -123,7 +123,7 @@ Boxes = tuple[Box, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ParameterPart:
     """What one rank has of a parameter or buffer.
 
     Attributes:
@@ -139,7 +139,7 @@ class Part:
     position: int
 
     @classmethod
-    def of_whole(cls, tensor: Tensor, ranks: tuple[int, ...], rank: int) -> Part:
+    def of_whole(cls, tensor: Tensor, ranks: tuple[int, ...], rank: int) -> ParameterPart:
         """Every rank has all of it."""
         shape = tuple(tensor.shape)
         return cls(shape, (whole(shape),) * len(ranks), ranks, ranks.index(rank))
@@ -190,11 +190,11 @@ class Part:
         return tensor[slices(self.box, whole(self.shape))]
 
 
-Parts = Mapping[str, Part]
+Parts = Mapping[str, ParameterPart]
 """By the name of the parameter or buffer; those that are not named are whole on all ranks."""
 
 
-def parts_of(model: CapturedModel, decision: Decision, stage: int, rank: int) -> dict[str, Part]:
+def parts_of(model: CapturedModel, decision: Decision, stage: int, rank: int) -> dict[str, ParameterPart]:
     """What ``rank`` has of the parameters, buffers and constants that the layers of a divided ``stage`` read.
 
     Raises:
@@ -202,11 +202,11 @@ def parts_of(model: CapturedModel, decision: Decision, stage: int, rank: int) ->
     """
     ranks = decision.stages[stage].ranks
     division = Division.of(model.graph, decision, stage, max(decision.micro_batches))
-    parts: dict[str, Part] = {}
+    parts: dict[str, ParameterPart] = {}
     for name, uses in uses_of(model, division).items():
         shape = tuple(attribute(model.graph_module, name).shape)
         boxes = _agreed(name, shape, uses, stage)
-        parts[name] = Part(shape, boxes, ranks, ranks.index(rank))
+        parts[name] = ParameterPart(shape, boxes, ranks, ranks.index(rank))
     return parts
 
 
@@ -239,7 +239,7 @@ def group_at(boxes: Boxes, ranks: tuple[int, ...], position: int) -> tuple[int, 
     return tuple(sorted(rank for rank, box in zip(ranks, boxes, strict=True) if box == boxes[position]))
 
 
-def _sliced(tensor: Tensor, part: Part | None) -> Tensor:
+def _sliced(tensor: Tensor, part: ParameterPart | None) -> Tensor:
     if part is None or part.is_whole:
         return tensor
     own = part.cut(tensor).clone(memory_format=torch.contiguous_format)

@@ -83,7 +83,7 @@ InputIndex = int | tuple[int | None, ...] | None
 
 
 @dataclass(eq=False)
-class Step:
+class LayerShard:
     """One layer on this rank, for one number of samples.
 
     Attributes:
@@ -153,7 +153,7 @@ class Step:
         return redistribute(x, self.exchange(index))
 
 
-def gathered(step: Step, arguments: dict[str, Any]) -> dict[str, Any]:
+def gathered(step: LayerShard, arguments: dict[str, Any]) -> dict[str, Any]:
     """``arguments``, in which every value of the graph covers what the part needs of it.
 
     Exchanges run in the order of the layer's inputs, which is the same on every rank.
@@ -206,7 +206,7 @@ def _keys(layer: LayerDivision) -> list[object]:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class NodeCall:
     """How one node is called, worked out once.
 
     Attributes:
@@ -224,7 +224,7 @@ class Call:
     integers: Mapping[str, Any]
 
     @classmethod
-    def of(cls, node: fx.Node, layer: Layer, value_of_node: Mapping[str, str]) -> Call:
+    def of(cls, node: fx.Node, layer: Layer, value_of_node: Mapping[str, str]) -> NodeCall:
         """The call of ``node``, of ``layer``; ``value_of_node`` says which values nodes are, by name."""
         schema = schema_of(node.target)
         parameters = () if schema is None else tuple(schema.arguments)
@@ -232,7 +232,7 @@ class Call:
         keywords = frozenset(argument.name for argument in parameters if argument.kwarg_only)
         defaults = {argument.name: argument.default_value for argument in parameters if argument.has_default_value()}
         arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-        places = _Places(layer, value_of_node)
+        places = _InputPlaces(layer, value_of_node)
         inputs = {name: places.of(value) for name, value in arguments.items()}
         return cls(
             names,
@@ -258,7 +258,7 @@ class Call:
         return call
 
 
-class _Places:
+class _InputPlaces:
     """Which inputs of a layer the nodes are that it reads, in the order in which it reads them."""
 
     def __init__(self, layer: Layer, value_of_node: Mapping[str, str]) -> None:

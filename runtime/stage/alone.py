@@ -30,8 +30,8 @@ from runtime.spatial.parameters import parts_of
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import NUM_SAMPLES, StageFunction
 from runtime.stage.functions import StageCut, StageFunctions
-from runtime.stage.modes import Manner, MicrobatchSlice
-from runtime.stage.random.streams import Draw, Draws
+from runtime.stage.modes import MicrobatchShard, RunConfig
+from runtime.stage.random.streams import CounterRng, RandomNodes
 from runtime.stage.stage import StageProgram
 
 
@@ -51,8 +51,8 @@ class LoneStage:
     number: int
     samples: int
     functions: StageFunctions
-    draw: Draw
-    manner: Manner
+    draw: CounterRng
+    manner: RunConfig
     received: frozenset[str]
     loss: str | None
     values: Mapping[str, Tensor]
@@ -73,7 +73,7 @@ class LoneStage:
                 draw=self.draw,
                 recompute=self.functions.recompute,
             )
-            portion = MicrobatchSlice(0, self.samples, 0, self.samples, self.sizes)
+            portion = MicrobatchShard(0, self.samples, 0, self.samples, self.sizes)
             start = _now(device)
             program.forward(portion, self.values, 1.0)
             if self.manner.trains:
@@ -147,8 +147,8 @@ def _lone_stage(
     if producer(graph.loss) in layers:
         outputs[graph.loss] = None
     cut = StageCut(model, layers, tuple(outputs), device=device, recomputed=decision.stages[stage].recomputed)
-    draw, noise = Draw(0), torch.Generator().manual_seed(0)
-    functions = StageFunctions(cut, None, Draws(model).rule(draw), contexts=[draw])
+    draw, noise = CounterRng(0), torch.Generator().manual_seed(0)
+    functions = StageFunctions(cut, None, RandomNodes(model).rule(draw), contexts=[draw])
     function, specs = functions.training, graph.values()
     values = {
         name: _repeated(example[name], graph.inputs[name], samples, graph.samples)
@@ -164,7 +164,7 @@ def _lone_stage(
         samples,
         functions,
         draw,
-        Manner(program.trains, decision.stages[stage].recompute and program.trains, autocast=model.autocast),
+        RunConfig(program.trains, decision.stages[stage].recompute and program.trains, autocast=model.autocast),
         frozenset(name for name in function.inputs if name not in graph.inputs),
         graph.loss if graph.loss in function.outputs else None,
         {name: value.to(where) for name, value in values.items()},

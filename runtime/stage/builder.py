@@ -22,14 +22,14 @@ from planner.layers.division import Division, divides
 from planner.layers.recomputed import span_faults
 from planner.layers.stage_rules import boxes_in, refused_slices, require_stages
 from runtime import spatial
-from runtime.optim.of_stage import Tie, Updates, groups_of_ties, ties_of, updates_of
+from runtime.optim.of_stage import TiedParameters, Updates, groups_of_ties, ties_of, updates_of
 from runtime.optim.sharding import GradientBuckets
 from runtime.stage.captured import CapturedModel, attribute
 from runtime.stage.cut import normalising_layers
 from runtime.stage.functions import StageCut, StageFunctions
-from runtime.stage.local_stage import Resident
-from runtime.stage.modes import Manner
-from runtime.stage.random.streams import Draw, Draws
+from runtime.stage.local_stage import LocalStage
+from runtime.stage.modes import RunConfig
+from runtime.stage.random.streams import CounterRng, RandomNodes
 from runtime.stage.sample_weights import is_factor, weighed_in
 from runtime.stage.stage import StageProgram
 from runtime.transport import Exchanging, Transport
@@ -38,7 +38,7 @@ from runtime.transport.base import exchange_key
 if TYPE_CHECKING:
     from runtime.sparse.rules import SharedSites
     from runtime.stage.sharded_passes import ShardedPasses
-    from runtime.transport.small_allgather import Rows
+    from runtime.transport.small_allgather import RowGather
 
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -52,14 +52,14 @@ def groups_of(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
     return tuple(groups | dict.fromkeys(groups_of_ties(ties_in(decision, graph))))
 
 
-def ties_in(decision: Decision, graph: Graph) -> tuple[Tie, ...]:
+def ties_in(decision: Decision, graph: Graph) -> tuple[TiedParameters, ...]:
     """The parameters that several stages use."""
     stage_of = {name: placement.stage for name, placement in decision.layers.items()}
     ties = ties_of(graph, stage_of, [stage.ranks for stage in decision.stages])
     return tuple(part for tie in ties for part in _in_parts(tie, decision, graph))
 
 
-def _in_parts(tie: Tie, decision: Decision, graph: Graph) -> Iterator[Tie]:
+def _in_parts(tie: TiedParameters, decision: Decision, graph: Graph) -> Iterator[TiedParameters]:
     """A tie for the ranks of each part; stages that use other parts are refused elsewhere (``parts_of``)."""
     names: dict[tuple[tuple[int, ...], ...], list[str]] = {}
     for name in tie.names:
@@ -70,7 +70,7 @@ def _in_parts(tie: Tie, decision: Decision, graph: Graph) -> Iterator[Tie]:
                 for stage, of in zip(tie.stages, boxes, strict=True)
             )
             names.setdefault(ranks, []).append(name)
-    yield from (Tie(tuple(own), tie.stages, ranks) for ranks, own in names.items())
+    yield from (TiedParameters(tuple(own), tie.stages, ranks) for ranks, own in names.items())
 
 
 def check_layers(decision: Decision, graph: Graph) -> None:
@@ -85,7 +85,7 @@ def check_layers(decision: Decision, graph: Graph) -> None:
         raise CorruptFileError("the plan's layers cannot be computed again so", wrong_spans[:20])
 
 
-class Builder:
+class StageBuilder:
     """Builds the stages of one rank.
 
     Their shares of micro-batches are given them later (:mod:`runtime.pipeline.specialize`).
@@ -121,8 +121,8 @@ class Builder:
         self._decision, self._model, self._boundaries, self._stages = decision, model, boundaries, stages
         self._device = device
         self._transport, self._make_optimizer, self._deadline_s = transport, make_optimizer, deadline_s
-        self._draw = Draw(seed)
-        self._draws = Draws(model)
+        self._draw = CounterRng(seed)
+        self._draws = RandomNodes(model)
         self._node_places = {node.name: place for place, node in enumerate(model.graph_module.graph.nodes)}
         self._row = decision.rows()[transport.rank]
         self._compiler = compiler
@@ -138,7 +138,7 @@ class Builder:
         """Layers that draw random numbers by micro-batch, or take statistics of one."""
         return tuple(dict.fromkeys((*self._draws.layers, *normalising_layers(self._model))))
 
-    def residents(self) -> dict[int, Resident]:
+    def residents(self) -> dict[int, LocalStage]:
         """The stages that run on this rank.
 
         Raises:
@@ -169,7 +169,7 @@ class Builder:
             self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed, passes, recomputed
         )
 
-    def _resident(self, stage: int) -> Resident:
+    def _resident(self, stage: int) -> LocalStage:
         graph, decision, transport = self._model.graph, self._decision, self._transport
         ranks = tuple(sorted(decision.stages[stage].ranks))
         add = partial(transport.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
@@ -204,7 +204,7 @@ class Builder:
             passes.shards = updates.in_passes
         if divided is not None and isinstance(updates.reduction, GradientBuckets):
             divided.later.added, updates.reduction.put_off = updates.reduction.note, divided.later.targets
-        return Resident(
+        return LocalStage(
             self._program(functions, manner, frozenset(received), loss, terms, updates, divided or sites or passes),
             ranks,
             (),
@@ -222,7 +222,7 @@ class Builder:
         stage: int,
         ranks: tuple[int, ...],
         parts: spatial.Parts,
-        manner: Manner,
+        manner: RunConfig,
         divided: spatial.DividedStage | None,
         sites: SharedSites | None,
         passes: ShardedPasses | None,
@@ -246,12 +246,12 @@ class Builder:
             functions.training = spatial.compiled(whole, size, self._compiler, collectives)
         return functions
 
-    def _rows(self, stage: int, ranks: tuple[int, ...], talks: Exchanging, node: str) -> Rows:
+    def _rows(self, stage: int, ranks: tuple[int, ...], talks: Exchanging, node: str) -> RowGather:
         """How ``ranks`` tell each other about a node, under a key as divided stages have (``runtime.spatial.step``)."""
-        from runtime.transport.small_allgather import Rows  # late: a rank alone tells nobody
+        from runtime.transport.small_allgather import RowGather  # late: a rank alone tells nobody
 
         place = self._node_places.get(node)  # of a graph inside the graph: none
-        return Rows(talks, ranks, self._deadline_s, None if place is None else exchange_key(stage, place))
+        return RowGather(talks, ranks, self._deadline_s, None if place is None else exchange_key(stage, place))
 
     def _places(self, divided: spatial.DividedStage | None) -> spatial.DrawnPlaces | None:
         """Where the parts lie that layers of a divided stage draw for."""
@@ -308,7 +308,7 @@ class Builder:
             spatial.PeerGroup(self._transport, ranks, self._deadline_s),
         )
 
-    def _passes(self, stage: int, manner: Manner) -> ShardedPasses | None:
+    def _passes(self, stage: int, manner: RunConfig) -> ShardedPasses | None:
         """What follows the passes of a stage whose ranks have gradients or parameters in slices; None: they do not.
 
         Raises:
@@ -328,14 +328,14 @@ class Builder:
             raise refused_slices(decision, stage, [reason for reason, is_so in wrong.items() if is_so])
         return ShardedPasses(self._model, decision.layers_of(stage))
 
-    def _manner(self, stage: int) -> Manner:
+    def _manner(self, stage: int) -> RunConfig:
         actions = [action for action in self._row if action.stage == stage]
-        return Manner.of(actions, self._decision.stages[stage].recompute, self._model.autocast)
+        return RunConfig.of(actions, self._decision.stages[stage].recompute, self._model.autocast)
 
     def _program(
         self,
         functions: StageFunctions,
-        manner: Manner,
+        manner: RunConfig,
         received: frozenset[str],
         loss: str | None,
         terms: Mapping[str, float],

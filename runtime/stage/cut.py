@@ -31,7 +31,7 @@ from cuda_ops.dense.state_writes import (
 )
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
-from runtime.numerics.finite import Traced
+from runtime.numerics.finite import TracedFunction
 from runtime.stage.captured import CapturedModel, attribute
 
 _BROADCAST = torch.ops.aten.broadcast_tensors.default
@@ -74,7 +74,7 @@ class StageFunction:
     mutated: frozenset[str]
     sizes: tuple[str, ...] = ()
     idle: frozenset[str] = frozenset()
-    traced: Traced | None = field(default=None, compare=False, repr=False)
+    traced: TracedFunction | None = field(default=None, compare=False, repr=False)
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -196,7 +196,7 @@ class _Cut:
             {name: self._attribute(name) for name in attributes},
             frozenset(mutated),
             tuple(name for name in sizes if name != NUM_SAMPLES),
-            traced=Traced(graph, layers, {copies[node].name: _operator(node) for node in body}),
+            traced=TracedFunction(graph, layers, {copies[node].name: _operator(node) for node in body}),
         )
 
     def _needed(self) -> tuple[list[fx.Node], list[fx.Node], dict[str, list[fx.Node]], dict[str, list[fx.Node]]]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from cuda_ops.dense.deferred_gradients import Current, deferred
+from cuda_ops.dense.deferred_gradients import CurrentQueue, deferred
 from cuda_ops.dense.recurrent import autocast
 from cuda_ops.dense.user_functions import is_user_function
 from cuda_ops.device.placing import move, tensors_of
@@ -31,12 +31,12 @@ from runtime import spatial
 from runtime.numerics.finite import Examiner
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Attribute, Rule, StageFunction, cut_stage
-from runtime.stage.modes import MicrobatchSlice, Mode, Told, cannot_evaluate, in_evaluation
+from runtime.stage.modes import MicrobatchContext, MicrobatchShard, Mode, cannot_evaluate, in_evaluation
 from runtime.stage.sample_weights import Weighed, weighing
 
 if TYPE_CHECKING:
     from runtime.sparse.rules import SharedSites
-    from runtime.stage.recomputed import Again
+    from runtime.stage.recomputed import SpanRecompute
     from runtime.stage.sharded_passes import ShardedPasses
     from runtime.transport.small_allgather import Tell
 
@@ -45,7 +45,7 @@ Variant = Callable[[Mode], StageFunction]
 """A stage in another mode, with the same inputs, outputs, sizes and attributes."""
 
 
-class Call(NamedTuple):
+class StageCall(NamedTuple):
     """All that it takes to run a stage on a micro-batch, and to run it again.
 
     Attributes:
@@ -53,7 +53,7 @@ class Call(NamedTuple):
         state: the attributes, in order.
     """
 
-    portion: MicrobatchSlice
+    portion: MicrobatchShard
     values: tuple[Tensor, ...]
     state: tuple[Attribute, ...]
 
@@ -77,12 +77,12 @@ class StageCalls:
         function: StageFunction,
         autocast: torch.dtype | None = None,
         variant: Variant | None = None,
-        contexts: Sequence[Told] = (),
+        contexts: Sequence[MicrobatchContext] = (),
     ) -> None:
         self._functions: dict[tuple[bool, bool], StageFunction] = {(True, False): function}  # by Mode, which is dearer
         self._autocast, self._variant, self._contexts = autocast, variant, tuple(contexts)
 
-    def run(self, call: Call, training: bool = True) -> dict[str, Tensor]:
+    def run(self, call: StageCall, training: bool = True) -> dict[str, Tensor]:
         """The outputs by name."""
         portion, values, state = call
         is_empty = not portion.num_samples
@@ -98,7 +98,7 @@ class StageCalls:
                 outputs = self._outputs(function, portion, values, state)
         return dict(zip(function.outputs, outputs, strict=True))
 
-    def run_without_gradients(self, call: Call, training: bool = True) -> dict[str, Tensor]:
+    def run_without_gradients(self, call: StageCall, training: bool = True) -> dict[str, Tensor]:
         """The outputs by name; nothing else is kept."""
         with torch.no_grad():
             return self.run(call, training)
@@ -106,7 +106,7 @@ class StageCalls:
     def _outputs(
         self,
         function: StageFunction,
-        portion: MicrobatchSlice,
+        portion: MicrobatchShard,
         values: tuple[Tensor, ...],
         state: tuple[Attribute, ...],
     ) -> Sequence[Tensor]:
@@ -148,7 +148,7 @@ class StageCut:
     recomputed: Spans = ()
 
     def function(
-        self, rule: Rule, *, training: bool = True, late: bool = False, recompute: Again | None = None
+        self, rule: Rule, *, training: bool = True, late: bool = False, recompute: SpanRecompute | None = None
     ) -> StageFunction:
         """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called.
 
@@ -206,14 +206,14 @@ class StageFunctions:
         divided: spatial.DividedStage | None = None,
         sites: SharedSites | None = None,
         blocks: Sequence[Block] = (),
-        contexts: Sequence[Told] = (),
+        contexts: Sequence[MicrobatchContext] = (),
     ) -> None:
-        self.current = Current()
-        self.recompute: Again | None = None
+        self.current = CurrentQueue()
+        self.recompute: SpanRecompute | None = None
         if cut.recomputed:
-            from runtime.stage.recomputed import Again  # late: few stages compute spans again
+            from runtime.stage.recomputed import SpanRecompute  # late: few stages compute spans again
 
-            self.recompute = Again(contexts, self.current)
+            self.recompute = SpanRecompute(contexts, self.current)
         if divided is not None:
             self.training = cut.function(divided.rule(draws), recompute=self.recompute)
             evaluation = divided.rule(in_evaluation, training=False)
@@ -270,7 +270,7 @@ def first_of(rules: Iterable[Rule]) -> Rule:
 
 
 def _attempt(
-    cut: StageCut, rule: Rule, training: bool, recompute: Again | None
+    cut: StageCut, rule: Rule, training: bool, recompute: SpanRecompute | None
 ) -> StageFunction | UnsupportedModelError:
     """A function that may never be asked for, or why there is none."""
     if cut.model.evaluation and not training:

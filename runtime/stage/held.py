@@ -19,7 +19,7 @@ from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Decision
 from runtime.stage.captured import CapturedModel, attribute
 from runtime.stage.cut import stages_using
-from runtime.stage.local_stage import Resident
+from runtime.stage.local_stage import LocalStage
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from runtime.optim.optimizer_state import StateSource
     from runtime.optim.pass_shards import PassShards
     from runtime.optim.sharding import ParameterSlice
-    from runtime.spatial.parameters import Part
+    from runtime.spatial.parameters import ParameterPart
 
 
-class HeldState:
+class StateDict:
     """Parameters, buffers and optimisers of one rank's stages, and the number of steps that made them.
 
     The engine is one that also takes steps.
@@ -48,7 +48,7 @@ class HeldState:
 
     def __init__(
         self,
-        residents: Mapping[int, Resident],
+        residents: Mapping[int, LocalStage],
         decision: Decision,
         model: CapturedModel,
         module: nn.Module,
@@ -160,7 +160,7 @@ class HeldState:
         """
         from runtime.optim.whole_state import pieces_of, whole_of
 
-        return whole_of(self._united(pieces_of(HeldState.state(self), self._transport.rank)), self.num_steps)
+        return whole_of(self._united(pieces_of(StateDict.state(self), self._transport.rank)), self.num_steps)
 
     def load_optimizer_state(self, state: Mapping[str, Any]) -> None:
         """Goes on with what :meth:`whole_optimizer_state` gave, under whatever plan of the same model.
@@ -169,9 +169,9 @@ class HeldState:
             UsageError: it is not that, or lacks something.
         """
         from runtime.optim.optimizer_state import load_state
-        from runtime.optim.whole_state import Given
+        from runtime.optim.whole_state import WholeState
 
-        whole_state = Given(state)
+        whole_state = WholeState(state)
         for resident in self._residents.values():
             if resident.optimizer is not None:
                 load_state(resident.optimizer, whole_state)
@@ -180,7 +180,7 @@ class HeldState:
     def _gathered(self) -> list[PassShards]:
         return [shards for resident in self._residents.values() if (shards := resident.gathered) is not None]
 
-    def _whole(self, tensor: Tensor, part: Part | None) -> Tensor:
+    def _whole(self, tensor: Tensor, part: ParameterPart | None) -> Tensor:
         if part is None:
             return tensor
         from runtime.optim.whole_state import gathered  # late: few plans divide parameters
@@ -193,7 +193,7 @@ class HeldState:
         return united(own, self._transport, self._deadline_s)
 
 
-def named_state(residents: Mapping[int, Resident], model: CapturedModel, module: nn.Module) -> dict[str, Tensor]:
+def named_state(residents: Mapping[int, LocalStage], model: CapturedModel, module: nn.Module) -> dict[str, Tensor]:
     """What this rank's stages have of the state dict of ``module``, by each of its names, in its order; or parts of it.
 
     Args:
@@ -207,7 +207,7 @@ def named_state(residents: Mapping[int, Resident], model: CapturedModel, module:
     return {name: here[id(tensor)] for name, tensor in everything.items() if id(tensor) in here}
 
 
-def _of_loss(residents: Mapping[int, Resident], model: CapturedModel) -> dict[str, Tensor]:
+def _of_loss(residents: Mapping[int, LocalStage], model: CapturedModel) -> dict[str, Tensor]:
     """What a loss with a state of its own changes: its parameters, and buffers that it writes."""
     behind = attributes_behind(model.graph_module.graph)
     changing = {name for node in model.graph_module.graph.nodes for name in written(node, behind)}
@@ -231,9 +231,9 @@ def unread_state(model: CapturedModel, module: nn.Module, speaks: Mapping[str, i
     return {name: value for name, value in own.items() if isinstance(value, Tensor) and id(value) not in read}
 
 
-def named_parts(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) -> dict[str, Part]:
+def named_parts(residents: Mapping[int, LocalStage], named: Mapping[str, Tensor]) -> dict[str, ParameterPart]:
     """Of what :func:`named_state` gave, that which not every rank of its stage has all of."""
-    by_id: dict[int, Part] = {}
+    by_id: dict[int, ParameterPart] = {}
     for resident in residents.values():
         for name, tensor in (*resident.parameters.items(), *resident.buffers.items()):
             part = resident.updates.parts.get(name)
@@ -242,7 +242,7 @@ def named_parts(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) 
     return {name: by_id[id(tensor)] for name, tensor in named.items() if id(tensor) in by_id}
 
 
-def named_slices(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) -> dict[str, tuple[PassShards, str]]:
+def named_slices(residents: Mapping[int, LocalStage], named: Mapping[str, Tensor]) -> dict[str, tuple[PassShards, str]]:
     """Of what :func:`named_state` gave, that which ranks have in slices: what has them, and the parameter's name."""
     by_id: dict[int, tuple[PassShards, str]] = {}
     for resident in residents.values():

@@ -14,7 +14,7 @@ from runtime.optim.of_stage import Updates
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.sharding import ShardedParameters
 from runtime.pipeline.microbatches import Batch
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchShard
 from runtime.stage.stage import StageProgram
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ class Share:
         loss_weight: those over all rows whose gradients make up the same update.
     """
 
-    portion: MicrobatchSlice
+    portion: MicrobatchShard
     loss_weight: float
 
 
 @dataclass(slots=True)
-class Phase:
+class AccumulationStep:
     """Where a step stands among the ``count`` steps whose gradients make up one update.
 
     Attributes:
@@ -73,7 +73,7 @@ Feed = Callable[[Batch], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class LocalStage:
     """One stage on this rank.
 
     Attributes:
@@ -98,7 +98,7 @@ class Resident:
     buffers: Mapping[str, torch.Tensor]
     updates: Updates
     add: Callable[[torch.Tensor], None]
-    phase: Phase = field(default_factory=Phase)
+    phase: AccumulationStep = field(default_factory=AccumulationStep)
 
     @property
     def optimizer(self) -> StageOptimizer | None:

@@ -23,15 +23,15 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from cuda_ops.dense.data_dependent import cut_out
-from cuda_ops.dense.deferred_gradients import Current, WeightGradients
+from cuda_ops.dense.deferred_gradients import CurrentQueue, WeightGradientQueue
 from planner.ir.errors import UnsupportedModelError
 from planner.layers.recomputed import Spans, running_order
-from runtime.stage.modes import MicrobatchSlice, Told
+from runtime.stage.modes import MicrobatchContext, MicrobatchShard
 
 Run = Callable[..., tuple[Tensor, ...]]
 
 
-class Again:
+class SpanRecompute:
     """Runs parts of a stage once more as they ran: of that micro-batch, leaving weight gradients in the same place.
 
     Args:
@@ -39,11 +39,11 @@ class Again:
         current: where operators that can be halved leave their weight gradients.
     """
 
-    def __init__(self, contexts: Sequence[Told], current: Current) -> None:
+    def __init__(self, contexts: Sequence[MicrobatchContext], current: CurrentQueue) -> None:
         self._contexts, self._current = tuple(contexts), current
-        self._portion: MicrobatchSlice | None = None
+        self._portion: MicrobatchShard | None = None
 
-    def at(self, portion: MicrobatchSlice) -> None:
+    def at(self, portion: MicrobatchShard) -> None:
         """What is run next."""
         self._portion = portion
 
@@ -56,7 +56,7 @@ class Again:
         return self._as_of(self._portion, self._current.queue)
 
     @contextmanager
-    def _as_of(self, portion: MicrobatchSlice | None, queue: WeightGradients | None) -> Iterator[None]:
+    def _as_of(self, portion: MicrobatchShard | None, queue: WeightGradientQueue | None) -> Iterator[None]:
         if portion is not None:
             for each in self._contexts:
                 each.at(portion)
@@ -68,7 +68,7 @@ class Again:
 
 
 def enclosed(
-    graph: fx.Graph, layers: Mapping[str, str], state: Mapping[str, str], spans: Spans, recompute: Again
+    graph: fx.Graph, layers: Mapping[str, str], state: Mapping[str, str], spans: Spans, recompute: SpanRecompute
 ) -> fx.Graph:
     """A stage's graph with each span as one call.
 
@@ -129,7 +129,11 @@ def _reads(nodes: Sequence[fx.Node], state: Mapping[str, str]) -> dict[fx.Node, 
 
 
 def _enclose(
-    unit: Sequence[fx.Node], outer: fx.Graph, copies: dict[fx.Node, fx.Node], state: Mapping[str, str], recompute: Again
+    unit: Sequence[fx.Node],
+    outer: fx.Graph,
+    copies: dict[fx.Node, fx.Node],
+    state: Mapping[str, str],
+    recompute: SpanRecompute,
 ) -> None:
     """Adds to ``outer`` the call of a span, and its results to ``copies``."""
     inner, inside, inputs, results = cut_out(unit)
@@ -147,7 +151,7 @@ def _enclose(
         copies[node] = outer.call_function(getitem, (call, index))
 
 
-def _named(run: Run, written: frozenset[int], recompute: Again) -> Callable[..., Any]:
+def _named(run: Run, written: frozenset[int], recompute: SpanRecompute) -> Callable[..., Any]:
     """A span, as fx wants functions: with a name."""
 
     def span(*inputs: Any) -> tuple[Tensor, ...]:
@@ -156,7 +160,7 @@ def _named(run: Run, written: frozenset[int], recompute: Again) -> Callable[...,
     return span
 
 
-def _run_span(run: Run, written: frozenset[int], recompute: Again, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+def _run_span(run: Run, written: frozenset[int], recompute: SpanRecompute, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     """Runs a span; with gradients it keeps ``inputs`` alone.
 
     Args:

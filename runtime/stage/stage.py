@@ -33,18 +33,18 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from cuda_ops._torch import run_backward
 from cuda_ops.dense.backward_halves import Gradients
-from cuda_ops.dense.deferred_gradients import Current, WeightGradients, accumulate
+from cuda_ops.dense.deferred_gradients import CurrentQueue, WeightGradientQueue, accumulate
 from runtime.numerics.finite import Examiner
 from runtime.stage.cut import Attribute, StageFunction
-from runtime.stage.functions import Call, StageCalls, Variant
-from runtime.stage.modes import Manner, MicrobatchSlice, Told
-from runtime.stage.random.streams import Draw
+from runtime.stage.functions import StageCall, StageCalls, Variant
+from runtime.stage.modes import MicrobatchContext, MicrobatchShard, RunConfig
+from runtime.stage.random.streams import CounterRng
 
 Added = Callable[[Tensor], None]
 """Told of a parameter whose ``.grad`` is complete, as far as one micro-batch goes."""
 
 
-class LeftGradients(WeightGradients):
+class LeftGradients(WeightGradientQueue):
     """What one micro-batch leaves; tells of parameters one by one, so that their gradients can be sent at once.
 
     Args:
@@ -84,7 +84,7 @@ class LeftGradients(WeightGradients):
                 self._added(parameter)
 
 
-class Divided(Told, Protocol):
+class Divided(MicrobatchContext, Protocol):
     """How layers are divided along any dims."""
 
     def begin(self, microbatch: int) -> None:
@@ -129,7 +129,7 @@ class _Held:
     version: int
     seeds: dict[str, Tensor]
     left: LeftGradients | None = None
-    rerun: Call | None = None
+    rerun: StageCall | None = None
     recorded: _Recorded | None = None
 
 
@@ -160,25 +160,25 @@ class StageProgram:
         function: StageFunction,
         received: frozenset[str],
         loss: str | None,
-        manner: Manner | None = None,
+        manner: RunConfig | None = None,
         *,
         terms: Mapping[str, float] = MappingProxyType({}),
-        current: Current | None = None,
+        current: CurrentQueue | None = None,
         variant: Variant | None = None,
-        draw: Draw | None = None,
+        draw: CounterRng | None = None,
         divided: Divided | None = None,
         added: Added | None = None,
         slices: Mapping[str, Tensor] | None = None,
-        recompute: Told | None = None,
+        recompute: MicrobatchContext | None = None,
     ) -> None:
-        manner = manner or Manner()
+        manner = manner or RunConfig()
         self._function, self._loss, self._manner = function, loss, manner
         self._inputs = function.inputs
         self._received_at = tuple((place, name) for place, name in enumerate(function.inputs) if name in received)
         self._graded: Mapping[str, Tensor] = function.parameters if slices is None else slices
         seed_weights = terms if loss is None else {**terms, loss: 1.0}
         self._seeded = {name: seed_weights[name] for name in function.outputs if name in seed_weights}
-        self._current, self._draw, self._divided, self._added = current or Current(), draw, divided, added
+        self._current, self._draw, self._divided, self._added = current or CurrentQueue(), draw, divided, added
         contexts = [each for each in (draw, divided, recompute) if each is not None]
         self._calls = StageCalls(function, manner.autocast, variant, contexts)
         parameters = function.parameters
@@ -216,7 +216,7 @@ class StageProgram:
         return len(self._held)
 
     def forward(
-        self, portion: MicrobatchSlice, values: Mapping[str, Tensor], loss_weight: float, version: int = 0
+        self, portion: MicrobatchShard, values: Mapping[str, Tensor], loss_weight: float, version: int = 0
     ) -> dict[str, Tensor]:
         """The outputs but the loss, detached; the loss goes to ``losses[microbatch]``.
 
@@ -234,9 +234,9 @@ class StageProgram:
         if microbatch in self._manner.split:
             held.left = LeftGradients(held.weights, None if self._is_versioned else self._added)
         if self._is_versioned:
-            call = Call(portion, call.values, self._with(held.weights))
+            call = StageCall(portion, call.values, self._with(held.weights))
         if self._manner.recompute:
-            held.rerun = Call(portion, call.values, self._unwritten(call.state))
+            held.rerun = StageCall(portion, call.values, self._unwritten(call.state))
             outputs = self._calls.run_without_gradients(call)
         else:
             held.recorded, outputs = self._record(call, held.left)
@@ -289,18 +289,18 @@ class StageProgram:
         if self._calls.examiner is not None:
             self._calls.examiner.backward(microbatch, self._graded)
 
-    def evaluate(self, portion: MicrobatchSlice, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def evaluate(self, portion: MicrobatchShard, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As :meth:`forward`, in evaluation mode and on the newest weights; nothing is kept, no buffer is written.
 
         Raises:
             UnsupportedModelError: it is not known what the stage computes in evaluation mode.
         """
         call = self._call(portion, values)
-        call = Call(portion, call.values, self._unwritten(call.state))
+        call = StageCall(portion, call.values, self._unwritten(call.state))
         return self._handed_out(portion.microbatch, self._calls.run_without_gradients(call, training=False))
 
     def answer(
-        self, portion: MicrobatchSlice, values: Mapping[str, Tensor], *, training: bool, frozen: frozenset[str]
+        self, portion: MicrobatchShard, values: Mapping[str, Tensor], *, training: bool, frozen: frozenset[str]
     ) -> dict[str, Tensor]:
         """As :meth:`forward`, without gradients: nothing is kept, but buffers are written, which are state of a stream.
 
@@ -311,7 +311,7 @@ class StageProgram:
         call = self._call(portion, values)
         if not training:
             places = (place for place, name in enumerate(self._function.attributes) if name in frozen)
-            call = Call(portion, call.values, _copied(call.state, self._written & frozenset(places)))
+            call = StageCall(portion, call.values, _copied(call.state, self._written & frozenset(places)))
         return self._handed_out(portion.microbatch, self._calls.run_without_gradients(call, training))
 
     def before_update(self) -> None:
@@ -335,10 +335,10 @@ class StageProgram:
             seed = self._seeds[weight] = torch.full_like(loss, weight, requires_grad=False)
         return seed
 
-    def _call(self, portion: MicrobatchSlice, values: Mapping[str, Tensor]) -> Call:
-        return Call(portion, tuple([values[name] for name in self._inputs]), self._state)
+    def _call(self, portion: MicrobatchShard, values: Mapping[str, Tensor]) -> StageCall:
+        return StageCall(portion, tuple([values[name] for name in self._inputs]), self._state)
 
-    def _record(self, call: Call, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
+    def _record(self, call: StageCall, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
         """Runs with gradients."""
         values, leaves = list(call.values), {}
         for index, name in self._received_at:
@@ -346,7 +346,7 @@ class StageProgram:
                 values[index] = leaves[name] = values[index].detach().requires_grad_()
         self._current.queue = left
         try:
-            outputs = self._calls.run(Call(call.portion, tuple(values), call.state))
+            outputs = self._calls.run(StageCall(call.portion, tuple(values), call.state))
         finally:
             self._current.queue = None
         roots = {

@@ -34,7 +34,7 @@ from runtime.transport.base import (
     plain_like,
     put_back,
 )
-from runtime.transport.works import Ready, Standing, StreamWorks, Works
+from runtime.transport.works import PersistentReceives, PostedReceive, StreamWorks, Works
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _Ahead:
 
 
 @dataclass(frozen=True, slots=True)
-class _Circle:
+class _Subgroup:
     """One group on one of its two communicators, and what is done there now; ``None`` where the rank is alone."""
 
     ranks: tuple[int, ...]
@@ -73,8 +73,8 @@ class Exchanges:
     ) -> None:
         self.rank, self.world_size = (0, 1) if group is None else (group.rank(), group.size())
         self._works, self._device, self._batched = works, torch.device(device), batched
-        self._pairs = _Circle(tuple(range(self.world_size)), self.rank, group, ("exchange",))
-        self._standing = Standing(group, works)
+        self._pairs = _Subgroup(tuple(range(self.world_size)), self.rank, group, ("exchange",))
+        self._standing = PersistentReceives(group, works)
 
     def start_exchange(
         self,
@@ -106,10 +106,10 @@ class Exchanges:
         if key is not None and not self._batched and self._pairs.group is not None:
             return self._standing.start(sent, received, deadline_s, key)
         sent = {rank: tensor if is_plain(tensor) else plain(tensor, self._device) for rank, tensor in sent.items()}
-        return _Exchange(self._works, self._start_exchange(self._pairs, sent, received), deadline_s)
+        return _WorksExchange(self._works, self._start_exchange(self._pairs, sent, received), deadline_s)
 
     def _start_exchange(
-        self, circle: _Circle, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
+        self, circle: _Subgroup, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
     ) -> dict[dist.Work, Words]:
         """Receives, then sends, by position; with the peer of each."""
         group = circle.group
@@ -128,7 +128,7 @@ class Exchanges:
         return works
 
     def _start_batch(
-        self, circle: _Circle, moves: list[tuple[bool, int, torch.Tensor]], peers: Words
+        self, circle: _Subgroup, moves: list[tuple[bool, int, torch.Tensor]], peers: Words
     ) -> list[dist.Work]:
         operations = [
             dist.P2POp(
@@ -176,7 +176,7 @@ class GroupExchanges:
         return self._over[key]
 
 
-class Together(Exchanges):
+class GroupCollectives(Exchanges):
     """The part of a transport that does things in groups; all ranks of ``world`` make theirs together.
 
     Args:
@@ -209,7 +209,7 @@ class Together(Exchanges):
         self.name = self._backend = backend
         self._numbers, self._pair_bytes = numbers, pair_bytes
         self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
-        self._lines: dict[tuple[str, int, int], _Line] = {}
+        self._lines: dict[tuple[str, int, int], _PersistentReceive] = {}
         self._ahead = _Ahead()
 
     def name_among(self, ranks: Sequence[int]) -> str:
@@ -261,24 +261,24 @@ class Together(Exchanges):
             begin = partial(circle.group.allreduce, [term])
             peers = ("one of", ", ".join(f"rank {ranks[position]}" for position in circle.peers()))
             works = {self._works.start(begin, circle.what, peers): peers}
-        return _Sum(self._works, works, circle.what, tensor, term, other, repost, deadline_s)
+        return _GroupSum(self._works, works, circle.what, tensor, term, other, repost, deadline_s)
 
-    def _circle(self, kind: str, ranks: tuple[int, ...]) -> _Circle:
+    def _circle(self, kind: str, ranks: tuple[int, ...]) -> _Subgroup:
         check_member(self.rank, ranks, self._numbers)
         number = self._counts[kind, ranks] = self._counts.get((kind, ranks), 0) + 1
         group = (self._started if kind == "started sum" else self._now).get(ranks)
-        return _Circle(ranks, ranks.index(self.rank), group, (f"{kind} over ranks {ranks}, number", number))
+        return _Subgroup(ranks, ranks.index(self.rank), group, (f"{kind} over ranks {ranks}, number", number))
 
     def _exchange(
         self,
-        circle: _Circle,
+        circle: _Subgroup,
         sent: Mapping[int, torch.Tensor],
         received: Mapping[int, torch.Tensor],
         deadline_s: float,
     ) -> None:
         """Small tensors come into receives that stood ready, and are copied."""
 
-        def lines_of(tensors: Mapping[int, torch.Tensor]) -> dict[int, _Line]:
+        def lines_of(tensors: Mapping[int, torch.Tensor]) -> dict[int, _PersistentReceive]:
             small = {p: t for p, t in tensors.items() if circle.group is not None and 0 < t.nbytes <= self._pair_bytes}
             return {position: self._line(circle, position, tensor) for position, tensor in small.items()}
 
@@ -297,18 +297,18 @@ class Together(Exchanges):
             received[position].copy_(each.buffer)
             coming[position].post_again(each.buffer)
 
-    def _line(self, circle: _Circle, position: int, tensor: torch.Tensor) -> _Line:
+    def _line(self, circle: _Subgroup, position: int, tensor: torch.Tensor) -> _PersistentReceive:
         """Between this rank of a group and another, of tensors of this size."""
         assert circle.group is not None  # there are two ranks
         place = (circle.group.group_name, position, _tag(tensor))
         if place not in self._lines:
-            self._lines[place] = _Line(self._works, circle, position, KEYED | _tag(tensor), self._ahead)
+            self._lines[place] = _PersistentReceive(self._works, circle, position, KEYED | _tag(tensor), self._ahead)
         line = self._lines[place]
         line.what = circle.what
         return line
 
 
-class _Line:
+class _PersistentReceive:
     """What one rank of a group sends this one again and again, in tensors of one size, and is sent.
 
     The receive of the next one is posted as soon as one was read: gloo then knows of it long before the data come
@@ -321,19 +321,19 @@ class _Line:
         what: is sent and received now.
     """
 
-    def __init__(self, works: Works, circle: _Circle, position: int, tag: int, ahead: _Ahead) -> None:
+    def __init__(self, works: Works, circle: _Subgroup, position: int, tag: int, ahead: _Ahead) -> None:
         assert circle.group is not None  # there are two ranks
         self._works, self._group, self._position, self._tag = works, circle.group, position, tag
         self.what, self.peer = circle.what, ("rank", circle.ranks[position])
-        self._ahead, self._ready = ahead, deque[Ready]()
+        self._ahead, self._ready = ahead, deque[PostedReceive]()
 
-    def receive(self, like: torch.Tensor) -> Ready:
+    def receive(self, like: torch.Tensor) -> PostedReceive:
         """The next one's, in the shape of ``like``; it may have been posted for another shape of as many numbers."""
         if not self._ready:
             return self._post(plain_like(like, like.device))
         self._ahead.num_bytes -= like.nbytes
         ready = self._ready.popleft()
-        return Ready(ready.work, ready.buffer.view(like.shape))
+        return PostedReceive(ready.work, ready.buffer.view(like.shape))
 
     def send(self, tensor: torch.Tensor) -> dist.Work:
         """Start to send the next one."""
@@ -346,13 +346,13 @@ class _Line:
                 self._ready.append(self._post(buffer))
                 self._ahead.num_bytes += buffer.nbytes
 
-    def _post(self, buffer: torch.Tensor) -> Ready:
+    def _post(self, buffer: torch.Tensor) -> PostedReceive:
         begin = partial(self._group.recv, [buffer], self._position, self._tag)
-        return Ready(self._works.start(begin, self.what, self.peer), buffer)
+        return PostedReceive(self._works.start(begin, self.what, self.peer), buffer)
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
+class _GroupSum:
     """A sum on its way: ``term`` is added up in place, or ``other`` comes, is added to it and given to ``repost``."""
 
     works: Works
@@ -380,7 +380,7 @@ _EXCHANGE: Words = ("exchange",)
 
 
 @dataclass(frozen=True, slots=True)
-class _Exchange:
+class _WorksExchange:
     """Tensors on their way."""
 
     works: Works

@@ -40,7 +40,7 @@ _STEP_SHIFT, _KIND_SHIFT = 24, 26
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # one object for equal specs, hence compared and hashed by identity
-class Layout:
+class FrameLayout:
     """Where the tensors of a message lie.
 
     Attributes:
@@ -67,18 +67,18 @@ class Layout:
         return min(len(self.specs), 255)
 
 
-def layout_of(specs: Sequence[Spec], alone_bytes: int | None = None) -> Layout:
+def layout_of(specs: Sequence[Spec], alone_bytes: int | None = None) -> FrameLayout:
     """The layout of a message with these tensors; those of ``alone_bytes`` and more travel alone, None: no tensor."""
     return _layout_of(specs if isinstance(specs, tuple) else tuple(specs), alone_bytes)
 
 
-def layout_for(tensors: Sequence[torch.Tensor], alone_bytes: int | None = None) -> Layout:
+def layout_for(tensors: Sequence[torch.Tensor], alone_bytes: int | None = None) -> FrameLayout:
     """The layout of a message with tensors like these."""
     return _layout_of(tuple([(tensor.shape, tensor.dtype) for tensor in tensors]), alone_bytes)
 
 
 @lru_cache(maxsize=4096)
-def _layout_of(specs: tuple[Spec, ...], alone_bytes: int | None) -> Layout:
+def _layout_of(specs: tuple[Spec, ...], alone_bytes: int | None) -> FrameLayout:
     specs = tuple((tuple(shape), dtype) for shape, dtype in specs)
     end = ALIGNMENT_BYTES
     alone: list[Spec] = []
@@ -96,7 +96,7 @@ def _layout_of(specs: tuple[Spec, ...], alone_bytes: int | None) -> Layout:
         spans.append((start, end))
     dtypes = bytes(_DTYPES.index(dtype) + 1 if dtype in _DTYPES else 255 for _, dtype in specs[:12])
     payload_bytes = end - ALIGNMENT_BYTES + alone_size
-    return Layout(
+    return FrameLayout(
         specs, tuple(alone), tuple(spans), end, payload_bytes, zlib.crc32(repr(specs).encode()), dtypes.ljust(12, b"\0")
     )
 
@@ -115,7 +115,7 @@ class Frame:
 
     __slots__ = ("_header", "layout", "message", "tensors")
 
-    def __init__(self, layout: Layout, message: torch.Tensor | None = None, spare_bytes: int = 0) -> None:
+    def __init__(self, layout: FrameLayout, message: torch.Tensor | None = None, spare_bytes: int = 0) -> None:
         self.layout = layout
         self.message = torch.empty(layout.total_bytes + spare_bytes, dtype=torch.uint8) if message is None else message
         self.tensors = views(self.message, layout)
@@ -136,7 +136,7 @@ class Frame:
         return check(self._header, key, source, self.layout)
 
 
-def views(message: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
+def views(message: torch.Tensor, layout: FrameLayout) -> list[torch.Tensor]:
     """The tensors inside a frame, in order."""
     return [
         message[span[0] : span[1]].view(dtype).view(shape)
@@ -151,7 +151,9 @@ def alone_buffer(spec: Spec, spare_bytes: int, device: str | torch.device = "cpu
     return torch.empty(num_bytes + min(num_bytes // 8, spare_bytes), dtype=torch.uint8, device=device)
 
 
-def whole(layout: Layout, inside: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def whole(
+    layout: FrameLayout, inside: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
     """All tensors of a message: those inside the frame, and those that came alone, from their buffers."""
     here, apart = iter(inside), iter(buffers)
     return tuple(
@@ -162,7 +164,7 @@ def whole(layout: Layout, inside: Iterable[torch.Tensor], buffers: Iterable[torc
     )
 
 
-def unpack(message: torch.Tensor, key: Key, source: int, layout: Layout) -> tuple[torch.Tensor, ...]:
+def unpack(message: torch.Tensor, key: Key, source: int, layout: FrameLayout) -> tuple[torch.Tensor, ...]:
     """The tensors of a frame in somebody else's buffer, which may be of any size.
 
     Raises:
@@ -172,7 +174,7 @@ def unpack(message: torch.Tensor, key: Key, source: int, layout: Layout) -> tupl
     return tuple(views(message, layout))
 
 
-def check(header: memoryview, key: Key, source: int, layout: Layout) -> tuple[int, int]:
+def check(header: memoryview, key: Key, source: int, layout: FrameLayout) -> tuple[int, int]:
     """``number`` and ``acknowledged`` in the header of a message from rank ``source``.
 
     Raises:
@@ -217,7 +219,7 @@ def _numbered(kind: str, src_stage: int, dst_stage: int, microbatch: int) -> int
     return number | ord(kind) - ord("A") + 1 << _KIND_SHIFT
 
 
-def header_of(key: Key, layout: Layout, number: int, acknowledged: int) -> bytes:
+def header_of(key: Key, layout: FrameLayout, number: int, acknowledged: int) -> bytes:
     """The header of a message."""
     step, kind, src_stage, dst_stage, microbatch = key
     ends, of_tensors = (src_stage, dst_stage, microbatch), (layout.checksum, layout.payload_bytes, layout.dtypes)

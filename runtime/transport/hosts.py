@@ -23,7 +23,7 @@ from cuda_ops.device.host import MPI_JOB
 from planner.ir.cluster import GLOO, SHARED_MEMORY, transport_text
 from planner.ir.errors import TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, Transport, default_group, join
-from runtime.transport.segments import Address, Segments
+from runtime.transport.segments import Address, SharedSegments
 from runtime.transport.shared_memory import SPIN_S, SharedMemoryTransport
 
 if TYPE_CHECKING:
@@ -155,10 +155,10 @@ def _over_gloo(groups: Iterable[Sequence[int]]) -> GlooTransport:
     return GlooTransport(groups, owns_group=True)
 
 
-def _segments(rank: int, size: int) -> tuple[Segments | None, str]:
+def _segments(rank: int, size: int) -> tuple[SharedSegments | None, str]:
     """This rank's segment, or why there is none."""
     try:
-        return Segments(rank, size), ""
+        return SharedSegments(rank, size), ""
     except (CannotCompileError, OSError) as error:
         return None, str(error)
 

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from cuda_ops.device.compiling import CannotCompileError, Sources, compiled
+from cuda_ops.device.compiling import CannotCompileError, LibrarySources, compiled
 from cuda_ops.memory.counter import charge_address
 from planner.ir.errors import OutOfMemoryError
 from runtime.transport.base import Key, Spec, is_plain
-from runtime.transport.frame import HEADER_BYTES, Frame, Layout, header_of, layout_for, views
+from runtime.transport.frame import HEADER_BYTES, Frame, FrameLayout, header_of, layout_for, views
 
 HERE, LATE, GONE, OTHER, WRONG = range(5)
 """How a wait ends: it is here; the time is over; the peer has left; a watched channel had something else; it is here,
@@ -115,7 +115,7 @@ def library() -> tuple[Any, Any]:
         CannotCompileError: they cannot be had.
     """
     try:
-        path = str(compiled(dict(os.environ), Sources("shared_memory", Path(__file__).parent / "source")))
+        path = str(compiled(dict(os.environ), LibrarySources("shared_memory", Path(__file__).parent / "source")))
         loaded = ctypes.CDLL(path, use_errno=True), ctypes.PyDLL(path, use_errno=True)
     except OSError as error:
         raise CannotCompileError(f"shared memory's library cannot be had: {error}") from error
@@ -158,7 +158,7 @@ class Address:
         return cls(**{**fields, "cores": tuple(fields["cores"])})
 
 
-class Place(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes of this process that follow one another: what is sent, or where what comes goes.
 
     Attributes:
@@ -170,7 +170,7 @@ class Place(NamedTuple):
     guard: int
 
 
-class Segments:
+class SharedSegments:
     """The segment of ``rank``, and those of the peers that it has attached.
 
     A block is an offset into its owner's segment.  Its data begins at a multiple of 64 bytes.
@@ -190,7 +190,7 @@ class Segments:
         self._offset, self._last_counts, self._view = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_void_p()
         self._memory: dict[int, torch.Tensor] = {rank: self._all_of(rank)}
         self._kept: dict[tuple[int, int, Spec], torch.Tensor] = {}
-        self._frames: dict[tuple[int, Layout], Frame] = {}
+        self._frames: dict[tuple[int, FrameLayout], Frame] = {}
         self._charge: int | None = None
         self.count_memory()
 
@@ -220,7 +220,7 @@ class Segments:
             raise self._is_full(num_bytes)
         return offset
 
-    def put(self, place: Place, rank: int, channel: int) -> None:
+    def put(self, place: ByteRange, rank: int, channel: int) -> None:
         """Announces a copy of what lies at ``place`` to one rank.
 
         Raises:
@@ -253,7 +253,7 @@ class Segments:
         if not calls.put_rows(self._context, rank, channel, address, *rows, guard):
             raise self._is_full(num_bytes)
 
-    def fetch(self, place: Place, rank: int, channel: int, limit_s: float, spin_s: float, watches: bool) -> int:
+    def fetch(self, place: ByteRange, rank: int, channel: int, limit_s: float, spin_s: float, watches: bool) -> int:
         """How the wait for a block ended that is copied to ``place``.
 
         Args:
@@ -326,7 +326,7 @@ class Segments:
         return True
 
     def receive(
-        self, rank: int, channel: int, header: bytes, layout: Layout, limit_s: float, spin_s: float, watches: bool
+        self, rank: int, channel: int, header: bytes, layout: FrameLayout, limit_s: float, spin_s: float, watches: bool
     ) -> int:
         """How the wait for a message that begins with ``header`` ended; where it is here, :meth:`taken` gives it.
 
@@ -349,7 +349,7 @@ class Segments:
         )
         return ended
 
-    def taken(self, layout: Layout) -> tuple[torch.Tensor, ...]:
+    def taken(self, layout: FrameLayout) -> tuple[torch.Tensor, ...]:
         """The tensors of the message that was received last, where its sender wrote them.
 
         Its block goes back when the last of them, and of their views, is gone; until then it counts as memory of this
@@ -455,7 +455,7 @@ _CODES = {torch.bool: 6, torch.uint8: 1, torch.bfloat16: 4, torch.complex64: 5, 
 
 
 @functools.lru_cache(maxsize=_MOST_KEPT)
-def _shape_of(layout: Layout) -> _Shape:
+def _shape_of(layout: FrameLayout) -> _Shape:
     """A message of one tensor is that tensor; one of several is bytes, of which views are made."""
     (shape, dtype), *others = layout.specs or (((), torch.uint8),)
     if others or not layout.specs or len(shape) > _MOST_DIMS or dtype not in _CODES:

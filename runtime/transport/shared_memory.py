@@ -44,8 +44,8 @@ from runtime.transport.base import (
     without_gradients,
     words,
 )
-from runtime.transport.frame import Layout, another, header_of, layout_of, tag
-from runtime.transport.segments import GONE, HERE, LATE, NOW_S, WATCHED, WRONG, Place, Rows, Segments, rows_of
+from runtime.transport.frame import FrameLayout, another, header_of, layout_of, tag
+from runtime.transport.segments import GONE, HERE, LATE, NOW_S, WATCHED, WRONG, ByteRange, Rows, SharedSegments, rows_of
 
 SPIN_S = 10e-3
 """So long a wait looks before it sleeps, where every rank has a core of its own."""
@@ -74,7 +74,7 @@ class SharedMemoryTransport:
 
     def __init__(
         self,
-        segments: Segments,
+        segments: SharedSegments,
         world_size: int,
         groups: Iterable[Sequence[int]] = (),
         *,
@@ -86,7 +86,7 @@ class SharedMemoryTransport:
         self.name = SHARED_MEMORY
         self.spin_s, self._in_parts, self._owns_group = spin_s, in_parts, owns_group
         self._numbers = declare(groups, world_size)
-        self._announced: list[dict[Key, Layout]] = [{} for _ in range(world_size)]
+        self._announced: list[dict[Key, FrameLayout]] = [{} for _ in range(world_size)]
         self._sent: list[deque[Key]] = [deque() for _ in range(world_size)]
         self._num_sent = [0] * world_size
         self._counts: dict[object, int] = {}
@@ -145,7 +145,7 @@ class SharedMemoryTransport:
         for rank, tensor in sent.items():
             if tensor.numel():
                 self.put(tensor, (rank,), self.exchange_channel(True, rank, key), _EXCHANGING)
-        return _Exchange(self, _receives(received), deadline_s, key)
+        return _BlockExchange(self, _receives(received), deadline_s, key)
 
     def lanes(self, sent: ByRank, received: ByRank, deadline_s: float, key: int | None) -> Lanes | None:
         """What does :meth:`start_exchange` again and again; None where it cannot be worked out before.
@@ -255,7 +255,7 @@ class SharedMemoryTransport:
         if self._wait(partial(self.segments.fetch, place, rank, channel), rank, what, deadline) == WRONG:
             raise self._unlike(tensor, rank, self.segments.block_offset, what)
 
-    def fetch_now(self, tensor: torch.Tensor, place: Place, rank: int, channel: int, what: Words) -> bool:
+    def fetch_now(self, tensor: torch.Tensor, place: ByteRange, rank: int, channel: int, what: Words) -> bool:
         """As :meth:`fetch`, if that takes no wait, of a tensor that lies at ``place``."""
         if self._why_unusable:
             raise self._gone(what, rank)
@@ -289,7 +289,7 @@ class SharedMemoryTransport:
             self._unfinished.append(SumInParts(self, tensor, ranks, place, what, deadline_s))
             return self._unfinished[-1]
         self.put(tensor, self.others_of(ranks), _GROUP | place, what)
-        return _Sum(self, tensor, ranks, _GROUP | place, what, deadline_s)
+        return _BlockSum(self, tensor, ranks, _GROUP | place, what, deadline_s)
 
     def _meeting(self, kind: str, ranks: tuple[int, ...]) -> tuple[int, Words]:
         """Which of a group's channels the next thing of this kind has, and how errors call it."""
@@ -356,10 +356,10 @@ class SharedMemoryTransport:
         return gone(words(what), self.rank, f"rank {rank}", why)
 
 
-_Receive = tuple[int, torch.Tensor, Place | None]  # from which rank, and where it belongs
+_Receive = tuple[int, torch.Tensor, ByteRange | None]  # from which rank, and where it belongs
 
 
-class _Exchange:
+class _BlockExchange:
     """Tensors on their way."""
 
     __slots__ = ("_coming", "_deadline_s", "_transport")
@@ -403,11 +403,11 @@ class Lanes:
         for rank, offset, rows, guard in self._sends:
             channel = transport.exchange_channel(True, rank, key)
             transport.segments.put_rows(address + offset, rows, rank, channel, guard)
-        return _Exchange(transport, self._receives, self._deadline_s, key)
+        return _BlockExchange(transport, self._receives, self._deadline_s, key)
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
+class _BlockSum:
     """A sum of which every rank adds all: its term lies in a block, and so do those of the others."""
 
     transport: SharedMemoryTransport
@@ -491,8 +491,8 @@ def _receives(received: ByRank) -> list[_Receive]:
     return [(rank, tensor, _place(tensor)) for rank, tensor in received.items() if tensor.numel()]
 
 
-def _place(tensor: torch.Tensor) -> Place | None:
-    return Place(tensor.data_ptr(), tensor.nbytes, _guard(tensor)) if is_plain(tensor) else None
+def _place(tensor: torch.Tensor) -> ByteRange | None:
+    return ByteRange(tensor.data_ptr(), tensor.nbytes, _guard(tensor)) if is_plain(tensor) else None
 
 
 def _guard(tensor: torch.Tensor) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from cuda_ops.sparse.adapters import weights
-from cuda_ops.sparse.adapters.weights import Layout
+from cuda_ops.sparse.adapters.weights import WeightLayout
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn import Conv3d, SparseTensor
 
@@ -81,8 +81,8 @@ def to_spconv_state_dict(module: nn.Module, *, order: Order = "zyx") -> dict[str
     return weights.dump(module, _layout(order))
 
 
-def _layout(order: Order) -> Layout:
-    return Layout("spconv", _rename, partial(_to_ours, order=order), partial(_to_theirs, order=order))
+def _layout(order: Order) -> WeightLayout:
+    return WeightLayout("spconv", _rename, partial(_to_ours, order=order), partial(_to_theirs, order=order))
 
 
 def _rename(module: nn.Module, name: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from cuda_ops.sparse.adapters import weights
-from cuda_ops.sparse.adapters.weights import Layout
+from cuda_ops.sparse.adapters.weights import WeightLayout
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import Triple
 from cuda_ops.sparse.nn import Conv3d, SparseTensor
@@ -68,4 +68,4 @@ def _reordered(value: Tensor, convolution: Conv3d, name: str, slow_to_fast: Trip
     return weights.turned(value, slow_to_fast) if convolution.kernel_volume % 2 else value
 
 
-_LAYOUT = Layout("torchsparse", lambda _, name: name, _to_ours, _to_theirs)
+_LAYOUT = WeightLayout("torchsparse", lambda _, name: name, _to_ours, _to_theirs)

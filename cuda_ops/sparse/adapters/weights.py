@@ -1,7 +1,7 @@
 """State dicts of other libraries: which of their entries is which of ours, and in what order its numbers lie.
 
 A convolution's kernel is ours as (offsets, in, out), x slowest and z fastest, odd sizes centred and even ones from
-their site on (:mod:`cuda_ops.sparse.keys`). Each library is a :class:`Layout`.
+their site on (:mod:`cuda_ops.sparse.keys`). Each library is a :class:`WeightLayout`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class WeightLayout:
     """How a library keeps what a module of ours keeps.
 
     Attributes:
@@ -34,7 +34,7 @@ class Layout:
     to_theirs: Callable[[Tensor, Conv3d, str], Tensor]
 
 
-def load(module: nn.Module, state: Mapping[str, Tensor], layout: Layout, *, strict: bool = True) -> None:
+def load(module: nn.Module, state: Mapping[str, Tensor], layout: WeightLayout, *, strict: bool = True) -> None:
     """Loads a state dict of the library into ``module``.
 
     Raises:
@@ -63,7 +63,7 @@ def load(module: nn.Module, state: Mapping[str, Tensor], layout: Layout, *, stri
     module.load_state_dict(converted, strict=False)
 
 
-def dump(module: nn.Module, layout: Layout) -> dict[str, Tensor]:
+def dump(module: nn.Module, layout: WeightLayout) -> dict[str, Tensor]:
     """The state dict of ``module`` as the library keeps it."""
     state, owners = module.state_dict(), _owners(module)
     exported = {}
@@ -79,7 +79,7 @@ def turned(kernel: Tensor, sizes: Triple) -> Tensor:
     return kernel.reshape(*sizes, *channels).permute(2, 1, 0, 3, 4).reshape(-1, *channels).contiguous()
 
 
-def _entries(module: nn.Module, layout: Layout) -> list[tuple[str, str]]:
+def _entries(module: nn.Module, layout: WeightLayout) -> list[tuple[str, str]]:
     """(our name, the library's) of every entry of the state dict."""
     owners = _owners(module)
     pairs = []

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import Bound, Grid, KernelMap, MapSpec, Route, Step, Triple
+from cuda_ops.sparse.geometry import Bound, Grid, KernelMap, MapSpec, Route, RouteStep, Triple
 from cuda_ops.sparse.keys import HIGHEST, LOWEST
 from cuda_ops.sparse.nn.functional import on_grid
 from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels, require_same_sites, triple
@@ -47,7 +47,7 @@ def spcrop(
     x, y, z = (_bound(*pair) for pair in zip(lowest, above, strict=True))
     if x is y is z is None:
         return input
-    route = (*input.route, Step("cropped", bounds=(x, y, z)))
+    route = (*input.route, RouteStep("cropped", bounds=(x, y, z)))
     return _gathered(input, route)
 
 
@@ -67,7 +67,7 @@ def generative_add(a: SparseTensor, b: SparseTensor) -> SparseTensor:
         return SparseTensor(summed, coords, a.stride, num_samples=max(a.num_samples, b.num_samples))
     if a.route == b.route:
         return a.with_feats(a.feats + b.feats)
-    route = (*a.route, Step("joined", other=b.route))
+    route = (*a.route, RouteStep("joined", other=b.route))
     return _gathered(a, route) + _gathered(b, route)
 
 
@@ -252,7 +252,7 @@ def _gathered(x: SparseTensor, route: Route) -> SparseTensor:
 def _columns(x: SparseTensor, axis: int, bound: tuple[int, int]) -> tuple[Route, KernelMap]:
     """The site set of the columns of ``x``, and the map that has a column's sites, lowest first, as its offsets."""
     nowhere: tuple[Bound, Bound, Bound] = (None, None, None)
-    route = (*x.route, Step("flattened", bounds=(*nowhere[:axis], bound, *nowhere[axis + 1 :])))  # type: ignore[arg-type]  # of three
+    route = (*x.route, RouteStep("flattened", bounds=(*nowhere[:axis], bound, *nowhere[axis + 1 :])))  # type: ignore[arg-type]  # of three
     return route, x.geometry.map(MapSpec(x.route, route, _replaced((1, 1, 1), axis, bound[1] - bound[0])))
 
 

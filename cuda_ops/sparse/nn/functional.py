@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from cuda_ops._torch import check
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Route, Segments, Step, Triple, stride_of
+from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Route, RouteStep, Segments, Triple, stride_of
 from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels, triple, volume
 
 Size = int | Sequence[int]
@@ -81,7 +81,7 @@ def conv_map(
                 expected="transposed=True",
                 remedy="strided convolutions make new sites by themselves",
             )
-        route = (*x.route, Step("generated", kernel, stride, dilation))
+        route = (*x.route, RouteStep("generated", kernel, stride, dilation))
         return route, x.geometry.map(MapSpec(x.route, route, kernel, stride, dilation, True))
     if not transposed:
         return window_map(x, kernel, stride, dilation)
@@ -94,7 +94,7 @@ def conv_map(
 
 def window_map(x: SparseTensor, kernel: Triple, stride: Triple, dilation: Triple) -> tuple[Route, KernelMap]:
     """Where a convolution or a pooling leads from ``x``, and by which map: the same sites where nothing is strided."""
-    route = x.route if stride == _ONES else (*x.route, Step("strided", kernel, stride, dilation))
+    route = x.route if stride == _ONES else (*x.route, RouteStep("strided", kernel, stride, dilation))
     return route, x.geometry.map(MapSpec(x.route, route, kernel, stride, dilation))
 
 

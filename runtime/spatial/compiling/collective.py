@@ -61,7 +61,7 @@ class Collectives:
     def __init__(self, rank: int, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
         self.rank, self.ranks = rank, next(iter(groups))
         self._names = {ranks: group.group_name for ranks, group in groups.items()}
-        self.order = Order()
+        self.order = CollectiveOrder()
 
     def all_to_all(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> Pending:
         """Start to send tensors to ranks and to fill those that come from ranks; all of the stage take part.
@@ -87,7 +87,7 @@ class Collectives:
         name = self._name(ranks)
         with torch.no_grad():
             term = torch.cat([tensor.reshape(-1), *self.order.ties(tensor)])
-            return _Coming(self, "sum", _all_reduce(term, "sum", name), ((tensor, 0),))
+            return _PendingCollective(self, "sum", _all_reduce(term, "sum", name), ((tensor, 0),))
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         self.start_sum(tensor, ranks, deadline_s).wait()
@@ -125,7 +125,7 @@ class Collectives:
         places = tuple(
             (received[rank], offset) for rank, offset in zip(ranks, offsets, strict=True) if rank in received
         )
-        return _Coming(self, what, arriving, places)
+        return _PendingCollective(self, what, arriving, places)
 
     def _nothing(self, received: Mapping[int, Tensor]) -> Tensor:
         like = next(iter(received.values()), None)
@@ -212,7 +212,7 @@ def open_collectives(
 
 
 @dataclass(frozen=True, slots=True)
-class _Coming:
+class _PendingCollective:
     """A collective on its way; ``places``: what is filled, and where in ``arriving`` that begins."""
 
     end: Collectives
@@ -237,7 +237,7 @@ class _Arrived:
         """There is nobody to wait for."""
 
 
-class Order:
+class CollectiveOrder:
     """The ties of one rank's collectives while a compiler watches; otherwise without effect."""
 
     __slots__ = ("_is_watched", "_origin", "_results")
@@ -294,7 +294,9 @@ def _nothing_of(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1)[:0]
 
 
-def _put(tensors: list[Tensor], places: list[int], function: type[torch.autograd.Function], order: Order) -> None:
+def _put(
+    tensors: list[Tensor], places: list[int], function: type[torch.autograd.Function], order: CollectiveOrder
+) -> None:
     """Replaces some of ``tensors`` by what ``function`` makes of them together."""
     if places:
         apply: Callable[..., tuple[Tensor, ...]] = function.apply
@@ -307,7 +309,7 @@ class _Enter(torch.autograd.Function):
     """The inputs; backward comes when all their gradients are there."""
 
     @staticmethod
-    def forward(ctx: Any, order: Order, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, order: CollectiveOrder, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.order = order
         ctx.set_materialize_grads(False)
         return tuple(tensor.view_as(tensor) for tensor in tensors)
@@ -324,7 +326,7 @@ class _Leave(torch.autograd.Function):
     """The outputs; backward comes before everything else's."""
 
     @staticmethod
-    def forward(ctx: Any, order: Order, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, order: CollectiveOrder, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         ctx.order = order
         ctx.set_materialize_grads(False)
         tied = order.tied(tensors)

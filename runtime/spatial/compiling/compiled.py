@@ -24,7 +24,7 @@ from torch import Tensor
 from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.dense.user_functions import is_user_function
 from planner.ir.errors import UnsupportedModelError
-from runtime.spatial.compiling.collective import Collectives, Order
+from runtime.spatial.compiling.collective import CollectiveOrder, Collectives
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Run, StageFunction
 
@@ -51,7 +51,7 @@ def compiled(
         backend: as torch.compile's.
         collectives: by which the stage moves its data; None: it is on one rank.
     """
-    order = Order() if collectives is None else collectives.order
+    order = CollectiveOrder() if collectives is None else collectives.order
     return replace(function, function=_BySize(function.function, 1 + len(function.sizes), key, backend, order))
 
 
@@ -59,7 +59,7 @@ def refuse_draws(stage: int, layers: Iterable[str], drawing: Collection[str]) ->
     """Raises :class:`UnsupportedModelError` if one of the stage's layers draws random numbers.
 
     Args:
-        drawing: the layers of the model that do, as :class:`runtime.stage.random.streams.Draws` finds them.
+        drawing: the layers of the model that do, as :class:`runtime.stage.random.streams.RandomNodes` finds them.
     """
     drawn = [layer for layer in layers if layer in drawing]
     if drawn:
@@ -89,7 +89,7 @@ class _BySize:
         num_integers: int,
         key: Callable[[], Hashable],
         backend: Compiler,
-        order: Order,
+        order: CollectiveOrder,
     ) -> None:
         self._run, self._num_integers, self._key, self._backend, self._order = run, num_integers, key, backend, order
         self._runs: dict[Hashable, Run | None] = {}

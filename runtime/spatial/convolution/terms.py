@@ -32,13 +32,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from cuda_ops.dense.conv_kernels import NATIVE, Gradients, Kernel, Mask, Options, kernel_for
+from cuda_ops.dense.conv_kernels import NATIVE, ConvKernel, Gradients, Mask, Options, kernel_for
 from planner.ir.box import Box, Interval
 from runtime.pipeline.messages import Cuts, narrowed
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class FilterSegment:
     """Filters that one call of the operator makes.
 
     Attributes:
@@ -58,7 +58,9 @@ class Segment:
         return not (self.source or self.weight or self.bias)
 
 
-def segments(window: Window, filters: Interval, read: Interval, channels: tuple[int, int]) -> tuple[Segment, ...]:
+def segments(
+    window: ConvWindow, filters: Interval, read: Interval, channels: tuple[int, int]
+) -> tuple[FilterSegment, ...]:
     """The calls that make ``filters``, in order.
 
     Args:
@@ -68,7 +70,7 @@ def segments(window: Window, filters: Interval, read: Interval, channels: tuple[
         channels: of the whole input and of the whole output.
     """
     if window.groups == 1:
-        return (Segment(1, filters),)
+        return (FilterSegment(1, filters),)
     inputs_each, outputs_each = channels[0] // window.groups, channels[1] // window.groups
     calls, start = [], filters.start
     while start < filters.stop:
@@ -85,7 +87,7 @@ def segments(window: Window, filters: Interval, read: Interval, channels: tuple[
             bias = _cuts(((0, (start, len(its)), channels[1]),))
         else:
             weight = bias = _cuts(((0, (start - filters.start, len(its)), len(filters)),))
-        calls.append(Segment(number, its, _cuts(((1, source, len(read)),)), weight, bias))
+        calls.append(FilterSegment(number, its, _cuts(((1, source, len(read)),)), weight, bias))
         start = stop
     return tuple(calls)
 
@@ -99,7 +101,7 @@ LEADING = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ConvWindow:
     """What a convolution does along its dims of space.
 
     Attributes:
@@ -159,7 +161,7 @@ class _Along:
     rows_pad: tuple[int, int] = (0, 0)
 
 
-def reads(window: Window, outputs: Box) -> tuple[Interval, ...]:
+def reads(window: ConvWindow, outputs: Box) -> tuple[Interval, ...]:
     """What ``outputs`` of a convolution, not a transposed one, read along each dim of space, outside the tensor too."""
     numbers = zip(outputs[LEADING:], window.kernel, window.stride, window.padding, window.dilation, strict=True)
     return tuple(
@@ -168,7 +170,7 @@ def reads(window: Window, outputs: Box) -> tuple[Interval, ...]:
     )
 
 
-def main_term(window: Window, part: Box, outputs: Box) -> Term | None:
+def main_term(window: ConvWindow, part: Box, outputs: Box) -> Term | None:
     """What ``part`` contributes, with all taps and to all of ``outputs``; None if it reaches none of them.
 
     Args:
@@ -177,12 +179,12 @@ def main_term(window: Window, part: Box, outputs: Box) -> Term | None:
     return _term(window, part, outputs, is_main=True)
 
 
-def piece_term(window: Window, piece: Box, outputs: Box) -> Term | None:
+def piece_term(window: ConvWindow, piece: Box, outputs: Box) -> Term | None:
     """What a thin ``piece`` contributes to those of ``outputs`` that see it; None if it reaches none of them."""
     return _term(window, piece, outputs, is_main=False)
 
 
-def _term(window: Window, part: Box, outputs: Box, is_main: bool) -> Term | None:
+def _term(window: ConvWindow, part: Box, outputs: Box, is_main: bool) -> Term | None:
     along = _transposed_along if window.transposed else _along
     by_dim = []
     numbers = zip(window.kernel, window.stride, window.padding, window.dilation, strict=True)
@@ -318,7 +320,7 @@ _pad = torch.constant_pad_nd
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class TermCall:
     """A term, and the kernel that runs it; the kernel is chosen by the first tensors.
 
     These are called for every piece of every layer, where a microsecond counts: hence loops in place of ``narrowed``.
@@ -329,7 +331,7 @@ class Call:
 
     term: Term
     shape: tuple[int, ...]
-    kernel: Kernel | None = None
+    kernel: ConvKernel | None = None
 
     def is_operator(self, x: Tensor, weight: Tensor) -> bool:
         """Whether it is torch's own convolution of the whole part, which torch differentiates faster than we do."""
@@ -386,7 +388,7 @@ class Call:
             dx = _pad(dx, term.source_pad)
         return dx, dweight, own_dbias if dbias is None else dbias
 
-    def _choose(self, x: Tensor, taps: Tensor) -> Kernel:
+    def _choose(self, x: Tensor, taps: Tensor) -> ConvKernel:
         self.kernel = kernel_for(x, taps, self.term.options)
         return self.kernel
 

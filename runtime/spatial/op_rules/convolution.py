@@ -22,7 +22,7 @@ from runtime.spatial.collectives import sum_dtype, summed
 from runtime.spatial.convolution.layer import convolve
 from runtime.spatial.empties import connected, empty_like_done
 from runtime.spatial.op_rules.generic import operator_of
-from runtime.spatial.step import Step, gathered, global_places, shape_of
+from runtime.spatial.step import LayerShard, gathered, global_places, shape_of
 
 _AVERAGE_POOLS = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 _MAX_POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
@@ -30,17 +30,17 @@ _FIRST_SPACE_DIM = 2
 """Of a global pool's input; dims from here on are space."""
 
 
-def run_conv(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_conv(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The outputs that this rank does: halos are exchanged while what is held is convolved."""
     return convolve(step, op, arguments, transposed=False)
 
 
-def run_transposed_conv(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_transposed_conv(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The outputs that this rank does: as a convolution, with what inputs reach in place of what outputs read."""
     return convolve(step, op, arguments, transposed=True)
 
 
-def run_pool(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_pool(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The windows of this rank's part: padding lies at the tensor's own edges only, averages divide as one device does.
 
         kernel 3, stride 2, padding 1:      . 0 1 2 3 4 5 6 7 .
@@ -60,7 +60,7 @@ def run_pool(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> A
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _PoolWindow:
     """A pooling window along one dim, and the part that is done of it.
 
     Attributes:
@@ -121,13 +121,13 @@ class _PoolCall:
         factor: by what averages over whole windows are multiplied; None: by 1.
     """
 
-    windows: tuple[_Window, ...]
+    windows: tuple[_PoolWindow, ...]
     settings: dict[str, Any]
     front: tuple[int, ...]
     factor: Tensor | None
 
     @classmethod
-    def of(cls, step: Step, arguments: dict[str, Any]) -> _PoolCall:
+    def of(cls, step: LayerShard, arguments: dict[str, Any]) -> _PoolCall:
         windows, is_average = _windows(step), "avg" in operator_of(step)
         rounds_up = bool(arguments["ceil_mode"]) or any(window.right and not window.left for window in windows)
         rounds_up = rounds_up and not is_average
@@ -177,13 +177,13 @@ class _PoolCall:
         return result
 
 
-def _windows(step: Step) -> tuple[_Window, ...]:
+def _windows(step: LayerShard) -> tuple[_PoolWindow, ...]:
     attributes: Any = step.layer.attributes
     numbers = [attributes[name] for name in ("kernel", "stride", "padding", "dilation")]
     count = len(numbers[0])
     shape, available = step.division.inputs[0].shape, step.exchange(0).wanted
     return tuple(
-        _Window(kernel, stride, padding, dilation, outputs, extent, rows)
+        _PoolWindow(kernel, stride, padding, dilation, outputs, extent, rows)
         for kernel, stride, padding, dilation, outputs, extent, rows in zip(
             *numbers,
             step.done[-count:],
@@ -194,7 +194,7 @@ def _windows(step: Step) -> tuple[_Window, ...]:
     )
 
 
-def _average_factor(windows: tuple[_Window, ...], arguments: dict[str, Any]) -> Tensor | None:
+def _average_factor(windows: tuple[_PoolWindow, ...], arguments: dict[str, Any]) -> Tensor | None:
     """What an average over whole windows, padding included, is short of."""
     if arguments.get("divisor_override"):
         return None
@@ -211,7 +211,7 @@ def _lowest(x: Tensor) -> float:
     return float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
 
 
-def run_adaptive_pool(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_adaptive_pool(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The bins of this rank's part: they are those of the whole tensor, whichever rank makes them.
 
     Output o of n pools inputs floor(o i / n) ... ceil((o + 1) i / n) - 1.  Where n divides i, bins are windows that
@@ -315,7 +315,7 @@ def _bin_widths(bins: Sequence[_Bins]) -> list[int] | None:
     return None if None in widths else [width for width in widths if width is not None]
 
 
-def _bins(step: Step) -> tuple[_Bins, ...]:
+def _bins(step: LayerShard) -> tuple[_Bins, ...]:
     if "bins" not in step.memo:
         name = operator_of(step)
         space = int(name[name.index("pool") + 4])
@@ -328,7 +328,7 @@ def _bins(step: Step) -> tuple[_Bins, ...]:
     return bins
 
 
-def run_global_pool(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
+def run_global_pool(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
     """The mean over all of space: each rank adds up its own part, and all get the sum of what they found."""
     x = gathered(step, arguments)["self"]
     dtype = arguments.get("dtype") or x.dtype

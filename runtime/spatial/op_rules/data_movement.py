@@ -18,7 +18,7 @@ from planner.ir.graph import SAMPLE
 from planner.layers.data_movement import regrouped
 from runtime.spatial.empties import connected, connected_to_all, empty_like_done
 from runtime.spatial.op_rules.generic import operator_of, run_whole_samples, whole_samples
-from runtime.spatial.step import Step, gathered, picked, shape_of, within
+from runtime.spatial.step import LayerShard, gathered, picked, shape_of, within
 
 _PERMUTATIONS = frozenset({"movedim", "permute", "swapaxes", "swapdims", "t", "transpose"})
 """Operators that put dims in another order; they take no sizes."""
@@ -27,7 +27,7 @@ _CUBIC_A = -0.75
 """Of Keys' cubic kernel (1981, "Cubic convolution interpolation for digital image processing")."""
 
 
-def run_reshape(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_reshape(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Views, permutations and expansion: the same elements, by the operator with the sizes of this rank's part.
 
         [2, 8, 4, 4] -> flatten(2) -> [2, 8, 16]        a rank with channels [0, 3) makes [2, 3, 16] of [2, 3, 4, 4]
@@ -48,7 +48,7 @@ def run_reshape(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -
     return connected_to_all(step, result, operands) if len(step.layer.inputs) > 1 else result  # view_as has a model
 
 
-def _view_of_reads(step: Step) -> Box:
+def _view_of_reads(step: LayerShard) -> Box:
     """What all that is read makes: the part along dims that stay apart, everything along others."""
     spec, kept = step.layer.outputs[0], step.layer.attributes.get("kept")
     if not isinstance(kept, tuple):
@@ -62,7 +62,7 @@ def _view_of_reads(step: Step) -> Box:
     )
 
 
-def run_slice(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_slice(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Slices and division into parts: what the part reads is what it makes, but for a stride and dims that are dropped.
 
     Of several outputs each takes its own part from what is read, which holds the parts of all.
@@ -106,12 +106,12 @@ class _SliceOutput:
         return x if self.stride == 1 else x[(slice(None),) * self.dim + (slice(None, None, self.stride),)]
 
 
-def _gives_list(step: Step) -> bool:
+def _gives_list(step: LayerShard) -> bool:
     """Whether the operator gives a list even of one part."""
     return any(word in operator_of(step) for word in ("split", "chunk", "unbind"))
 
 
-def run_concat(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_concat(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Concatenation and stacking: the parts of the inputs that lie in this rank's part, one behind the other.
 
     Inputs that lie beside it are asked for nothing, and hang on the result all the same.
@@ -130,7 +130,7 @@ def run_concat(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) ->
     return connected(result.to(getattr(torch, output.dtype)), *beside)
 
 
-def run_pad(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_pad(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Padding and cropping of any dims, one by one: outputs read what they stand for in the whole tensor.
 
     Rows inside the tensor are taken as they are; only a part at an edge makes others.
@@ -156,7 +156,7 @@ def run_pad(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> An
     return x
 
 
-def _padded_with(step: Step, x: Tensor, positions: list[Interval], value: float) -> Tensor:
+def _padded_with(step: LayerShard, x: Tensor, positions: list[Interval], value: float) -> Tensor:
     """``value`` around what lies inside the tensor, of which there may be nothing."""
     available = step.exchange(0).wanted
     if not all(len(interval) for interval in available):
@@ -180,7 +180,7 @@ def _source_place(place: int, extent: int, mode: str) -> int:
     return -place if place < 0 else 2 * (extent - 1) - place
 
 
-def run_upsample(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_upsample(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Interpolation: every output of the part lies where it lies in the whole tensor, whichever rank makes it.
 
     Along dims that are whole, or grow by a whole factor, torch's own operator does it: groups of as many outputs lie
@@ -339,7 +339,7 @@ class _ResampledDim:
         return self.resampling.factor if self.is_whole else None
 
 
-def _taps_along(step: Step, like: Tensor) -> list[Any] | None:
+def _taps_along(step: LayerShard, like: Tensor) -> list[Any] | None:
     """What the outputs read along each dim; None: the operator makes them of what is available."""
     sides = _resampled_dims(step)
     is_native = all(side.is_whole or side.resampling.whole_factor for side in sides)
@@ -375,11 +375,11 @@ def _read_alike(here: Tensor, there: Tensor, side: _ResampledDim) -> bool:
     return torch.equal(here[first : first + len(there)] + side.available.start, there)
 
 
-def _resize_operator(step: Step) -> Any:
+def _resize_operator(step: LayerShard) -> Any:
     return getattr(torch.ops.aten, operator_of(step)).default
 
 
-def _resized_natively(step: Step, sides: tuple[_ResampledDim, ...], x: Tensor) -> Tensor:
+def _resized_natively(step: LayerShard, sides: tuple[_ResampledDim, ...], x: Tensor) -> Tensor:
     is_nearest = sides[0].resampling.mode.startswith("nearest")
     aligned = () if is_nearest else (bool(step.layer.attributes.get("align_corners")),)
     factors = [side.factor for side in sides]
@@ -391,14 +391,14 @@ def _resized_natively(step: Step, sides: tuple[_ResampledDim, ...], x: Tensor) -
     return made
 
 
-def _resampled_dims(step: Step) -> tuple[_ResampledDim, ...]:
+def _resampled_dims(step: LayerShard) -> tuple[_ResampledDim, ...]:
     if "sides" not in step.memo:
         step.memo["sides"] = tuple(_resampled_dims_of(step))
     sides: tuple[_ResampledDim, ...] = step.memo["sides"]
     return sides
 
 
-def _resampled_dims_of(step: Step) -> list[_ResampledDim]:
+def _resampled_dims_of(step: LayerShard) -> list[_ResampledDim]:
     attributes: Any = step.layer.attributes
     inputs, outputs = step.division.inputs[0].shape, step.layer.outputs[0].shape
     space = attributes["space"]

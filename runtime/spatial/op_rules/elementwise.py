@@ -16,7 +16,7 @@ from planner.layers.elementwise import ELEMENTS, PLACES, has_classes_apart
 from runtime.spatial.collectives import rows_among, start_sum, summed
 from runtime.spatial.empties import connected, connected_to_all, empty_like_done, tensors_in
 from runtime.spatial.op_rules.generic import operator_of
-from runtime.spatial.step import Step, along, broadcast_part, gathered, within
+from runtime.spatial.step import LayerShard, along, broadcast_part, gathered, within
 from runtime.stage.sample_weights import weight_of_targets
 from runtime.transport.small_allgather import Tell
 
@@ -31,7 +31,7 @@ _BROADCAST_ARGUMENTS = ("weight", "pos_weight")
 """Arguments that a loss of elements broadcasts to the prediction."""
 
 
-def run_pointwise(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_pointwise(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The operator on the part's elements: the same part of everything, constants included.
 
     Some do not pass on gradients, to one of their inputs or to any; autograd's graph has them all (see ``empties``).
@@ -51,14 +51,14 @@ def run_pointwise(step: Step, op: Callable[..., Any], arguments: dict[str, Any])
     return connected_to_all(step, result, operands)
 
 
-def _part_of_constant(step: Step, constant: Tensor) -> Tensor:
+def _part_of_constant(step: LayerShard, constant: Tensor) -> Tensor:
     shape = step.layer.outputs[0].shape
     if "prelu" not in operator_of(step):
         return broadcast_part(constant, shape, step.done)
     return constant if constant.numel() == 1 else along(constant, 0, shape[_CHANNEL], step.done[_CHANNEL])
 
 
-def run_loss(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
+def run_loss(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
     """What this rank adds to the loss of the whole micro-batch, so that the sum over ranks is that loss.
 
     What other layers read (a term of a loss, or what it is a function of) is that sum itself, on every rank.
@@ -74,7 +74,7 @@ def run_loss(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> T
     return summed(step, share) if step.is_read else share
 
 
-def _share_of_loss(step: Step, op: Callable[..., Any], operands: dict[str, Any]) -> Tensor:
+def _share_of_loss(step: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Tensor:
     for name, index in step.inputs_of.items():
         if isinstance(index, int):
             operands[name] = _own_part(step, index, operands[name])
@@ -89,7 +89,7 @@ def _share_of_loss(step: Step, op: Callable[..., Any], operands: dict[str, Any])
     return result * (_num_samples(step) / step.division.samples) if is_mean else result
 
 
-def _of_elements(step: Step, op: Callable[..., Any], operands: dict[str, Any], is_mean: bool) -> Tensor:
+def _of_elements(step: LayerShard, op: Callable[..., Any], operands: dict[str, Any], is_mean: bool) -> Tensor:
     """The sum over the own part as a share of the mean over all."""
     for name in _BROADCAST_ARGUMENTS:
         if isinstance(operands.get(name), Tensor) and step.input_of(name) is None:
@@ -103,7 +103,7 @@ def _of_elements(step: Step, op: Callable[..., Any], operands: dict[str, Any], i
     return total / prod(broadcast(*shapes)) if is_mean else total
 
 
-def _of_places(step: Step, op: Callable[..., Any], operands: dict[str, Any], is_mean: bool) -> Tensor:
+def _of_places(step: LayerShard, op: Callable[..., Any], operands: dict[str, Any], is_mean: bool) -> Tensor:
     """The sum over the own places as a share of the mean over all that are not ignored, by the weights of classes."""
     counts = _counts(step)
     weight = torch.zeros((), dtype=torch.float64, device=operands["self"].device)
@@ -120,7 +120,7 @@ def _of_places(step: Step, op: Callable[..., Any], operands: dict[str, Any], is_
     return total / weight.to(total.dtype) if is_mean else total
 
 
-def _is_cut_by_class(step: Step) -> bool:
+def _is_cut_by_class(step: LayerShard) -> bool:
     """Whether ranks have parts of the classes of a place, and no rank has all of them."""
     division = step.division
     if not has_classes_apart(step.layer, division.inputs):
@@ -129,7 +129,7 @@ def _is_cut_by_class(step: Step) -> bool:
     return any(len(box[_CLASS]) < whole and all(map(len, box)) for box in division.own)
 
 
-def _of_classes(step: Step, operands: dict[str, Any], counts: bool) -> Tensor:
+def _of_classes(step: LayerShard, operands: dict[str, Any], counts: bool) -> Tensor:
     """The sum over the own places, from parts of their classes; 0 with its gradient where another rank counts it."""
     own, firsts = step.division.own, step.division.is_first
     mine = (*step.own[:_CLASS], *step.own[_CLASS + 1 :])
@@ -215,7 +215,7 @@ class _ClassParallel(torch.autograd.Function):
         return dlogits.movedim(-1, _CLASS).to(ctx.dtype), *(None,) * 9
 
 
-def _own_part(step: Step, index: int, x: Tensor) -> Tensor:
+def _own_part(step: LayerShard, index: int, x: Tensor) -> Tensor:
     """What the own part reads of an input, of which ``x`` has at least that."""
     inputs = step.division.inputs
     box = kind(step.layer.kind).input_boxes(step.layer, inputs, step.own)[index]
@@ -223,7 +223,7 @@ def _own_part(step: Step, index: int, x: Tensor) -> Tensor:
     return x if box == have else within(x, have, box)
 
 
-def _counts(step: Step) -> bool:
+def _counts(step: LayerShard) -> bool:
     """Whether this rank is the one that counts what its part reads."""
     if not step.is_first:
         return False
@@ -234,7 +234,7 @@ def _counts(step: Step) -> bool:
     return all(step.own[at].start == 0 for at in shared if at < len(dims))
 
 
-def _num_samples(step: Step) -> float:
+def _num_samples(step: LayerShard) -> float:
     """Samples of the own part."""
     division = step.division
     if SAMPLE not in division.work.dims:
@@ -243,7 +243,7 @@ def _num_samples(step: Step) -> float:
     return len(step.own[at]) * division.samples / division.work.shape[at]
 
 
-def _no_share(step: Step, operands: dict[str, Any]) -> Tensor:
+def _no_share(step: LayerShard, operands: dict[str, Any]) -> Tensor:
     """0, connected to all that the loss is made of."""
     tensors = tuple(tensors_in(operands.values()))
     zero = torch.zeros((), dtype=getattr(torch, step.layer.outputs[0].dtype), device=tensors[0].device)

@@ -11,14 +11,14 @@ from torch import Tensor
 from runtime.pipeline.messages import slices
 from runtime.spatial.collectives import rows_of
 from runtime.spatial.empties import connected, empty_like_done
-from runtime.spatial.step import Step, along, gathered, shape_of, within
+from runtime.spatial.step import LayerShard, along, gathered, shape_of, within
 from runtime.stage.batch_norm import Counted, synchronised_batch_norm
 
 _CHANNEL = 1
 _BY_CHANNEL = ("weight", "bias", "running_mean", "running_var")
 
 
-def run_batch_norm(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
+def run_batch_norm(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
     """Normalised by the statistics of all ranks' parts, or in evaluation by the running ones.
 
     Parts are cut along samples, space and channels: see :mod:`runtime.stage.batch_norm`.  Ranks with equal channels
@@ -45,24 +45,24 @@ def run_batch_norm(step: Step, op: Callable[..., Any], arguments: dict[str, Any]
     return result
 
 
-def _is_alone(step: Step) -> bool:
+def _is_alone(step: LayerShard) -> bool:
     """Whether no other rank has values of these channels: the operator does it all."""
     return len(step.group) == 1 and step.own == step.done
 
 
-def _counted(step: Step) -> Counted:
+def _counted(step: LayerShard) -> Counted:
     if not step.is_first:
         return None
     return () if step.own == step.done else slices(step.own, step.done)
 
 
-def _num_values(step: Step) -> int:
+def _num_values(step: LayerShard) -> int:
     """Values of a channel in the whole tensor: each is counted once."""
     shape = step.division.work.shape
     return prod(shape) // shape[_CHANNEL]
 
 
-def run_layer_norm(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_layer_norm(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Inside a sample: whole along the normalised dims (of channels their groups), of which the part is kept.
 
     Weight and bias are those of the channels or places that are normalised; of a parameter for each channel a rank may
@@ -84,7 +84,7 @@ def run_layer_norm(step: Step, op: Callable[..., Any], arguments: dict[str, Any]
     return within(op(**operands), covered, step.done)
 
 
-def _scaled_by_channel(x: Tensor, step: Step, affine: dict[str, Tensor]) -> Tensor:
+def _scaled_by_channel(x: Tensor, step: LayerShard, affine: dict[str, Tensor]) -> Tensor:
     """Weight and bias of the part's own channels."""
     extent, channels = step.layer.outputs[0].shape[_CHANNEL], step.done[_CHANNEL]
     shape = [-1 if dim == _CHANNEL else 1 for dim in range(x.ndim)]
@@ -93,7 +93,7 @@ def _scaled_by_channel(x: Tensor, step: Step, affine: dict[str, Tensor]) -> Tens
     return x + along(affine["bias"], 0, extent, channels).view(shape) if "bias" in affine else x
 
 
-def run_softmax(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_softmax(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The operator whole along its dim, of which the part is kept."""
     operands = gathered(step, arguments)
     if step.is_empty:

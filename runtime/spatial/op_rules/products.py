@@ -13,12 +13,12 @@ from planner.ir.box import Box, Interval
 from runtime.spatial.contraction import contract
 from runtime.spatial.empties import empty_like_done
 from runtime.spatial.op_rules.generic import run_on_reads
-from runtime.spatial.step import Step, along, broadcast_part, gathered, picked
+from runtime.spatial.step import LayerShard, along, broadcast_part, gathered, picked
 
 _HEAD_DIM = -3
 
 
-def run_linear(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_linear(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The features that this rank keeps: rows cut along any dims, filters (output features) cut, input features shared.
 
     y-stationary (``ways`` 1): all input features are gathered, and each rank makes its own filters with its part of the
@@ -37,7 +37,7 @@ def _product(op: Callable[..., Any], x: Tensor, weight: Tensor) -> Tensor:
     return result
 
 
-def run_embedding(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_embedding(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The columns of the table that this rank has, at the places of its part.
 
     Of a table that is shared by entries (``ways`` above 1) each rank looks up those that it has, for all places of its
@@ -56,7 +56,9 @@ def run_embedding(step: Step, op: Callable[..., Any], arguments: dict[str, Any])
     return op(**operands)
 
 
-def _looked_up(step: Step, op: Callable[..., Any], operands: dict[str, Any], indices: Tensor, weight: Tensor) -> Tensor:
+def _looked_up(
+    step: LayerShard, op: Callable[..., Any], operands: dict[str, Any], indices: Tensor, weight: Tensor
+) -> Tensor:
     """Entries of this rank's part of the table, zeros where ``indices`` name others."""
     entries = step.division.weights[0][step.position][0]
     places = (indices >= entries.start) & (indices < entries.stop)
@@ -67,7 +69,7 @@ def _looked_up(step: Step, op: Callable[..., Any], operands: dict[str, Any], ind
     return looked_up
 
 
-def run_attention(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_attention(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Scaled dot-product attention for this rank's queries: samples, heads, queries and features of values are apart.
 
     All keys are read.  A causal mask lets query t see keys up to t, whichever part t lies in.  Keys behind the last
@@ -89,7 +91,7 @@ def run_attention(step: Step, op: Callable[..., Any], arguments: dict[str, Any])
     return op(**operands)
 
 
-def _heads_for(step: Step, x: Tensor, name: str) -> Tensor:
+def _heads_for(step: LayerShard, x: Tensor, name: str) -> Tensor:
     """Keys or values, of which a group of heads of queries shares each, for the heads of this part."""
     index = step.input_of(name)
     total, first = x.shape[_HEAD_DIM], 0

@@ -36,7 +36,7 @@ from planner.ir.errors import StageFailedError
 from runtime.pipeline.messages import slices
 from runtime.stage.captured import CapturedModel, makers
 from runtime.stage.cut import Rule
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.layers import OPERATORS, Filled
 from runtime.stage.shapes import SampleDims, cannot_share
 
@@ -45,7 +45,7 @@ BLOCK = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DrawnPart:
     """A rank's part of what a node draws.
 
     Attributes:
@@ -62,10 +62,10 @@ class Place:
     shape: tuple[int, ...] = ()
 
 
-class Places(Protocol):
+class DrawnParts(Protocol):
     """Where the layers of a divided stage draw."""
 
-    def place(self, layer: str, is_main: bool) -> Place:
+    def place(self, layer: str, is_main: bool) -> DrawnPart:
         """In the micro-batch that is being run; ``is_main``: by the layer's own operator, not one that helps it."""
         ...
 
@@ -79,7 +79,7 @@ class Places(Protocol):
 
 
 def drawn_part(
-    place: Place,
+    place: DrawnPart,
     dim: int | None,
     dtype: torch.dtype,
     device: torch.device,
@@ -117,7 +117,7 @@ def drawn_part(
     return numbers
 
 
-def _shortened(place: Place, num_dims: int | None) -> tuple[Box, tuple[int, ...]]:
+def _shortened(place: DrawnPart, num_dims: int | None) -> tuple[Box, tuple[int, ...]]:
     box = place.box or ()
     if num_dims is None:
         return box, place.shape
@@ -130,7 +130,7 @@ _DEFAULT_GENERATOR = threading.Lock()  # a process has one, and a plan's ranks m
 
 
 @dataclass(slots=True)
-class Draw:
+class CounterRng:
     """What is drawn for now; to be set before each forward.
 
     Attributes:
@@ -148,7 +148,7 @@ class Draw:
     total: int = 0
     _generators: dict[torch.device, torch.Generator] = field(default_factory=dict, init=False, repr=False)
 
-    def at(self, portion: MicrobatchSlice) -> None:
+    def at(self, portion: MicrobatchShard) -> None:
         """What is run next."""
         self.microbatch, self.total = portion.of, portion.total
         self.start, self.count = portion.start, portion.num_samples
@@ -167,7 +167,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class NodeStream:
     """Where the operators of :mod:`runtime.stage.random.layers` get their numbers.
 
     Attributes:
@@ -176,10 +176,10 @@ class Noise:
         place: in a divided stage, which part of the numbers this rank has now; None: all of its rows.
     """
 
-    draw: Draw
+    draw: CounterRng
     node: str
     dim: int | None
-    place: Callable[[], Place] | None = None
+    place: Callable[[], DrawnPart] | None = None
 
     def fill(
         self,
@@ -248,7 +248,7 @@ class Noise:
                 generator.set_state(state)
 
 
-class Draws:
+class RandomNodes:
     """The nodes of a captured model that draw random numbers.
 
     Attributes:
@@ -262,7 +262,7 @@ class Draws:
         self._main = frozenset(node.name for node in makers(model).values())
         self.layers = tuple(dict.fromkeys(model.layer_of_node[node.name] for node in nodes if is_random(node)))
 
-    def rule(self, draw: Draw, num_ranks: int = 1, places: Places | None = None) -> Rule:
+    def rule(self, draw: CounterRng, num_ranks: int = 1, places: DrawnParts | None = None) -> Rule:
         """The rule that makes the nodes of a stage on ``num_ranks`` ranks draw by ``draw``.
 
         Args:
@@ -281,15 +281,15 @@ class Draws:
                 raise cannot_share(layer, f"its numbers cannot be drawn in parts ({node.target})")
             parts = num_ranks if places is None else places.parts_of_samples(layer)
             place = None if places is None else partial(places.place, layer, node.name in self._main)
-            noise = Noise(draw, node.name, self._dims.of(node, layer, parts), place)
+            noise = NodeStream(draw, node.name, self._dims.of(node, layer, parts), place)
             target: Any = node.target
             return partial(noise.run, target) if drawn is None else partial(drawn, noise)
 
         return rule
 
-    def noise(self, node: fx.Node, draw: Draw) -> Noise:
+    def noise(self, node: fx.Node, draw: CounterRng) -> NodeStream:
         """Where the numbers of ``node`` come from on one device."""
-        return Noise(draw, node.name, self._dims.of(node, self._layer_of_node.get(node.name, node.name), 1))
+        return NodeStream(draw, node.name, self._dims.of(node, self._layer_of_node.get(node.name, node.name), 1))
 
 
 def _default_generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:

@@ -23,9 +23,9 @@ from cuda_ops._torch import TorchDispatchMode, schema_of
 from cuda_ops.dense.evaluation import is_random
 from cuda_ops.dense.state_writes import arguments_of
 from runtime.stage.captured import CapturedModel
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.layers import OPERATORS, Filled
-from runtime.stage.random.streams import Draw, Draws, Noise
+from runtime.stage.random.streams import CounterRng, NodeStream, RandomNodes
 
 _ATEN = torch.ops.aten
 _BY_MASK = {_ATEN.dropout, _ATEN.alpha_dropout, _ATEN.scaled_dot_product_attention}
@@ -49,7 +49,7 @@ class _Expected:
     """
 
     node: fx.Node
-    noise: Noise
+    noise: NodeStream
     index: int = 0
     num_dims: int | None = None
     is_transposed: bool = False
@@ -70,8 +70,8 @@ class Answers:
         in_parts: whether the numbers of several micro-batches can be those of one call: all are drawn by sample.
     """
 
-    def __init__(self, model: CapturedModel, draw: Draw) -> None:
-        draws = Draws(model)
+    def __init__(self, model: CapturedModel, draw: CounterRng) -> None:
+        draws = RandomNodes(model)
         self._draw = draw
         self._expected = [
             each
@@ -91,7 +91,7 @@ class Answers:
         Raises:
             UnlikeDrawsError: it does not draw as the graph does.
         """
-        portions = [MicrobatchSlice(first + number, count, 0, count) for number, count in enumerate(rows)]
+        portions = [MicrobatchShard(first + number, count, 0, count) for number, count in enumerate(rows)]
         answering = _Answering(self._expected, self._draw, portions)
         with ExitStack() as stack:
             if self._expected:  # fused kernels draw where nobody can answer them
@@ -109,7 +109,7 @@ class Answers:
 
 
 class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__ has no types
-    def __init__(self, expected: Sequence[_Expected], draw: Draw, portions: Sequence[MicrobatchSlice]) -> None:
+    def __init__(self, expected: Sequence[_Expected], draw: CounterRng, portions: Sequence[MicrobatchShard]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's constructor has no types
         self._expected, self._draw, self._portions, self._count = expected, draw, portions, 0
 
@@ -160,9 +160,9 @@ class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 class _Joined:
     """The numbers of several micro-batches, one after another along the samples."""
 
-    noise: Noise
-    draw: Draw
-    portions: Sequence[MicrobatchSlice]
+    noise: NodeStream
+    draw: CounterRng
+    portions: Sequence[MicrobatchShard]
     expected: _Expected
 
     def fill(
@@ -199,7 +199,7 @@ class _Joined:
         return numbers.transpose(0, 1) if expected.is_transposed else numbers
 
 
-def _calls(node: fx.Node, noise: Noise) -> Iterator[_Expected]:
+def _calls(node: fx.Node, noise: NodeStream) -> Iterator[_Expected]:
     arguments = arguments_of(node)
     packet = _packet(node)
     rate = next((arguments[name] for name in ("p", "dropout_p", "dropout") if name in arguments), None)

@@ -22,7 +22,7 @@ from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from runtime.engine import Engine
-from runtime.monitor.waits import Voice
+from runtime.monitor.waits import RankHeartbeat
 from runtime.optim.followed import Followed
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
@@ -58,7 +58,7 @@ def together(
     def run(end: InProcessTransport) -> object:
         twin, captured = copies[end.rank]
         given = captured_model(captured)
-        voice = Voice(store, plan.decision, end.rank, 20.0, 20.0)
+        voice = RankHeartbeat(store, plan.decision, end.rank, 20.0, 20.0)
         own = dict(made)
         optimizer = make_optimizer_of(parse_optimizer(own.pop("text", "SGD:lr=0.5")))
         if make is not None:

@@ -17,10 +17,10 @@ from planner.ir.schedule import Action, StageGraph
 from profiler.capture.graph import Captured
 from profiler.source.model import LoadedModel
 from runtime.numerics.finite import OnNan
-from runtime.optim.finishing import Finishing, check_finishing
+from runtime.optim.finishing import GradientSync, check_finishing
 from runtime.optim.of_stage import Updates
 from runtime.optim.sharding import GradientBuckets
-from runtime.stage.local_stage import Phase
+from runtime.stage.local_stage import AccumulationStep
 from runtime.transport import InProcessTransport
 from tests.captures import capture
 from tests.runtime.plans import Trained, assert_equal, batch_of, decide, folded, run_ranks, sgd
@@ -109,7 +109,7 @@ def test_nothing_is_summed_before_the_last_of_several_batches() -> None:
 def resident(parameters: Mapping[str, nn.Parameter], ranks: tuple[int, ...]) -> SimpleNamespace:
     """What finishing sees of a stage whose gradients have been summed."""
     updates = Updates(frozenset(), GradientBuckets([], lambda flat: None), None, frozenset())
-    named = {"parameters": parameters, "ranks": ranks, "updates": updates, "phase": Phase()}
+    named = {"parameters": parameters, "ranks": ranks, "updates": updates, "phase": AccumulationStep()}
     return SimpleNamespace(**named, is_finite=lambda *, gradients=True: True)
 
 
@@ -119,7 +119,7 @@ def finish(end: InProcessTransport, gradient: float, **options: object) -> tuple
     for parameter in parameters.values():
         parameter.grad = torch.full_like(parameter, gradient)
     ranks = (0, 1) if end.rank < 2 else (2,)
-    finishing = Finishing({0: resident(parameters, ranks)}, (), end, deadline_s=10.0, **options)
+    finishing = GradientSync({0: resident(parameters, ranks)}, (), end, deadline_s=10.0, **options)
     finishing.begin()
     norm = finishing.run()
     return norm, [value for parameter in parameters.values() for value in parameter.grad.tolist()]
@@ -164,7 +164,7 @@ def test_where_bad_steps_are_skipped_all_ranks_skip_the_same(bad_rank: int) -> N
     def is_skipped(end: InProcessTransport) -> bool:
         stage = resident({}, (end.rank,))
         stage.is_finite = lambda *, gradients=True: end.rank != bad_rank
-        finishing = Finishing({0: stage}, (), end, on_nan=OnNan.SKIP, deadline_s=10.0)
+        finishing = GradientSync({0: stage}, (), end, on_nan=OnNan.SKIP, deadline_s=10.0)
         finishing.begin()
         finishing.run()
         return finishing.is_spoilt

@@ -10,7 +10,7 @@ import torch
 from planner.ir.graph import Graph, Layer, TensorSpec
 from profiler.capture.graph import Captured
 from profiler.source.model import LoadedModel
-from runtime.optim.of_stage import Tie, groups_of_ties, ties_of
+from runtime.optim.of_stage import TiedParameters, groups_of_ties, ties_of
 from tests.captures import capture
 from tests.runtime.plans import Trained, assert_equal, decide, folded, run_ranks, split_backward
 from tests.runtime.training import alone, by_plan, cosine, sharded, tied_model
@@ -92,7 +92,7 @@ def test_ties_are_named_by_stages_and_ranks() -> None:
         {"a": 0, "b": 1, "c": 2, "d": 1},
         [(4, 1), (2,), (1, 0)],
     )
-    assert found == (Tie(("x",), (0, 1), ((1, 4), (2,))), Tie(("y",), (0, 2), ((1, 4), (0, 1))))
+    assert found == (TiedParameters(("x",), (0, 1), ((1, 4), (2,))), TiedParameters(("y",), (0, 2), ((1, 4), (0, 1))))
     assert [tie.ranks for tie in found] == [(1, 2, 4), (0, 1, 4)]
     assert [found[1].owner(rank) for rank in (0, 1, 4)] == [2, 0, 0]
     assert groups_of_ties(found) == ((1, 2, 4), (0, 1, 4))

@@ -8,7 +8,7 @@ from torch import nn
 
 from runtime.optim.of_stage import Updates
 from runtime.optim.sharding import GradientBuckets
-from runtime.stage.local_stage import Phase, Resident
+from runtime.stage.local_stage import AccumulationStep, LocalStage
 
 UNSUMMED = ["reset", "backward", "backward"]
 SUMMED = ["wait", "wait", "before", "step"]
@@ -22,7 +22,7 @@ class Log(list[str]):
         return SimpleNamespace(wait=lambda: self.append("wait"))
 
 
-def resident(log: Log, count: int = 1) -> Resident:
+def resident(log: Log, count: int = 1) -> LocalStage:
     """A stage of one linear layer whose optimiser only says that it stepped."""
     layer = nn.Linear(3, 2)
     parameters = dict(layer.named_parameters())
@@ -34,10 +34,12 @@ def resident(log: Log, count: int = 1) -> Resident:
     optimizer = SimpleNamespace(step=lambda: log.append("step"))
     buckets = GradientBuckets(parameters.values(), log.start_sum, bucket_bytes=1)
     updates = Updates(frozenset(), buckets, optimizer, frozenset())
-    return Resident(program, (0, 1), (), (), (), (), parameters, {}, updates, lambda tensor: None, Phase(count))
+    return LocalStage(
+        program, (0, 1), (), (), (), (), parameters, {}, updates, lambda tensor: None, AccumulationStep(count)
+    )
 
 
-def run_step(stage: Resident, log: Log) -> None:
+def run_step(stage: LocalStage, log: Log) -> None:
     """What an executor calls in a step of two micro-batches."""
     stage.reset()
     for microbatch in range(2):
@@ -81,7 +83,7 @@ def test_a_forgotten_step_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_phases_come_in_turn(count: int) -> None:
-    phase, found = Phase(count), []
+    phase, found = AccumulationStep(count), []
     for _ in range(2 * count):
         found.append((phase.is_first, phase.is_last))
         phase.advance()
@@ -89,7 +91,7 @@ def test_phases_come_in_turn(count: int) -> None:
 
 
 def test_what_is_spoilt_stays_so_until_steps_of_another_update_begin() -> None:
-    phase, found = Phase(3, number=2), []
+    phase, found = AccumulationStep(3, number=2), []
     phase.advance()
     phase.is_spoilt = True
     for _ in range(4):

@@ -3,16 +3,16 @@ from __future__ import annotations
 import torch
 
 from planner.ir.schedule import Action
-from runtime.stage.modes import Manner
+from runtime.stage.modes import RunConfig
 
 
-def manner(text: str, recompute: bool = False) -> Manner:
-    return Manner.of([Action.parse(each) for each in text.split()], recompute, None)
+def manner(text: str, recompute: bool = False) -> RunConfig:
+    return RunConfig.of([Action.parse(each) for each in text.split()], recompute, None)
 
 
 def test_a_row_of_whole_backwards() -> None:
-    assert manner("0F0 0F1 0B0 0B1 0UPDATE") == Manner()
-    assert manner("0F0 0B0", recompute=True) == Manner(recompute=True)
+    assert manner("0F0 0F1 0B0 0B1 0UPDATE") == RunConfig()
+    assert manner("0F0 0B0", recompute=True) == RunConfig(recompute=True)
 
 
 def test_halves_are_found_by_micro_batch() -> None:
@@ -20,7 +20,7 @@ def test_halves_are_found_by_micro_batch() -> None:
 
 
 def test_forward_passes_alone_keep_nothing_to_compute_again() -> None:
-    assert manner("0F0 0F1", recompute=True) == Manner(trains=False)
+    assert manner("0F0 0F1", recompute=True) == RunConfig(trains=False)
 
 
 def test_versions_are_counted_where_updates_come_within_the_step() -> None:
@@ -29,4 +29,4 @@ def test_versions_are_counted_where_updates_come_within_the_step() -> None:
 
 
 def test_precision_is_handed_on() -> None:
-    assert Manner.of([], False, torch.bfloat16).autocast is torch.bfloat16
+    assert RunConfig.of([], False, torch.bfloat16).autocast is torch.bfloat16

@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from cuda_ops.dense.deferred_gradients import Current
+from cuda_ops.dense.deferred_gradients import CurrentQueue
 from planner.ir.errors import UnsupportedModelError
-from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.recomputed import Again, enclosed
+from runtime.stage.modes import MicrobatchShard
+from runtime.stage.recomputed import SpanRecompute, enclosed
 
 F64 = torch.float64
-PORTION = MicrobatchSlice(3, 2, 0, 2)
+PORTION = MicrobatchShard(3, 2, 0, 2)
 
 
 class Heard:
-    """What an ``Again`` tells, in order."""
+    """What an ``SpanRecompute`` tells, in order."""
 
     def __init__(self) -> None:
-        self.portions: list[MicrobatchSlice] = []
+        self.portions: list[MicrobatchShard] = []
 
-    def at(self, portion: MicrobatchSlice) -> None:
+    def at(self, portion: MicrobatchShard) -> None:
         self.portions.append(portion)
 
 
@@ -39,8 +39,8 @@ def run(graph: fx.Graph, *arguments: Tensor) -> tuple[Tensor, ...]:
     return found
 
 
-def again(*told: Heard) -> Again:
-    found = Again(told, Current())
+def again(*told: Heard) -> SpanRecompute:
+    found = SpanRecompute(told, CurrentQueue())
     found.at(PORTION)
     return found
 
