@@ -22,20 +22,20 @@ from planner.layers.boundary import Boundaries
 from planner.passes.versions import is_versioned, partial_batch_refused, updates_of
 from runtime.monitor.activity import Activity
 from runtime.numerics.finite import OnNan
-from runtime.numerics.guard import GuardedStep, NanGuard
-from runtime.optim.finishing import GradientSync, check_finishing
+from runtime.numerics.nan_guard import GuardedStep, NanGuard
+from runtime.optim.gradient_sync import GradientSync, check_finishing
 from runtime.optim.optimizer import MakeScheduler
 from runtime.pipeline.executor import Context, StepEnvironment, StopBeforeStepError, Vote
-from runtime.pipeline.messages import Piece
+from runtime.pipeline.loss_weighting import LossWeighting
 from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
+from runtime.pipeline.routing import Piece
 from runtime.pipeline.runner import Runner
-from runtime.pipeline.sample_weights import LossWeighting
 from runtime.pipeline.specialize import Specialization, Specializer
 from runtime.stage.builder import MakeOptimizer, StageBuilder, check_layers, ties_in
 from runtime.stage.captured import CapturedModel, answers_of
-from runtime.stage.held import StateDict
 from runtime.stage.index_ranges import index_ranges
 from runtime.stage.shapes import graph_at, varying_dims, without_data
+from runtime.stage.state_dict import StateDict
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -171,13 +171,13 @@ class Engine(StateDict):
         made_for = (decision, model, boundaries, program.stages, transport, optimizer, deadline_s)
         answer_values = answers_of(model) if answers else ()
         builder = StageBuilder(*made_for, seed=seed, compiler=compiler, device=device, answers=answer_values)
-        super().__init__(builder.residents(), decision, model, module, transport, deadline_s)
+        super().__init__(builder.local_stages(), decision, model, module, transport, deadline_s)
         self.layers_by_micro_batch = builder.layers_by_micro_batch
-        for resident in self._residents.values():
-            if scheduler is not None and resident.optimizer is not None:
-                resident.optimizer.schedule(scheduler)
-        self._finishing = GradientSync(
-            self._residents,
+        for local_stage in self._local_stages.values():
+            if scheduler is not None and local_stage.optimizer is not None:
+                local_stage.optimizer.schedule(scheduler)
+        self._gradient_sync = GradientSync(
+            self._local_stages,
             ties,
             transport,
             clip_norm=clip_norm,
@@ -185,11 +185,11 @@ class Engine(StateDict):
             accumulate=accumulate,
             deadline_s=deadline_s,
         )
-        self._asking = Vote()
+        self._vote = Vote()
         self._guard = NanGuard(
             on_nan,
-            self._residents,
-            self._finishing,
+            self._local_stages,
+            self._gradient_sync,
             transport,
             self._activity,
             deadline_s,
@@ -197,7 +197,7 @@ class Engine(StateDict):
             decision.layers,
             self._where,
             self._run_again,
-            self._asking,
+            self._vote,
         )
         self._norm: float | None = None
         self._loss_stage = decision.layers[producer(model.graph.loss)].stage
@@ -205,9 +205,9 @@ class Engine(StateDict):
         self._inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model), index_ranges(model))
         # Shapes that are not the capture's are found on a copy without parameters.
         reshape = partial(graph_at, without_data(model)) if model.sizes and model.prepared is None else None
-        weighing = LossWeighting(model, decision, transport.rank, updates_of(program))
-        binder = Specializer(decision, model, boundaries, program, transport.rank, reshape, weighing)
-        binder.require_possible(self._residents)
+        loss_weighting = LossWeighting(model, decision, transport.rank, updates_of(program))
+        specializer = Specializer(decision, model, boundaries, program, transport.rank, reshape, loss_weighting)
+        specializer.require_possible(self._local_stages)
         self._environment = StepEnvironment(
             transport,
             Context(program, transport.rank, decision.device_of(transport.rank), others),
@@ -217,16 +217,18 @@ class Engine(StateDict):
             self.device if device is None else device,
             self._finish,
             meter,
-            self._asking,
+            self._vote,
         )
         preparing = preparing_of(decision, model, spare_core, gives_way)
-        self._runner = Runner(binder, self._residents, self._environment, weighing, preparing, self._guard.heard)
+        self._runner = Runner(
+            specializer, self._local_stages, self._environment, loss_weighting, preparing, self._guard.heard
+        )
         self._streaming: Setting | None = None
         if answers:
             from runtime.pipeline.stream import setting_of  # late, see `stream`
 
             whole = (decision, model, module)
-            self._streaming = setting_of(*whole, self._residents, self._inputs, takes_any=binder.takes_any)
+            self._streaming = setting_of(*whole, self._local_stages, self._inputs, takes_any=specializer.takes_any)
 
     @property
     def meter(self) -> MemoryMeter | None:
@@ -234,19 +236,19 @@ class Engine(StateDict):
         return self._environment.meter
 
     @property
-    def asking(self) -> Vote:
+    def vote(self) -> Vote:
         """What this rank asks of the others when a step begins, and what all of them agreed on."""
-        return self._asking
+        return self._vote
 
     @property
     def is_updated(self) -> bool:
         """Whether the last step ended with an update."""
-        return self._finishing.is_last
+        return self._gradient_sync.is_last
 
     @property
     def has_updated(self) -> bool:
         """The same, and it was not left out."""
-        return self._finishing.is_last and not self._finishing.is_spoilt
+        return self._gradient_sync.is_last and not self._gradient_sync.is_spoilt
 
     def step(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> StepResult:
         """One training step on a batch that every rank is given whole.
@@ -270,18 +272,18 @@ class Engine(StateDict):
             raise partial_batch_refused(self._decision.schedule, [sizes], _OTHER_BATCH)
         require_several_values(self._graph, batch.rows, _OTHER_BATCH)
         rates = tuple(
-            chain.from_iterable(r.optimizer.learning_rates() for r in self._residents.values() if r.optimizer)
+            chain.from_iterable(r.optimizer.learning_rates() for r in self._local_stages.values() if r.optimizer)
         )
-        graph_batch, binding, ahead_s, before_bytes = self._bound(batch, self.num_steps, trains=True)
-        executor = self._runner.executor(binding, evaluates=False)
-        self._finishing.begin()
+        graph_batch, specialization, ahead_s, before_bytes = self._bound(batch, self.num_steps, trains=True)
+        executor = self._runner.executor(specialization, evaluates=False)
+        self._gradient_sync.begin()
         self._norm, kept = None, self._guard.begin()
         try:
             ran, step_s = self._runner.run(executor, graph_batch, self.num_steps)
         except StopBeforeStepError:
-            self._finishing.take_back()
+            self._gradient_sync.take_back()
             raise
-        loss = self._loss(binding)
+        loss = self._loss(specialization)
         self.num_steps += 1
         left_out = self._guard.judge(GuardedStep(self.num_steps - 1, batch, loss, kept))
         self._activity.num_done, self._activity.loss, self._activity.step_s = self.num_steps, loss, step_s
@@ -301,11 +303,11 @@ class Engine(StateDict):
             keep: values whose parts are given back instead of what the loss is computed from; among
                 :attr:`runtime.stage.captured.CapturedModel.watched`.
         """
-        batch, binding, ahead_s, _ = self._bound(batch, self.num_steps)
-        executor = self._runner.executor(binding, evaluates=True)
+        batch, specialization, ahead_s, _ = self._bound(batch, self.num_steps)
+        executor = self._runner.executor(specialization, evaluates=True)
         executor.kept = tuple(keep) or self._judged
         ran, step_s = self._runner.run(executor, batch, self.num_steps)
-        loss, seconds = self._loss(binding), ahead_s + step_s
+        loss, seconds = self._loss(specialization), ahead_s + step_s
         outputs: dict[int, Mapping[str, Piece]] = dict(executor.outputs)
         if self._axes is not None:
             from runtime.spatial.slices import of_micro_batches  # late: few plans cut sequences
@@ -331,7 +333,7 @@ class Engine(StateDict):
         from runtime.pipeline.stream import RequestStream, require_local  # late: most ranks serve no stream
 
         if learns:
-            require_local(self._environment.context.program, self._finishing, self._versioned)
+            require_local(self._environment.context.program, self._gradient_sync, self._versioned)
         setting, runner = replace(self._streaming, learns=learns, training=training), self._runner
         return RequestStream(setting, self._environment, runner.stream_binding, self._begin_in_stream, runner.next_turn)
 
@@ -420,40 +422,40 @@ class Engine(StateDict):
         be there twice while the next are made.  So do gradients, where a training step begins with none.
         """
         if self._runner.preparing is not None:
-            self._finishing.bind(None)
-            for each in self._residents.values():
+            self._gradient_sync.bind(None)
+            for each in self._local_stages.values():
                 each.program.reset(step)
-                if trains and self._finishing.is_last:
+                if trains and self._gradient_sync.is_last:
                     each.forget_gradients()
         bound = self._runner.bound(raw, step)
-        self._finishing.bind(bound[1].residents)
+        self._gradient_sync.bind(bound[1].local_stages)
         return bound
 
-    def _run_again(self, ran: GuardedStep) -> None:
+    def _run_again(self, guarded: GuardedStep) -> None:
         """The same step on the same batch; of clouds their sites are found once more."""
-        batch, binding, _, _ = self._bound(ran.batch, ran.number)
-        self._runner.run(self._runner.executor(binding, evaluates=False), batch, ran.number)
+        batch, specialization, _, _ = self._bound(guarded.batch, guarded.number)
+        self._runner.run(self._runner.executor(specialization, evaluates=False), batch, guarded.number)
 
-    def _begin_in_stream(self, batch: Batch, binding: Specialization, learns: bool) -> None:
-        self._runner.weigh(batch, binding)
+    def _begin_in_stream(self, batch: Batch, specialization: Specialization, learns: bool) -> None:
+        self._runner.weigh(batch, specialization)
         if learns:
-            self._finishing.bind(binding.residents)
-            self._finishing.begin()
+            self._gradient_sync.bind(specialization.local_stages)
+            self._gradient_sync.begin()
             self.num_steps += 1
 
     def _finish(self) -> None:
-        self._norm = self._finishing.run()
+        self._norm = self._gradient_sync.run()
 
-    def _loss(self, binding: Specialization) -> float | None:
-        resident = binding.residents.get(self._loss_stage)
-        if resident is None:
+    def _loss(self, specialization: Specialization) -> float | None:
+        local_stage = specialization.local_stages.get(self._loss_stage)
+        if local_stage is None:
             return None
-        loss = resident.loss()
-        if len(resident.ranks) > 1:
+        loss = local_stage.loss()
+        if len(local_stage.ranks) > 1:
             total = torch.tensor([loss], dtype=torch.float64)
-            resident.add(total)
+            local_stage.add(total)
             loss = total.item()
-        return loss / sum(binding.rows)
+        return loss / sum(specialization.rows)
 
     def _refuse_what_versions_forbid(self, accumulate: int) -> None:
         if self._versioned and accumulate > 1:

@@ -171,13 +171,15 @@ def time_stages(engine: Engine, spans: tuple[Span, ...]) -> None:
     wake_on_time()
     rank = engine._transport.rank
     seconds = {span.action: span.stop_s - span.start_s for span in spans if span.rank == rank}
-    for stage, resident in engine._residents.items():
-        if len(resident.ranks) > 1:
-            raise ValueError(f"stage {stage} is on {len(resident.ranks)} ranks: only stages of one rank can be timed")
+    for stage, local_stage in engine._local_stages.items():
+        if len(local_stage.ranks) > 1:
+            raise ValueError(
+                f"stage {stage} is on {len(local_stage.ranks)} ranks: only stages of one rank can be timed"
+            )
         recorded = _Recorded(stage, seconds)
-        values = {each.name: getattr(resident, each.name) for each in fields(resident)}
-        values["program"] = _TimedProgram(resident.program, recorded)
-        engine._residents[stage] = TimedResident(**values, recorded=recorded)
+        values = {each.name: getattr(local_stage, each.name) for each in fields(local_stage)}
+        values["program"] = _TimedProgram(local_stage.program, recorded)
+        engine._local_stages[stage] = TimedResident(**values, recorded=recorded)
 
 
 def _kept(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

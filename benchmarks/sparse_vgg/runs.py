@@ -160,4 +160,4 @@ def count_samples(engine: Engine, decision: Decision) -> None:
         samples = layout.samples(batch.rows[microbatch])
         return CountedShare.of(batch, microbatch, samples, position, samples)
 
-    engine._runner.binder._site_share = share  # type: ignore[method-assign]
+    engine._runner.specializer._site_share = share  # type: ignore[method-assign]

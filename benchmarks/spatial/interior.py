@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Interval, intersect
-from runtime.pipeline.messages import Cuts, cuts_of, narrowed
+from runtime.pipeline.routing import Cuts, cuts_of, narrowed
 from runtime.spatial.convolution.layer import HaloSettings
 from runtime.spatial.convolution.overlapped import ConvPart, Put
 from runtime.spatial.convolution.terms import LEADING, ConvWindow, TermCall, main_term, reads

@@ -16,7 +16,7 @@ from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision, layer_division
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.convolution.layer import LINEAR, HaloSettings, convolve, local_form
 from runtime.spatial.convolution.overlapped import ConvPart
 from runtime.spatial.convolution.terms import ConvWindow

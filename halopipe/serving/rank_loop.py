@@ -31,8 +31,8 @@ from halopipe.training.session import Execution
 from planner.ir.box import Box, Interval
 from planner.ir.errors import TransportError
 from planner.ir.graph import TensorSpec, producer
-from runtime.pipeline.messages import Piece
 from runtime.pipeline.microbatches import InputSpecs
+from runtime.pipeline.routing import Piece
 from runtime.pipeline.stream import Answered, RequestStream
 from runtime.stage.index_ranges import IndexRange
 

@@ -27,8 +27,8 @@ from planner.ir.graph import SAMPLE, Graph, TensorSpec
 from profiler.source.source import find_factory
 from runtime.engine import Engine, EvaluationResult
 from runtime.optim.whole_state import united
-from runtime.pipeline.messages import Piece, assemble
 from runtime.pipeline.microbatches import Batch, part_in
+from runtime.pipeline.routing import Piece, assemble
 from runtime.stage.captured import judging_layer
 
 IGNORED = -100

@@ -49,7 +49,7 @@ from runtime.monitor.waits import RankHeartbeat
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.finite import OnNan
 from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
-from runtime.pipeline.messages import CPU
+from runtime.pipeline.routing import CPU
 from runtime.stage.builder import check_layers, groups_of
 from runtime.stage.captured import captured_model
 from runtime.stage.shapes import graph_of_sizes
@@ -217,10 +217,20 @@ def open_rank(
 
     with contextlib.ExitStack() as stack:
         slow = _watch(terms) if rank == 0 and decision.num_ranks > 1 else None
-        voice = stack.enter_context(RankHeartbeat(board, decision, rank, terms.deadline_s, SETUP_S, slow))
+        rank_heartbeat = stack.enter_context(RankHeartbeat(board, decision, rank, terms.deadline_s, SETUP_S, slow))
         meter = meter_of(where or CPU) if is_metered else None
         joins = open_transport or join
-        place = Place(rank, decision.num_ranks, store, joins, voice.activity, voice.others, voice.meet, where, meter)
+        place = Place(
+            rank,
+            decision.num_ranks,
+            store,
+            joins,
+            rank_heartbeat.activity,
+            rank_heartbeat.others,
+            rank_heartbeat.meet,
+            where,
+            meter,
+        )
         place = replace(place, spare_core=core, gives_way=gives_way)
         yield Rank(terms, place, stack)
 

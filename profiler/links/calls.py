@@ -39,7 +39,7 @@ from runtime.optim.sharding import GradientBuckets
 from runtime.sparse.halo import shared_conv
 from runtime.spatial.collectives import summed
 from runtime.spatial.exchange import PeerGroup, redistribute
-from runtime.spatial.step import LayerShard
+from runtime.spatial.layer_shard import LayerShard
 from runtime.stage.batch_norm import synchronised_batch_norm
 from runtime.transport import Transport
 from runtime.transport.small_allgather import PendingRows

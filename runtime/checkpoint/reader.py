@@ -36,7 +36,7 @@ from runtime.checkpoint.manifest import (
     read_manifest,
 )
 from runtime.checkpoint.state import MODEL, Number
-from runtime.pipeline.messages import assemble, slices
+from runtime.pipeline.routing import assemble, slices
 
 METADATA_FILE = ".metadata"
 DATA_FILE = "__0_0.distcp"

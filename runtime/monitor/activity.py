@@ -232,7 +232,7 @@ class Heartbeat:
         interval_s: float = INTERVAL_S,
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        self._board, self._rank, self._activity, self._watch = StatusStore.of(store), rank, activity, watch
+        self._status_store, self._rank, self._activity, self._watch = StatusStore.of(store), rank, activity, watch
         self.interval_s = interval_s
         self._number = 0
         self._stop = threading.Event()
@@ -259,7 +259,7 @@ class Heartbeat:
             fields = {name: getattr(now, name) for name in _SAID} | now.steps.told()
             beat = Beat(rank=self._rank, number=self._number, for_s=for_s, **fields)
             try:
-                self._board.set(_key(self._rank), json.dumps(asdict(beat)))
+                self._status_store.set(_key(self._rank), json.dumps(asdict(beat)))
             except BoardSilentError:
                 return
             except RuntimeError as error:

@@ -256,7 +256,7 @@ class RankHeartbeat:
     """Speaks from entry to exit of the context.
 
     Args:
-        board: a client of its own of the job's store.
+        status_store: a client of its own of the job's store.
         deadline_s: of a step's waits; a rank speaks a few times within it.
         setup_s: of what comes before the first step.
         slow: finds slow ranks in what all of them say, on one of them; None: another one does.
@@ -267,19 +267,19 @@ class RankHeartbeat:
 
     def __init__(
         self,
-        board: Store | StatusStore,
+        status_store: Store | StatusStore,
         decision: Decision,
         rank: int,
         deadline_s: float,
         setup_s: float,
         slow: SlowWatch | None = None,
     ) -> None:
-        self._board, self._rank, self._num_ranks = StatusStore.of(board), rank, decision.num_ranks
+        self._status_store, self._rank, self._num_ranks = StatusStore.of(status_store), rank, decision.num_ranks
         self._deadline_s = deadline_s
         self._waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
         self.activity = Activity(deadline_s=setup_s)
         watch = (lambda: None) if slow is None else partial(self._find, slow)
-        self._heartbeat = Heartbeat(self._board, rank, self.activity, min(INTERVAL_S, deadline_s / 4), watch)
+        self._heartbeat = Heartbeat(self._status_store, rank, self.activity, min(INTERVAL_S, deadline_s / 4), watch)
 
     def __enter__(self) -> RankHeartbeat:
         self.activity.begin("starting")
@@ -338,17 +338,17 @@ class RankHeartbeat:
 
     def _find(self, slow: SlowWatch) -> None:
         """Reads what all ranks say of their steps; what is found is told with the next beat."""
-        self.activity.slow += tuple(slow.note(read_board(self._board, range(self._num_ranks))))
+        self.activity.slow += tuple(slow.note(read_board(self._status_store, range(self._num_ranks))))
 
     def _reached(self, missing: Iterable[int]) -> Mapping[int, Beat]:
         """What they said last; of a store that is silent or gone, nothing."""
         try:
-            return read_board(self._board, missing)
+            return read_board(self._status_store, missing)
         except BoardSilentError:
             return {}
 
     def _look(self) -> str:
         self._heartbeat.publish()
-        beats = fresh_board(self._board, self._num_ranks, 2 * self._heartbeat.interval_s)
+        beats = fresh_board(self._status_store, self._num_ranks, 2 * self._heartbeat.interval_s)
         lines = (describe(beats, but=self._rank), self._waits.chain(self._rank, beats))
         return "\n".join(filter(None, lines))

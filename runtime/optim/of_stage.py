@@ -83,7 +83,7 @@ class Updates:
 
     Attributes:
         tied: names of the parameters that other stages use too; their gradients are summed over all these stages when
-            the step is finished (:mod:`runtime.optim.finishing`), not with the others.
+            the step is finished (:mod:`runtime.optim.gradient_sync`), not with the others.
         reduction: makes one gradient of those of the stage's ranks; None on a stage of one rank.
         optimizer: None where there is nothing to train.
         speaks_for: names of the parameters that this rank saves, or its part of them, for all ranks that have the same.

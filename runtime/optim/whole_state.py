@@ -23,7 +23,7 @@ from torch import Tensor
 from planner.ir.box import Box, volume, whole
 from planner.ir.errors import UsageError
 from runtime.checkpoint.state import Number, RankState
-from runtime.pipeline.messages import assemble
+from runtime.pipeline.routing import assemble
 from runtime.transport import Transport
 
 if TYPE_CHECKING:

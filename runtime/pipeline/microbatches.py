@@ -25,7 +25,7 @@ from torch import Tensor
 from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import UsageError
 from planner.ir.graph import SAMPLE, TensorSpec
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 
 Inputs = Mapping[str, Tensor]
 """Graph inputs by name."""

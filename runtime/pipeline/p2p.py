@@ -21,7 +21,7 @@ from torch import Tensor
 
 from planner.ir.program import Leg, Route, sent_by, taken_by
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
-from runtime.pipeline.messages import MessageSlice, Piece, Routing
+from runtime.pipeline.routing import MessageSlice, Piece, Routing
 from runtime.transport import Key, Spec, Transport
 
 FORWARD, BACKWARD = "F", "B"
@@ -78,7 +78,7 @@ class P2PMailbox:
 
     def __init__(
         self,
-        plumbing: Routing,
+        routing: Routing,
         row: Sequence[Action],
         transport: Transport,
         *,
@@ -91,7 +91,7 @@ class P2PMailbox:
         self._behind: dict[Leg, list[Action]] = {}  # by the leg that a message is named after, what else is in it
         for (rank, send, other), before in self._joined.items():
             self._behind.setdefault((rank, before[0], other), []).append(send)
-        self._plumbing, self._transport = plumbing, transport
+        self._routing, self._transport = routing, transport
         self._deadline_s, self._lookahead, self._device = deadline_s, lookahead, device
         self._moves_device = device.type != "cpu"
         self._receives = tuple(self._moved(action) for action in row if action.op in RECEIVE)
@@ -118,7 +118,7 @@ class P2PMailbox:
     def hand_out(self, kind: str, route: Route, tensors: Mapping[str, Tensor]) -> None:
         """Cuts what goes along ``route`` (a gradient goes from its destination to its source)."""
         forward = kind == FORWARD
-        wires = (self._plumbing.forward_out if forward else self._plumbing.backward_out)[route]
+        wires = (self._routing.forward_out if forward else self._routing.backward_out)[route]
         reader = route[1] if forward else route[0]
         for wire in wires:
             cut = tuple(
@@ -200,14 +200,14 @@ class P2PMailbox:
 
     def _wires(self, action: Action) -> tuple[str, Route, tuple[MessageSlice, ...]]:
         """The kind of what a send or receive moves, along which route, and its messages, those within the rank too."""
-        stage, peer, microbatch, plumbing = action.stage, action.peer or 0, action.microbatch or 0, self._plumbing
+        stage, peer, microbatch, routing = action.stage, action.peer or 0, action.microbatch or 0, self._routing
         match action.op:
             case Op.SEND_FORWARD:
-                kind, route, wires = FORWARD, (stage, peer, microbatch), plumbing.forward_out
+                kind, route, wires = FORWARD, (stage, peer, microbatch), routing.forward_out
             case Op.RECV_FORWARD:
-                kind, route, wires = FORWARD, (peer, stage, microbatch), plumbing.forward_in
+                kind, route, wires = FORWARD, (peer, stage, microbatch), routing.forward_in
             case Op.SEND_BACKWARD:
-                kind, route, wires = BACKWARD, (peer, stage, microbatch), plumbing.backward_out
+                kind, route, wires = BACKWARD, (peer, stage, microbatch), routing.backward_out
             case _:
-                kind, route, wires = BACKWARD, (stage, peer, microbatch), plumbing.backward_in
+                kind, route, wires = BACKWARD, (stage, peer, microbatch), routing.backward_in
         return kind, route, wires[route]

@@ -34,9 +34,9 @@ class SharedSites:
         self._value_of_node = value_of_node
         self._now: SiteShare | None = None
 
-    def at(self, portion: MicrobatchShard) -> None:
+    def at(self, microbatch_shard: MicrobatchShard) -> None:
         """What is run next."""
-        self._now = cast("SiteShare | None", portion.sites)
+        self._now = cast("SiteShare | None", microbatch_shard.sites)
 
     def begin(self, microbatch: int) -> None:
         """A backward needs to be told nothing."""

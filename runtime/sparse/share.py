@@ -16,7 +16,7 @@ from planner.ir.graph import SAMPLE, is_sites
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision
 from planner.layers.boundary import Boundaries
-from runtime.pipeline.messages import CPU
+from runtime.pipeline.routing import CPU
 from runtime.sparse.batch import ArrangedClouds, PreparedBatch, site_speeds
 from runtime.sparse.sampled import SampledBatch, SampledShare
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from runtime.spatial.deferred import DeferredGradients
     from runtime.spatial.empties import connected
     from runtime.spatial.exchange import PeerGroup
+    from runtime.spatial.layer_shard import groups_in
     from runtime.spatial.parameters import ParameterPart, Parts, groups_of_parameters, parts_of, sliced
     from runtime.spatial.slices import SlicePeers, of_micro_batches
-    from runtime.spatial.step import groups_in
 
 __all__ = [
     "CollectivePeerGroup",
@@ -58,7 +58,7 @@ _HOMES = {
     "SlicePeers": "slices",
     "compiled": "compiling.compiled",
     "connected": "empties",
-    "groups_in": "step",
+    "groups_in": "layer_shard",
     "groups_of_parameters": "parameters",
     "in_blocks": "blocks",
     "of_micro_batches": "slices",

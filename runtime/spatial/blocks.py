@@ -22,7 +22,7 @@ from planner.ir.box import Box, intersect, volume
 from planner.ir.graph import Graph, output_of, producer
 from planner.ir.plan import Block
 from planner.layers.division import BlockDivision, Division, ends_of
-from runtime.pipeline.messages import cuts_of, narrowed, slices
+from runtime.pipeline.routing import cuts_of, narrowed, slices
 from runtime.spatial.decompose import DividedStage
 from runtime.spatial.exchange import Exchange
 from runtime.stage.cut import StageFunction

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from runtime.spatial.step import LayerShard
+from runtime.spatial.layer_shard import LayerShard
 from runtime.transport.small_allgather import RowGather, RowTable, Tell
 
 _HALVES = (torch.float16, torch.bfloat16)

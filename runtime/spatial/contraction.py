@@ -24,7 +24,7 @@ from planner.ir.graph import TensorSpec
 from planner.layers.contraction import contraction_of
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import Arriving, Exchange
-from runtime.spatial.step import LayerShard, shape_of
+from runtime.spatial.layer_shard import LayerShard, shape_of
 
 Run = Callable[[Tensor, Tensor], Tensor]
 """(x, weight) -> the outputs of the filters in ``weight`` and the places in ``x``, from the input channels in both,

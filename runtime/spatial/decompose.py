@@ -31,9 +31,9 @@ from planner.layers.division import Division
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import PeerGroup
+from runtime.spatial.layer_shard import LayerShard, NodeCall, evaluate, group_of
 from runtime.spatial.op_rules import form
 from runtime.spatial.slices import SlicePeers
-from runtime.spatial.step import LayerShard, NodeCall, evaluate, group_of
 from runtime.stage.captured import CapturedModel, main_nodes
 from runtime.stage.cut import NUM_SAMPLES, Rule
 from runtime.stage.modes import MicrobatchShard
@@ -134,21 +134,21 @@ class DividedStage:
         self._kept: dict[int, tuple[Division, dict[tuple[str, bool, int], LayerShard]]] = {}
         self._division: Division | None = None
         self._position, self._slices = wire.position, wire if isinstance(wire, SlicePeers) else None
-        self._portions: dict[int, MicrobatchShard] = {}
+        self._microbatch_shards: dict[int, MicrobatchShard] = {}
 
     @property
     def division(self) -> Division | None:
         """Of what is run now."""
         return self._division
 
-    def at(self, portion: MicrobatchShard) -> None:
+    def at(self, microbatch_shard: MicrobatchShard) -> None:
         """What is run next."""
-        division = portion.division
+        division = microbatch_shard.division
         if division is None:
             raise ValueError("a divided stage is run with a division")
         if self._slices is not None:
-            self._slices.at(portion.of, portion.token_slice)
-            self._portions[portion.microbatch] = portion
+            self._slices.at(microbatch_shard.of, microbatch_shard.token_slice)
+            self._microbatch_shards[microbatch_shard.microbatch] = microbatch_shard
         self._position = self.wire.position
         self.enter(division)
 
@@ -167,8 +167,8 @@ class DividedStage:
     def begin(self, microbatch: int) -> None:
         """The backward of a micro-batch or slice."""
         if self._slices is not None:
-            portion = self._portions[microbatch]
-            self._slices.at(portion.of, portion.token_slice)
+            microbatch_shard = self._microbatch_shards[microbatch]
+            self._slices.at(microbatch_shard.of, microbatch_shard.token_slice)
 
     def finish(self) -> None:
         """A backward is over."""
@@ -181,7 +181,7 @@ class DividedStage:
         self.later.clear()
         if self._slices is not None:
             self._slices.clear()
-            self._portions.clear()
+            self._microbatch_shards.clear()
 
     def rule(self, inner: Rule, *, training: bool = True) -> Rule:
         """The rule that puts forms in place of operators; ``inner`` says what those are (draws, evaluation)."""

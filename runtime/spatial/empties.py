@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from planner.ir.errors import StageFailedError
-from runtime.spatial.step import LayerShard, shape_of
+from runtime.spatial.layer_shard import LayerShard, shape_of
 
 
 def connected(result: Tensor, *tensors: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Transfer, intersect, volume
-from runtime.pipeline.messages import Cuts, cuts_of, narrowed
+from runtime.pipeline.routing import Cuts, cuts_of, narrowed
 from runtime.transport import Exchanging, Pending
 
 _MOST_KEPT = 64
@@ -103,11 +103,11 @@ class _P2PMessage:
         """Room for what comes."""
         return like.new_empty(self.shape)
 
-    def unpack(self, message: Tensor) -> list[Tensor]:
+    def unpack(self, buffer: Tensor) -> list[Tensor]:
         """The pieces in ``message``."""
         if len(self.boxes) == 1:
-            return [message]
-        parts = torch.split(message, [volume(box) for box in self.boxes])
+            return [buffer]
+        parts = torch.split(buffer, [volume(box) for box in self.boxes])
         return [part.view([len(interval) for interval in box]) for part, box in zip(parts, self.boxes, strict=True)]
 
 
@@ -117,28 +117,28 @@ class P2PBatch:
 
     Attributes:
         boxes: of each piece, in order.
-        mails: the messages, one a rank.
+        messages: the messages, one a rank.
         is_plain: whether they are the pieces, in this order.
     """
 
     boxes: tuple[Box, ...]
-    mails: tuple[_P2PMessage, ...]
+    messages: tuple[_P2PMessage, ...]
     is_plain: bool
 
     @classmethod
     def of(cls, entries: Sequence[tuple[int, Box]], held: Box | None) -> P2PBatch:
         """Of pieces with the positions of the other ranks; ``held``: what they are cut out of, if they go."""
-        mails = _mails(entries, held)
-        is_plain = [entry for mail in mails for entry in mail.entries] == list(range(len(mails)))
-        return cls(tuple(box for _, box in entries), mails, is_plain)
+        messages = _messages(entries, held)
+        is_plain = [entry for message in messages for entry in message.entries] == list(range(len(messages)))
+        return cls(tuple(box for _, box in entries), messages, is_plain)
 
-    def pieces(self, messages: Iterable[Tensor]) -> Pieces:
+    def pieces(self, buffers: Iterable[Tensor]) -> Pieces:
         """The pieces of messages."""
         if self.is_plain:
-            return tuple(zip(self.boxes, messages, strict=True))
+            return tuple(zip(self.boxes, buffers, strict=True))
         by_entry: list[Tensor | None] = [None] * len(self.boxes)
-        for mail, message in zip(self.mails, messages, strict=True):
-            for entry, piece in zip(mail.entries, mail.unpack(message), strict=True):
+        for message, buffer in zip(self.messages, buffers, strict=True):
+            for entry, piece in zip(message.entries, message.unpack(buffer), strict=True):
                 by_entry[entry] = piece
         return tuple((box, piece) for box, piece in zip(self.boxes, by_entry, strict=True) if piece is not None)
 
@@ -146,10 +146,10 @@ class P2PBatch:
 class Arriving:
     """Pieces on their way."""
 
-    __slots__ = ("_buffers", "_pending", "_sent", "_way")
+    __slots__ = ("_batch", "_buffers", "_pending", "_sent")
 
-    def __init__(self, way: P2PBatch, buffers: Mapping[int, Tensor], pending: Pending | None, sent: object) -> None:
-        self._way, self._buffers, self._pending = way, buffers, pending
+    def __init__(self, batch: P2PBatch, buffers: Mapping[int, Tensor], pending: Pending | None, sent: object) -> None:
+        self._batch, self._buffers, self._pending = batch, buffers, pending
         self._sent = sent  # kept alive until the wait is over
 
     def wait(self) -> Pieces:
@@ -157,7 +157,7 @@ class Arriving:
         if self._pending is not None:
             self._pending.wait()
         self._sent = None
-        return self._way.pieces(self._buffers.values())
+        return self._batch.pieces(self._buffers.values())
 
 
 NOWAY = P2PBatch((), (), True)
@@ -221,8 +221,8 @@ class Exchange:
         """Send what others read of ``x``, which covers ``held``; the wait gives a piece for each of ``receives``."""
         if not self.receives and not self.sends:
             return _NOTHING
-        sent = {mail.position: mail.cut(x) for mail in self.outgoing.mails}
-        received = {mail.position: mail.empty(x) for mail in self.incoming.mails}
+        sent = {message.position: message.cut(x) for message in self.outgoing.messages}
+        received = {message.position: message.empty(x) for message in self.incoming.messages}
         return Arriving(self.incoming, received, self.wire.start(sent, received, self.key), sent)
 
     def start_adjoint(self, gradients: Sequence[Tensor], like: Tensor) -> Arriving:
@@ -234,8 +234,11 @@ class Exchange:
         """
         if not self.receives and not self.sends:
             return _NOTHING
-        sent = {mail.position: mail.pack([gradients[entry] for entry in mail.entries]) for mail in self.incoming.mails}
-        received = {mail.position: mail.empty(like) for mail in self.outgoing.mails}
+        sent = {
+            message.position: message.pack([gradients[entry] for entry in message.entries])
+            for message in self.incoming.messages
+        }
+        received = {message.position: message.empty(like) for message in self.outgoing.messages}
         pending = self.wire.start(sent, received, None if self.key is None else self.key | 1)
         return Arriving(self.outgoing, received, pending, sent)
 
@@ -277,11 +280,14 @@ class _Express:
         to, back = (exchange.incoming, exchange.outgoing) if is_adjoint else (exchange.outgoing, exchange.incoming)
         if not (to.is_plain and back.is_plain):
             return None
-        if max((prod(mail.shape) * like.itemsize for mail in (*to.mails, *back.mails)), default=0) > _KEPT_BYTES:
+        if (
+            max((prod(message.shape) * like.itemsize for message in (*to.messages, *back.messages)), default=0)
+            > _KEPT_BYTES
+        ):
             return None
         example = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        sent = {wire.ranks[m.position]: narrowed(example, cut) for m, cut in zip(to.mails, cuts, strict=True)}
-        received = {wire.ranks[mail.position]: mail.empty(like) for mail in back.mails}
+        sent = {wire.ranks[m.position]: narrowed(example, cut) for m, cut in zip(to.messages, cuts, strict=True)}
+        received = {wire.ranks[message.position]: message.empty(like) for message in back.messages}
         key = None if exchange.key is None else exchange.key | is_adjoint
         lanes = make(sent, received, wire.deadline_s, key)
         if lanes is None:
@@ -486,14 +492,14 @@ def moved_back(gradient: Tensor, exchange: Exchange, box: Box) -> Tensor:
     return total
 
 
-def _mails(entries: Sequence[tuple[int, Box]], held: Box | None) -> tuple[_P2PMessage, ...]:
+def _messages(entries: Sequence[tuple[int, Box]], held: Box | None) -> tuple[_P2PMessage, ...]:
     by_position: dict[int, list[int]] = {}
     for entry, (position, _) in enumerate(entries):
         by_position.setdefault(position, []).append(entry)
-    mails = []
+    messages = []
     for position, members in sorted(by_position.items()):
         boxes = tuple(entries[entry][1] for entry in members)
         cuts = () if held is None else tuple(cuts_of(box, held) for box in boxes)
         shape = tuple(map(len, boxes[0])) if len(boxes) == 1 else (sum(volume(box) for box in boxes),)
-        mails.append(_P2PMessage(position, boxes, cuts, tuple(members), shape))
-    return tuple(mails)
+        messages.append(_P2PMessage(position, boxes, cuts, tuple(members), shape))
+    return tuple(messages)

@@ -28,7 +28,7 @@ from planner.ir.plan import Decision
 from planner.layers import kind
 from planner.layers.division import Division, LayerDivision, divides
 from planner.layers.stage_rules import refused_parts, unlike_parts
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.stage.captured import CapturedModel, attribute, main_nodes
 
 _STATISTICS = "batch_norm"

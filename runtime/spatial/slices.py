@@ -22,7 +22,7 @@ from torch import Tensor
 from planner.ir.box import Box, Transfer, whole
 from planner.ir.errors import UnsupportedModelError
 from planner.layers.token_slices import TokenAxes
-from runtime.pipeline.messages import Piece, cuts_of, narrowed
+from runtime.pipeline.routing import Piece, cuts_of, narrowed
 from runtime.spatial.exchange import NOWAY, Arriving, Exchange, PeerGroup, Pieces
 from runtime.transport import Pending
 

@@ -25,7 +25,7 @@ from planner.ir.graph import SAMPLE, Graph, TensorSpec, producer
 from planner.ir.plan import Decision
 from planner.ir.program import Program
 from planner.layers.division import divides
-from runtime.pipeline.messages import CPU, dtype_of
+from runtime.pipeline.routing import CPU, dtype_of
 from runtime.spatial.parameters import parts_of
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import NUM_SAMPLES, StageFunction
@@ -51,8 +51,8 @@ class LoneStage:
     number: int
     samples: int
     functions: StageFunctions
-    draw: CounterRng
-    manner: RunConfig
+    rng: CounterRng
+    run_config: RunConfig
     received: frozenset[str]
     loss: str | None
     values: Mapping[str, Tensor]
@@ -67,16 +67,16 @@ class LoneStage:
                 _apart(self.functions.training),
                 self.received,
                 self.loss,
-                self.manner,
+                self.run_config,
                 current=self.functions.current,
                 variant=self.functions.variant,
-                draw=self.draw,
+                rng=self.rng,
                 recompute=self.functions.recompute,
             )
-            portion = MicrobatchShard(0, self.samples, 0, self.samples, self.sizes)
+            microbatch_shard = MicrobatchShard(0, self.samples, 0, self.samples, self.sizes)
             start = _now(device)
-            program.forward(portion, self.values, 1.0)
-            if self.manner.trains:
+            program.forward(microbatch_shard, self.values, 1.0)
+            if self.run_config.trains:
                 program.backward(0, self.gradients)
             return _now(device) - start
 
@@ -147,8 +147,8 @@ def _lone_stage(
     if producer(graph.loss) in layers:
         outputs[graph.loss] = None
     cut = StageCut(model, layers, tuple(outputs), device=device, recomputed=decision.stages[stage].recomputed)
-    draw, noise = CounterRng(0), torch.Generator().manual_seed(0)
-    functions = StageFunctions(cut, None, RandomNodes(model).rule(draw), contexts=[draw])
+    rng, noise = CounterRng(0), torch.Generator().manual_seed(0)
+    functions = StageFunctions(cut, None, RandomNodes(model).rule(rng), contexts=[rng])
     function, specs = functions.training, graph.values()
     values = {
         name: _repeated(example[name], graph.inputs[name], samples, graph.samples)
@@ -163,7 +163,7 @@ def _lone_stage(
         stage,
         samples,
         functions,
-        draw,
+        rng,
         RunConfig(program.trains, decision.stages[stage].recompute and program.trains, autocast=model.autocast),
         frozenset(name for name in function.inputs if name not in graph.inputs),
         graph.loss if graph.loss in function.outputs else None,

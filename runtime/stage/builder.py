@@ -121,7 +121,7 @@ class StageBuilder:
         self._decision, self._model, self._boundaries, self._stages = decision, model, boundaries, stages
         self._device = device
         self._transport, self._make_optimizer, self._deadline_s = transport, make_optimizer, deadline_s
-        self._draw = CounterRng(seed)
+        self._rng = CounterRng(seed)
         self._draws = RandomNodes(model)
         self._node_places = {node.name: place for place, node in enumerate(model.graph_module.graph.nodes)}
         self._row = decision.rows()[transport.rank]
@@ -138,7 +138,7 @@ class StageBuilder:
         """Layers that draw random numbers by micro-batch, or take statistics of one."""
         return tuple(dict.fromkeys((*self._draws.layers, *normalising_layers(self._model))))
 
-    def residents(self) -> dict[int, LocalStage]:
+    def local_stages(self) -> dict[int, LocalStage]:
         """The stages that run on this rank.
 
         Raises:
@@ -153,7 +153,7 @@ class StageBuilder:
             )
         require_micro_batches(self._decision, self._model.graph)
         rank, stages = self._transport.rank, self._decision.stages
-        return {index: self._resident(index) for index, stage in enumerate(stages) if rank in stage.ranks}
+        return {index: self._local_stage(index) for index, stage in enumerate(stages) if rank in stage.ranks}
 
     def _cut(self, stage: int, parts: spatial.Parts, passes: ShardedPasses | None) -> StageCut:
         graph, layers = self._model.graph, frozenset(self._decision.layers_of(stage))
@@ -169,15 +169,15 @@ class StageBuilder:
             self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed, passes, recomputed
         )
 
-    def _resident(self, stage: int) -> LocalStage:
+    def _local_stage(self, stage: int) -> LocalStage:
         graph, decision, transport = self._model.graph, self._decision, self._transport
         ranks = tuple(sorted(decision.stages[stage].ranks))
         add = partial(transport.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
-        divided, manner, sites = self._divided(stage), self._manner(stage), self._sites(stage)
+        divided, run_config, sites = self._divided(stage), self._run_config(stage), self._sites(stage)
         is_shared = divided is not None and not decision.token_slices
         parts = spatial.parts_of(self._model, decision, stage, transport.rank) if is_shared else {}
-        passes = self._passes(stage, manner)
-        functions = self._functions(stage, ranks, parts, manner, divided, sites, passes)
+        passes = self._passes(stage, run_config)
+        functions = self._functions(stage, ranks, parts, run_config, divided, sites, passes)
         function = functions.training
         received = tuple(name for name in function.inputs if name not in graph.inputs and not is_factor(name))
         self._check_received(stage, received)
@@ -205,7 +205,7 @@ class StageBuilder:
         if divided is not None and isinstance(updates.reduction, GradientBuckets):
             divided.later.added, updates.reduction.put_off = updates.reduction.note, divided.later.targets
         return LocalStage(
-            self._program(functions, manner, frozenset(received), loss, terms, updates, divided or sites or passes),
+            self._program(functions, run_config, frozenset(received), loss, terms, updates, divided or sites or passes),
             ranks,
             (),
             received,
@@ -222,7 +222,7 @@ class StageBuilder:
         stage: int,
         ranks: tuple[int, ...],
         parts: spatial.Parts,
-        manner: RunConfig,
+        run_config: RunConfig,
         divided: spatial.DividedStage | None,
         sites: SharedSites | None,
         passes: ShardedPasses | None,
@@ -232,12 +232,12 @@ class StageBuilder:
         functions = StageFunctions(
             self._cut(stage, parts, passes),
             partial(self._rows, stage, ranks, talks) if len(ranks) > 1 else None,
-            self._draws.rule(self._draw, max(len(ranks), self._decision.num_slices), self._places(divided)),
-            halves=bool(manner.split) and self._compiler is None,
+            self._draws.rule(self._rng, max(len(ranks), self._decision.num_slices), self._places(divided)),
+            halves=bool(run_config.split) and self._compiler is None,
             divided=divided,
             sites=sites,
             blocks=self._decision.stages[stage].blocks,
-            contexts=[each for each in (self._draw, divided or sites) if each is not None],
+            contexts=[each for each in (self._rng, divided or sites) if each is not None],
         )
         if self._compiler is not None:
             spatial.refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)
@@ -247,7 +247,10 @@ class StageBuilder:
         return functions
 
     def _rows(self, stage: int, ranks: tuple[int, ...], talks: Exchanging, node: str) -> RowGather:
-        """How ``ranks`` tell each other about a node, under a key as divided stages have (``runtime.spatial.step``)."""
+        """How ``ranks`` tell each other about a node, under a key as divided stages have.
+
+        The key is that of ``runtime.spatial.layer_shard``.
+        """
         from runtime.transport.small_allgather import RowGather  # late: a rank alone tells nobody
 
         place = self._node_places.get(node)  # of a graph inside the graph: none
@@ -308,34 +311,34 @@ class StageBuilder:
             spatial.PeerGroup(self._transport, ranks, self._deadline_s),
         )
 
-    def _passes(self, stage: int, manner: RunConfig) -> ShardedPasses | None:
+    def _passes(self, stage: int, run_config: RunConfig) -> ShardedPasses | None:
         """What follows the passes of a stage whose ranks have gradients or parameters in slices; None: they do not.
 
         Raises:
             UnsupportedModelError: nothing runs such a stage.
         """
         decision = self._decision
-        if decision.stages[stage].level < 2 or len(decision.stages[stage].ranks) < 2 or not manner.trains:
+        if decision.stages[stage].level < 2 or len(decision.stages[stage].ranks) < 2 or not run_config.trains:
             return None
         from runtime.stage.sharded_passes import ShardedPasses  # late: few plans divide so much
 
         wrong = {
-            "weight gradients are left for later (a split backward)": bool(manner.split),
-            f"schedule {decision.schedule} keeps versions of the weights": bool(manner.version_uses),
+            "weight gradients are left for later (a split backward)": bool(run_config.split),
+            f"schedule {decision.schedule} keeps versions of the weights": bool(run_config.version_uses),
             "stages are compiled (run without --compile)": self._compiler is not None,
         }
         if any(wrong.values()):
             raise refused_slices(decision, stage, [reason for reason, is_so in wrong.items() if is_so])
         return ShardedPasses(self._model, decision.layers_of(stage))
 
-    def _manner(self, stage: int) -> RunConfig:
+    def _run_config(self, stage: int) -> RunConfig:
         actions = [action for action in self._row if action.stage == stage]
         return RunConfig.of(actions, self._decision.stages[stage].recompute, self._model.autocast)
 
     def _program(
         self,
         functions: StageFunctions,
-        manner: RunConfig,
+        run_config: RunConfig,
         received: frozenset[str],
         loss: str | None,
         terms: Mapping[str, float],
@@ -346,11 +349,11 @@ class StageBuilder:
             functions.training,
             received,
             loss,
-            manner,
+            run_config,
             terms=terms,
             current=functions.current,
             variant=functions.variant,
-            draw=self._draw,
+            rng=self._rng,
             divided=divided,
             added=None if updates.reduction is None else updates.reduction.note,
             slices=None

@@ -53,7 +53,7 @@ class StageCall(NamedTuple):
         state: the attributes, in order.
     """
 
-    portion: MicrobatchShard
+    microbatch_shard: MicrobatchShard
     values: tuple[Tensor, ...]
     state: tuple[Attribute, ...]
 
@@ -84,18 +84,18 @@ class StageCalls:
 
     def run(self, call: StageCall, training: bool = True) -> dict[str, Tensor]:
         """The outputs by name."""
-        portion, values, state = call
-        is_empty = not portion.num_samples
+        microbatch_shard, values, state = call
+        is_empty = not microbatch_shard.num_samples
         function = self._functions.get((training, is_empty)) or self._function(training, is_empty)
         for each in self._contexts:
-            each.at(portion)
+            each.at(microbatch_shard)
         if self._autocast is None:
-            outputs = self._outputs(function, portion, values, state)
+            outputs = self._outputs(function, microbatch_shard, values, state)
         else:
             tensors = (each for each in (*state, *values) if isinstance(each, Tensor))
             device = next((tensor.device.type for tensor in tensors), "cpu")
             with autocast(device, self._autocast):
-                outputs = self._outputs(function, portion, values, state)
+                outputs = self._outputs(function, microbatch_shard, values, state)
         return dict(zip(function.outputs, outputs, strict=True))
 
     def run_without_gradients(self, call: StageCall, training: bool = True) -> dict[str, Tensor]:
@@ -106,14 +106,14 @@ class StageCalls:
     def _outputs(
         self,
         function: StageFunction,
-        portion: MicrobatchShard,
+        microbatch_shard: MicrobatchShard,
         values: tuple[Tensor, ...],
         state: tuple[Attribute, ...],
     ) -> Sequence[Tensor]:
         if self.examiner is None or function.traced is None:
-            return function.function(portion.num_samples, *portion.sizes, *values, *state)
-        arguments = (portion.num_samples, *portion.sizes, *values, *state)
-        return self.examiner.run(function.traced, function, portion.microbatch, arguments)
+            return function.function(microbatch_shard.num_samples, *microbatch_shard.sizes, *values, *state)
+        arguments = (microbatch_shard.num_samples, *microbatch_shard.sizes, *values, *state)
+        return self.examiner.run(function.traced, function, microbatch_shard.microbatch, arguments)
 
     def _function(self, training: bool, is_empty: bool) -> StageFunction:
         variant = self._variant

@@ -106,7 +106,7 @@ class MicrobatchShard:
 class MicrobatchContext(Protocol):
     """Something that must know what is run next."""
 
-    def at(self, portion: MicrobatchShard) -> None:
+    def at(self, microbatch_shard: MicrobatchShard) -> None:
         """A micro-batch, or a part of one."""
         ...
 

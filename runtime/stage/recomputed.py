@@ -41,11 +41,11 @@ class SpanRecompute:
 
     def __init__(self, contexts: Sequence[MicrobatchContext], current: CurrentQueue) -> None:
         self._contexts, self._current = tuple(contexts), current
-        self._portion: MicrobatchShard | None = None
+        self._microbatch_shard: MicrobatchShard | None = None
 
-    def at(self, portion: MicrobatchShard) -> None:
+    def at(self, microbatch_shard: MicrobatchShard) -> None:
         """What is run next."""
-        self._portion = portion
+        self._microbatch_shard = microbatch_shard
 
     def enclosing(self, spans: Spans) -> Callable[..., fx.Graph]:
         """Makes each of ``spans`` one call of a stage's graph that runs again by this, see :func:`enclosed`."""
@@ -53,13 +53,13 @@ class SpanRecompute:
 
     def as_now(self) -> AbstractContextManager[None]:
         """A context, to be entered later, in which a part runs as it would now."""
-        return self._as_of(self._portion, self._current.queue)
+        return self._as_of(self._microbatch_shard, self._current.queue)
 
     @contextmanager
-    def _as_of(self, portion: MicrobatchShard | None, queue: WeightGradientQueue | None) -> Iterator[None]:
-        if portion is not None:
+    def _as_of(self, microbatch_shard: MicrobatchShard | None, queue: WeightGradientQueue | None) -> Iterator[None]:
+        if microbatch_shard is not None:
             for each in self._contexts:
-                each.at(portion)
+                each.at(microbatch_shard)
         before, self._current.queue = self._current.queue, queue
         try:
             yield

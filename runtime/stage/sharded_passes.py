@@ -110,7 +110,7 @@ class ShardedPasses:
 
         return found
 
-    def at(self, portion: MicrobatchShard) -> None:
+    def at(self, microbatch_shard: MicrobatchShard) -> None:
         """A pass forward is next."""
         if self.shards is not None:
             self.shards.begin_forward()

@@ -144,7 +144,7 @@ class StageProgram:
             on all ranks but one where each has a copy of the whole term.
         current: where operators of ``function`` that can be halved leave their weight gradients; None: there are none.
         variant: the same stage in another mode.
-        draw: what layers draw by.
+        rng: what layers draw by.
         divided: how layers are divided along any dims; None: ranks share out samples.
         added: told of parameters whose ``.grad`` has been added to by other means than autograd's.
         slices: by name, what has gradients once a backward is over; None: the parameters.
@@ -160,32 +160,32 @@ class StageProgram:
         function: StageFunction,
         received: frozenset[str],
         loss: str | None,
-        manner: RunConfig | None = None,
+        run_config: RunConfig | None = None,
         *,
         terms: Mapping[str, float] = MappingProxyType({}),
         current: CurrentQueue | None = None,
         variant: Variant | None = None,
-        draw: CounterRng | None = None,
+        rng: CounterRng | None = None,
         divided: Divided | None = None,
         added: Added | None = None,
         slices: Mapping[str, Tensor] | None = None,
         recompute: MicrobatchContext | None = None,
     ) -> None:
-        manner = manner or RunConfig()
-        self._function, self._loss, self._manner = function, loss, manner
+        run_config = run_config or RunConfig()
+        self._function, self._loss, self._run_config = function, loss, run_config
         self._inputs = function.inputs
         self._received_at = tuple((place, name) for place, name in enumerate(function.inputs) if name in received)
         self._graded: Mapping[str, Tensor] = function.parameters if slices is None else slices
         seed_weights = terms if loss is None else {**terms, loss: 1.0}
         self._seeded = {name: seed_weights[name] for name in function.outputs if name in seed_weights}
-        self._current, self._draw, self._divided, self._added = current or CurrentQueue(), draw, divided, added
-        contexts = [each for each in (draw, divided, recompute) if each is not None]
-        self._calls = StageCalls(function, manner.autocast, variant, contexts)
+        self._current, self._rng, self._divided, self._added = current or CurrentQueue(), rng, divided, added
+        contexts = [each for each in (rng, divided, recompute) if each is not None]
+        self._calls = StageCalls(function, run_config.autocast, variant, contexts)
         parameters = function.parameters
         self._state = tuple(function.attributes.values())
         self._trained = tuple(index for index, name in enumerate(function.attributes) if name in parameters)
         self._written = frozenset(index for index, name in enumerate(function.attributes) if name in function.mutated)
-        self.weights = Weights(tuple(parameters.values()), manner.version_uses, added)
+        self.weights = Weights(tuple(parameters.values()), run_config.version_uses, added)
         self._is_versioned = self.weights.is_versioned
         self._held: dict[int, _Held] = {}
         self._seeds: dict[float, Tensor] = {}
@@ -216,27 +216,27 @@ class StageProgram:
         return len(self._held)
 
     def forward(
-        self, portion: MicrobatchShard, values: Mapping[str, Tensor], loss_weight: float, version: int = 0
+        self, microbatch_shard: MicrobatchShard, values: Mapping[str, Tensor], loss_weight: float, version: int = 0
     ) -> dict[str, Tensor]:
         """The outputs but the loss, detached; the loss goes to ``losses[microbatch]``.
 
         Args:
-            portion: this rank's rows of a micro-batch; there may be none.
+            microbatch_shard: this rank's rows of a micro-batch; there may be none.
             values: by name, this rank's share of each.
             loss_weight: what the loss counts for in the gradients: this rank's rows over all rows that the next update
                 counts.
             version: of the weights.
         """
-        microbatch, call = portion.microbatch, self._call(portion, values)
-        if not self._manner.trains:
+        microbatch, call = microbatch_shard.microbatch, self._call(microbatch_shard, values)
+        if not self._run_config.trains:
             return self._handed_out(microbatch, self._calls.run_without_gradients(call))
         held = _Held(self.weights.leaves(version), version, {})
-        if microbatch in self._manner.split:
+        if microbatch in self._run_config.split:
             held.left = LeftGradients(held.weights, None if self._is_versioned else self._added)
         if self._is_versioned:
-            call = StageCall(portion, call.values, self._with(held.weights))
-        if self._manner.recompute:
-            held.rerun = StageCall(portion, call.values, self._unwritten(call.state))
+            call = StageCall(microbatch_shard, call.values, self._with(held.weights))
+        if self._run_config.recompute:
+            held.rerun = StageCall(microbatch_shard, call.values, self._unwritten(call.state))
             outputs = self._calls.run_without_gradients(call)
         else:
             held.recorded, outputs = self._record(call, held.left)
@@ -289,18 +289,18 @@ class StageProgram:
         if self._calls.examiner is not None:
             self._calls.examiner.backward(microbatch, self._graded)
 
-    def evaluate(self, portion: MicrobatchShard, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def evaluate(self, microbatch_shard: MicrobatchShard, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As :meth:`forward`, in evaluation mode and on the newest weights; nothing is kept, no buffer is written.
 
         Raises:
             UnsupportedModelError: it is not known what the stage computes in evaluation mode.
         """
-        call = self._call(portion, values)
-        call = StageCall(portion, call.values, self._unwritten(call.state))
-        return self._handed_out(portion.microbatch, self._calls.run_without_gradients(call, training=False))
+        call = self._call(microbatch_shard, values)
+        call = StageCall(microbatch_shard, call.values, self._unwritten(call.state))
+        return self._handed_out(microbatch_shard.microbatch, self._calls.run_without_gradients(call, training=False))
 
     def answer(
-        self, portion: MicrobatchShard, values: Mapping[str, Tensor], *, training: bool, frozen: frozenset[str]
+        self, microbatch_shard: MicrobatchShard, values: Mapping[str, Tensor], *, training: bool, frozen: frozenset[str]
     ) -> dict[str, Tensor]:
         """As :meth:`forward`, without gradients: nothing is kept, but buffers are written, which are state of a stream.
 
@@ -308,11 +308,11 @@ class StageProgram:
             training: whether it is run in the mode that the module was captured in, else in evaluation mode.
             frozen: names of buffers that evaluation mode leaves as they are: running statistics.
         """
-        call = self._call(portion, values)
+        call = self._call(microbatch_shard, values)
         if not training:
             places = (place for place, name in enumerate(self._function.attributes) if name in frozen)
-            call = StageCall(portion, call.values, _copied(call.state, self._written & frozenset(places)))
-        return self._handed_out(portion.microbatch, self._calls.run_without_gradients(call, training))
+            call = StageCall(microbatch_shard, call.values, _copied(call.state, self._written & frozenset(places)))
+        return self._handed_out(microbatch_shard.microbatch, self._calls.run_without_gradients(call, training))
 
     def before_update(self) -> None:
         """Call before the optimiser changes the parameters."""
@@ -320,8 +320,8 @@ class StageProgram:
 
     def reset(self, step: int = 0) -> None:
         """Forget the micro-batches of the last step; the next ones are of ``step``, counted from 0."""
-        if self._draw is not None:
-            self._draw.step = step
+        if self._rng is not None:
+            self._rng.step = step
         if self._divided is not None:
             self._divided.reset()
         self._held.clear()
@@ -335,8 +335,8 @@ class StageProgram:
             seed = self._seeds[weight] = torch.full_like(loss, weight, requires_grad=False)
         return seed
 
-    def _call(self, portion: MicrobatchShard, values: Mapping[str, Tensor]) -> StageCall:
-        return StageCall(portion, tuple([values[name] for name in self._inputs]), self._state)
+    def _call(self, microbatch_shard: MicrobatchShard, values: Mapping[str, Tensor]) -> StageCall:
+        return StageCall(microbatch_shard, tuple([values[name] for name in self._inputs]), self._state)
 
     def _record(self, call: StageCall, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
         """Runs with gradients."""
@@ -346,7 +346,7 @@ class StageProgram:
                 values[index] = leaves[name] = values[index].detach().requires_grad_()
         self._current.queue = left
         try:
-            outputs = self._calls.run(StageCall(call.portion, tuple(values), call.state))
+            outputs = self._calls.run(StageCall(call.microbatch_shard, tuple(values), call.state))
         finally:
             self._current.queue = None
         roots = {

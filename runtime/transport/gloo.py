@@ -251,4 +251,4 @@ class GlooTransport(GroupCollectives, FrameMessages):
 
     def _flush(self, deadline: Deadline) -> None:
         super()._flush(deadline)
-        self._standing.flush(deadline)
+        self._persistent.flush(deadline)

@@ -246,7 +246,7 @@ class PersistentReceives:
 class _KeyedReceives:
     """Tensors on their way: where each receive stands, and the tensor that it is for."""
 
-    standing: PersistentReceives
+    persistent: PersistentReceives
     key: int
     receives: list[tuple[_Place, PostedReceive, torch.Tensor]]
     sends: list[_Sent]
@@ -255,9 +255,9 @@ class _KeyedReceives:
     def wait(self) -> None:
         deadline = Deadline(self.deadline_s)
         for place, ready, tensor in self.receives:
-            self.standing.wait(ready.work, place[0], deadline)
+            self.persistent.wait(ready.work, place[0], deadline)
             if ready.buffer is not tensor:
                 with torch.no_grad():
                     tensor.copy_(ready.buffer)
-                self.standing.post_again(place, ready.buffer)
-        self.standing.keep(self.key, self.sends, self.deadline_s)
+                self.persistent.post_again(place, ready.buffer)
+        self.persistent.keep(self.key, self.sends, self.deadline_s)

@@ -24,7 +24,7 @@ from runtime.optim.of_stage import Updates
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.sharding import GradientBuckets, ShardedParameters
 from runtime.pipeline.executor import Context, Executor, StepEnvironment
-from runtime.pipeline.messages import Routing
+from runtime.pipeline.routing import Routing
 from runtime.pipeline.specialize import Specialization
 from runtime.stage.cut import StageFunction
 from runtime.stage.local_stage import LocalStage, Share
@@ -105,27 +105,27 @@ class _Rank:
     def run(self, batch: Sequence[MicroBatch]) -> Outcome:
         boundaries, program = self.boundaries, self.program
         rows = tuple(len(each["y"]) for each in batch)
-        residents = {s: self._resident(s, rows) for s, ranks in enumerate(boundaries.ranks) if self.rank in ranks}
-        plumbing = Routing([boundaries] * len(rows), program, rows, self.rank)
+        local_stages = {s: self._local_stage(s, rows) for s, ranks in enumerate(boundaries.ranks) if self.rank in ranks}
+        routing = Routing([boundaries] * len(rows), program, rows, self.rank)
         context = Context(program, self.rank, "a thread", str)
         around = StepEnvironment(self.transport, context, DEADLINE_S, Activity(), self.options.lookahead)
-        executor = Executor(Specialization(rows, program, plumbing, residents), around)
+        executor = Executor(Specialization(rows, program, routing, local_stages), around)
         losses = []
         for step in range(self.options.steps):
             executor.prepare(step, step, batch)
             executor.run()
             assert executor.num_left == 0
             assert self.transport.num_buffers() == (0, 0)
-            assert not any(resident.program.num_held for resident in residents.values())
-            losses.append(sum(resident.loss() for resident in residents.values()) / sum(rows))
+            assert not any(local_stage.program.num_held for local_stage in local_stages.values())
+            losses.append(sum(local_stage.loss() for local_stage in local_stages.values()) / sum(rows))
         weights = {
             name: parameter.detach()
-            for resident in residents.values()
-            for name, parameter in resident.parameters.items()
+            for local_stage in local_stages.values()
+            for name, parameter in local_stage.parameters.items()
         }
         return Outcome(tuple(losses), weights)
 
-    def _resident(self, stage: int, rows: tuple[int, ...]) -> LocalStage:
+    def _local_stage(self, stage: int, rows: tuple[int, ...]) -> LocalStage:
         boundaries, graph, ranks = self.boundaries, self.boundaries.graph, self.boundaries.ranks[stage]
         mine = [layer for layer in graph.layers if boundaries.stage_of[layer.name] == stage]
         made = {layer.name for layer in mine}

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import Box, Interval
-from runtime.pipeline.messages import Cuts, narrowed
+from runtime.pipeline.routing import Cuts, narrowed
 from runtime.spatial.contraction import contract, sharing_of
 from runtime.spatial.convolution.overlapped import LocalConv, Put, halo_conv
 from runtime.spatial.convolution.terms import ConvWindow, FilterSegment, TermCall, main_term, segments, spread
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import Exchange, redistribute
-from runtime.spatial.step import LayerShard
+from runtime.spatial.layer_shard import LayerShard
 
 
 @dataclass(frozen=True, slots=True, eq=False)

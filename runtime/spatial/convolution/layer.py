@@ -17,7 +17,7 @@ from cuda_ops.dense.conv_kernels import NATIVE, kernel_for
 from planner.ir.box import Box, Interval
 from planner.layers import kind
 from planner.layers.backward_halo import backward_halo
-from runtime.pipeline.messages import Cuts, narrowed
+from runtime.pipeline.routing import Cuts, narrowed
 from runtime.spatial.convolution.gathered import gathered_conv, shared_conv
 from runtime.spatial.convolution.overlapped import (
     ConvPart,
@@ -33,7 +33,7 @@ from runtime.spatial.convolution.overlapped import (
 )
 from runtime.spatial.convolution.terms import ConvWindow, TermCall, piece_term
 from runtime.spatial.exchange import Exchange
-from runtime.spatial.step import LayerShard
+from runtime.spatial.layer_shard import LayerShard
 
 Mode = Literal["linear", "blocking"]
 FormOf = Callable[["ConvPart", "Exchange"], "LocalForm | None"]

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import Box
-from runtime.pipeline.messages import Cuts, cuts_of
+from runtime.pipeline.routing import Cuts, cuts_of
 from runtime.spatial.convolution.terms import LEADING, ConvWindow, Term, TermCall, main_term, piece_term
 from runtime.spatial.exchange import Arriving, Exchange, Pieces
 

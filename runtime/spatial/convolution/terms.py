@@ -34,7 +34,7 @@ from torch import Tensor
 
 from cuda_ops.dense.conv_kernels import NATIVE, ConvKernel, Gradients, Mask, Options, kernel_for
 from planner.ir.box import Box, Interval
-from runtime.pipeline.messages import Cuts, narrowed
+from runtime.pipeline.routing import Cuts, narrowed
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from planner.ir.box import Interval
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.collectives import sum_dtype, summed
 from runtime.spatial.convolution.layer import convolve
 from runtime.spatial.empties import connected, empty_like_done
+from runtime.spatial.layer_shard import LayerShard, gathered, global_places, shape_of
 from runtime.spatial.op_rules.generic import operator_of
-from runtime.spatial.step import LayerShard, gathered, global_places, shape_of
 
 _AVERAGE_POOLS = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 _MAX_POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)

@@ -17,8 +17,8 @@ from planner.ir.box import Box, Interval, whole
 from planner.ir.graph import SAMPLE
 from planner.layers.data_movement import regrouped
 from runtime.spatial.empties import connected, connected_to_all, empty_like_done
+from runtime.spatial.layer_shard import LayerShard, gathered, picked, shape_of, within
 from runtime.spatial.op_rules.generic import operator_of, run_whole_samples, whole_samples
-from runtime.spatial.step import LayerShard, gathered, picked, shape_of, within
 
 _PERMUTATIONS = frozenset({"movedim", "permute", "swapaxes", "swapdims", "t", "transpose"})
 """Operators that put dims in another order; they take no sizes."""

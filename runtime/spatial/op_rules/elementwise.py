@@ -15,8 +15,8 @@ from planner.layers import kind
 from planner.layers.elementwise import ELEMENTS, PLACES, has_classes_apart
 from runtime.spatial.collectives import rows_among, start_sum, summed
 from runtime.spatial.empties import connected, connected_to_all, empty_like_done, tensors_in
+from runtime.spatial.layer_shard import LayerShard, along, broadcast_part, gathered, within
 from runtime.spatial.op_rules.generic import operator_of
-from runtime.spatial.step import LayerShard, along, broadcast_part, gathered, within
 from runtime.stage.sample_weights import weight_of_targets
 from runtime.transport.small_allgather import Tell
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from planner.ir.box import Box, whole
 from planner.ir.graph import SAMPLE, TensorSpec
 from runtime.spatial.empties import connected_to_all, empty_like_done
-from runtime.spatial.step import LayerShard, gathered, within
+from runtime.spatial.layer_shard import LayerShard, gathered, within
 
 
 def run_on_reads(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.collectives import rows_of
 from runtime.spatial.empties import connected, empty_like_done
-from runtime.spatial.step import LayerShard, along, gathered, shape_of, within
+from runtime.spatial.layer_shard import LayerShard, along, gathered, shape_of, within
 from runtime.stage.batch_norm import Counted, synchronised_batch_norm
 
 _CHANNEL = 1

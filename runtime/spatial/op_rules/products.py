@@ -12,8 +12,8 @@ from torch import Tensor
 from planner.ir.box import Box, Interval
 from runtime.spatial.contraction import contract
 from runtime.spatial.empties import empty_like_done
+from runtime.spatial.layer_shard import LayerShard, along, broadcast_part, gathered, picked
 from runtime.spatial.op_rules.generic import run_on_reads
-from runtime.spatial.step import LayerShard, along, broadcast_part, gathered, picked
 
 _HEAD_DIM = -3
 

@@ -33,7 +33,7 @@ from cuda_ops.dense.evaluation import is_random
 from cuda_ops.device import driver
 from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import StageFailedError
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.stage.captured import CapturedModel, makers
 from runtime.stage.cut import Rule
 from runtime.stage.modes import MicrobatchShard
@@ -148,10 +148,10 @@ class CounterRng:
     total: int = 0
     _generators: dict[torch.device, torch.Generator] = field(default_factory=dict, init=False, repr=False)
 
-    def at(self, portion: MicrobatchShard) -> None:
+    def at(self, microbatch_shard: MicrobatchShard) -> None:
         """What is run next."""
-        self.microbatch, self.total = portion.of, portion.total
-        self.start, self.count = portion.start, portion.num_samples
+        self.microbatch, self.total = microbatch_shard.of, microbatch_shard.total
+        self.start, self.count = microbatch_shard.start, microbatch_shard.num_samples
 
     def key(self, name: str, index: int = 0, first: int = 0) -> int:
         """64 bits for the draw ``index`` of the node ``name``, of the rows from ``first`` on."""
@@ -176,7 +176,7 @@ class NodeStream:
         place: in a divided stage, which part of the numbers this rank has now; None: all of its rows.
     """
 
-    draw: CounterRng
+    rng: CounterRng
     node: str
     dim: int | None
     place: Callable[[], DrawnPart] | None = None
@@ -200,8 +200,8 @@ class NodeStream:
             index: of the draw, where a node draws more than once.
             num_dims: the dims behind these are 1.
         """
-        draw, dim = self.draw, self.dim
-        start, count, total = draw.start, draw.count, draw.total
+        rng, dim = self.rng, self.dim
+        start, count, total = rng.start, rng.count, rng.total
         if self.place is not None:
             place = self.place()
             if place.box is not None:
@@ -234,14 +234,14 @@ class NodeStream:
         return numbers
 
     def _generator(self, device: torch.device, index: int, first: int = 0) -> torch.Generator:
-        return self.draw.generator(device, self.draw.key(self.node, index, first))
+        return self.rng.generator(device, self.rng.key(self.node, index, first))
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """``function`` on the process's own generator, which is put back afterwards."""
         generator = _default_generator(args, kwargs)
         with _DEFAULT_GENERATOR:
             state = generator.get_state()
-            generator.manual_seed(self.draw.key(self.node))
+            generator.manual_seed(self.rng.key(self.node))
             try:
                 return function(*args, **kwargs)
             finally:
@@ -262,8 +262,8 @@ class RandomNodes:
         self._main = frozenset(node.name for node in makers(model).values())
         self.layers = tuple(dict.fromkeys(model.layer_of_node[node.name] for node in nodes if is_random(node)))
 
-    def rule(self, draw: CounterRng, num_ranks: int = 1, places: DrawnParts | None = None) -> Rule:
-        """The rule that makes the nodes of a stage on ``num_ranks`` ranks draw by ``draw``.
+    def rule(self, rng: CounterRng, num_ranks: int = 1, places: DrawnParts | None = None) -> Rule:
+        """The rule that makes the nodes of a stage on ``num_ranks`` ranks draw by ``rng``.
 
         Args:
             places: of a divided stage; None: its ranks share rows.
@@ -281,15 +281,15 @@ class RandomNodes:
                 raise cannot_share(layer, f"its numbers cannot be drawn in parts ({node.target})")
             parts = num_ranks if places is None else places.parts_of_samples(layer)
             place = None if places is None else partial(places.place, layer, node.name in self._main)
-            noise = NodeStream(draw, node.name, self._dims.of(node, layer, parts), place)
+            noise = NodeStream(rng, node.name, self._dims.of(node, layer, parts), place)
             target: Any = node.target
             return partial(noise.run, target) if drawn is None else partial(drawn, noise)
 
         return rule
 
-    def noise(self, node: fx.Node, draw: CounterRng) -> NodeStream:
+    def noise(self, node: fx.Node, rng: CounterRng) -> NodeStream:
         """Where the numbers of ``node`` come from on one device."""
-        return NodeStream(draw, node.name, self._dims.of(node, self._layer_of_node.get(node.name, node.name), 1))
+        return NodeStream(rng, node.name, self._dims.of(node, self._layer_of_node.get(node.name, node.name), 1))
 
 
 def _default_generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:

@@ -70,14 +70,14 @@ class Answers:
         in_parts: whether the numbers of several micro-batches can be those of one call: all are drawn by sample.
     """
 
-    def __init__(self, model: CapturedModel, draw: CounterRng) -> None:
+    def __init__(self, model: CapturedModel, rng: CounterRng) -> None:
         draws = RandomNodes(model)
-        self._draw = draw
+        self._rng = rng
         self._expected = [
             each
             for node in model.graph_module.graph.nodes
             if is_random(node)
-            for each in _calls(node, draws.noise(node, draw))
+            for each in _calls(node, draws.noise(node, rng))
         ]
         self.in_parts = all(each.noise.dim is not None and each.node.target in OPERATORS for each in self._expected)
 
@@ -91,8 +91,8 @@ class Answers:
         Raises:
             UnlikeDrawsError: it does not draw as the graph does.
         """
-        portions = [MicrobatchShard(first + number, count, 0, count) for number, count in enumerate(rows)]
-        answering = _Answering(self._expected, self._draw, portions)
+        microbatch_shards = [MicrobatchShard(first + number, count, 0, count) for number, count in enumerate(rows)]
+        answering = _Answering(self._expected, self._rng, microbatch_shards)
         with ExitStack() as stack:
             if self._expected:  # fused kernels draw where nobody can answer them
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -109,9 +109,11 @@ class Answers:
 
 
 class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__ has no types
-    def __init__(self, expected: Sequence[_Expected], draw: CounterRng, portions: Sequence[MicrobatchShard]) -> None:
+    def __init__(
+        self, expected: Sequence[_Expected], rng: CounterRng, microbatch_shards: Sequence[MicrobatchShard]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's constructor has no types
-        self._expected, self._draw, self._portions, self._count = expected, draw, portions, 0
+        self._expected, self._rng, self._microbatch_shards, self._count = expected, rng, microbatch_shards, 0
 
     def require_all(self) -> None:
         if self._count < len(self._expected):
@@ -137,7 +139,7 @@ class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         return self._answer(expected, func, name, args, kwargs)
 
     def _answer(self, expected: _Expected, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        noise = _Joined(expected.noise, self._draw, self._portions, expected)
+        noise = _Joined(expected.noise, self._rng, self._microbatch_shards, expected)
         operator = OPERATORS.get(expected.node.target)
         if name == "bernoulli_" and operator is not None and _packet(expected.node) is not _ATEN.bernoulli:
             kept: Tensor = args[0]
@@ -150,7 +152,7 @@ class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         if name == "rrelu_with_noise":
             return _rrelu(noise, *args, **kwargs)
         if operator is None:
-            self._draw.at(self._portions[0])
+            self._rng.at(self._microbatch_shards[0])
             return expected.noise.run(func, *args, **kwargs)
         numbers = operator(noise, *args, **kwargs)
         return args[0].copy_(numbers) if name.endswith("_") else numbers
@@ -161,8 +163,8 @@ class _Joined:
     """The numbers of several micro-batches, one after another along the samples."""
 
     noise: NodeStream
-    draw: CounterRng
-    portions: Sequence[MicrobatchShard]
+    rng: CounterRng
+    microbatch_shards: Sequence[MicrobatchShard]
     expected: _Expected
 
     def fill(
@@ -178,13 +180,13 @@ class _Joined:
         expected, dim = self.expected, self.noise.dim
         if expected.is_transposed:
             shape = (shape[1], shape[0], *shape[2:])
-        rows = [portion.num_samples for portion in self.portions]
+        rows = [microbatch_shard.num_samples for microbatch_shard in self.microbatch_shards]
         parts = []
-        for portion in self.portions:
-            self.draw.at(portion)
+        for microbatch_shard in self.microbatch_shards:
+            self.rng.at(microbatch_shard)
             part = list(shape)
             if dim is not None:
-                part[dim] = shape[dim] * portion.num_samples // sum(rows)
+                part[dim] = shape[dim] * microbatch_shard.num_samples // sum(rows)
             parts.append(
                 self.noise.fill(
                     tuple(part),

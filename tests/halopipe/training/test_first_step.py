@@ -38,7 +38,7 @@ from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from runtime.monitor.activity import Activity
-from runtime.optim.finishing import GradientSync
+from runtime.optim.gradient_sync import GradientSync
 from tests.captures import capture
 from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
@@ -179,9 +179,9 @@ def test_a_mistake_shows_where_a_lower_precision_rounds(tmp_path: Path, monkeypa
     honest = GradientSync.run
 
     def scaling(self: GradientSync) -> Any:
-        for resident in self._residents.values():
-            if "first.weight" in resident.parameters:
-                resident.parameters["first.weight"].grad.mul_(1.001)
+        for local_stage in self._local_stages.values():
+            if "first.weight" in local_stage.parameters:
+                local_stage.parameters["first.weight"].grad.mul_(1.001)
         return honest(self)
 
     monkeypatch.setattr(GradientSync, "run", scaling)
@@ -328,9 +328,9 @@ def test_what_the_plan_does_wrong_is_named_by_the_layer_nearest_to_the_loss(
     honest = GradientSync.run
 
     def doubling(self: GradientSync) -> Any:
-        for resident in self._residents.values():
-            if "first.weight" in resident.parameters:
-                resident.parameters["first.weight"].grad.mul_(2)
+        for local_stage in self._local_stages.values():
+            if "first.weight" in local_stage.parameters:
+                local_stage.parameters["first.weight"].grad.mul_(2)
         return honest(self)
 
     monkeypatch.setattr(GradientSync, "run", doubling)

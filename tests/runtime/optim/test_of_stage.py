@@ -73,7 +73,7 @@ def test_a_rank_with_two_of_its_stages_keeps_one_copy_and_one_state() -> None:
     model, captured = network()
     decision = decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS["first and last stage on one rank"])
     engines, _ = run_ranks(model, decision, [])
-    first, last = engines[0]._residents[0], engines[0]._residents[2]
+    first, last = engines[0]._local_stages[0], engines[0]._local_stages[2]
     assert first.parameters["token.weight"] is last.parameters["token.weight"]
     assert "token.weight" in first.optimizer.tensors
     assert "token.weight" not in last.optimizer.tensors

@@ -21,10 +21,10 @@ from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
 from profiler.capture.kinds import arguments_of, kind_of
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.exchange import PeerGroup
+from runtime.spatial.layer_shard import LayerShard
 from runtime.spatial.op_rules import form
-from runtime.spatial.step import LayerShard
 
 Tensors = Sequence[Tensor]
 

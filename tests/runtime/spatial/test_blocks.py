@@ -18,7 +18,7 @@ from planner.ir.plan import Block, Decision
 from planner.layers.division import Division
 from planner.layers.tiling import block_faults
 from runtime.engine import EvaluationResult
-from runtime.pipeline.messages import assemble
+from runtime.pipeline.routing import assemble
 from tests.runtime.divided import at_random, divided
 from tests.runtime.engines import Network, network_of, on_engines
 

@@ -18,11 +18,11 @@ from planner.ir.layout import Layout
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision, layer_division
 from planner.layers.sized import SizedLayer
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.contraction import contract
 from runtime.spatial.exchange import PeerGroup
+from runtime.spatial.layer_shard import LayerShard
 from runtime.spatial.op_rules.products import run_embedding, run_linear
-from runtime.spatial.step import LayerShard
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 

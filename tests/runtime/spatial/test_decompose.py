@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from planner.ir.box import Interval, whole
 from planner.ir.plan import Placement
 from runtime.spatial.decompose import DrawnPlaces, place_of
-from runtime.spatial.step import LayerShard
+from runtime.spatial.layer_shard import LayerShard
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random import streams
 from runtime.stage.random.layers import OPERATORS

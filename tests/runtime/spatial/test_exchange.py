@@ -15,7 +15,7 @@ from torch import Tensor
 from planner.ir.box import Box, Interval, Transfer, intersect, subtract, transfers, volume, whole
 from planner.ir.graph import TensorSpec
 from planner.ir.layout import Layout, cut_points
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
 from runtime.transport import InProcessTransport, SharedMemoryTransport
 from runtime.transport.segments import SharedSegments

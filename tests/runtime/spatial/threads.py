@@ -17,11 +17,11 @@ from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
 from profiler.capture.kinds import kind_of
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup
+from runtime.spatial.layer_shard import LayerShard, group_of
 from runtime.spatial.op_rules import form
-from runtime.spatial.step import LayerShard, group_of
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 

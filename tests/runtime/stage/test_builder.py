@@ -219,10 +219,10 @@ def test_a_rank_keeps_alive_nothing_of_other_stages() -> None:
     model, captured = copy.deepcopy(network())
     alive = weakref.ref(model.module.last.weight), weakref.ref(captured.graph_module)
     decision = decide(captured.graph, ["group"], MICRO_BATCHES, [(0, 1), (2,)], [(3, 1), (1,)])
-    residents = builder(decision, captured).residents()
+    local_stages = builder(decision, captured).local_stages()
     del model, captured
     gc.collect()
-    assert list(residents) == [0]
+    assert list(local_stages) == [0]
     assert alive[0]() is None
     assert alive[1]() is None
 
@@ -246,15 +246,15 @@ def test_what_cannot_be_evaluated_can_be_trained_and_says_so_when_it_is_evaluate
     captured = capture(load_model(ModelSource(f"{__name__}:noisy", {}, (4, 4), "float64")))
     decision = decide(captured.graph, ["last"], (2, 2))
     alive = weakref.ref(captured.graph_module)
-    (resident,) = builder(decision, captured).residents().values()
+    (local_stage,) = builder(decision, captured).local_stages().values()
     del captured
     gc.collect()
     assert alive() is None
     values = {"inputs": torch.ones(2, 4, dtype=torch.float64)}
-    portion = MicrobatchShard(0, 2, 0, 2)
-    resident.program.forward(portion, values, 1.0)
+    microbatch_shard = MicrobatchShard(0, 2, 0, 2)
+    local_stage.program.forward(microbatch_shard, values, 1.0)
     with pytest.raises(UnsupportedModelError, match="randn_like"):
-        resident.program.evaluate(portion, values)
+        local_stage.program.evaluate(microbatch_shard, values)
 
 
 @pytest.mark.parametrize("name", ["pipedream", "pipedream-2bw"])
@@ -269,11 +269,11 @@ def test_only_the_program_says_what_a_stage_keeps() -> None:
     """Forward passes alone hold nothing, whatever else is asked for."""
     _, captured = network()
     decision = recomputing(decide(captured.graph, ["group"], MICRO_BATCHES, schedule="forward"))
-    (resident,) = builder(decision, captured).residents().values()
+    (local_stage,) = builder(decision, captured).local_stages().values()
     x = torch.randn(2, 2, 4, 4, dtype=torch.float64)
-    outputs = resident.program.forward(MicrobatchShard(0, 2, 0, 2), {"inputs": x}, 1.0)
+    outputs = local_stage.program.forward(MicrobatchShard(0, 2, 0, 2), {"inputs": x}, 1.0)
     assert not any(output.requires_grad for output in outputs.values())
-    assert resident.program.num_held == 0
+    assert local_stage.program.num_held == 0
 
 
 class Noting(InProcessTransport):

@@ -23,10 +23,10 @@ class Heard:
     """What an ``SpanRecompute`` tells, in order."""
 
     def __init__(self) -> None:
-        self.portions: list[MicrobatchShard] = []
+        self.microbatch_shards: list[MicrobatchShard] = []
 
-    def at(self, portion: MicrobatchShard) -> None:
-        self.portions.append(portion)
+    def at(self, microbatch_shard: MicrobatchShard) -> None:
+        self.microbatch_shards.append(microbatch_shard)
 
 
 def traced(function: Callable[..., object]) -> fx.Graph:
@@ -82,10 +82,10 @@ def test_a_span_runs_again_once_of_its_own_micro_batch_and_keeps_nothing_between
     (y,) = run(found, x)
     gc.collect()
     assert made[0]() is None, "what the span made is dropped"
-    assert not heard.portions
+    assert not heard.microbatch_shards
     y.sum().backward()
     assert calls == ["sin", "sin"]
-    assert heard.portions == [PORTION]
+    assert heard.microbatch_shards == [PORTION]
     z = x.detach().clone().requires_grad_()
     torch.tanh(torch.exp(torch.sin(torch.exp(z)))).sum().backward()
     assert torch.equal(x.grad, z.grad)

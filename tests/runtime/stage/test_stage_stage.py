@@ -16,7 +16,7 @@ F64 = torch.float64
 ONE_ROW = [MicrobatchShard(microbatch, 1, 0, 1) for microbatch in range(3)]
 
 
-def program(loss: bool = False, manner: RunConfig | None = None) -> tuple[StageProgram, nn.Parameter]:
+def program(loss: bool = False, run_config: RunConfig | None = None) -> tuple[StageProgram, nn.Parameter]:
     """y = w x + c and z = 2 x with received x, an integer c; the loss is the mean of w x."""
     weight = nn.Parameter(torch.tensor([2.0, 3.0], dtype=F64))
 
@@ -25,7 +25,7 @@ def program(loss: bool = False, manner: RunConfig | None = None) -> tuple[StageP
 
     outputs = ("loss",) if loss else ("y", "z")
     stage = StageFunction(function, ("x", "c"), outputs, {"w": weight}, frozenset())
-    return StageProgram(stage, frozenset({"x", "c"}), "loss" if loss else None, manner), weight
+    return StageProgram(stage, frozenset({"x", "c"}), "loss" if loss else None, run_config), weight
 
 
 X = {"x": torch.tensor([[1.0, 2.0]], dtype=F64), "c": torch.tensor([[1, 1]])}
@@ -41,7 +41,7 @@ def test_forward_hands_out_values_without_history() -> None:
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_backward_of_one_output_or_both(recompute: bool) -> None:
-    stage, weight = program(manner=RunConfig(recompute=recompute))
+    stage, weight = program(run_config=RunConfig(recompute=recompute))
     stage.forward(ONE_ROW[0], X, 1.0)
     stage.forward(ONE_ROW[1], X, 1.0)
     assert stage.backward(1, {"y": GY, "z": GZ})["x"].tolist() == [[202, 230]]
@@ -67,7 +67,7 @@ def test_a_gradient_that_is_a_part_of_a_larger_one_does_not_keep_that() -> None:
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_no_gradient_at_all_gives_zeros(recompute: bool) -> None:
-    stage, weight = program(manner=RunConfig(recompute=recompute))
+    stage, weight = program(run_config=RunConfig(recompute=recompute))
     stage.forward(ONE_ROW[0], X, 1.0)
     assert stage.backward(0, {})["x"].tolist() == [[0, 0]]
     assert weight.grad is None
@@ -76,7 +76,7 @@ def test_no_gradient_at_all_gives_zeros(recompute: bool) -> None:
 
 def test_the_two_halves_make_the_whole() -> None:
     whole, expected = program()
-    split, weight = program(manner=RunConfig(split=frozenset({0, 1})))
+    split, weight = program(run_config=RunConfig(split=frozenset({0, 1})))
     for stage in (whole, split):
         stage.forward(ONE_ROW[0], X, 1.0)
         stage.forward(ONE_ROW[1], X, 1.0)
@@ -90,7 +90,7 @@ def test_the_two_halves_make_the_whole() -> None:
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_loss_is_kept_by_micro_batch_and_weighted(recompute: bool) -> None:
-    stage, weight = program(loss=True, manner=RunConfig(recompute=recompute))
+    stage, weight = program(loss=True, run_config=RunConfig(recompute=recompute))
     for microbatch, share in ((1, 0.25), (0, 0.75)):
         assert stage.forward(ONE_ROW[microbatch], X, share) == {}
         stage.backward(microbatch, {})
@@ -107,7 +107,7 @@ def test_a_micro_batch_is_forgotten_after_its_backward() -> None:
 
 
 def test_a_second_backward_for_the_input_is_refused() -> None:
-    stage, _ = program(manner=RunConfig(split=frozenset({0})))
+    stage, _ = program(run_config=RunConfig(split=frozenset({0})))
     stage.forward(ONE_ROW[0], X, 1.0)
     stage.backward_input(0, {"y": GY})
     with pytest.raises(KeyError, match="micro-batch 0"):
@@ -115,7 +115,7 @@ def test_a_second_backward_for_the_input_is_refused() -> None:
 
 
 def test_forward_alone_keeps_nothing() -> None:
-    stage, _ = program(manner=RunConfig(trains=False))
+    stage, _ = program(run_config=RunConfig(trains=False))
     x = X["x"].clone()
     alive = weakref.ref(x)
     assert stage.forward(ONE_ROW[0], {"x": x, "c": X["c"]}, 1.0)["y"].tolist() == [[3, 7]]
@@ -124,7 +124,7 @@ def test_forward_alone_keeps_nothing() -> None:
     assert stage.num_held == 0
 
 
-def watched(manner: RunConfig) -> tuple[StageProgram, list[weakref.ref]]:
+def watched(run_config: RunConfig) -> tuple[StageProgram, list[weakref.ref]]:
     """y = w sin(exp(x)), and what lives of each run's exp(x), which the backward of sin needs."""
     weight = nn.Parameter(torch.tensor(2.0, dtype=F64))
     made: list[weakref.ref] = []
@@ -135,7 +135,7 @@ def watched(manner: RunConfig) -> tuple[StageProgram, list[weakref.ref]]:
         return (w * inside.sin(),)
 
     stage = StageFunction(function, ("x",), ("y",), {"w": weight}, frozenset())
-    return StageProgram(stage, frozenset({"x"}), None, manner), made
+    return StageProgram(stage, frozenset({"x"}), None, run_config), made
 
 
 @pytest.mark.parametrize("halves", [False, True])
@@ -199,7 +199,7 @@ def test_values_of_any_kind_pass_through() -> None:
     assert weight.grad.tolist() == [1, 20]
 
 
-def counting(manner: RunConfig) -> tuple[StageProgram, Tensor]:
+def counting(run_config: RunConfig) -> tuple[StageProgram, Tensor]:
     """y = w x n, after n, a buffer, has been raised by one."""
     weight, count = nn.Parameter(torch.ones(2, dtype=F64)), torch.zeros((), dtype=F64)
 
@@ -207,7 +207,7 @@ def counting(manner: RunConfig) -> tuple[StageProgram, Tensor]:
         return (w * x * n.add_(1).clone(),)
 
     stage = StageFunction(function, ("x",), ("y",), {"w": weight, "n": count}, frozenset({"n"}))
-    return StageProgram(stage, frozenset({"x"}), None, manner), count
+    return StageProgram(stage, frozenset({"x"}), None, run_config), count
 
 
 def test_recompute_writes_no_buffer_twice_and_sees_it_as_forward_did() -> None:
@@ -238,18 +238,18 @@ def test_sizes_are_given_in_order_and_what_runs_is_told_before_each_run() -> Non
     told: list[MicrobatchShard] = []
 
     class Noted(CounterRng):
-        def at(self, portion: MicrobatchShard) -> None:
-            told.append(portion)
+        def at(self, microbatch_shard: MicrobatchShard) -> None:
+            told.append(microbatch_shard)
 
     stage = StageFunction(function, ("x",), ("y",), {}, frozenset(), ("time", "points"))
     draw = Noted(7)
-    runs = StageProgram(stage, frozenset({"x"}), None, RunConfig(recompute=True), draw=draw)
+    runs = StageProgram(stage, frozenset({"x"}), None, RunConfig(recompute=True), rng=draw)
     assert runs.sizes == ("time", "points")
     runs.reset(step=3)
-    portion = MicrobatchShard(0, 1, 2, 5, (10, 7))
-    assert runs.forward(portion, X, 1.0)["y"].tolist() == [[17, 27]]
+    microbatch_shard = MicrobatchShard(0, 1, 2, 5, (10, 7))
+    assert runs.forward(microbatch_shard, X, 1.0)["y"].tolist() == [[17, 27]]
     assert runs.backward(0, {"y": GY})["x"].tolist() == [[10, 100]]
-    assert told == [portion] * 2
+    assert told == [microbatch_shard] * 2
     assert draw.step == 3
 
 

@@ -11,8 +11,8 @@ import runtime.transport.gloo as peer_module
 from planner.ir.box import whole
 from planner.ir.program import Message, Part, Program
 from planner.ir.schedule import Action, Edge, StageGraph
-from runtime.pipeline.messages import MessageSlice
 from runtime.pipeline.p2p import FORWARD, P2PMailbox
+from runtime.pipeline.routing import MessageSlice
 from runtime.transport.base import Deadline
 from runtime.transport.gloo import Peer
 

@@ -20,7 +20,7 @@ from planner.ir.plan import Placement
 from planner.layers.division import Division
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.compiling.collective import CollectivePeerGroup, open_collectives
 from runtime.spatial.compiling.compiled import compiled, refuse_draws
 from runtime.spatial.decompose import DividedStage

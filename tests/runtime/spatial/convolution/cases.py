@@ -16,7 +16,7 @@ from planner.ir.graph import Layer, TensorSpec
 from planner.ir.layout import Layout
 from planner.layers import kind
 from planner.layers.division import grown
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.convolution.overlapped import ConvPart
 from runtime.spatial.convolution.terms import ConvWindow
 

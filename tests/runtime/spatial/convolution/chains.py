@@ -14,11 +14,11 @@ from planner.ir.box import whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.convolution.layer import HaloSettings, convolve
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup
-from runtime.spatial.step import LayerShard
+from runtime.spatial.layer_shard import LayerShard
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 

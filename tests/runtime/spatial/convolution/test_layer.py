@@ -15,10 +15,10 @@ from planner.ir.box import volume, whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.convolution.layer import HaloSettings, Mode, convolve
 from runtime.spatial.exchange import Exchange, PeerGroup
-from runtime.spatial.step import LayerShard
+from runtime.spatial.layer_shard import LayerShard
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 from tests.runtime.spatial.convolution.chains import Chain, Conv, Cuts, check, close, images, part_of, random_chain, run

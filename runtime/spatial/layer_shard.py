@@ -33,7 +33,7 @@ from planner.ir.graph import Graph, Layer, producer
 from planner.ir.plan import Decision
 from planner.layers import kind
 from planner.layers.division import Division, LayerDivision, divides
-from runtime.pipeline.messages import cuts_of, narrowed
+from runtime.pipeline.routing import cuts_of, narrowed
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
 from runtime.transport.base import exchange_key
