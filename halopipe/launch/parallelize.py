@@ -64,7 +64,7 @@ from runtime.monitor.waits import Waits
 from runtime.monitor.watch import LOOPBACK, SETUP_S, host_store, join_store, run_workers
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
-from runtime.optim.whole_state import Given
+from runtime.optim.whole_state import WholeState
 
 SERVE = "halopipe.launch.worker:serve"
 _PLAN = "script/plan"
@@ -243,7 +243,7 @@ class Parallel:
         except UsageError as error:  # one of the user's own, that keeps what only its process can have
             self._followed.leave_with_ranks(f"{error.title}: {', '.join(error.details)}")
         else:
-            give_back(self._followed, Given(kept))
+            give_back(self._followed, WholeState(kept))
         self._kept_of = self.num_steps
 
     def save(self, folder: str | Path, *, keep: int = 0) -> None:

@@ -25,7 +25,7 @@ from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
-    from runtime.monitor.activity import Activity, Beat, Board
+    from runtime.monitor.activity import Activity, Beat, StatusStore
 
 SILENCE_S = 60.0
 """A rank that says nothing for so long is gone, with its host or its link."""
@@ -90,7 +90,7 @@ def together(found: Mapping[str, Profile], pairs: tuple[PairLink, ...] = ()) -> 
 
 
 @contextmanager
-def _heard(board: Board, rank: int) -> Iterator[Activity]:
+def _heard(board: StatusStore, rank: int) -> Iterator[Activity]:
     """The others hear what this rank does."""
     from runtime.monitor.activity import Activity, Heartbeat
 
@@ -112,7 +112,7 @@ class _Waiting:
         hosts: of each rank.
     """
 
-    board: Board
+    board: StatusStore
     hosts: tuple[str, ...]
     quiet: bool
     _numbers: dict[int, int] = field(default_factory=dict)
@@ -126,9 +126,9 @@ class _Waiting:
             HalopipeError: what another rank failed by.
         """
         from halopipe.launch.torchrun import require_nobody_failed
-        from runtime.monitor.activity import Board, read_board
+        from runtime.monitor.activity import StatusStore, read_board
 
-        asked, ranks = Board.of(store), range(len(self.hosts))
+        asked, ranks = StatusStore.of(store), range(len(self.hosts))
         self._heard_s = dict.fromkeys(ranks, time.monotonic())
         with Reporter("profiling", quiet=self.quiet) as reporter:
             while not asked.answer(lambda own: own.check(keys), False):

@@ -25,10 +25,10 @@ from planner.ir.box import Box, Interval, hull, whole
 from planner.ir.errors import FactoryError, HalopipeError, UsageError
 from planner.ir.graph import SAMPLE, Graph, TensorSpec
 from profiler.source.source import find_factory
-from runtime.engine import Engine, Evaluation
+from runtime.engine import Engine, EvaluationResult
 from runtime.optim.whole_state import united
-from runtime.pipeline.messages import Piece, assemble
 from runtime.pipeline.microbatches import Batch, part_in
+from runtime.pipeline.routing import Piece, assemble
 from runtime.stage.captured import judging_layer
 
 IGNORED = -100
@@ -170,7 +170,7 @@ class _Own:
         self._metrics: Mapping[str, Metric] = metrics
         self._consumer, self._read = consumer, read
 
-    def take(self, found: Evaluation) -> None:
+    def take(self, found: EvaluationResult) -> None:
         """Hands on what ranks have of a batch."""
         consumer = self._consumer
         pieces = united(_pieces(consumer, found, self._read), consumer.transport, consumer.deadline_s)
@@ -205,7 +205,7 @@ class _Own:
             raise failure_of(self._name, error) from error
 
 
-def _pieces(consumer: Consumer, found: Evaluation, read: Sequence[str]) -> dict[str, Tensor]:
+def _pieces(consumer: Consumer, found: EvaluationResult, read: Sequence[str]) -> dict[str, Tensor]:
     """What this rank has of the values ``read``, by micro-batch, place among them, and where it lies."""
     graph, pieces = consumer.graph, {}
     values = graph.values()
@@ -223,7 +223,7 @@ def _pieces(consumer: Consumer, found: Evaluation, read: Sequence[str]) -> dict[
     return pieces
 
 
-def _part(graph: Graph, found: Evaluation, name: str, microbatch: int, box: Box) -> Tensor:
+def _part(graph: Graph, found: EvaluationResult, name: str, microbatch: int, box: Box) -> Tensor:
     """The part ``box`` of an input of the model."""
     spec = replace(graph.inputs[name], shape=tuple(found.batch.shapes(microbatch)[name]))
     return part_in(found.batch, name, microbatch, box, spec)
@@ -275,7 +275,7 @@ def _joined(pieces: list[Piece]) -> Tensor:
     return assemble(pieces, box, pieces[0][1].dtype)
 
 
-def _answers(consumer: Consumer, classes: Classes, found: Evaluation) -> tuple[int, int]:
+def _answers(consumer: Consumer, classes: Classes, found: EvaluationResult) -> tuple[int, int]:
     """Of this rank's part; none where the right classes are made by another stage, or no rank has all classes."""
     graph, right, asked = consumer.graph, 0, 0
     num_classes = graph.values()[classes.logits].shape[classes.dim]

@@ -48,7 +48,7 @@ from runtime.numerics.single_device import LossOf, in_rows, serial_step, serial_
 from runtime.optim.optimizer import StageOptimizer
 from runtime.pipeline.microbatches import InputSpecs, WholeBatch, filled
 from runtime.stage.captured import captured_model
-from runtime.stage.random.streams import Draw
+from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers, UnlikeDrawsError
 from runtime.stage.sample_weights import weights_of_parts
 from runtime.stage.shapes import varying_dims
@@ -233,7 +233,7 @@ def losses_of(model: LoadedModel, captured: Captured, terms: Terms) -> LossOf:
     """The loss of a micro-batch by the user's own module, which is given the sites that the plan is given."""
     found = captured_model(captured)
     preparing = preparing_of(terms.plan.decision, found)
-    if preparing is None or not Answers(found, Draw(terms.seed)):
+    if preparing is None or not Answers(found, CounterRng(terms.seed)):
         return model.loss
     device = model.inputs[0].device
     specs = InputSpecs(found.fed, found.graph.samples, varying_dims(found))
@@ -258,7 +258,7 @@ def parts_of(item: Item, micro_batches: Sequence[int]) -> tuple[list[tuple[Tenso
 
 
 def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[Item]) -> Reference:
-    decision, draw = terms.plan.decision, Draw(terms.seed)
+    decision, draw = terms.plan.decision, CounterRng(terms.seed)
     answers = Answers(captured_model(captured), draw)
     fits = _needed_bytes(terms, len(decision.micro_batches)) <= _available_bytes(terms, model.inputs[0].device)
     can_be_whole = answers.in_parts and not mixes(captured) and not (captured.preparation is not None and answers)

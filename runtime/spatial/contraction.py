@@ -24,7 +24,7 @@ from planner.ir.graph import TensorSpec
 from planner.layers.contraction import contraction_of
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import Arriving, Exchange
-from runtime.spatial.step import Step, shape_of
+from runtime.spatial.layer_shard import LayerShard, shape_of
 
 Run = Callable[[Tensor, Tensor], Tensor]
 """(x, weight) -> the outputs of the filters in ``weight`` and the places in ``x``, from the input channels in both,
@@ -62,11 +62,11 @@ class Sharing:
 
     def within_others(self, box: Box) -> tuple[slice, ...]:
         """Where a part that another rank keeps lies in these."""
-        found = [slice(a.start - o.start, a.stop - o.start) for a, o in zip(box, self.block, strict=True)]
-        place = found[self.along]
+        cuts = [slice(a.start - o.start, a.stop - o.start) for a, o in zip(box, self.block, strict=True)]
+        place = cuts[self.along]
         if place.start >= self.before:
-            found[self.along] = slice(place.start - self.own, place.stop - self.own)
-        return tuple(found)
+            cuts[self.along] = slice(place.start - self.own, place.stop - self.own)
+        return tuple(cuts)
 
     def split(self, x: Tensor, weight: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """(x, weight) of what others keep, and of the rank's own."""
@@ -78,11 +78,11 @@ class Sharing:
         return ((rest, weight), (own, weight)) if self.weight_filters is None else ((x, rest), (x, own))
 
 
-def sharing_of(step: Step) -> Sharing:
+def sharing_of(step: LayerShard) -> Sharing:
     """How this rank shares the input channels of a layer with ``ways`` above 1."""
-    found = step.memo.get("sharing")
-    if isinstance(found, Sharing):
-        return found
+    cached = step.memo.get("sharing")
+    if isinstance(cached, Sharing):
+        return cached
     division, me = step.division, step.position
     extents = [max(box[dim].stop for box in division.weights[0]) for dim in range(len(division.weights[0][0]))]
     weight = TensorSpec(tuple(f"dim{dim}" for dim in range(len(extents))), tuple(extents), division.work.dtype)
@@ -101,7 +101,7 @@ def sharing_of(step: Step) -> Sharing:
     return made
 
 
-def contract(step: Step, x: Tensor, weight: Tensor, run: Run) -> Tensor:
+def contract(step: LayerShard, x: Tensor, weight: Tensor, run: Run) -> Tensor:
     """The outputs that this rank keeps, summed over all input channels, without bias; differentiable.
 
     Args:
@@ -114,15 +114,15 @@ def contract(step: Step, x: Tensor, weight: Tensor, run: Run) -> Tensor:
         return _run(run, x, weight, shape_of(step.own))
     others, own = sharing.split(x, weight)
     theirs = _run(run, *others, sharing.others())
-    sums = _Sums(sharing)
-    send: Callable[[Tensor, _Sums], Tensor] = _Send.apply
-    keep: Callable[[Tensor, Tensor, _Sums], Tensor] = _Keep.apply
+    sums = _PartialSums(sharing)
+    send: Callable[[Tensor, _PartialSums], Tensor] = _SendPartialSums.apply
+    keep: Callable[[Tensor, Tensor, _PartialSums], Tensor] = _Keep.apply
     token = send(theirs, sums)
     return keep(_run(run, *own, shape_of(step.own)), token, sums)
 
 
 @dataclass(slots=True)
-class _Sums:
+class _PartialSums:
     """What one call has on its way: partial sums forward, gradients backward."""
 
     sharing: Sharing
@@ -130,11 +130,11 @@ class _Sums:
     returning: Arriving | None = field(default=None)
 
 
-class _Send(torch.autograd.Function):
+class _SendPartialSums(torch.autograd.Function):
     """Starts to send partial sums; backward waits for the gradients of what was sent."""
 
     @staticmethod
-    def forward(ctx: Any, theirs: Tensor, sums: _Sums) -> Tensor:
+    def forward(ctx: Any, theirs: Tensor, sums: _PartialSums) -> Tensor:
         sharing = sums.sharing
         pieces = [theirs[sharing.within_others(box)] for _, box in sharing.exchange.receives]
         sums.arriving = sharing.exchange.start_adjoint(pieces, theirs)
@@ -144,19 +144,19 @@ class _Send(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, token: Tensor) -> tuple[Tensor, None]:
-        sums: _Sums = ctx.sums
-        found = token.new_empty(ctx.shape)
+        sums: _PartialSums = ctx.sums
+        gradient = token.new_empty(ctx.shape)
         returning, sums.returning = sums.returning, None
         for box, piece in () if returning is None else returning.wait():
-            found[sums.sharing.within_others(box)] = piece
-        return found, None
+            gradient[sums.sharing.within_others(box)] = piece
+        return gradient, None
 
 
 class _Keep(torch.autograd.Function):
     """Adds the partial sums that came; backward starts to send the gradient to those that made them."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, token: Tensor, sums: _Sums) -> Tensor:
+    def forward(ctx: Any, own: Tensor, token: Tensor, sums: _PartialSums) -> Tensor:
         ctx.sums = sums
         arriving, sums.arriving = sums.arriving, None
         pieces = [piece for _, piece in (() if arriving is None else arriving.wait())]
@@ -165,7 +165,7 @@ class _Keep(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-        sums: _Sums = ctx.sums
+        sums: _PartialSums = ctx.sums
         if ctx.needs_input_grad[1]:
             sums.returning = sums.sharing.exchange.start(dy)
         return dy, dy.new_zeros(0), None

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from planner.ir.errors import StageFailedError
-from runtime.spatial.step import Step, shape_of
+from runtime.spatial.layer_shard import LayerShard, shape_of
 
 
 def connected(result: Tensor, *tensors: Tensor) -> Tensor:
@@ -28,9 +28,9 @@ def connected(result: Tensor, *tensors: Tensor) -> Tensor:
     return connect(result, *loose)
 
 
-def connected_to_all(step: Step, result: Any, found: Mapping[str, Any]) -> Any:
+def connected_to_all(step: LayerShard, result: Any, operands: Mapping[str, Any]) -> Any:
     """What an operator gave, a tensor or several, each hung on all that it hangs on where a rank's part is empty."""
-    tensors = tuple(tensors_in(found.values()))
+    tensors = tuple(tensors_in(operands.values()))
     if isinstance(result, Tensor):
         return connected(result, *_read_by(step, 0, tensors))
     return tuple(
@@ -39,15 +39,15 @@ def connected_to_all(step: Step, result: Any, found: Mapping[str, Any]) -> Any:
     )
 
 
-def empty_like_done(step: Step, found: Mapping[str, Any]) -> Any:
-    """The result of a layer on a rank whose part is empty: one tensor an output, hung on all tensors of ``found``.
+def empty_like_done(step: LayerShard, operands: Mapping[str, Any]) -> Any:
+    """The result of a layer on a rank whose part is empty: one tensor an output, hung on all tensors of ``operands``.
 
     A layer with several outputs gives a tuple.
 
     Raises:
         StageFailedError: this rank's part of another output is not empty.
     """
-    tensors = tuple(tensors_in(found.values()))
+    tensors = tuple(tensors_in(operands.values()))
     device = tensors[0].device if tensors else torch.device("cpu")
     made = tuple(
         connected(
@@ -68,7 +68,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
-def _read_by(step: Step, output: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _read_by(step: LayerShard, output: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """What an output hangs on, on all ranks."""
     name = str(step.layer.attributes.get("op", ""))
     if "broadcast_tensors" in name or "meshgrid" in name:
@@ -76,7 +76,7 @@ def _read_by(step: Step, output: int, tensors: tuple[Tensor, ...]) -> tuple[Tens
     return () if "detach" in name else tensors
 
 
-def _shape(step: Step, output: int) -> tuple[int, ...]:
+def _shape(step: LayerShard, output: int) -> tuple[int, ...]:
     box = step.division.held(output)[step.position] if output else step.done
     if all(len(interval) for interval in box):
         raise StageFailedError(

@@ -86,7 +86,7 @@ def _require(name: str, found: object, known: tuple[object, ...], remedy: str = 
         raise SparseInputError(
             name,
             where="torchsparse's settings",
-            found=found,
+            actual=found,
             expected=" or ".join(map(str, known)),
             remedy=remedy,
         )

@@ -5,7 +5,7 @@ family.  A rule has
 
     rule(step, op, arguments) -> result
 
-    step        the layer on this rank (:class:`runtime.spatial.step.Step`)
+    step        the layer on this rank (:class:`runtime.spatial.layer_shard.LayerShard`)
     op          ``op(**arguments)`` calls the operator
     arguments   by the names of the operator's schema, defaults filled in.  A tensor that is a value of the graph covers
                 what this rank holds of it; parameters and buffers are this rank's part; integers that depend on the
@@ -28,11 +28,11 @@ import importlib
 from collections.abc import Callable
 from typing import Any, cast
 
-from runtime.spatial.step import Step
+from runtime.spatial.layer_shard import LayerShard
 
 __all__ = ["OpRule", "form"]
 
-OpRule = Callable[[Step, Callable[..., Any], dict[str, Any]], Any]
+OpRule = Callable[[LayerShard, Callable[..., Any], dict[str, Any]], Any]
 """What runs a layer's operator on this rank's part."""
 
 _ANY_KIND = "generic.run_on_reads"

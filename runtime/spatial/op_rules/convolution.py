@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from planner.ir.box import Interval
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.collectives import sum_dtype, summed
 from runtime.spatial.convolution.layer import convolve
 from runtime.spatial.empties import connected, empty_like_done
+from runtime.spatial.layer_shard import LayerShard, gathered, global_places, shape_of
 from runtime.spatial.op_rules.generic import operator_of
-from runtime.spatial.step import Step, gathered, global_places, shape_of
 
 _AVERAGE_POOLS = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 _MAX_POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
@@ -30,17 +30,17 @@ _FIRST_SPACE_DIM = 2
 """Of a global pool's input; dims from here on are space."""
 
 
-def run_conv(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_conv(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The outputs that this rank does: halos are exchanged while what is held is convolved."""
     return convolve(step, op, arguments, transposed=False)
 
 
-def run_transposed_conv(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_transposed_conv(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The outputs that this rank does: as a convolution, with what inputs reach in place of what outputs read."""
     return convolve(step, op, arguments, transposed=True)
 
 
-def run_pool(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_pool(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The windows of this rank's part: padding lies at the tensor's own edges only, averages divide as one device does.
 
         kernel 3, stride 2, padding 1:      . 0 1 2 3 4 5 6 7 .
@@ -50,17 +50,17 @@ def run_pool(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> A
     What reaches outside is padding.  Where the operator can pad by itself, it does so on both sides, and results beyond
     the part are cut off; else padding is put in front.
     """
-    found = gathered(step, arguments)
+    operands = gathered(step, arguments)
     if step.is_empty:
-        return empty_like_done(step, found)
+        return empty_like_done(step, operands)
     way = step.memo.get("way")
     if way is None:
         way = step.memo["way"] = _PoolCall.of(step, arguments)
-    return way.averages(op, found) if "avg" in operator_of(step) else way.maxima(op, found)
+    return way.averages(op, operands) if "avg" in operator_of(step) else way.maxima(op, operands)
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _PoolWindow:
     """A pooling window along one dim, and the part that is done of it.
 
     Attributes:
@@ -103,12 +103,12 @@ class _Window:
 
     def divisors(self, counts_padding: bool) -> list[int]:
         """Per output, how many rows one device counts (``at::native::avg_pool2d``)."""
-        found = []
+        counts = []
         for output in range(self.outputs.start, self.outputs.stop):
             start = output * self.stride - self.padding
             stop = min(start + self.kernel, self.extent + self.padding)
-            found.append(stop - start if counts_padding else min(stop, self.extent) - max(start, 0))
-        return found
+            counts.append(stop - start if counts_padding else min(stop, self.extent) - max(start, 0))
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +121,13 @@ class _PoolCall:
         factor: by what averages over whole windows are multiplied; None: by 1.
     """
 
-    windows: tuple[_Window, ...]
+    windows: tuple[_PoolWindow, ...]
     settings: dict[str, Any]
     front: tuple[int, ...]
     factor: Tensor | None
 
     @classmethod
-    def of(cls, step: Step, arguments: dict[str, Any]) -> _PoolCall:
+    def of(cls, step: LayerShard, arguments: dict[str, Any]) -> _PoolCall:
         windows, is_average = _windows(step), "avg" in operator_of(step)
         rounds_up = bool(arguments["ceil_mode"]) or any(window.right and not window.left for window in windows)
         rounds_up = rounds_up and not is_average
@@ -148,9 +148,9 @@ class _PoolCall:
         settings["count_include_pad"] = True
         return cls(windows, settings, front, _average_factor(windows, arguments))
 
-    def maxima(self, op: Callable[..., Any], found: dict[str, Any]) -> Any:
-        x = found["self"]
-        result = op(**{**found, **self.settings, "self": self._padded(x, _lowest(x))})
+    def maxima(self, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
+        x = operands["self"]
+        result = op(**{**operands, **self.settings, "self": self._padded(x, _lowest(x))})
         if isinstance(result, Tensor):
             return self._cut(result)
         values, places = result
@@ -161,8 +161,8 @@ class _PoolCall:
         extents = [window.extent for window in self.windows]
         return self._cut(values), global_places(self._cut(places), local, starts, extents)
 
-    def averages(self, op: Callable[..., Any], found: dict[str, Any]) -> Tensor:
-        result = self._cut(op(**{**found, **self.settings, "self": self._padded(found["self"], 0)}))
+    def averages(self, op: Callable[..., Any], operands: dict[str, Any]) -> Tensor:
+        result = self._cut(op(**{**operands, **self.settings, "self": self._padded(operands["self"], 0)}))
         if self.factor is None:
             return result
         return result * self.factor.to(result)
@@ -177,13 +177,13 @@ class _PoolCall:
         return result
 
 
-def _windows(step: Step) -> tuple[_Window, ...]:
+def _windows(step: LayerShard) -> tuple[_PoolWindow, ...]:
     attributes: Any = step.layer.attributes
     numbers = [attributes[name] for name in ("kernel", "stride", "padding", "dilation")]
     count = len(numbers[0])
     shape, available = step.division.inputs[0].shape, step.exchange(0).wanted
     return tuple(
-        _Window(kernel, stride, padding, dilation, outputs, extent, rows)
+        _PoolWindow(kernel, stride, padding, dilation, outputs, extent, rows)
         for kernel, stride, padding, dilation, outputs, extent, rows in zip(
             *numbers,
             step.done[-count:],
@@ -194,7 +194,7 @@ def _windows(step: Step) -> tuple[_Window, ...]:
     )
 
 
-def _average_factor(windows: tuple[_Window, ...], arguments: dict[str, Any]) -> Tensor | None:
+def _average_factor(windows: tuple[_PoolWindow, ...], arguments: dict[str, Any]) -> Tensor | None:
     """What an average over whole windows, padding included, is short of."""
     if arguments.get("divisor_override"):
         return None
@@ -211,19 +211,19 @@ def _lowest(x: Tensor) -> float:
     return float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
 
 
-def run_adaptive_pool(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_adaptive_pool(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The bins of this rank's part: they are those of the whole tensor, whichever rank makes them.
 
     Output o of n pools inputs floor(o i / n) ... ceil((o + 1) i / n) - 1.  Where n divides i, bins are windows that
     follow one another.  Else dims are pooled one after the other: an average as a product with a matrix, a maximum as
     that of rows picked (of equal numbers the first, as torch does, whose gradient goes there).
     """
-    found = gathered(step, arguments)
+    operands = gathered(step, arguments)
     if step.is_empty:
-        return empty_like_done(step, found)
-    bins, x = _bins(step), found["self"]
+        return empty_like_done(step, operands)
+    bins, x = _bins(step), operands["self"]
     if all(each.is_whole for each in bins):
-        return op(**found)
+        return op(**operands)
     if "avg" in operator_of(step):
         return _bin_averages(x, bins)
     values, places = _bin_maxima(x, bins)
@@ -315,7 +315,7 @@ def _bin_widths(bins: Sequence[_Bins]) -> list[int] | None:
     return None if None in widths else [width for width in widths if width is not None]
 
 
-def _bins(step: Step) -> tuple[_Bins, ...]:
+def _bins(step: LayerShard) -> tuple[_Bins, ...]:
     if "bins" not in step.memo:
         name = operator_of(step)
         space = int(name[name.index("pool") + 4])
@@ -328,7 +328,7 @@ def _bins(step: Step) -> tuple[_Bins, ...]:
     return bins
 
 
-def run_global_pool(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
+def run_global_pool(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
     """The mean over all of space: each rank adds up its own part, and all get the sum of what they found."""
     x = gathered(step, arguments)["self"]
     dtype = arguments.get("dtype") or x.dtype

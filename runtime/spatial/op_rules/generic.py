@@ -13,26 +13,26 @@ from torch import Tensor
 from planner.ir.box import Box, whole
 from planner.ir.graph import SAMPLE, TensorSpec
 from runtime.spatial.empties import connected_to_all, empty_like_done
-from runtime.spatial.step import Step, gathered, within
+from runtime.spatial.layer_shard import LayerShard, gathered, within
 
 
-def run_on_reads(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_on_reads(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The operator on what the part reads of every input."""
-    found = gathered(step, arguments)
+    operands = gathered(step, arguments)
     if step.is_empty:
-        return empty_like_done(step, found)
-    return op(**found)
+        return empty_like_done(step, operands)
+    return op(**operands)
 
 
-def run_whole_samples(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_whole_samples(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The operator on whole samples, of which nothing else is known to be apart: every output is then cut to the part.
 
     Ranks that share samples do the same work; each keeps its part, and hence its share of the gradients.
     """
-    found = gathered(step, arguments)
+    operands = gathered(step, arguments)
     if step.is_empty:
-        return empty_like_done(step, found)
-    result, outputs = connected_to_all(step, op(**found), found), step.layer.outputs
+        return empty_like_done(step, operands)
+    result, outputs = connected_to_all(step, op(**operands), operands), step.layer.outputs
     if isinstance(result, Tensor):
         return within(result, whole_samples(outputs[0], step.done), step.done)
     boxes = [step.done, *(step.division.held(index)[step.position] for index in range(1, len(outputs)))]
@@ -52,7 +52,7 @@ def _cut_from_samples(x: Tensor, spec: TensorSpec, box: Box) -> Tensor:
     return within(x, whole_samples(spec, box), box)
 
 
-def operator_of(step: Step) -> str:
+def operator_of(step: LayerShard) -> str:
     """The operator's name, without namespace and overload; empty if it is not known."""
     name = str(step.layer.attributes.get("op", ""))
     return name.split(".")[1] if "." in name else name
