@@ -210,19 +210,19 @@ def gain(
     """
     (predicted, measured_s), (rival, rival_s) = our_step, rival_step
     rows = [
-        (each, units.seconds_within(said.step_s, said.p10_s, said.p90_s), units.seconds(step_s))
-        for each, (said, step_s) in ((ours, our_step), (name, rival_step))
+        (each, units.seconds_within(expected.step_s, expected.p10_s, expected.p90_s), units.seconds(step_s))
+        for each, (expected, step_s) in ((ours, our_step), (name, rival_step))
     ]
-    found = tables.table(("plan", "predicted step", "measured step"), rows)
-    said = f"{rival.step_s / predicted.step_s:.2f} times as fast as {name}"
+    table = tables.table(("plan", "predicted step", "measured step"), rows)
+    verdict = f"{rival.step_s / predicted.step_s:.2f} times as fast as {name}"
     if sure is not None:
-        said = f"a tie ({said} at the mean; which is the faster is {units.percent(sure)} sure)"
-    return f"{found}\npredicted {said}; measured {rival_s / measured_s:.2f} times as fast"
+        verdict = f"a tie ({verdict} at the mean; which is the faster is {units.percent(sure)} sure)"
+    return f"{table}\npredicted {verdict}; measured {rival_s / measured_s:.2f} times as fast"
 
 
-def _heading(title: str, words: str, command: str = "") -> None:
+def _heading(title: str, text: str, command: str = "") -> None:
     width = min(96, shutil.get_terminal_size((96, 24)).columns)
-    lines = ["", f"== {title} ".ljust(width, "="), *textwrap.wrap(words, width)]
+    lines = ["", f"== {title} ".ljust(width, "="), *textwrap.wrap(text, width)]
     emit("\n".join([*lines, *([f"$ {command}"] if command else []), ""]))
 
 

@@ -52,15 +52,15 @@ def compare(*plans: PlanOrPath, **named: PlanOrPath) -> Comparison:
     """
     if not plans and not named:
         raise UsageError("hp.compare has nothing to compare", [], ["hp.compare(plan, *others)"])
-    found: dict[str, Plan] = {}
+    by_name: dict[str, Plan] = {}
     for one in map(plan_in, plans):
         name, number = one.search.solver, 2
-        while name in found:
+        while name in by_name:
             name, number = f"{one.search.solver} {number}", number + 1
-        found[name] = one
-    found.update({name: plan_in(one) for name, one in named.items()})
+        by_name[name] = one
+    by_name.update({name: plan_in(one) for name, one in named.items()})
     first = next(iter((*plans, *named.values())))
-    return Comparison(found, profile=profile_of(first, None))
+    return Comparison(by_name, profile=profile_of(first, None))
 
 
 @checked

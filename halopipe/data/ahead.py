@@ -51,15 +51,15 @@ class AheadFeed:
 
     def take(self) -> Batch | None:
         is_first = self._next is None
-        found, self.position = self._next or self._taken()
-        if found is None:
+        batch, self.position = self._next or self._taken()
+        if batch is None:
             return None
         if is_first:
-            self._expect(found)
+            self._expect(batch)
         self._next = self._taken()
         if self._next[0] is not None:
             self._expect(self._next[0])
-        return found
+        return batch
 
     def _taken(self) -> tuple[Batch | None, Any]:
         return self._feed.take(), self._feed.position
@@ -87,19 +87,19 @@ class Upcoming:
             return
         self._is_told = True
         rest = iter(batches)
-        found = next(rest, _END)
-        while found is not _END:
+        current = next(rest, _END)
+        while current is not _END:
             self._next = following = next(rest, _END)
-            yield found
-            found = following
+            yield current
+            current = following
 
     def take(self) -> tuple[Any, ...]:
         """The batch of the step behind this one, once; () where nobody knows it, which is said at the second step."""
-        found, self._next = self._next, _END
+        following, self._next = self._next, _END
         self._num_taken += 1
         if self.is_wanted and self.warns and not self._is_told and self._num_taken == 2:
             _log.warning("%s", UNTOLD)
-        return () if found is _END else (found,)
+        return () if following is _END else (following,)
 
 
 @dataclass(slots=True)

@@ -52,10 +52,10 @@ class SharedFeed:
         samples.require_repeatable(start)
 
     def take(self) -> Batch | None:
-        found = next(self._wanted, None)
-        if found is None:
+        upcoming = next(self._wanted, None)
+        if upcoming is None:
             return None
-        epoch, indices = found
+        epoch, indices = upcoming
         self.position = self.position.after(epoch, len(indices))
         rows = filled(len(indices), self._consumer.decision.micro_batches)
         digests: dict[int, list[int]] = {}
@@ -81,12 +81,12 @@ class SharedFeed:
             place = need.microbatch, need.start, need.count
             if place not in read:
                 first = sum(rows[: need.microbatch]) + need.start
-                given, targets = self._samples.collated(epoch, indices[first : first + need.count])
-                inputs.rows((*given, *targets))  # are they what the model takes?
-                read[place] = dict(zip(inputs.specs, (*given, *targets), strict=True))
+                model_inputs, targets = self._samples.collated(epoch, indices[first : first + need.count])
+                inputs.rows((*model_inputs, *targets))  # are they what the model takes?
+                read[place] = dict(zip(inputs.specs, (*model_inputs, *targets), strict=True))
                 for sample in range(need.count):
-                    found = (inputs.narrow(each, name, sample, 1) for name, each in read[place].items())
-                    digests[first + sample] = [digest(each) for each in found]
+                    slices = (inputs.narrow(each, name, sample, 1) for name, each in read[place].items())
+                    digests[first + sample] = [digest(each) for each in slices]
             parts[need] = read[place][need.name]
         return parts
 
@@ -102,10 +102,10 @@ class SharedFeed:
             transport.all_max(extents, self._consumer.ranks, self._consumer.deadline_s)
         shapes: list[Shapes] = []
         for m, samples in enumerate(rows):
-            known = {name: list(inputs.shape(name, spec.shape, samples)) for name, spec in inputs.specs.items()}
+            extents_of = {name: list(inputs.shape(name, spec.shape, samples)) for name, spec in inputs.specs.items()}
             for place, (name, dim) in enumerate(free):
-                known[name][dim] = int(extents[m, place])
-            shapes.append({name: tuple(shape) for name, shape in known.items()})
+                extents_of[name][dim] = int(extents[m, place])
+            shapes.append({name: tuple(shape) for name, shape in extents_of.items()})
         for need, part in parts.items():
             expected = inputs.shape(need.name, shapes[need.microbatch][need.name], need.count)
             if tuple(part.shape) != expected:

@@ -98,18 +98,18 @@ def execute(
     rank = job.rank_of(plan.decision)
     terms, device, check = terms_of_script(plan, optimizer, options)
     store, board = job_stores(job.rank, job.num_ranks)
-    found = joined(
+    execution = joined(
         terms, rank, store, board, lambda: loaded_of_script(plan, model, loss_fn, example), device, check=check
     )
-    found.values = ScriptValues(owners(model, loss_fn), loss_fn) if isinstance(model, nn.Module) else None
-    return found
+    execution.values = ScriptValues(owners(model, loss_fn), loss_fn) if isinstance(model, nn.Module) else None
+    return execution
 
 
-def require_optimizer(given: object) -> None:
+def require_optimizer(optimizer: object) -> None:
     """Raises :class:`UsageError` for what is neither an optimiser object, nor text, nor a function that makes one."""
-    if given is not None and not isinstance(given, (str, torch.optim.Optimizer)) and not callable(given):
+    if optimizer is not None and not isinstance(optimizer, (str, torch.optim.Optimizer)) and not callable(optimizer):
         raise UsageError(
-            f"optimizer is {given!r:.60}, of type {type(given).__name__}",
+            f"optimizer is {optimizer!r:.60}, of type {type(optimizer).__name__}",
             [],
             ["'AdamW:lr=0.001'", "torch.optim.AdamW(module.parameters())", "a function that makes one of parameters"],
         )

@@ -189,8 +189,8 @@ def worker_environment(paths: Sequence[str], interface: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in _FOREIGN and not name.startswith(("TORCHELASTIC_", "SLURM_", "PMI", "OMPI_", MPI_JOB))
     }
-    known = [*paths, *environment.get("PYTHONPATH", "").split(os.pathsep)]
-    chosen = os.pathsep.join(dict.fromkeys(filter(None, known)))
+    search_paths = [*paths, *environment.get("PYTHONPATH", "").split(os.pathsep)]
+    chosen = os.pathsep.join(dict.fromkeys(filter(None, search_paths)))
     settings = {"PYTHONPATH": chosen, **fork_server.SETTINGS}
     return environment | settings | ({GLOO: interface} if interface else {})
 

@@ -67,11 +67,11 @@ def profile_hosts(
         texts = gathered(store, job.rank, job.num_ranks, own)
         if job.rank:
             return None
-        found = {hosts[first]: loads(texts[first], Profile, hosts[first]) for first in _firsts(hosts)}
-        return together(found, cluster.pairs)
+        by_host = {hosts[first]: loads(texts[first], Profile, hosts[first]) for first in _firsts(hosts)}
+        return together(by_host, cluster.pairs)
 
 
-def together(found: Mapping[str, Profile], pairs: tuple[PairLink, ...] = ()) -> Profile:
+def together(by_host: Mapping[str, Profile], pairs: tuple[PairLink, ...] = ()) -> Profile:
     """One profile of those of all hosts; links are those of the first, which measured them with the others.
 
     Args:
@@ -82,9 +82,9 @@ def together(found: Mapping[str, Profile], pairs: tuple[PairLink, ...] = ()) -> 
     """
     from profiler.merge import gather
 
-    links = next(iter(found.values())).cluster
-    bare = [replace(profile, cluster=Cluster(profile.cluster.devices, {})) for profile in found.values()]
-    merged = gather(bare, list(found))
+    links = next(iter(by_host.values())).cluster
+    bare = [replace(profile, cluster=Cluster(profile.cluster.devices, {})) for profile in by_host.values()]
+    merged = gather(bare, list(by_host))
     cluster = replace(merged.cluster, links=links.links, collectives=links.collectives, pairs=pairs)
     return replace(merged, cluster=cluster)
 

@@ -231,9 +231,9 @@ class _Supervisor:
         if plan == self.plan and loss.is_repeated:
             raise also(error, ["it came twice at the same step: to start again would not help"])
         self.plan, self.losses = plan, (*self.losses, loss)
-        words = f"after step {start.step}" if start.step else "from the beginning"
-        words += f" ({len(self.losses)} of at most {self.options.restarts})"
-        self._say(start.step, f"{error.title}; started again {words}")
+        progress = f"after step {start.step}" if start.step else "from the beginning"
+        progress += f" ({len(self.losses)} of at most {self.options.restarts})"
+        self._say(start.step, f"{error.title}; started again {progress}")
         self.history.restarted(start, error.title, error.code, ranks)
         return start
 
@@ -242,10 +242,10 @@ class _Supervisor:
         steps = complete_steps(Path(self.options.checkpoint)) if self.options.checkpoint else ()
         if steps and isinstance(error, WorkerError):
             by_itself = "" if self.options.restarts else "; --restarts N does so by itself"
-            again = f"--resume, to go on from step {steps[-1]}{by_itself}"
+            remedy = f"--resume, to go on from step {steps[-1]}{by_itself}"
             if isinstance(error, StageFailedError):  # what follows from module and data comes at the same step again
-                again = f"once that is mended: --resume, to go on from step {steps[-1]}"
-            error.remedies = (*(error.remedies or error.usual), again)
+                remedy = f"once that is mended: --resume, to go on from step {steps[-1]}"
+            error.remedies = (*(error.remedies or error.usual), remedy)
 
     def _with_history(self, error: HalopipeError) -> HalopipeError:
         history = [

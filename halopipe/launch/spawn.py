@@ -141,11 +141,11 @@ def _watched(job: Job, workers: Sequence[Processes], store: Store, progress: Pro
             raise SystemExit(end.exit_code)
         for beat in beats.values():
             tell(beat.remark)
-        known = [beat for beat in beats.values() if beat.loss is not None]
-        if progress is not None and known and known[0].num_done > last:
-            last, first = known[0].num_done, beats.get(0, known[0])
-            told = (known[0].loss, known[0].step_s, first.slow, first.left_out)
-            progress(RunProgress(last, job.options.steps, *told))
+        with_loss = [beat for beat in beats.values() if beat.loss is not None]
+        if progress is not None and with_loss and with_loss[0].num_done > last:
+            last, first = with_loss[0].num_done, beats.get(0, with_loss[0])
+            latest = (with_loss[0].loss, with_loss[0].step_s, first.slow, first.left_out)
+            progress(RunProgress(last, job.options.steps, *latest))
 
     decision = job.plan.decision
     waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])

@@ -99,8 +99,8 @@ def join(
                 show, journal = progress if rank == 0 else None, None if journals is None else journals.journal(rank)
                 text = _work(job, rank, job_rank.local_rank, store, board, show, journal).to_json()
             texts = gathered(store, job_rank.rank, job_rank.num_ranks, text, options.deadline_s)
-    found = (RankResult.from_json(text) for text in texts if text != _IDLE)
-    results = sorted(found, key=lambda result: result.rank)
+    rank_results = (RankResult.from_json(text) for text in texts if text != _IDLE)
+    results = sorted(rank_results, key=lambda result: result.rank)
     return _whole(journals, combine(plan, options, results, None)) if results else None
 
 
@@ -200,12 +200,12 @@ def _is_this_host(address: str) -> bool:
 def _own(address: str) -> str:
     """``MASTER_ADDR`` on the host that has it, where a host's own name may stand for the loopback interface."""
     try:
-        found = socket.gethostbyname(address)
+        resolved = socket.gethostbyname(address)
     except (OSError, UnicodeError) as error:  # UnicodeError: a..b
         raise TransportError(f"MASTER_ADDR {address!r} is no host", [str(error)]) from error
     interface = os.environ.get(GLOO, "")
     is_alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE") or interface in ("", "lo")
-    return found if is_alone or not is_loopback(found) else address_of(interface)
+    return resolved if is_alone or not is_loopback(resolved) else address_of(interface)
 
 
 def _work(
@@ -222,8 +222,8 @@ def _work(
 
     def after_step(step: int, result: StepResult, activity: Activity) -> None:
         if progress is not None:
-            told = (result.loss, result.step_s, activity.slow, activity.left_out)
-            progress(RunProgress(step + 1, job.options.steps, *told))
+            latest = (result.loss, result.step_s, activity.slow, activity.left_out)
+            progress(RunProgress(step + 1, job.options.steps, *latest))
 
     return work(job, rank, store, board, after_step=after_step, local_rank=local_rank, journal=journal)
 
@@ -275,7 +275,9 @@ def _explained(board: Board, rank: int, num_ranks: int, error: Exception) -> Exc
         board.set(_FAILED, "")
         end_s = time.monotonic() + _FAREWELL_S
         while True:
-            failures |= {other: told for other, told in _errors(board, num_ranks).items() if other != rank}
+            failures |= {
+                other: failure_there for other, failure_there in _errors(board, num_ranks).items() if other != rank
+            }
             if len(failures) == num_ranks or time.monotonic() >= end_s:
                 break
             time.sleep(_POLL_S)

@@ -119,9 +119,9 @@ def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progre
     if profile is not None and asked in _solvers():
         return _search(plan, profile, asked, f"solver={asked}", progress)
     listed = _listed(plan)
-    found = {name: why for name, why in listed.items() if asked and asked.lower() in name.lower()}
-    if found:
-        return Answer(asked, plan, reasons=tuple(f"{name}: {why}" for name, why in found.items()))
+    matches = {name: why for name, why in listed.items() if asked and asked.lower() in name.lower()}
+    if matches:
+        return Answer(asked, plan, reasons=tuple(f"{name}: {why}" for name, why in matches.items()))
     if profile is not None and "=" in asked:
         return _search(plan, profile, asked, asked, progress)
     needs = " (needs --profile)" if profile is None else ""

@@ -325,7 +325,7 @@ class RankResult:
     def to_json(self) -> str:
         """As text."""
         spans = {
-            step: [(span.action, span.start_s, span.stop_s) for span in found] for step, found in self.spans.items()
+            step: [(span.action, span.start_s, span.stop_s) for span in of_step] for step, of_step in self.spans.items()
         }
         return json.dumps({**plain(self), "spans": spans})
 
@@ -344,7 +344,7 @@ class RankResult:
             record["first_step"],
             tuple(Score(**each) for each in record["scores"]),
             record["trained"],
-            {int(step): tuple(found) for step, found in record["memory"].items()},
+            {int(step): tuple(samples) for step, samples in record["memory"].items()},
             record["witness"],
             record["skipped"],
             record["data"],

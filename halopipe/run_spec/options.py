@@ -87,8 +87,8 @@ def asked_in(group: type[Any]) -> Mapping[str, dataclasses.Field[Any]]:
 
 def spec(field: dataclasses.Field[Any]) -> Option:
     """How the field is asked for."""
-    found: Option = field.metadata[_OPTION]
-    return found
+    option: Option = field.metadata[_OPTION]
+    return option
 
 
 def flag(field: dataclasses.Field[Any]) -> str:

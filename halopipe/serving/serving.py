@@ -184,9 +184,9 @@ class Serving:
         self._thread = threading.Thread(target=self._listen, name="answers", daemon=True)
         self._thread.start()
         try:
-            source, told = run.plan.inputs.model, self._told
+            source, stream_spec = run.plan.inputs.model, self._told
             dtype = source.autocast or source.dtype
-            of_example = (model, told.inputs, told.planned, told.fixed, dtype)
+            of_example = (model, stream_spec.inputs, stream_spec.planned, stream_spec.fixed, dtype)
             example = examples.Example.of(*of_example, evaluated=mode != MODULE)
             self._output = example.form
             if check:
@@ -323,14 +323,14 @@ class Serving:
         if targets is None and self.learns and structure.has_targets:
             raise UsageError("stages that learn need targets", ["the request has none"], ["submit(inputs, targets)"])
         if targets is None:
-            given, aims = replace(structure, targets=None).apart(inputs, "the request")
+            values, aims = replace(structure, targets=None).apart(inputs, "the request")
         else:
-            given, aims = structure.apart((inputs, targets), "the request")
+            values, aims = structure.apart((inputs, targets), "the request")
         specs = self._told.inputs
         names = list(specs.specs)
         tensors = [
             examples.cast(tensor, name, getattr(torch, specs.specs[name].dtype))
-            for name, tensor in zip(names, (*given, *aims), strict=False)
+            for name, tensor in zip(names, (*values, *aims), strict=False)
         ]
         missing = [
             torch.empty(examples.shape_of(specs, name, examples.rows_of(specs, names, tensors)), device="meta")
@@ -392,15 +392,15 @@ class Serving:
 
     def _probe(self, batch: Sequence[Tensor]) -> list[Tensor]:
         """The tensors of the output for a batch that leaves no trace."""
-        given = [*batch, *[None] * (len(self._told.inputs.specs) - len(batch))]
-        found: list[Tensor] = self._send(given, has_targets=False, is_probe=True).result().output
-        return found
+        tensors = [*batch, *[None] * (len(self._told.inputs.specs) - len(batch))]
+        output: list[Tensor] = self._send(tensors, has_targets=False, is_probe=True).result().output
+        return output
 
     def _opened(self, door: socket.socket) -> tuple[list[Connection], Told]:
         """A connection to each rank, in order, and what they say of themselves."""
         door.settimeout(_LOOK_S)
         links: dict[int, Connection] = {}
-        told: dict[int, dict[str, Any]] = {}
+        headers: dict[int, dict[str, Any]] = {}
         while len(links) < self.run.plan.decision.num_ranks:
             try:
                 link = Connection(door.accept()[0].detach())
@@ -412,8 +412,8 @@ class Serving:
             except EOFError:
                 raise self.run.ranks.wait_for_failure() from None
             if header["what"] == READY:
-                links[header["rank"]], told[header["rank"]] = link, header
-        return [links[rank] for rank in sorted(links)], Told.of(told)
+                links[header["rank"]], headers[header["rank"]] = link, header
+        return [links[rank] for rank in sorted(links)], Told.of(headers)
 
     def _listen(self) -> None:
         """Gives answers until the ranks leave; whatever ends it, everyone who waits hears of it."""
@@ -481,15 +481,15 @@ class Serving:
 
     def _whole(self, one: _Waiting, num_microbatches: int, value: str, dims: tuple[str, ...], dtype: str) -> Tensor:
         """A tensor of the output, of the parts that ranks have of each micro-batch."""
-        found = []
+        parts = []
         for m in range(num_microbatches):
             pieces = one.pieces.get((m, value))
             if pieces:
                 box = pieces[0][0]
                 for part, _ in pieces:
                     box = hull(box, part)
-                found.append(assemble(pieces, box, getattr(torch, dtype)))
-        return found[0] if len(found) == 1 else torch.cat(found, dims.index(SAMPLE) if SAMPLE in dims else 0)
+                parts.append(assemble(pieces, box, getattr(torch, dtype)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dims.index(SAMPLE) if SAMPLE in dims else 0)
 
     def _thread_joined(self) -> None:
         """Waits for the answers that are on their way, however long ranks take: their own deadlines watch them."""
@@ -544,12 +544,12 @@ def open_serving(
         )
     if module is not None and not isinstance(module, nn.Module):
         raise no_model(module)
-    given = cast("ScriptOptions", {**(options or {}), "check_first_step": False})
-    run = Parallel(module, plan, profile, None, optimizer, given, has_state=module is not None, answers=True)
+    script_options = cast("ScriptOptions", {**(options or {}), "check_first_step": False})
+    run = Parallel(module, plan, profile, None, optimizer, script_options, has_state=module is not None, answers=True)
     try:
         if checkpoint:
             run.load(checkpoint, step=step)
-        return Serving(run, load_model(plan.inputs.model, given.get("seed", 0)), **setting)
+        return Serving(run, load_model(plan.inputs.model, script_options.get("seed", 0)), **setting)
     except BaseException:
         run.ranks.end()
         raise

@@ -97,16 +97,16 @@ class FirstStep:
 
     def _verdict(self, reference: Reference) -> str:
         """The error as text; empty where there is none."""
-        found: list[Difference] = []
+        differences: list[Difference] = []
         for rank in range(self.place.num_ranks):
             record = json.loads(self.place.store.get(f"compared/{rank}").decode())
             if isinstance(record, str):
                 return record
-            found += (Difference(**each) for each in record)
+            differences += (Difference(**each) for each in record)
         try:
-            report(found, reference.dtype, witness=reference.witness, strict=self.strict)
+            report(differences, reference.dtype, witness=reference.witness, strict=self.strict)
         except NumericsError as error:
-            wrong = [each for each in found if each.is_wrong]
+            wrong = [each for each in differences if each.is_wrong]
             return write_error(also(error, self._explained(wrong)) if wrong else error)
         return ""
 

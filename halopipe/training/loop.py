@@ -194,8 +194,8 @@ class Loop:
     def _run(self, batch: Batch) -> StepResult:
         if self.trained:
             return self.engine.step_on(batch)
-        found = self.engine.evaluate_on(batch)
-        return StepResult(found.loss, found.step_s, found.spans, peak_bytes=found.peak_bytes)
+        evaluation = self.engine.evaluate_on(batch)
+        return StepResult(evaluation.loss, evaluation.step_s, evaluation.spans, peak_bytes=evaluation.peak_bytes)
 
     def _note(self, number: int, batch: Batch, result: StepResult) -> None:
         self._results.append(StepResult(result.loss, result.step_s, (), left_out=result.left_out))

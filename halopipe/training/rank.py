@@ -96,7 +96,7 @@ def terms_of(job: Job) -> Terms:
     """What the ranks of a job do alike."""
     options, inputs = job.options, job.plan.inputs
     optimizer, scheduler = makers_of(options, inputs.optimizer)
-    said = {
+    spelled = {
         name: str(getattr(options, name))
         for name in ("optimizer", "scheduler", "data", "data_from", "compiler", "transport", "checkpoint_every")
     }
@@ -110,7 +110,7 @@ def terms_of(job: Job) -> Terms:
         options.deadline_s,
         options.compiler or None,
         options.transport,
-        {**said, "steps": str(options.steps), "dtype": job.source.dtype, "autocast": job.source.autocast},
+        {**spelled, "steps": str(options.steps), "dtype": job.source.dtype, "autocast": job.source.autocast},
         OnNan(options.on_nan),
     )
 
@@ -234,13 +234,13 @@ def _watch(terms: Terms) -> Watch:
 
 def _require_planned(plan: Plan, graph: Graph) -> None:
     """Raises :class:`StaleFileError` where the graph is not the plan's; the text says in which layers they differ."""
-    found = fingerprint(graph)
-    if found == plan.inputs.model_fingerprint:
+    fingerprint_here = fingerprint(graph)
+    if fingerprint_here == plan.inputs.model_fingerprint:
         return
     planned, here = plan.decision.layers, graph.by_name()
     gone, new = [name for name in planned if name not in here], [name for name in here if name not in planned]
     details = [f"plan: {plan.inputs.model_fingerprint}, of {units.count(len(planned), 'layer')}"]
-    details += [f"here: {found}, of {units.count(len(here), 'layer')}; {plan.inputs.model.factory}"]
+    details += [f"here: {fingerprint_here}, of {units.count(len(here), 'layer')}; {plan.inputs.model.factory}"]
     details += [f"only in the plan: {_some(gone)}"] if gone else []
     details += [f"only here: {_some(new)}"] if new else []
     if not gone and not new:
@@ -353,18 +353,20 @@ class Rank:
             yield
         except (torch.OutOfMemoryError, OutOfMemoryError) as error:
             limit_memory(self.place.meter, 0)
-            known = error if isinstance(error, OutOfMemoryError) else self._between_actions(error)
+            memory_error = error if isinstance(error, OutOfMemoryError) else self._between_actions(error)
             ranks = {each.rank: each.peak_bytes for each in plan.prediction.ranks}
             predicted = f"predicted for rank {rank}: {size(ranks.get(rank, 0))}"
             if limit_bytes:
-                known.remedies = ("leave out --memory-limit", *(known.remedies or known.usual))
-            raise also(known, [f"{predicted}, limit: {size(limit_bytes)}" if limit_bytes else predicted]) from error
+                memory_error.remedies = ("leave out --memory-limit", *(memory_error.remedies or memory_error.usual))
+            raise also(
+                memory_error, [f"{predicted}, limit: {size(limit_bytes)}" if limit_bytes else predicted]
+            ) from error
         limit_memory(self.place.meter, 0)
 
     def _between_actions(self, error: torch.OutOfMemoryError) -> HalopipeError:
-        told, device = out_of_memory(error), self.terms.plan.decision.device_of(self.place.rank)
+        noted, device = out_of_memory(error), self.terms.plan.decision.device_of(self.place.rank)
         title = f"rank {self.place.rank} ({device}) ran out of memory between two actions"
-        return OutOfMemoryError(title, told.details if told else (), told.remedies if told else ())
+        return OutOfMemoryError(title, noted.details if noted else (), noted.remedies if noted else ())
 
 
 def _of_sizes(model: LoadedModel, captured: Captured, sizes: Mapping[str, int]) -> tuple[LoadedModel, Captured]:
@@ -404,8 +406,8 @@ def _difference(rank: int, first: Mapping[str, Any], mine: Mapping[str, Any]) ->
     """What this rank was given otherwise than rank 0, as the error to raise; None: nothing."""
 
     def both(name: str, key: str = "") -> list[str]:
-        found = (each[key].get(name) if key else each[name] for each in (first, mine))
-        return [f"{who}: {value}" for who, value in zip(("rank 0", f"rank {rank}"), found, strict=True)]
+        values = (each[key].get(name) if key else each[name] for each in (first, mine))
+        return [f"{who}: {value}" for who, value in zip(("rank 0", f"rank {rank}"), values, strict=True)]
 
     if first["plan"] != mine["plan"]:
         title = f"rank {rank} was given another plan than rank 0"

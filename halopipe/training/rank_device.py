@@ -88,13 +88,13 @@ def seats_of(decision: Decision, on: str = AS_PLANNED) -> tuple[Seat, ...]:
     numbers = [_gpu(name) if on == AS_PLANNED else None for name in names]
     places = [(name.rpartition("/")[0], number) for name, number in zip(names, numbers, strict=True)]
     over_nccl = None not in numbers and len(set(places)) == len(places)
-    found = []
+    seats = []
     for rank, (name, (host, number)) in enumerate(zip(names, places, strict=True)):
         mates = sorted({other for there, other in places if there == host and other is not None})
         beside = (0, 1) if number is None else (mates.index(number), len(mates))
         is_driven = on != AS_PLANNED or _DRIVEN.fullmatch(name.rpartition("/")[2]) is not None
-        found.append(Seat(rank, name, number, beside, over_nccl, is_driven))
-    return tuple(found)
+        seats.append(Seat(rank, name, number, beside, over_nccl, is_driven))
+    return tuple(seats)
 
 
 def on_gpus(seats: Sequence[Seat]) -> bool:
@@ -201,8 +201,8 @@ def kind_of(device: torch.device | None, planned: str) -> str:
         planned: a kind of a profile, or a name of the catalogue.
     """
     if device is None or device.type != "cuda":
-        own, words = device_description().processor, _words(planned)
-        return planned if planned and words <= _words(own) | {"core"} else own
+        own, name_parts = device_description().processor, _words(planned)
+        return planned if planned and name_parts <= _words(own) | {"core"} else own
     import torch
 
     from halopipe.planning.clusters import entry_of  # late: only GPUs are called otherwise than in the catalogue
@@ -259,23 +259,23 @@ def hosts_of(decision: Decision) -> tuple[str, ...]:
 
 def _devices(decision: Decision) -> list[str]:
     """The device of each rank; empty where the plan names none."""
-    found: dict[int, str] = {}
+    device_of: dict[int, str] = {}
     for stage in decision.stages:
         for rank, device in zip(stage.ranks, stage.devices, strict=False):
-            found.setdefault(rank, device)
-    return [found.get(rank, "") for rank in range(decision.num_ranks)]
+            device_of.setdefault(rank, device)
+    return [device_of.get(rank, "") for rank in range(decision.num_ranks)]
 
 
 def _gpu(name: str) -> int | None:
-    found = _GPU.fullmatch(name.rpartition("/")[2])
-    return int(found.group(1)) if found else None
+    match = _GPU.fullmatch(name.rpartition("/")[2])
+    return int(match.group(1)) if match else None
 
 
 def _here() -> str:
     """What a plan for this host could use, in words."""
-    found = device_description()
+    host = device_description()
     gpus = 0 if why_no_gpu() else num_gpus()
-    cores = f"{found.num_cores} core{'s' if found.num_cores != 1 else ''} of {found.processor}"
+    cores = f"{host.num_cores} core{'s' if host.num_cores != 1 else ''} of {host.processor}"
     return f"{cores} and {gpus or 'no'} GPU{'s' if gpus != 1 else ''}"
 
 

@@ -62,10 +62,10 @@ class Saved:
     @property
     def micro_batches(self) -> tuple[int, ...]:
         """Samples of each micro-batch of the plan that saved it; empty where it does not say."""
-        told = str(self.checkpoint.number(MICRO_BATCHES)) if MICRO_BATCHES in self.checkpoint else ""
-        if not all(number.isdecimal() for number in told.split()):
-            raise damaged(self.checkpoint.path, f"{MANIFEST} says that {MICRO_BATCHES} are {told!r}, which are none")
-        return tuple(map(int, told.split()))
+        sizes = str(self.checkpoint.number(MICRO_BATCHES)) if MICRO_BATCHES in self.checkpoint else ""
+        if not all(number.isdecimal() for number in sizes.split()):
+            raise damaged(self.checkpoint.path, f"{MANIFEST} says that {MICRO_BATCHES} are {sizes!r}, which are none")
+        return tuple(map(int, sizes.split()))
 
     @property
     def position(self) -> Position:
@@ -123,15 +123,15 @@ def said_by_rank_0(store: Store, key: str, rank: int, make: Callable[[], str]) -
     """What ``make`` gives on rank 0, told to all; what it raises there, all raise: they would wait for its word."""
     if rank == 0:
         try:
-            told = {"said": make()}
+            answer = {"said": make()}
         except HalopipeError as error:
             store.set(key, json.dumps({"error": write_error(error)}))
             raise
-        store.set(key, json.dumps(told))
-    found = json.loads(store.get(key))
-    if "error" in found:
-        raise read_error(found["error"])
-    return str(found["said"])
+        store.set(key, json.dumps(answer))
+    message = json.loads(store.get(key))
+    if "error" in message:
+        raise read_error(message["error"])
+    return str(message["said"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +236,8 @@ def settled_by_rank_0(
     """The same for all ranks of a job; see :func:`settled`, which is what rank 0 calls by default."""
 
     def look() -> str:
-        found = settle(plan, options)
-        return json.dumps([found.options.resume, found.options.resume_step, found.step, found.skipped])
+        start = settle(plan, options)
+        return json.dumps([start.options.resume, start.options.resume_step, start.step, start.skipped])
 
     if options.resume != IF_ANY:
         return Start(options)

@@ -66,7 +66,7 @@ def make_reference(job: Job, device: torch.device | None = None) -> None:
             processor.
     """
     options, terms, where = job.options, terms_of(job), device or torch.device("cpu")
-    reason = why_not_compared(terms, where, told=options.check_numerics)
+    reason = why_not_compared(terms, where, is_asked=options.check_numerics)
     if reason:
         write_reference(job.reference_path, Reference(skipped=reason))
         return
@@ -75,14 +75,14 @@ def make_reference(job: Job, device: torch.device | None = None) -> None:
     wanted = max(NUM_COMPARED, options.accumulate) if options.check_numerics else options.accumulate
     items = [take(stream, step) for step in range(min(wanted, options.steps))]
     try:
-        found = reference_of(terms, model, items, where)
+        reference = reference_of(terms, model, items, where)
     except UnsupportedModelError as error:
         if options.check_numerics:
             raise
-        found = Reference(error=write_error(error))
-    if options.check_numerics and found.skipped:
-        raise UnsupportedModelError("one device has no such step", [found.skipped], ["leave out --check-numerics"])
-    write_reference(job.reference_path, found)
+        reference = Reference(error=write_error(error))
+    if options.check_numerics and reference.skipped:
+        raise UnsupportedModelError("one device has no such step", [reference.skipped], ["leave out --check-numerics"])
+    write_reference(job.reference_path, reference)
 
 
 def write_reference(path: Path, reference: Reference) -> None:
@@ -92,17 +92,17 @@ def write_reference(path: Path, reference: Reference) -> None:
     new.replace(path)
 
 
-def why_not_compared(terms: Terms, device: torch.device, *, told: bool = False) -> str:
+def why_not_compared(terms: Terms, device: torch.device, *, is_asked: bool = False) -> str:
     """Why one device cannot do a plan's first step, or has none like it; empty: it can.
 
     Args:
-        told: by the user to do it, whatever memory there is.
+        is_asked: by the user to do it, whatever memory there is.
     """
     decision = terms.plan.decision
     if updates_within(decision.rows()):
         return f"schedule {decision.schedule} updates the weights within a step, which one device does not do"
     needed, available = _needed_bytes(terms, 1), _available_bytes(terms, device)
-    if not told and needed > available:
+    if not is_asked and needed > available:
         return f"one device would need about {size(needed)}, {size(max(available, 0))} are free beside the job"
     return ""
 
@@ -143,7 +143,7 @@ def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device
         depth = 1.0 if lowest is not None else math.sqrt(len(captured.graph.layers))  # each layer rounds by chance
         _disturb(twin, depth * torch.finfo(lowest or EXACT).eps)
     try:
-        found = _run(terms, model, captured, items)
+        reference = _run(terms, model, captured, items)
     except UnlikeDrawsError as error:
         raise UnsupportedModelError(
             "one device cannot draw what the plan draws, so the two cannot be compared",
@@ -163,27 +163,27 @@ def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device
                 "--no-check-first-step: stages make theirs on the plan's devices anyhow",
             ],
         ) from error
-    if twin is not None and not found.skipped:
+    if twin is not None and not reference.skipped:
         try:
             twin = twin if device.type == "cpu" else placed(twin, device)
-            found = replace(found, rounding=_rounding(found, _run(terms, twin, captured, items)))
+            reference = replace(reference, rounding=_rounding(reference, _run(terms, twin, captured, items)))
         except Exception as error:  # noqa: BLE001 - whatever a module with dtypes of its own raises
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     if reason:
-        witness = f"{found.witness}; its own rounding is not known, as it does not run in float64 ({reason})"
-        found = replace(found, witness=witness)
-    if lowest is not None and not found.skipped:
+        witness = f"{reference.witness}; its own rounding is not known, as it does not run in float64 ({reason})"
+        reference = replace(reference, witness=witness)
+    if lowest is not None and not reference.skipped:
         layers = list(dict.fromkeys(lowered[lowest]))
         through = f"values pass through {_name(lowest)} in {count(len(layers), 'layer')}, {layers[0]} first"
-        witness = f"{found.witness}; {through}, and differences are accepted up to what that rounds"
-        found = replace(found, lowest=_name(lowest), witness=witness)
-    return replace(found, dtype=_name(model.autocast or dtype))
+        witness = f"{reference.witness}; {through}, and differences are accepted up to what that rounds"
+        reference = replace(reference, lowest=_name(lowest), witness=witness)
+    return replace(reference, dtype=_name(model.autocast or dtype))
 
 
 def _lowered(captured: Captured) -> dict[torch.dtype, list[str]]:
     """By precision below float64, the layers that make such values of trained parameters or of inputs."""
     trained = {name for name, each in captured.graph_module.named_parameters() if each.requires_grad}
-    found: dict[torch.dtype, list[str]] = {}
+    layers_of: dict[torch.dtype, list[str]] = {}
     fed: set[torch.fx.Node] = set()
     for node in captured.graph_module.graph.nodes:
         made = {each.dtype for each in _floats(node)}
@@ -191,11 +191,11 @@ def _lowered(captured: Captured) -> dict[torch.dtype, list[str]]:
             inner = node.target.module.graph.nodes if is_unit(node) else ()
             for dtype in made.union(*({each.dtype for each in _floats(part)} for part in inner)):
                 if torch.finfo(dtype).eps > torch.finfo(EXACT).eps:
-                    found.setdefault(dtype, []).append(captured.layer_of_node[node.name])
+                    layers_of.setdefault(dtype, []).append(captured.layer_of_node[node.name])
             fed.update([node] if made else ())
         elif (made and node.op == "placeholder") or (node.op == "get_attr" and node.target in trained):
             fed.add(node)
-    return found
+    return layers_of
 
 
 def _floats(node: torch.fx.Node) -> list[Tensor]:
@@ -231,17 +231,17 @@ def mixes(captured: Captured) -> bool:
 
 def losses_of(model: LoadedModel, captured: Captured, terms: Terms) -> LossOf:
     """The loss of a micro-batch by the user's own module, which is given the sites that the plan is given."""
-    found = captured_model(captured)
-    preparing = preparing_of(terms.plan.decision, found)
-    if preparing is None or not Answers(found, Draw(terms.seed)):
+    model_graph = captured_model(captured)
+    preparing = preparing_of(terms.plan.decision, model_graph)
+    if preparing is None or not Answers(model_graph, Draw(terms.seed)):
         return model.loss
     device = model.inputs[0].device
-    specs = InputSpecs(found.fed, found.graph.samples, varying_dims(found))
+    specs = InputSpecs(model_graph.fed, model_graph.graph.samples, varying_dims(model_graph))
 
     def loss_of(inputs: Tensors, targets: Tensors) -> Tensor:
         """Sites in the plan's order: numbers are drawn by row."""
         batch = preparing.batch(WholeBatch(specs, (*inputs, *targets), (inputs[0].shape[0],)))
-        tensors = model.cast(tuple(batch.whole(name, 0).to(device) for name in found.graph.inputs))
+        tensors = model.cast(tuple(batch.whole(name, 0).to(device) for name in model_graph.graph.inputs))
         return model.loss_of_taken(tensors[: len(model.inputs)], tensors[len(model.inputs) :])
 
     return loss_of
@@ -383,14 +383,14 @@ def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _float_dtypes(model: LoadedModel) -> list[torch.dtype]:
-    found = [each.dtype for each in model.module.parameters() if each.is_floating_point()]
-    return found or [each.dtype for each in model.inputs if each.is_floating_point()]
+    parameter_dtypes = [each.dtype for each in model.module.parameters() if each.is_floating_point()]
+    return parameter_dtypes or [each.dtype for each in model.inputs if each.is_floating_point()]
 
 
-def _rounding(found: Reference, exact: Reference) -> dict[str, dict[str, float]]:
-    losses = zip(found.losses, exact.losses, strict=True)
+def _rounding(rounded: Reference, exact: Reference) -> dict[str, dict[str, float]]:
+    losses = zip(rounded.losses, exact.losses, strict=True)
     errors = {"loss": {str(step): relative_error(*pair) for step, pair in enumerate(losses)}}
     for kind in ("gradient", "parameter", "buffer"):
-        differences = tensor_differences(kind, getattr(found, kind), getattr(exact, kind), TOLERANCES[torch.float32])
+        differences = tensor_differences(kind, getattr(rounded, kind), getattr(exact, kind), TOLERANCES[torch.float32])
         errors[kind] = {each.name: each.error for each in differences}
     return errors

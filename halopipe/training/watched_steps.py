@@ -91,8 +91,8 @@ class WatchedSteps:
             if self._kept is not None:
                 _log.warning("the first step was not compared with one device: %s", reference.skipped)
             return NumericsReport(reference.dtype, 0, 0, {}, skipped=reference.skipped)
-        found = (Difference(**plain(each)) for each in compared)
-        return report(found, reference.dtype, witness=reference.witness, strict=False)
+        differences = (Difference(**plain(each)) for each in compared)
+        return report(differences, reference.dtype, witness=reference.witness, strict=False)
 
     def _read(self) -> Reference:
         kept = self._kept or Kept()

@@ -76,11 +76,11 @@ def work(
 
             end = EndRequest(job.options.grace_s)
             with end.heard(ends=True):
-                found = _Work(job, opened, after_step, end, journal).run()
+                rank_result = _Work(job, opened, after_step, end, journal).run()
         else:
-            found = _Work(job, opened, after_step, None, journal).run()
+            rank_result = _Work(job, opened, after_step, None, journal).run()
         planned = next((one.kind for one in job.plan.prediction.ranks if one.rank == rank), "")
-        return replace(found, kind=kind_of(opened.place.device, planned))
+        return replace(rank_result, kind=kind_of(opened.place.device, planned))
 
 
 class _Work:
@@ -140,8 +140,8 @@ class _Work:
 
         model, decision = captured_model(prepared.captured), plan.decision
         program = Boundaries.of_decision(model.graph, decision).program(decision)
-        found = lone_stages(decision, model, program, place.rank, prepared.model.tensors, place.device)
-        return Timer(found[0], seconds, opened.gather, self._activity, place.rank, found[1])
+        stages_alone = lone_stages(decision, model, program, place.rank, prepared.model.tensors, place.device)
+        return Timer(stages_alone[0], seconds, opened.gather, self._activity, place.rank, stages_alone[1])
 
     def _steps(
         self,
