@@ -115,22 +115,22 @@ def profile(
 
 
 def _profile(job: Job, measured: Measured, cluster: Cluster, kind: str) -> Profile:
-    found = measured.found
-    parts = merged(costs.parts for costs in found)
-    preparations = merged_preparations(costs.rest.preparations for costs in found)
-    overhead_s = merged_overhead_s(found)
+    by_process = measured.found
+    parts = merged(costs.parts for costs in by_process)
+    preparations = merged_preparations(costs.rest.preparations for costs in by_process)
+    overhead_s = merged_overhead_s(by_process)
     return Profile(
         model=job.source,
         optimizer=job.optimizer,
         graph=measured.graph,
         cluster=cluster,
-        measurements={kind: merged(costs.measurements for costs in found)},
-        parameters={kind: merged_parameters([costs.rest.parameters for costs in found])},
+        measurements={kind: merged(costs.measurements for costs in by_process)},
+        parameters={kind: merged_parameters([costs.rest.parameters for costs in by_process])},
         provenance=_provenance(measured),
         parts={kind: parts} if parts else {},
         action_overhead_s={} if overhead_s is None else {kind: overhead_s},
         preparations={kind: preparations} if preparations else {},
-        site_halos=found[0].rest.site_halos,
+        site_halos=by_process[0].rest.site_halos,
     )
 
 

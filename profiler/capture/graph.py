@@ -100,33 +100,33 @@ class Captured:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What a user may not expect, in words."""
-        found = []
+        lines = []
         if self.evaluating:
             shown = ", ".join(self.evaluating[:_MOST_SHOWN]) + (", ..." if len(self.evaluating) > _MOST_SHOWN else "")
-            found.append(
+            lines.append(
                 f"{len(self.evaluating)} modules are in evaluation mode, and stay in it: {shown}; "
                 "call train() on them in the factory if they are to be trained as others"
             )
         if self.evaluation:
-            found.append(f"plans can train this model, not evaluate it: {self.evaluation}")
+            lines.append(f"plans can train this model, not evaluate it: {self.evaluation}")
         if self.doubled:
-            found.append(
+            lines.append(
                 f"the example has 1 sample, which is repeated to {self.graph.samples} (export takes 1 for a constant); "
                 f"a plan has {self.graph.samples} samples a step unless its global batch says otherwise"
             )
         if not self.polymorphic:
-            found.append(
+            lines.append(
                 f"micro-batches have {self.graph.samples} samples, no other number: the model's code fixes it"
                 + (f" {self.fixed}" if self.fixed else "")
             )
             samples = self.graph.samples
             square = [name for name, spec in self.graph.inputs.items() if spec.shape.count(samples) > 1]
             if square:
-                found.append(
+                lines.append(
                     f"{', '.join(square)}: of {samples} along several dims, as many as the example has samples; where "
                     "one is no tensor of samples (a mask over tokens), profile an example of another number of samples"
                 )
-        return tuple(found)
+        return tuple(lines)
 
 
 def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
@@ -213,10 +213,10 @@ def _captured(model: LoadedModel, rules: Rules) -> Captured:
 
 def _verified(model: LoadedModel) -> tuple[Traced, frozenset[str]]:
     """The first trace that computes what the module does, and its parameters without gradient."""
-    found, failure = traces(model), None
+    candidates, failure = traces(model), None
     while True:
         with untouched(*model.stateful):  # attributes may hold tensors of the trace, which have no values
-            traced = next(found, None)
+            traced = next(candidates, None)
         if traced is None:
             raise failure or AssertionError("a model has a trace, or a refusal")
         try:
@@ -227,16 +227,16 @@ def _verified(model: LoadedModel) -> tuple[Traced, frozenset[str]]:
 
 
 def _of_traced(model: LoadedModel, traced: Traced, rules: Rules, judge: Judge, evaluation: str) -> Captured:
-    found = groups(traced, rules)
-    names = _names(traced, found)
-    values = _value_names(traced, found, names)
-    layers = dict(zip(names, judge(traced, found, model), strict=True))
-    graph = _graph(traced, rules, found, names, values)
-    graph = marked(graph, layers, found, names, traced, samples_neighbours=_samples_neighbours(model))
+    layer_groups = groups(traced, rules)
+    names = _names(traced, layer_groups)
+    values = _value_names(traced, layer_groups, names)
+    layers = dict(zip(names, judge(traced, layer_groups, model), strict=True))
+    graph = _graph(traced, rules, layer_groups, names, values)
+    graph = marked(graph, layers, layer_groups, names, traced, samples_neighbours=_samples_neighbours(model))
     return Captured(
         _with_pairs(graph, model),
         traced.module,
-        {node.name: name for group, name in zip(found, names, strict=True) for node in group.nodes},
+        {node.name: name for group, name in zip(layer_groups, names, strict=True) for node in group.nodes},
         {value: node.name for node, value in values.items() if isinstance(node.meta.get("val"), Tensor)},
         traced.is_polymorphic,
         tuple(name for name, layer in layers.items() if layer.mark == MIXES_SAMPLES),
@@ -269,22 +269,22 @@ def _outputs(traced: Traced, values: Mapping[fx.Node, str]) -> dict[str, str]:
 
 def _evaluating(module: nn.Module) -> tuple[str, ...]:
     """Modules in evaluation mode, of those within one another the outermost, by name."""
-    found: list[str] = []
+    outermost: list[str] = []
     for name, part in module.named_modules():
-        if not part.training and not any(name.startswith(f"{outer}.") or not outer for outer in found):
-            found.append(name)
-    return tuple(name or type(module).__name__ for name in found)
+        if not part.training and not any(name.startswith(f"{outer}.") or not outer for outer in outermost):
+            outermost.append(name)
+    return tuple(name or type(module).__name__ for name in outermost)
 
 
-def _names(traced: Traced, found: tuple[Group, ...]) -> tuple[str, ...]:
-    owns = [any(traced.is_parameter(a) for a in tensor_arguments(group.main)) for group in found]
-    return layer_names([group.main for group in found], owns, traced.inputs)
+def _names(traced: Traced, layer_groups: tuple[Group, ...]) -> tuple[str, ...]:
+    owns = [any(traced.is_parameter(a) for a in tensor_arguments(group.main)) for group in layer_groups]
+    return layer_names([group.main for group in layer_groups], owns, traced.inputs)
 
 
-def _value_names(traced: Traced, found: tuple[Group, ...], names: tuple[str, ...]) -> dict[fx.Node, str]:
+def _value_names(traced: Traced, layer_groups: tuple[Group, ...], names: tuple[str, ...]) -> dict[fx.Node, str]:
     """The value that each placeholder, main node and output of a main node is; nodes inside a layer are none."""
     values = {node: node.target for node in traced.module.graph.nodes if traced.is_input(node)}
-    for group, name in zip(found, names, strict=True):
+    for group, name in zip(layer_groups, names, strict=True):
         values[group.main] = name
         for node in group.nodes:
             if is_output_of(node) and node.args[0] is group.main:
@@ -293,7 +293,7 @@ def _value_names(traced: Traced, found: tuple[Group, ...], names: tuple[str, ...
 
 
 def _graph(
-    traced: Traced, rules: Rules, found: tuple[Group, ...], names: tuple[str, ...], values: Mapping[fx.Node, str]
+    traced: Traced, rules: Rules, layer_groups: tuple[Group, ...], names: tuple[str, ...], values: Mapping[fx.Node, str]
 ) -> Graph:
     specs: dict[str, TensorSpec] = {}
     for node, name in values.items():
@@ -301,9 +301,9 @@ def _graph(
             specs[name] = specify_input(node, traced)
     inputs = dict(specs)
     layers = []
-    buffers = [_buffers(traced, group) for group in found]
+    buffers = [_buffers(traced, group) for group in layer_groups]
     readers = Counter(buffer for own in buffers for buffer in own)
-    for group, name, own in zip(found, names, buffers, strict=True):
+    for group, name, own in zip(layer_groups, names, buffers, strict=True):
         layer = _layer(traced, rules, group, name, values, specs)
         shared = tuple((buffer, size) for buffer, size in own.items() if readers[buffer] > 1)
         layer = replace(layer, buffer_bytes=sum(own.values()), shared_buffers=shared)
@@ -431,12 +431,12 @@ def _raw(model: LoadedModel) -> dict[str, TensorSpec]:
     """The tensors that a batch of clouds has: samples, the points of each, and what a point has."""
     if model.clouds is None:
         return {}
-    found = {}
+    specs = {}
     first = model.clouds.inputs[0]
     points = first.shape[1] if first.ndim > 1 else 0
     for name, tensor in model.clouds.named.items():
         dims = [SAMPLE, *(f"dim{dim}" for dim in range(1, tensor.ndim))]
         if tensor.ndim > 1 and tensor.shape[1] == points and name != "counts":
             dims[1] = "points"
-        found[name] = TensorSpec(tuple(dims), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-    return found
+        specs[name] = TensorSpec(tuple(dims), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    return specs

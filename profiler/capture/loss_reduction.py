@@ -86,16 +86,16 @@ def site_dims(value: Tensor, traced: Traced) -> list[int]:
 def of_inputs_alone(traced: Traced) -> frozenset[fx.Node]:
     """What follows from the inputs and from constants by a few cheap operators, without parameters and draws."""
     changing = _written(traced.module.graph)
-    found: set[fx.Node] = set()
+    nodes: set[fx.Node] = set()
     for node in traced.module.graph.nodes:
         if node.op == "placeholder":
-            found.add(node)
+            nodes.add(node)
         elif node.op == "get_attr":
             if node.target not in traced.parameters and node.target not in changing:
-                found.add(node)
-        elif node.op == "call_function" and _is_cheap(node) and all(each in found for each in node.all_input_nodes):
-            found.add(node)
-    return frozenset(found)
+                nodes.add(node)
+        elif node.op == "call_function" and _is_cheap(node) and all(each in nodes for each in node.all_input_nodes):
+            nodes.add(node)
+    return frozenset(nodes)
 
 
 def _is_cheap(node: fx.Node) -> bool:
@@ -201,14 +201,14 @@ def is_number_of_samples(size: fx.Node, traced: Traced) -> bool:
 
 def reaching(graph: fx.Graph) -> frozenset[fx.Node]:
     """The nodes that the loss is made of, as opposed to those that only update buffers."""
-    found: set[fx.Node] = set()
+    nodes: set[fx.Node] = set()
     reading: list[fx.Node] = [node for node in graph.nodes if node.op == "output"]
     while reading:
         node = reading.pop()
-        if node not in found:
-            found.add(node)
+        if node not in nodes:
+            nodes.add(node)
             reading += node.all_input_nodes
-    return frozenset(found)
+    return frozenset(nodes)
 
 
 def leaves(value: Any) -> Iterator[Tensor]:
@@ -302,13 +302,13 @@ class Numbers:
             if knows_terms(node, self._of_inputs):
                 return TERMS
             return MEAN if all_count(node) else None
-        found = next((each for each in likely(node) if not is_known or self._is(node, each)), None)
+        reduction = next((each for each in likely(node) if not is_known or self._is(node, each)), None)
         if node in self._of_inputs:
             is_fixed = all(isinstance(size, int) for size in node.meta["val"].shape)
-            return f"whole {found}" if found is not None and is_fixed else None
-        if found == SUM and is_divided_by_samples(node, self._traced):
+            return f"whole {reduction}" if reduction is not None and is_fixed else None
+        if reduction == SUM and is_divided_by_samples(node, self._traced):
             return DIVIDED
-        return found
+        return reduction
 
     def _is(self, node: fx.Node, reduction: str) -> bool:
         whole, *alone = (run.values[node] for run in self._runs)

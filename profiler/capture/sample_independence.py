@@ -54,21 +54,21 @@ class Dependence:
 
 
 @torch.no_grad()
-def dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
+def dependence(traced: Traced, layer_groups: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
     """Of each layer.
 
     If the number of samples is fixed, nothing is known, and all layers are said to mix them.  Of the loss the module
     itself is asked, unless it refuses other numbers of samples as well.
     """
     if not traced.is_polymorphic:
-        *others, loss = (Dependence(MIXES_SAMPLES),) * len(found)
+        *others, loss = (Dependence(MIXES_SAMPLES),) * len(layer_groups)
         return (*others, replace(loss, needs_whole_batch=not _is_mean_of_examples(model)))
     with model.precision():
         if isinstance(model.clouds, GraphExample):
-            return _dependence(traced, found, _pieces(traced, model.clouds))
+            return _dependence(traced, layer_groups, _pieces(traced, model.clouds))
         if model.clouds is not None:
-            return _dependence_of_rows(traced, found, model)
-        return _dependence(traced, found, _samples(traced, model))
+            return _dependence_of_rows(traced, layer_groups, model)
+        return _dependence(traced, layer_groups, _samples(traced, model))
 
 
 def _is_mean_of_examples(model: LoadedModel) -> bool:
@@ -80,10 +80,10 @@ def _is_mean_of_examples(model: LoadedModel) -> bool:
     other = [_altered(tensor) if cut else tensor for tensor, cut in zip(tensors, is_cut, strict=True)]
     both = [torch.cat(pair) if cut else pair[0] for *pair, cut in zip(tensors, other, is_cut, strict=True)]
     try:
-        found = [module_loss(model, part, calm=True) for part in (both, tensors, other)]
+        losses = [module_loss(model, part, calm=True) for part in (both, tensors, other)]
     except Exception:  # noqa: BLE001 - the user's module may refuse another number of samples in any way
         return True
-    return is_alike(found[0], (found[1] + found[2]) / _PAIR)
+    return is_alike(losses[0], (losses[1] + losses[2]) / _PAIR)
 
 
 def _altered(tensor: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def _altered(tensor: Tensor) -> Tensor:
     return tensor.flip(0) * 0.75 if tensor.is_floating_point() else tensor.flip(0)
 
 
-def _dependence_of_rows(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
+def _dependence_of_rows(traced: Traced, layer_groups: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
     """Of a sparse network, whose sites are no equal number of rows a sample: known kinds keep samples apart.
 
     Of others those do whose first rows follow from the first rows that they read, sites or samples.
@@ -103,7 +103,7 @@ def _dependence_of_rows(traced: Traced, found: tuple[Group, ...], model: LoadedM
             run.execute(node)
     marks = [
         MIXES_SAMPLES if kind_of(group.main)[0] == OPAQUE and not _keeps_rows(group.main, run) else ""
-        for group in found
+        for group in layer_groups
     ]
     *others, loss = map(Dependence, marks)
     return (*others, replace(loss, needs_whole_batch=not _is_mean_over_clouds(traced, model)))
@@ -163,16 +163,16 @@ def _pieces(traced: Traced, example: GraphExample) -> list[_Run]:
     """Two seeds of a graph network side by side, and each alone: the rows of one are none of the other's."""
     seeds, draws, *targets = (each[:_PAIR] for each in (*example.inputs, *example.targets))
     pieces = [slice(at, at + 1) for at in range(_PAIR)]
-    given = example.preparation.side_by_side([seeds[piece] for piece in pieces], draws)
+    batches = example.preparation.side_by_side([seeds[piece] for piece in pieces], draws)
     runs = []
-    for inputs, rows in zip(given, (slice(0, _PAIR), *pieces), strict=True):
+    for inputs, rows in zip(batches, (slice(0, _PAIR), *pieces), strict=True):
         tensors = (*inputs, *(target[rows] for target in targets))
         runs.append(_Run(traced, len(inputs[0]), dict(zip(traced.inputs, tensors, strict=True))))
     return runs
 
 
-def _dependence(traced: Traced, found: tuple[Group, ...], runs: list[_Run]) -> tuple[Dependence, ...]:
-    answers = dict.fromkeys((group.main for group in found), "")
+def _dependence(traced: Traced, layer_groups: tuple[Group, ...], runs: list[_Run]) -> tuple[Dependence, ...]:
+    answers = dict.fromkeys((group.main for group in layer_groups), "")
     numbers = loss_reduction.Numbers(traced, runs)
     unknown: set[fx.Node] = set()
     together: set[fx.Node] = set()  # of the pair alone: there is no value for one sample
@@ -224,16 +224,16 @@ def _mixes_gradients(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
     numbers = [fx.node.map_arg(integers, run.values.__getitem__) for run in runs]
 
     def gradients(of: int, seeds: list[Tensor]) -> list[Tensor]:
-        given = [_leaf(value) for value in values[of]]
-        outputs = function(given, numbers[of], name)
+        leaves = [_leaf(value) for value in values[of]]
+        outputs = function(leaves, numbers[of], name)
         pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out.requires_grad]
-        wanted = [each for each in given if each.requires_grad]
+        wanted = [each for each in leaves if each.requires_grad]
         if not pairs or not wanted:
-            return [torch.zeros_like(each) for each in given]
+            return [torch.zeros_like(each) for each in leaves]
         results, of_results = zip(*pairs, strict=True)
-        found = iter(torch.autograd.grad(results, wanted, of_results, allow_unused=True))
-        ordered = [next(found) if each.requires_grad else None for each in given]
-        return [torch.zeros_like(each) if g is None else g for each, g in zip(given, ordered, strict=True)]
+        computed = iter(torch.autograd.grad(results, wanted, of_results, allow_unused=True))
+        ordered = [next(computed) if each.requires_grad else None for each in leaves]
+        return [torch.zeros_like(each) if g is None else g for each, g in zip(leaves, ordered, strict=True)]
 
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -430,16 +430,16 @@ def _compare(node: fx.Node, runs: list[_Run], traced: Traced) -> str:
     for place, (meta, together, *alone) in enumerate(zip(_leaves(node.meta["val"]), *outputs, strict=True)):
         dims, sites = sample_dims(meta, traced), loss_reduction.site_dims(meta, traced)
         if place in unread:
-            found, halves = "", [together, together]
+            mark, halves = "", [together, together]
         elif dims and sites:
-            found, halves = MIXES_SAMPLES, [together, together]
+            mark, halves = MIXES_SAMPLES, [together, together]
         elif sites:
-            found, halves = _with_rows(node, together, alone, sites)
+            mark, halves = _with_rows(node, together, alone, sites)
         elif not dims:
-            found, halves = _without_samples(together, alone)
+            mark, halves = _without_samples(together, alone)
         else:
-            found, halves = _with_samples(together, alone, dims[0])
-        answer = MIXES_SAMPLES if MIXES_SAMPLES in (answer, found) else answer or found
+            mark, halves = _with_samples(together, alone, dims[0])
+        answer = MIXES_SAMPLES if MIXES_SAMPLES in (answer, mark) else answer or mark
         for part, half in zip(parts, halves, strict=True):
             part.append(half)
     _hand_on(node, runs, parts)

@@ -96,8 +96,8 @@ def _median_s(transport: Transport, ranks: tuple[int, ...], num_bytes: int, effo
 
     first_s = [once_s() for _ in range(2)][1]
     repeats = round(_agreed(transport, ranks, max(1.0, min(effort.most, effort.each_s / max(first_s, 1e-6)))))
-    found = [once_s() for _ in range(repeats)]
-    return statistics.median(found if repeats > 2 else [first_s, *found])
+    times_s = [once_s() for _ in range(repeats)]
+    return statistics.median(times_s if repeats > 2 else [first_s, *times_s])
 
 
 def _amid_computation_s(
@@ -187,8 +187,8 @@ def in_processes(
             try:
                 what, seconds = next(first)
             except StopIteration as stop:
-                found: LinkCosts = stop.value
-                return found
+                costs: LinkCosts = stop.value
+                return costs
             if progress is not None:
                 progress(what, seconds)
 
@@ -250,8 +250,8 @@ def measure_together(
     pairs: tuple[PairLink, ...] = ()
     neighbours = _neighbours(hosts)
     if neighbours is not None:
-        found = measure_fully(transport, store, [neighbours], effort, one_host=True)
-        links[host_tier(hosts[:1])] = link = replace(found[neighbours], burst_bytes=0)  # no bucket is in a host
+        within_host = measure_fully(transport, store, [neighbours], effort, one_host=True)
+        links[host_tier(hosts[:1])] = link = replace(within_host[neighbours], burst_bytes=0)  # no bucket is in a host
         report(("messages within a host", link.points[0][1]))
     if len(set(hosts)) > 1:
         link, pairs = measure_across(transport, store, hosts, effort)
@@ -275,13 +275,13 @@ def measure_together(
 def _memory(transport: Transport, store: Store, hosts: Sequence[str], effort: Effort) -> list[Collective]:
     """Passes over memory by one rank of a host, then by all of each group within it at once."""
     groups = [ranks for ranks in groups_of(hosts) if len({hosts[rank] for rank in ranks}) == 1]
-    found = []
+    passes = []
     for ranks in [groups[0][:1], *groups] if groups else []:
         transport.barrier(SILENCE_S)
         points: Points = ((_MEMORY_BYTES, _passes_s(transport, ranks, effort)),) if transport.rank in ranks else ()
         points = _told(store, f"{MEMORY} {ranks}", points, transport.rank == ranks[0])
-        found.append(Collective(MEMORY, len(ranks), host_tier({hosts[ranks[0]]}), points))
-    return found
+        passes.append(Collective(MEMORY, len(ranks), host_tier({hosts[ranks[0]]}), points))
+    return passes
 
 
 def _passes_s(transport: Transport, ranks: tuple[int, ...], effort: Effort) -> float:
@@ -303,10 +303,10 @@ def groups_of(hosts: Sequence[str]) -> list[tuple[int, ...]]:
         by_host.setdefault(host, []).append(rank)
     most = max(by_host.values(), key=len)
     firsts = [ranks[0] for ranks in by_host.values()]
-    found = [tuple(ranks[:count]) for ranks in (most, firsts) for count in _world_sizes(len(ranks))]
+    groups = [tuple(ranks[:count]) for ranks in (most, firsts) for count in _world_sizes(len(ranks))]
     if 1 < len(by_host) < len(hosts):
-        found.append(tuple(range(len(hosts))))
-    return found
+        groups.append(tuple(range(len(hosts))))
+    return groups
 
 
 def _world_sizes(most: int) -> list[int]:

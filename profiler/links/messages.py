@@ -131,10 +131,10 @@ def both_ways_s(wire: PeerLink, num_bytes: int) -> float:
     wire.meet()
     start_s = time.perf_counter()
     wire.send(num_bytes)
-    came = wire.take(coming)
+    received = wire.take(coming)
     wire.transport.flush(DEADLINE_S)
     both_s = time.perf_counter() - start_s
-    return max(0.0, both_s - _reading_s(came))
+    return max(0.0, both_s - _reading_s(received))
 
 
 def _reading_s(tensor: torch.Tensor) -> float:
@@ -254,10 +254,10 @@ def burst_bytes(points: Points, bytes_per_s: float) -> int:
     """By how much messages after silence are ahead of a stream; 0 unless most sizes say much the same."""
     latency_s = points[0][1]
     ahead = {size: size - bytes_per_s * (seconds - latency_s) for size, seconds in points}
-    found = statistics.median([bytes_ for size, bytes_ in ahead.items() if 16 << 10 <= size <= 1 << 20] or [0.0])
-    larger = [bytes_ for size, bytes_ in ahead.items() if found <= size <= 1 << 20]
-    alike = [bytes_ for bytes_ in larger if 0.5 * found <= bytes_ <= 1.5 * found]
-    return round(found) if found > _LEAST_BURST_BYTES and len(alike) > 0.7 * len(larger) else 0
+    burst = statistics.median([bytes_ for size, bytes_ in ahead.items() if 16 << 10 <= size <= 1 << 20] or [0.0])
+    larger = [bytes_ for size, bytes_ in ahead.items() if burst <= size <= 1 << 20]
+    alike = [bytes_ for bytes_ in larger if 0.5 * burst <= bytes_ <= 1.5 * burst]
+    return round(burst) if burst > _LEAST_BURST_BYTES and len(alike) > 0.7 * len(larger) else 0
 
 
 def _one_way(times: dict[int, tuple[float, float]], bytes_per_s: float) -> OneWay:
@@ -301,31 +301,31 @@ def most_bent(times: dict[int, tuple[float, float]]) -> int:
     """A size in the interval whose middle is least certain; 0 if all are well known."""
     sizes = sorted(times)
     points = [(math.log(size), math.log(times[size][0])) for size in sizes]
-    worst, found = _BENT, 0
+    worst, size_between = _BENT, 0
     for k in range(1, len(points) - 1):
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points[k - 1 : k + 2])]
         for a, b in ((k - 1, k), (k, k + 1)):
             wide = points[b][0] - points[a][0]
             off = abs(slopes[1] - slopes[0]) * wide / 4
             if off > worst and wide > math.log(1.2):
-                worst, found = off, round(math.sqrt(sizes[a] * sizes[b]) / 1024) * 1024
-    return found if found not in times else 0
+                worst, size_between = off, round(math.sqrt(sizes[a] * sizes[b]) / 1024) * 1024
+    return size_between if size_between not in times else 0
 
 
 def _apart(wire: PeerLink, times: dict[int, tuple[float, float]], leads: bool) -> dict[int, tuple[float, float]]:
     """The table of one direction alone: there with a short answer, after a silence as long as the message."""
     sender = wire.led_by_this(wire.leads is leads)
     short = min(times)
-    found = {}
+    one_way_s = {}
     for size in sorted(times):
         pause_s = times[size][0]
         runs = [there_and_back_s(sender, size, short, pause_s) for _ in range(5 if pause_s < 0.02 else 2)]
         seconds, call_s = (statistics.median(column) for column in zip(*runs, strict=True))
         seconds, call_s = _known(wire, seconds, call_s, who=sender.leads)
-        found[size] = (seconds, call_s)
+        one_way_s[size] = (seconds, call_s)
     sender.forget()
     answer_s = times[short][0]
-    return {size: (max(seconds - answer_s, answer_s), call_s) for size, (seconds, call_s) in found.items()}
+    return {size: (max(seconds - answer_s, answer_s), call_s) for size, (seconds, call_s) in one_way_s.items()}
 
 
 def _stream_s(wire: PeerLink, num_bytes: int, effort: Effort, leads: bool) -> float:

@@ -93,17 +93,17 @@ def time_alike(
         def shorter(split: bool) -> SegmentedPass:
             return ShorterPass(parts, without, captured, tensors, samples, clock, split)
 
-        found = time_segments(asked, shorter, rest, after_pass, clock)
-        others = {name: replace(found[each.nearer], alike=each.nearer) for name, each in without.items()}
-        return {part.name: (found | others)[part.name] for part in parts}
+        of_asked = time_segments(asked, shorter, rest, after_pass, clock)
+        others = {name: replace(of_asked[each.nearer], alike=each.nearer) for name, each in without.items()}
+        return {part.name: (of_asked | others)[part.name] for part in parts}
 
-    found = timed(stand_ins)
-    sum_s = sum(each.forward_s + each.backward_s for each in found.values())
+    measured = timed(stand_ins)
+    sum_s = sum(each.forward_s + each.backward_s for each in measured.values())
     if not stand_ins or abs(sum_s / whole_s - 1) <= MOST_SUM:
-        return found
+        return measured
     again_s = sum(map(_seconds, run_pass(parts, start, split=False).values()))  # the first one was a warm-up as well
     runs.clear()
-    return timed({}) if abs(sum_s / again_s - 1) > MOST_SUM else found
+    return timed({}) if abs(sum_s / again_s - 1) > MOST_SUM else measured
 
 
 def stand_ins_of(captured: Captured, parts: Sequence[Segment], run: SegmentedPass, times: _Times) -> dict[str, StandIn]:
@@ -113,7 +113,7 @@ def stand_ins_of(captured: Captured, parts: Sequence[Segment], run: SegmentedPas
         run: a pass over all ``parts``, which took ``times``.
     """
     whole_s = sum(map(_seconds, times.values()))
-    found: dict[str, StandIn] = {}
+    stand_ins: dict[str, StandIn] = {}
     for layers in _classes(captured, parts, run):
         first, last, between = layers[0], layers[-1], layers[1:-1]
         if len(layers) < _FEWEST:
@@ -129,8 +129,8 @@ def stand_ins_of(captured: Captured, parts: Sequence[Segment], run: SegmentedPas
             end = 0 if 2 * index < len(between) else 1
             off_s = abs(own_s - ends_s[end])
             if off_s <= max(_MOST_OF_ONE * ends_s[end], _MATTERS * whole_s):
-                found[part.name] = StandIn(first, last, (first, last)[end].name)
-    return found
+                stand_ins[part.name] = StandIn(first, last, (first, last)[end].name)
+    return stand_ins
 
 
 class ShorterPass(SegmentedPass):
@@ -170,10 +170,10 @@ class ShorterPass(SegmentedPass):
             handed = self._handed.get(self._stand_ins[part.name].last.name, {})
             self._hand_on(part, [(part.reads[index], gradient) for index, gradient in handed.items()])
 
-    def _hand_on(self, segment: Segment, given: Sequence[tuple[fx.Node, Tensor]]) -> list[Any]:
+    def _hand_on(self, segment: Segment, gradients: Sequence[tuple[fx.Node, Tensor]]) -> list[Any]:
         if segment.name in self._lasts:
-            self._handed[segment.name] = {segment.reads.index(node): gradient for node, gradient in given}
-        return super()._hand_on(segment, given)
+            self._handed[segment.name] = {segment.reads.index(node): gradient for node, gradient in gradients}
+        return super()._hand_on(segment, gradients)
 
 
 def _classes(captured: Captured, parts: Sequence[Segment], run: SegmentedPass) -> list[list[Segment]]:
@@ -182,7 +182,7 @@ def _classes(captured: Captured, parts: Sequence[Segment], run: SegmentedPass) -
     for index, part in enumerate(parts):
         for each in (*part.reads, *part.parameters):
             readers.setdefault(each, []).append(index)
-    found: dict[object, list[Segment]] = {}
+    classes: dict[object, list[Segment]] = {}
     for index, part in enumerate(parts):
         values = [run.value(node) for node in part.results]
         if all(isinstance(value, Tensor) and value.is_floating_point() for value in values) and not any(
@@ -190,8 +190,8 @@ def _classes(captured: Captured, parts: Sequence[Segment], run: SegmentedPass) -
         ):
             later = [each for each in (*part.reads, *part.parameters) if readers[each][-1] > index]
             key = _key(captured, part, run, frozenset(map(id, later)))
-            found.setdefault(key, []).append(part)
-    return list(found.values())
+            classes.setdefault(key, []).append(part)
+    return list(classes.values())
 
 
 def _key(captured: Captured, part: Segment, run: SegmentedPass, later: frozenset[int]) -> object:
@@ -213,10 +213,10 @@ def _key(captured: Captured, part: Segment, run: SegmentedPass, later: frozenset
     for node in part.calls:
         arguments = fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: _Word(repr(described(each))))
         calls.append((node.target, repr(arguments)))
-    given = tuple((_described(run.value(node)), id(node) in later) for node in part.reads)
+    reads = tuple((_described(run.value(node)), id(node) in later) for node in part.reads)
     weights = tuple((_described(weight), id(weight) in later) for weight in part.parameters)
     results = tuple((part.calls.index(node), bool(node.users), _described(run.value(node))) for node in part.results)
-    return tuple(calls), given, weights, results
+    return tuple(calls), reads, weights, results
 
 
 class _Word(str):

@@ -39,12 +39,12 @@ def still_optimizer(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) ->
     Raises:
         UnknownNameError, UsageError: there is no such optimiser, or it takes other arguments.
     """
-    known = [name for name, value in vars(torch.optim).items() if isinstance(value, type) and name != "Optimizer"]
-    if optimizer.name not in known:
-        near = difflib.get_close_matches(optimizer.name, known, n=1)
+    names = [name for name, value in vars(torch.optim).items() if isinstance(value, type) and name != "Optimizer"]
+    if optimizer.name not in names:
+        near = difflib.get_close_matches(optimizer.name, names, n=1)
         raise UnknownNameError(
             f"torch.optim has no optimiser {optimizer.name!r}",
-            [f"known: {', '.join(sorted(known))}"],
+            [f"known: {', '.join(sorted(names))}"],
             [f"did you mean {name}?" for name in near],
         )
     cls: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, optimizer.name)
@@ -184,14 +184,14 @@ def _as_one(group: Sequence[Segment]) -> Segment:
 
 
 def _owners(captured: Captured) -> dict[str, tuple[nn.Parameter, ...]]:
-    seen: set[int] = set()
-    found: dict[str, tuple[nn.Parameter, ...]] = {}
+    owned: set[int] = set()
+    by_layer: dict[str, tuple[nn.Parameter, ...]] = {}
     for part in segments(captured):
-        own = tuple(parameter for parameter in _distinct(part) if id(parameter) not in seen)
-        seen.update(map(id, own))
+        own = tuple(parameter for parameter in _distinct(part) if id(parameter) not in owned)
+        owned.update(map(id, own))
         if own:
-            found[part.name] = own
-    return found
+            by_layer[part.name] = own
+    return by_layer
 
 
 def _distinct(part: Segment) -> tuple[nn.Parameter, ...]:

@@ -135,8 +135,8 @@ def described(kind: Backend, host: str, count: int) -> tuple[DeviceSpec, ...]:
             [f"--workers {there}"],
         )
     with Child("profiler.measure.devices:describe", kind.type, host, count, core=None) as child:
-        found: tuple[DeviceSpec, ...] = child.result(_DEADLINE_S)
-    return found
+        devices: tuple[DeviceSpec, ...] = child.result(_DEADLINE_S)
+    return devices
 
 
 def describe(report: Report, name: str, host: str, count: int) -> tuple[DeviceSpec, ...]:
@@ -145,8 +145,10 @@ def describe(report: Report, name: str, host: str, count: int) -> tuple[DeviceSp
 
 
 def _cores(host: str, count: int) -> tuple[DeviceSpec, ...]:
-    found = device_description(count)
-    return tuple(DeviceSpec(f"{host}/cpu{rank}", found.processor, host, found.memory_bytes) for rank in range(count))
+    processor = device_description(count)
+    return tuple(
+        DeviceSpec(f"{host}/cpu{rank}", processor.processor, host, processor.memory_bytes) for rank in range(count)
+    )
 
 
 def _gpus(host: str, count: int) -> tuple[DeviceSpec, ...]:

@@ -114,8 +114,8 @@ class ModelCosts:
     @property
     def measurements(self) -> tuple[Measurement, ...]:
         """Of whole layers, by growing number of samples."""
-        found = sorted(self.done.sizes, key=lambda size: size.samples)
-        return tuple(one for size in found for one in size.measurements)
+        by_samples = sorted(self.done.sizes, key=lambda size: size.samples)
+        return tuple(one for size in by_samples for one in size.measurements)
 
     @property
     def parts(self) -> tuple[Measurement, ...]:
@@ -125,8 +125,8 @@ class ModelCosts:
     @property
     def iteration_s(self) -> dict[str, float]:
         """Seconds of a whole step by samples."""
-        found = sorted(self.done.sizes, key=lambda size: size.samples)
-        return {str(size.samples): size.iteration_s for size in found if size.measurements}
+        by_samples = sorted(self.done.sizes, key=lambda size: size.samples)
+        return {str(size.samples): size.iteration_s for size in by_samples if size.measurements}
 
     @property
     def chosen(self) -> Chosen:
@@ -191,15 +191,15 @@ class Unfinished:
             if resume:
                 say("there is nothing to go on with; the profile starts at its beginning")
             return
-        found = _read(path)
+        kept = _read(path)
         if not resume:
             say(f"{path} keeps an interrupted profile until this one has its first size; --resume goes on with it")
-        elif found is None:
+        elif kept is None:
             say(f"{path} cannot be read; the profile starts at its beginning")
-        elif found.job != job:
+        elif kept.job != job:
             say("the interrupted profile was another job (model, options, versions or machine): it starts again")
         else:
-            self.contents = found
+            self.contents = kept
             return
         self._is_old = True
 

@@ -89,8 +89,8 @@ class _Processes:
             "it is run once more"
         )
         self._progress.repeated()
-        again = self._costs(f"{number} again", first.chosen)
-        best = min(first, again, key=lambda costs: _noise(costs.rest))
+        second = self._costs(f"{number} again", first.chosen)
+        best = min(first, second, key=lambda costs: _noise(costs.rest))
         self._say(
             f"its {'first' if best is first else 'second'} run was quieter, and counts ({_noise_text(best.rest)})"
         )

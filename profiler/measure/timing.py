@@ -60,15 +60,15 @@ def segments(captured: Captured) -> tuple[Segment, ...]:
         if node.name in captured.layer_of_node:
             members[captured.layer_of_node[node.name]].append(node)
     value_nodes = set(captured.node_of_value.values())
-    found = []
+    parts = []
     for layer in captured.graph.layers:
         nodes = members[layer.name]
         arguments = dict.fromkeys(argument for node in nodes for argument in tensor_arguments(node))
         reads = tuple(a for a in arguments if a.op != "get_attr" and a not in nodes)
         results = tuple(node for node in nodes if node.name in value_nodes)
         parameters = tuple(captured.graph_module.get_parameter(name) for name in layer.parameters)
-        found.append(Segment(layer.name, tuple(nodes), reads, results, parameters))
-    return tuple(found)
+        parts.append(Segment(layer.name, tuple(nodes), reads, results, parameters))
+    return tuple(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +208,10 @@ class SegmentedPass:
         laps.backward.append(self._clock.stop(started))
         for node in segment.results:
             self._gradients.pop(node, None)
-        given = [(node, leaf.grad) for node, leaf in leaves if leaf.grad is not None]
+        input_gradients = [(node, leaf.grad) for node, leaf in leaves if leaf.grad is not None]
         for _, leaf in leaves:
             leaf.grad = None
-        laps.backward.extend(self._hand_on(segment, given))
+        laps.backward.extend(self._hand_on(segment, input_gradients))
 
     def backward_weight(self, segment: Segment) -> None:
         """What :meth:`backward_input` left."""
@@ -236,10 +236,10 @@ class SegmentedPass:
     def _seconds(self, laps: Iterable[Any]) -> float:
         return sum((self._clock.seconds(lap) for lap in laps), 0.0)
 
-    def _hand_on(self, segment: Segment, given: Sequence[tuple[fx.Node, Tensor]]) -> list[Any]:
+    def _hand_on(self, segment: Segment, input_gradients: Sequence[tuple[fx.Node, Tensor]]) -> list[Any]:
         """Adds gradients of what ``segment`` reads to those that other readers gave; the laps that took."""
         laps = []
-        for node, gradient in given:
+        for node, gradient in input_gradients:
             if node in self._gradients:
                 started = self._clock.start()
                 self._gradients[node] = self._gradients[node] + gradient
@@ -346,7 +346,7 @@ def time_segments(
     clock: Clock | None = None,
 ) -> dict[str, LayerTimes]:
     """The times of ``parts``, run in passes that ``start`` makes, backward in halves or whole."""
-    found = {part.name: _Samples() for part in parts}
+    samples_of = {part.name: _Samples() for part in parts}
     call_s = backward_call_s(clock)
 
     def once(split: bool) -> dict[str, tuple[float, BackwardTimes]]:
@@ -359,18 +359,18 @@ def time_segments(
     while len(totals) < effort.min_runs or (len(totals) < effort.max_runs and _error(totals) > effort.error):
         times = once(split=False)
         for name, (forward_s, backward) in times.items():
-            found[name].forward_s.append(forward_s)
-            found[name].backward_s.append(max(0.0, backward.both_s - call_s))
+            samples_of[name].forward_s.append(forward_s)
+            samples_of[name].backward_s.append(max(0.0, backward.both_s - call_s))
         totals.append(sum(forward_s + backward.both_s for forward_s, backward in times.values()))
-        after_pass(*_slowest(found))
+        after_pass(*_slowest(samples_of))
     for index in range(effort.split_runs + 1):
         times = once(split=True)
         if index:  # the first one warms up
             for name, (_, backward) in times.items():
-                found[name].input_s.append(max(0.0, backward.input_s - call_s))
-                found[name].weight_s.append(backward.weight_s)
-        after_pass(*_slowest(found))
-    return {part.name: _summary(found[part.name]) for part in parts}
+                samples_of[name].input_s.append(max(0.0, backward.input_s - call_s))
+                samples_of[name].weight_s.append(backward.weight_s)
+        after_pass(*_slowest(samples_of))
+    return {part.name: _summary(samples_of[part.name]) for part in parts}
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
@@ -454,9 +454,9 @@ def _error(totals: Sequence[float]) -> float:
     return 1.25 * spread(totals) / 1.35 / math.sqrt(len(totals))
 
 
-def _slowest(found: Mapping[str, _Samples]) -> tuple[str, float, float]:
-    name = max(found, key=lambda layer: found[layer].forward_s[-1] + found[layer].backward_s[-1])
-    whole = _whole(found[name])
+def _slowest(samples_of: Mapping[str, _Samples]) -> tuple[str, float, float]:
+    name = max(samples_of, key=lambda layer: samples_of[layer].forward_s[-1] + samples_of[layer].backward_s[-1])
+    whole = _whole(samples_of[name])
     return name, statistics.median(whole), spread(whole)
 
 

@@ -132,10 +132,10 @@ def _captured(report: Report, job: Job) -> tuple[LoadedModel, Captured]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     model, captured = capture_for(model, device, Rules(model.elementwise))
-    found = fingerprint(captured.graph)
-    if job.graph and job.graph != found:
+    graph_now = fingerprint(captured.graph)
+    if job.graph and job.graph != graph_now:
         raise StaleFileError(
-            "the model changed while it was profiled", [f"graph before: {job.graph}", f"graph now: {found}"]
+            "the model changed while it was profiled", [f"graph before: {job.graph}", f"graph now: {graph_now}"]
         )
     report(CapturedGraph(captured.graph, captured.remarks))
     return model, captured
@@ -189,44 +189,44 @@ class _Measuring:
         return ModelCosts(Done(tuple(sizes), tuple(parts)), rest, left_out)
 
     def _measure_sizes(self) -> list[SizeCosts]:
-        found = {size.samples: size for size in self._job.done.sizes}
-        self._expect(found)
-        for samples in self._sizes(found):
-            if samples not in found:
-                found[samples] = self._measure_size(samples)
-                self._report(found[samples])
+        by_samples = {size.samples: size for size in self._job.done.sizes}
+        self._expect(by_samples)
+        for samples in self._sizes(by_samples):
+            if samples not in by_samples:
+                by_samples[samples] = self._measure_size(samples)
+                self._report(by_samples[samples])
             self._counter.end_size(samples)
-            self._expect(found)
-        return list(found.values())
+            self._expect(by_samples)
+        return list(by_samples.values())
 
-    def _expect(self, found: Mapping[int, SizeCosts]) -> None:
+    def _expect(self, by_samples: Mapping[int, SizeCosts]) -> None:
         """Tells the progress what is likely to be measured still, by what was."""
         if self._given or self._job.read is None:
-            sizes = tuple(size for size in self._given if size not in found)
+            sizes = tuple(size for size in self._given if size not in by_samples)
         else:
-            measured = {samples: size.measurements for samples, size in found.items()}
+            measured = {samples: size.measurements for samples, size in by_samples.items()}
             batch = self._captured.graph.samples
             sizes = likely_sizes(batch, measured, self._changes, self._limits, self._job.read)
-        running = [size for size in found.values() if size.measurements]
+        running = [size for size in by_samples.values() if size.measurements]
         self._counter.expect(sizes, self._likely_rounds(running, sizes) if running else None)
 
-    def _likely_rounds(self, found: list[SizeCosts], coming: tuple[int, ...]) -> list[float]:
+    def _likely_rounds(self, running: list[SizeCosts], coming: tuple[int, ...]) -> list[float]:
         """What a pass over each round of parts takes, as far as the sizes tell."""
-        sizes = tuple(sorted({*(size.samples for size in found), *coming}))
+        sizes = tuple(sorted({*(size.samples for size in running), *coming}))
         wanted = self._wanted(sizes)
         tried = {shape for each in self._job.done.parts for shape in each.shapes}
         measured = [one for each in self._job.done.parts for one in each.measurements]
         exact = self._job.chosen is not None or self._job.read is None
-        return likely_rounds(wanted, tried, measured, found, sizes, self._limits, None if exact else self._job.read)
+        return likely_rounds(wanted, tried, measured, running, sizes, self._limits, None if exact else self._job.read)
 
-    def _sizes(self, found: Mapping[int, SizeCosts]) -> Iterator[int]:
-        """Sizes, one after another, each once the one before is in ``found``."""
+    def _sizes(self, by_samples: Mapping[int, SizeCosts]) -> Iterator[int]:
+        """Sizes, one after another, each once the one before is in ``by_samples``."""
         if self._given or self._job.read is None:
             yield from self._given
             return
         batch = self._captured.graph.samples
         while True:
-            measured = {samples: size.measurements for samples, size in found.items()}
+            measured = {samples: size.measurements for samples, size in by_samples.items()}
             samples = next_size(batch, measured, self._changes, self._limits, self._job.read)
             if samples is None:
                 return
@@ -254,20 +254,20 @@ class _Measuring:
             Measurement(
                 layer=name,
                 samples=samples,
-                forward_s=found.forward_s,
-                backward_s=found.backward_s,
-                backward_input_s=found.backward_input_s,
-                backward_weight_s=found.backward_weight_s,
+                forward_s=layer_times.forward_s,
+                backward_s=layer_times.backward_s,
+                backward_input_s=layer_times.backward_input_s,
+                backward_weight_s=layer_times.backward_weight_s,
                 saved_bytes=bytes_of[name].saved_bytes,
                 workspace_bytes=bytes_of[name].workspace_bytes,
-                num_runs=found.num_runs,
-                spread=found.spread,
+                num_runs=layer_times.num_runs,
+                spread=layer_times.spread,
                 key=keys[name],
-                raw_s=found.raw_s,
+                raw_s=layer_times.raw_s,
                 levels=bytes_of[name].levels,
-                alike=found.alike,
+                alike=layer_times.alike,
             )
-            for name, found in times.items()
+            for name, layer_times in times.items()
         )
         return SizeCosts(samples, measurements, whole_s)
 
@@ -283,17 +283,21 @@ class _Measuring:
 
     def _measure_parts(self, sizes: list[SizeCosts]) -> list[PartCosts]:
         """Parts at the sizes at which the model runs."""
-        found = list(self._job.done.parts)
+        costs_so_far = list(self._job.done.parts)
         wanted = self._wanted(_running(sizes))
         whole = [size for size in sizes if size.measurements]
         parts = PartRounds(self._captured, self._model, whole, self._of_parts, self._counter, self._clock)
         read = None if self._job.chosen is not None else self._job.read
-        turns = parts.every(wanted, found) if read is None else parts.chosen(wanted, found, self._limits, read)
+        turns = (
+            parts.every(wanted, costs_so_far)
+            if read is None
+            else parts.chosen(wanted, costs_so_far, self._limits, read)
+        )
         for each, costs in turns:
             self._report(costs)
             self._counter.end_round(len(each.shapes))
-            found.append(costs)
-        return found
+            costs_so_far.append(costs)
+        return costs_so_far
 
     def _wanted(self, sizes: tuple[int, ...]) -> tuple[PartShape, ...]:
         if self._job.chosen is not None:

@@ -84,16 +84,16 @@ def _saying_what_is_missing(source: ModelSource) -> Iterator[None]:
 
 def _faked(model: LoadedModel, mode: FakeTensorMode) -> LoadedModel:
     """The model, whose tensors are replaced; those that were one are one again."""
-    known: dict[int, tuple[Tensor, Tensor]] = {}
+    fakes: dict[int, tuple[Tensor, Tensor]] = {}
 
     def fake(tensor: Tensor) -> Tensor:
-        if id(tensor) not in known:
+        if id(tensor) not in fakes:
             with mode:
                 empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
             if isinstance(tensor, nn.Parameter):
                 empty = nn.Parameter(empty, tensor.requires_grad)
-            known[id(tensor)] = empty, tensor  # kept, so that its id stays its own
-        return known[id(tensor)][0]
+            fakes[id(tensor)] = empty, tensor  # kept, so that its id stays its own
+        return fakes[id(tensor)][0]
 
     for root in model.owners.values():
         for part in root.modules():
@@ -107,9 +107,9 @@ def _without_idle(captured: Captured, model: LoadedModel, mode: FakeTensorMode) 
     """Less the parameters that get no gradient, which the optimiser leaves alone."""
     graph, module, tensors = captured.graph, captured.graph_module, model.tensors
     sizes = {name: tensors[tensor].shape[dim] for name, (tensor, dim) in captured.sizes.items()}
-    known = {NUM_SAMPLES: model.samples, **sizes, **tensors}
+    graph_inputs = {NUM_SAMPLES: model.samples, **sizes, **tensors}
     with mode, model.precision():
-        loss = module(*(known[node.target] for node in module.graph.nodes if node.op == "placeholder"))
+        loss = module(*(graph_inputs[node.target] for node in module.graph.nodes if node.op == "placeholder"))
         loss.backward()
     idle = {name for name in graph.parameters if module.get_parameter(name).grad is None}
     for parameter in module.parameters():

@@ -116,16 +116,16 @@ def _convolution(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> 
 
 def _convolution_backward(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
     transposed = bool(arguments["transposed"])
-    given, source = arguments["grad_output"], arguments["input"]
-    of = _Window(arguments, source if transposed else given)
+    gradient, source = arguments["grad_output"], arguments["input"]
+    of = _Window(arguments, source if transposed else gradient)
     of_input, of_weight, of_bias = arguments["output_mask"]
-    found = NOTHING
+    estimate = NOTHING
     if of_input:
         product = of.gather(kernels) if transposed else of.spread(kernels)
-        found += of.depthwise(kernels, given, source) or product
+        estimate += of.depthwise(kernels, gradient, source) or product
     if of_weight:
-        found += of.depthwise(kernels, given, source) or of.weight(kernels)
-    return found + kernels.memory_bound(given.nbytes) if of_bias else found
+        estimate += of.depthwise(kernels, gradient, source) or of.weight(kernels)
+    return estimate + kernels.memory_bound(gradient.nbytes) if of_bias else estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +184,8 @@ def _attention(kernels: Kernels, name: str, arguments: Arguments) -> Estimate:
     shape = prod(outer), heads, key.shape[-3], queries, key.shape[-2], size, bool(arguments.get("is_causal"))
     is_backward = name.endswith(_BACKWARD)
     price = kernels.attention_backward if is_backward else kernels.attention
-    found: Estimate = price(*shape, fused=True)
-    return found
+    estimate: Estimate = price(*shape, fused=True)
+    return estimate
 
 
 def _recurrent(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:

@@ -67,8 +67,8 @@ def profile_on(
             progress(done, len(wanted))
             for layer, footprint, passes in _passes(network, samples, tuple(map(Prices, kernels.values()))):
                 for index, kind in enumerate(kinds):
-                    found = _measurement(layer, samples, footprint, passes.of(index))
-                    measured[kind].append(found)
+                    measurement = _measurement(layer, samples, footprint, passes.of(index))
+                    measured[kind].append(measurement)
                     if samples == wanted[-1]:
                         for each in (passes.forward[index], passes.backward[index]):
                             name = f"{kind}: {each.evidence}"
@@ -79,7 +79,7 @@ def profile_on(
         optimizer=optimizer,
         graph=captured.graph,
         cluster=cluster,
-        measurements={kind: tuple(found) for kind, found in measured.items()},
+        measurements={kind: tuple(of_kind) for kind, of_kind in measured.items()},
         parameters={kind: _parameters(captured.graph, optimizer, each(source.dtype)) for kind, each in kernels.items()},
         provenance=Provenance(
             versions(),
@@ -94,10 +94,10 @@ def profile_on(
 
 def _halves(samples: int) -> tuple[int, ...]:
     """A number, its half, and so on to 1; the largest ones and 1."""
-    found = [samples]
-    while found[-1] > 1:
-        found.append(-(-found[-1] // 2))
-    return tuple(sorted({*found[: _MOST_SIZES - 1], 1}))
+    sizes = [samples]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    return tuple(sorted({*sizes[: _MOST_SIZES - 1], 1}))
 
 
 def _kernels(spec: DeviceSpec, own: tuple[Fit, ...], dtype: str) -> Kernels:
@@ -168,14 +168,14 @@ def _measurement(
 
 def _parameters(graph: Graph, optimizer: Optimizer, kernels: Kernels) -> dict[str, ParameterCost]:
     """Adding into gradients and updating, by bytes; a tied parameter counts for the first layer that uses it."""
-    seen: set[str] = set()
-    found = {}
+    counted: set[str] = set()
+    by_layer = {}
     passes = _READS_AND_WRITES + 2 * optimizer.state_bytes_per_parameter_byte
     for layer in graph.layers:
-        own = [graph.parameters[name] for name in dict.fromkeys(layer.parameters) if name not in seen]
-        seen.update(layer.parameters)
+        own = [graph.parameters[name] for name in dict.fromkeys(layer.parameters) if name not in counted]
+        counted.update(layer.parameters)
         if own:
             num_bytes = sum(spec.num_bytes for spec in own)
             add, update = (kernels.memory_bound(each * num_bytes, len(own)).seconds for each in (_ADDS, passes))
-            found[layer.name] = ParameterCost(add, update)
-    return found
+            by_layer[layer.name] = ParameterCost(add, update)
+    return by_layer

@@ -47,9 +47,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         result = func(*args, **keywords)
         if func.namespace == "prim":
             return result
-        given = tree_leaves((args, dict(keywords)))
-        self.meter.note(given, result)
-        key = (func, *(_sort(each) for each in given))
+        operands = tree_leaves((args, dict(keywords)))
+        self.meter.note(operands, result)
+        key = (func, *(_sort(each) for each in operands))
         times = self._known.get(key)
         if times is None:
             times = self._known[key] = tuple(price(func, args, keywords, result) for price in self._prices)
@@ -103,9 +103,9 @@ class FakeMeter:
     def limit(self, num_bytes: int | None) -> None:
         """There is none."""
 
-    def note(self, given: list[Any], made: Any) -> None:
-        """Counts the storages of ``made`` that are none of those of ``given``."""
-        old = {storage_id(each) for each in given if isinstance(each, Tensor)}
+    def note(self, operands: list[Any], made: Any) -> None:
+        """Counts the storages of ``made`` that are none of those of ``operands``."""
+        old = {storage_id(each) for each in operands if isinstance(each, Tensor)}
         for tensor in tree_leaves(made):
             if not isinstance(tensor, Tensor):
                 continue

@@ -41,8 +41,8 @@ class Step(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """(sample, channel, height, width) to the same."""
-        found: Tensor = u + self.step * self.outer(self.inner(u).tanh())
-        return found
+        after: Tensor = u + self.step * self.outer(self.inner(u).tanh())
+        return after
 
 
 class Parareal(nn.Module):
@@ -65,10 +65,10 @@ class Parareal(nn.Module):
         for propagate in self.predict:
             starts.append(propagate(starts[-1]))
         ends = [propagate(start) for propagate, start in zip(self.fine, starts, strict=True)]
-        found: Tensor = ends[0]  # of the first slice the start is known: it has no defect
+        state: Tensor = ends[0]  # of the first slice the start is known: it has no defect
         for (_, start), end, carry in zip(pairwise(starts), ends[1:], self.correct, strict=True):
-            found = end + carry(found - start)
-        return found
+            state = end + carry(state - start)
+        return state
 
 
 def parareal(

@@ -162,8 +162,8 @@ class LocalWork:
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """An attribute with a number a dim of space."""
-        found = self.layer.attributes.get(name, ())
-        return found if isinstance(found, tuple) else ()
+        attribute = self.layer.attributes.get(name, ())
+        return attribute if isinstance(attribute, tuple) else ()
 
     @property
     def extents(self) -> list[int]:

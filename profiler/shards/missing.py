@@ -77,12 +77,12 @@ def measure_missing(
         graph=fingerprint(profile.graph),
     )
     overall = Overall(num_processes, progress or _silent)
-    found = [_measured(job, backend, overall) for _ in range(num_processes)]
+    by_process = [_measured(job, backend, overall) for _ in range(num_processes)]
     return FoundMissing(
-        merged(costs.measurements for costs in found),
-        merged(costs.parts for costs in found),
-        any(costs.rest.is_contended for costs in found),
-        merged_overhead_s(found),
+        merged(costs.measurements for costs in by_process),
+        merged(costs.parts for costs in by_process),
+        any(costs.rest.is_contended for costs in by_process),
+        merged_overhead_s(by_process),
     )
 
 

@@ -93,16 +93,16 @@ def _made(captured: Captured, segment: Segment, main: fx.Node, pieces: Pieces) -
     attributes = {**pieces.layer.attributes, **{name: _plain(changed[name]) for name in _ATTRIBUTES & changed.keys()}}
     args, keywords = fx.node.map_arg((main.args, dict(main.kwargs)), pieces.operand)
     names = [argument.name for argument in schema_of(overload_of(main)).arguments]
-    given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **keywords}
+    named: dict[str, Any] = {**dict(zip(names, args, strict=False)), **keywords}
     args = tuple(changed.pop(name) if name in changed else value for name, value in zip(names, args, strict=False))
     keywords = {**keywords, **changed}
     target: Callable[..., Any] = overload_of(main)
     if isinstance(arguments.get("padding"), str):
         target = overload_of(main).overloadpacket.default  # ``same`` and ``valid`` as numbers
     if pieces.layer.kind == "conv" and captured.autocast is None:
-        tensors, options = [given["input"], given["weight"]], [attributes[name] for name in _OPTIONS]
+        tensors, options = [named["input"], named["weight"]], [attributes[name] for name in _OPTIONS]
         if runs_in_a_loop(*(each.value for each in tensors), *options):
-            target, args, keywords = onednn_convolution, (*tensors, given.get("bias"), *options), {}
+            target, args, keywords = onednn_convolution, (*tensors, named.get("bias"), *options), {}
     part = LocalPart(
         replace(pieces.layer, attributes=attributes),
         main,
@@ -131,19 +131,19 @@ def _tried(captured: Captured, part: LocalPart) -> tuple[Tensor, ...]:
     device = next((each.value.device.type for each in operands(part)), "cpu")
     with autocast(device, captured.autocast):
         try:
-            found = part.target(*args, **keywords)
+            outputs = part.target(*args, **keywords)
         except _REFUSALS:
             return ()
-    return (found,) if isinstance(found, Tensor) else tuple(each for each in found if isinstance(each, Tensor))
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(each for each in outputs if isinstance(each, Tensor))
 
 
 def operands(part: LocalPart) -> list[Operand]:
     """All of a part's operands, each once, in the order of the call."""
-    found: dict[Operand, None] = {}
+    distinct: dict[Operand, None] = {}
     fx.node.map_aggregate(
-        (part.args, part.keywords), lambda each: found.setdefault(each) if isinstance(each, Operand) else None
+        (part.args, part.keywords), lambda each: distinct.setdefault(each) if isinstance(each, Operand) else None
     )
-    return list(found)
+    return list(distinct)
 
 
 def tensor_of(argument: Any) -> Any:
@@ -223,10 +223,10 @@ class _Builder:
     def add(self, part: LocalPart, shape: PartShape) -> None:
         """One more part."""
         name = f"part{len(self.layers)}"
-        given = {each: self._given(each, f"{name}_{index}") for index, each in enumerate(operands(part))}
+        nodes = {each: self._given(each, f"{name}_{index}") for index, each in enumerate(operands(part))}
 
         def node_of(argument: Any) -> Any:
-            return given[argument] if isinstance(argument, Operand) else argument
+            return nodes[argument] if isinstance(argument, Operand) else argument
 
         args, keywords = fx.node.map_aggregate((part.args, part.keywords), node_of)
         main = self.nodes.call_function(part.target, args, keywords)
@@ -235,8 +235,8 @@ class _Builder:
             index = cast("int", output.args[1])
             picked = self.nodes.call_function(operator.getitem, (main, index))
             self._made(picked, output, name, index)
-        inputs = tuple(str(node.target) for each, node in given.items() if each.role == INPUT)
-        parameters = tuple(str(node.target) for each, node in given.items() if each.role == PARAMETER)
+        inputs = tuple(str(node.target) for each, node in nodes.items() if each.role == INPUT)
+        parameters = tuple(str(node.target) for each, node in nodes.items() if each.role == PARAMETER)
         self.layers.append(replace(part.layer, name=name, inputs=inputs, parameters=parameters))
         self.shapes[name], self.shares[name] = shape, part.share
 

@@ -63,11 +63,11 @@ def load_sampled(
     if len(example) < _LEAST:
         raw, targets = tuple(torch.cat([each] * _LEAST) for each in raw), tuple(torch.cat([t] * 2) for t in targets)
     preparation = SampledPreparation(example.sampler, len(targets))
-    found = GraphExample(preparation, raw, targets)
-    prepared, compared = found.prepared(raw, targets)
+    graph_example = GraphExample(preparation, raw, targets)
+    prepared, compared = graph_example.prepared(raw, targets)
     structure = replace(BatchStructure.plain(_NUM_INPUTS, 0), targets=nest)
     model = LoadedModel(
-        PreparedGraphNetwork(network, preparation), prepared, compared, loss, clouds=found, structure=structure
+        PreparedGraphNetwork(network, preparation), prepared, compared, loss, clouds=graph_example, structure=structure
     )
     of = dict(zip(preparation.names, BatchStructure.plain(preparation.num_inputs, len(targets)).names, strict=True))
     varying = {word: [(of[name], dim) for name, dim in places] for word, places in preparation.varying.items()}

@@ -29,8 +29,8 @@ def import_remedies(error: BaseException) -> list[str]:
     """
     cause: BaseException | None = error
     while cause is not None:
-        if found := re.search(r"operator (\w+)::\w+ does not exist", str(cause)):
-            package = found[1]
+        if match := re.search(r"operator (\w+)::\w+ does not exist", str(cause)):
+            package = match[1]
             return [
                 f"{package} was built for another torch: `halopipe doctor` says how to mend it",
                 f"pip uninstall {package}",

@@ -99,13 +99,13 @@ class Nest:
         Raises:
             ValueError: it is of another form, or holds other constants; its text says where.
         """
-        found: dict[int, Tensor] = {}
+        by_index: dict[int, Tensor] = {}
 
         def match(wanted: Any, value: Any, path: Path) -> None:
             if isinstance(wanted, TensorAt):
                 if not isinstance(value, Tensor):
                     raise ValueError(f"{_text(path)} is {_told(value)}, a tensor in the example")
-                found[wanted.index] = value
+                by_index[wanted.index] = value
                 return
             opened = _opened(wanted)
             if opened is None:
@@ -120,7 +120,7 @@ class Nest:
                 match(child, others[key], (*path, key))
 
         match(self.template, value, ())
-        return tuple(found[index] for index in range(len(found)))
+        return tuple(by_index[index] for index in range(len(by_index)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +167,11 @@ class BatchStructure:
     @property
     def names(self) -> tuple[str, ...]:
         """Of the tensors of inputs and targets, as the graph has them: ``input_ids``, or ``inputs``, ``inputs_2``."""
-        found: dict[str, None] = {}
+        by_name: dict[str, None] = {}
         for what, nest in (("inputs", self.inputs), ("targets", self.targets)):
             for index, path in enumerate(nest.paths if nest is not None else ()):
-                found[_name(what, index, path, found)] = None
-        return tuple(found)
+                by_name[_name(what, index, path, by_name)] = None
+        return tuple(by_name)
 
     @property
     def has_targets(self) -> bool:
@@ -303,26 +303,26 @@ def _opened(value: Any) -> tuple[Mapping[str | int, Any], Callable[[Mapping[str 
     if dataclasses.is_dataclass(value):
         names = [each.name for each in dataclasses.fields(value)]
         return {name: getattr(value, name) for name in names}, lambda children: _dataclass(value, children)
-    found, structure = tree_flatten(value, is_leaf=lambda each: each is not value)
-    if len(found) == 1 and found[0] is value:
+    leaves, structure = tree_flatten(value, is_leaf=lambda each: each is not value)
+    if len(leaves) == 1 and leaves[0] is value:
         return None
-    return dict(enumerate(found)), lambda children: tree_unflatten(list(children.values()), structure)
+    return dict(enumerate(leaves)), lambda children: tree_unflatten(list(children.values()), structure)
 
 
 def _mapping(value: Mapping[Any, Any], children: Mapping[str | int, Any]) -> Any:
     if type(value) is dict:
         return dict(children)
-    found: Any = copy.copy(value)  # whatever else it holds: BatchEncoding, defaultdict
+    copied: Any = copy.copy(value)  # whatever else it holds: BatchEncoding, defaultdict
     for key, child in children.items():
-        found[key] = child
-    return found
+        copied[key] = child
+    return copied
 
 
 def _dataclass(value: Any, children: Mapping[str | int, Any]) -> Any:
-    found = copy.copy(value)
+    copied = copy.copy(value)
     for name, child in children.items():
-        object.__setattr__(found, str(name), child)
-    return found
+        object.__setattr__(copied, str(name), child)
+    return copied
 
 
 def _children_like(wanted: Any, value: Any, path: Path) -> Mapping[str | int, Any]:
@@ -359,8 +359,8 @@ def _passing(name: str, module: nn.Module, inputs: Any) -> str:
     except (TypeError, ValueError):
         return KEYWORDS
     parameters = signature.parameters.values()
-    known = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-    if known & inputs.keys() or any(each.kind is each.VAR_KEYWORD for each in parameters):
+    keywords = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    if keywords & inputs.keys() or any(each.kind is each.VAR_KEYWORD for each in parameters):
         try:
             signature.bind(**inputs)
         except TypeError as error:
@@ -388,14 +388,14 @@ def _require_constant(name: str, value: Any, path: Path) -> None:
     )
 
 
-def _name(what: str, index: int, path: Path, taken: Mapping[str, None]) -> str:
+def _name(what: str, index: int, path: Path, used: Mapping[str, None]) -> str:
     if not any(isinstance(key, str) for key in path):
         return what if index == 0 else f"{what}_{index + 1}"
     first = next(index for index, key in enumerate(path) if isinstance(key, str))
     base = _word(path[first:])
-    if not base.isidentifier() or keyword.iskeyword(base) or hasattr(builtins, base) or base in (*_RESERVED, *taken):
+    if not base.isidentifier() or keyword.iskeyword(base) or hasattr(builtins, base) or base in (*_RESERVED, *used):
         base = f"{what}_{_word(path)}"
-    while base in taken:
+    while base in used:
         base += "_"
     return base
 
