@@ -33,7 +33,7 @@ _DATA = "halopipe.data:digits"
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class DemoNetwork:
     """What the demonstration trains.
 
     Attributes:
@@ -49,14 +49,14 @@ class Network:
     quick: bool = False
 
 
-RESNET50 = Network(
+RESNET50 = DemoNetwork(
     "profiler.models.resnet:resnet50",
     (8, 3, 64, 64),
     {"num_classes": 10},
     "AdamW:lr=0.0003",
     quick=True,  # three minutes in all; the full profile measures for four alone
 )
-SMALL = Network(
+SMALL = DemoNetwork(
     "profiler.models.resnet:resnet18",
     (8, 3, 32, 32),
     {"num_classes": 10, "width": 16},
@@ -65,7 +65,7 @@ SMALL = Network(
 )
 
 
-def travel(folder: Path, network: Network) -> None:
+def travel(folder: Path, network: DemoNetwork) -> None:
     """The journey; every file it makes stays in ``folder``.
 
     Raises:
@@ -86,7 +86,7 @@ def travel(folder: Path, network: Network) -> None:
     emit(_next_steps(folder))
 
 
-def _profile(folder: Path, network: Network) -> Profile:
+def _profile(folder: Path, network: DemoNetwork) -> Profile:
     source = measure.source_of(network.factory, network.input_shape, network.arguments, "float32")
     _heading(
         "1. Profile",
@@ -96,14 +96,14 @@ def _profile(folder: Path, network: Network) -> Profile:
         f"{' '.join(f'--arg {key}={value}' for key, value in source.arguments.items())} "
         f"--optimizer {network.optimizer}{' --quick' if network.quick else ''}",
     )
-    asked = measure.Measuring(optimizer=network.optimizer, quick=network.quick)
+    asked = measure.MeasuringOptions(optimizer=network.optimizer, quick=network.quick)
     profile = measure.measure(source, asked, num_workers=_NUM_WORKERS)
     dump(profile, folder / "profile.json")
     emit(measure.summary(profile))
     return profile
 
 
-def _plan(folder: Path, profile: Profile, network: Network) -> Plan:
+def _plan(folder: Path, profile: Profile, network: DemoNetwork) -> Plan:
     _heading(
         "2. Plan",
         "Which layers on which core, in which order? The search knows a lower bound, so it can prove its answer.",

@@ -100,7 +100,9 @@ def profile(
         local_losses=local_losses,
     )
     workers = measure.num_workers(cluster)
-    asked = measure.Measuring(device, optimizer, tuple(sizes), tuple(allow), num_ranks, quick, num_processes, transport)
+    asked = measure.MeasuringOptions(
+        device, optimizer, tuple(sizes), tuple(allow), num_ranks, quick, num_processes, transport
+    )
     if on or tables:
         refused = sorted([*asked.of_measuring, *(["unfinished"] if unfinished else [])])
         return measure.modelled(source, on, workers, optimizer, asked.sizes, tables, refused=refused, quiet=True)

@@ -16,8 +16,8 @@ from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
-    from halopipe.planning.shadow_prices import Prices
-    from halopipe.planning.what_if import Answer
+    from halopipe.planning.shadow_prices import ShadowPrices
+    from halopipe.planning.what_if import PlanAnswer
     from planner.ir.graph import Graph
     from planner.ir.timeline import TimelineFile
     from planner.layers.receptive_field import ReceptiveField
@@ -64,7 +64,7 @@ def compare(*plans: PlanOrPath, **named: PlanOrPath) -> Comparison:
 
 
 @checked
-def why_not(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
+def why_not(plan: PlanOrPath, *asked: ProfileOrPath | None) -> PlanAnswer:
     """Why the plan is not another one; see :func:`halopipe.planning.what_if.why_not`.
 
     Args:
@@ -80,7 +80,7 @@ def why_not(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
 
 
 @checked
-def what_if(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
+def what_if(plan: PlanOrPath, *asked: ProfileOrPath | None) -> PlanAnswer:
     """What would be best if; see :func:`halopipe.planning.what_if.what_if`.
 
     Args:
@@ -96,7 +96,7 @@ def what_if(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
 
 
 @checked
-def prices(plan: PlanOrPath, profile: ProfileOrPath | None = None, time_limit_s: float = 60.0) -> Prices:
+def prices(plan: PlanOrPath, profile: ProfileOrPath | None = None, time_limit_s: float = 60.0) -> ShadowPrices:
     """What one more GiB, one more device, a link twice as fast would save.
 
     See :func:`halopipe.planning.shadow_prices.prices`.

@@ -94,7 +94,7 @@ def _measured(source: ModelSource, options: ProfileOptions, job: JobRank | None,
     from halopipe.planning import measure
     from halopipe.terminal import units
 
-    asked = measure.Measuring(
+    asked = measure.MeasuringOptions(
         options.device,
         options.optimizer,
         _sizes(options),

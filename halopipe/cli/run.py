@@ -104,7 +104,7 @@ def run(
         if source is not None:
             for text in filter(None, (calibration.other_torch(source), calibration.changed_text(source, drift))):
                 console.remark(text)
-        lesson = calibration.Lesson("")
+        lesson = calibration.CalibrationUpdate("")
         if files.learn:
             lesson = calibration.teach(planned, plan, profile, options, result)
             if files.update or lesson.path is not None:

@@ -2,7 +2,7 @@
 
 Sites, maps and sampled neighbours of the next step are prepared during this one where the plan says so
 (:mod:`runtime.sparse.preparing`), if somebody knows the next batch.  ``halopipe run`` reads its own data, and takes a
-batch more than it uses (:class:`AheadFeed`).  A script's loop gives one batch at a time; the iterator of its batches,
+batch more than it uses (:class:`AheadSource`).  A script's loop gives one batch at a time; the iterator of its batches,
 passed through ``run.ahead``, knows the next one:
 
     for batch in run.ahead(loader):     the loader is asked for batch 1 before batch 0 comes out,
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from halopipe.data.factories import Item, Pair
-from halopipe.data.feeds import Feed
+from halopipe.data.feeds import BatchSource
 from halopipe.data.sources import bound, tensors_of
 from runtime.pipeline.microbatches import Batch, InputSpecs
 
@@ -35,7 +35,7 @@ UNTOLD = (
 )
 
 
-class AheadFeed:
+class AheadSource:
     """A feed whose next batch is taken, and told to whoever prepares it, before the one before is used.
 
     Its position is that behind the batch last given, so that a run that goes on reads the next one again.
@@ -44,7 +44,7 @@ class AheadFeed:
         expect: is told the batch behind the one that is given.
     """
 
-    def __init__(self, feed: Feed, expect: Callable[[Batch], None]) -> None:
+    def __init__(self, feed: BatchSource, expect: Callable[[Batch], None]) -> None:
         self._feed, self._expect = feed, expect
         self.position, self.agreement = feed.position, feed.agreement
         self._next: tuple[Batch | None, Any] | None = None

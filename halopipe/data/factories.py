@@ -51,7 +51,7 @@ def failure_of(name: str, error: Exception, places: Sequence[str] = (), remedies
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class BatchPytree:
     """Checks what user code gives.
 
     Attributes:
@@ -104,7 +104,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FactoryCall:
     """A factory with what it is given.
 
     Attributes:
@@ -119,7 +119,7 @@ _SAME = {"batch_size": "global_batch", "shape": "input_shape"}
 """Other names that people give a factory's parameters."""
 
 
-def call_of(name: str, factory: Callable[..., Any], offers: Mapping[str, Any]) -> Call:
+def call_of(name: str, factory: Callable[..., Any], offers: Mapping[str, Any]) -> FactoryCall:
     """The factory called ``name`` with those of ``offers`` that it takes.
 
     A parameter of such a name gets that; others without a default get what is left of ``offers``, in its order.
@@ -158,4 +158,4 @@ def call_of(name: str, factory: Callable[..., Any], offers: Mapping[str, Any]) -
         is_next = each.kind is not each.KEYWORD_ONLY and list(offer_of).index(each.name) == len(args)
         args.append(value) if is_next else named.update({each.name: value})
     text = ", ".join(f"{key}={value}" for key, value in chosen.items())
-    return Call(lambda: factory(*args, **named), f"{name}({text})")
+    return FactoryCall(lambda: factory(*args, **named), f"{name}({text})")

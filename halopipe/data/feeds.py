@@ -175,7 +175,7 @@ _PLACE = 4
 """Numbers of a header before those of the micro-batches: whether there is a batch, and the position after it."""
 
 
-class Feed(Protocol):
+class BatchSource(Protocol):
     """Batches of one rank, in order.
 
     Attributes:
@@ -257,7 +257,7 @@ def consumer_of(decision: Decision, model: CapturedModel, transport: Transport, 
     return Consumer(decision, model.graph, inputs, transport, count(), deadline_s, preparation, counted, outputs)
 
 
-class OwnFeed:
+class OwnSource:
     """This rank reads all of the data.
 
     Args:
@@ -292,14 +292,14 @@ class OwnFeed:
         return batch
 
 
-class SentFeed:
+class SentSource:
     """Rank 0 reads and sends; the others receive.
 
     Args:
         own: what rank 0 reads; None on the others.
     """
 
-    def __init__(self, consumer: Consumer, own: OwnFeed | None, start: Position) -> None:
+    def __init__(self, consumer: Consumer, own: OwnSource | None, start: Position) -> None:
         self._consumer, self._own = consumer, own
         self.position = start
         self.agreement: Agreement | None = None

@@ -13,7 +13,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from halopipe.data.feeds import Agreement, Consumer, Feed, OwnFeed, PartialBatch, SentFeed, agreement_of
+from halopipe.data.feeds import Agreement, BatchSource, Consumer, OwnSource, PartialBatch, SentSource, agreement_of
 from halopipe.data.rank_slices import Need
 from halopipe.data.sources import Data, Position, Samples, digest, open_data, samples_of_epoch
 from halopipe.run_spec.options import EACH, FIRST, SHARE, RunOptions
@@ -24,7 +24,7 @@ from profiler.source.model import LoadedModel
 from runtime.pipeline.microbatches import Batch, Shapes, filled
 
 
-class SharedFeed:
+class SharedSource:
     """Batches of ``samples`` from ``start`` on; ``epochs`` of them in all, 0: without end.
 
     Args:
@@ -127,7 +127,7 @@ def _wanted(samples: Samples, start: Position, epochs: int) -> Iterator[tuple[in
         at = Position(epoch + 1)
 
 
-class Supply:
+class DataSources:
     """Opens the data once, on the ranks that read it.
 
     Args:
@@ -149,7 +149,7 @@ class Supply:
         self._require_last(options)
         self.origin = "" if self._training is None else self._training.origin
 
-    def training(self, start: Position, step: int = 0) -> Feed:
+    def training(self, start: Position, step: int = 0) -> BatchSource:
         """Batches to train on from ``start`` on, epoch after epoch, the first for ``step``.
 
         Raises:
@@ -159,7 +159,7 @@ class Supply:
             self._training.require_repeatable(start)
         return self._feed(self._training, start, 0, step)
 
-    def evaluation(self) -> Feed:
+    def evaluation(self) -> BatchSource:
         """Batches to evaluate on, one epoch."""
         return self._feed(self._evaluation, Position(), 1, 0)
 
@@ -196,14 +196,14 @@ class Supply:
             )
         return data
 
-    def _feed(self, data: Data | None, start: Position, epochs: int, step: int) -> Feed:
+    def _feed(self, data: Data | None, start: Position, epochs: int, step: int) -> BatchSource:
         consumer = self._consumer
         if self._way == SHARE and isinstance(data, Samples):
             slots = consumer.decision.global_batch
-            return SharedFeed(
+            return SharedSource(
                 consumer, data, start, epochs, agreement_of(consumer, step, slots=slots, always=epochs > 0)
             )
         if data is None or self._way == FIRST:
-            own = OwnFeed(consumer, data, start, epochs) if data is not None else None
-            return SentFeed(consumer, own, start)
-        return OwnFeed(consumer, data, start, epochs, agreement_of(consumer, step, always=epochs > 0))
+            own = OwnSource(consumer, data, start, epochs) if data is not None else None
+            return SentSource(consumer, own, start)
+        return OwnSource(consumer, data, start, epochs, agreement_of(consumer, step, always=epochs > 0))

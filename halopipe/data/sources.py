@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from cuda_ops._torch import forget_iterator
 from cuda_ops.device.seeding import seed_generators, seeded
-from halopipe.data.factories import Form, Item, Pair, call_of
+from halopipe.data.factories import BatchPytree, Item, Pair, call_of
 from planner.ir.errors import DifferentDataError, FactoryError, UsageError
 from profiler.source.model import LoadedModel
 from profiler.source.source import find_factory
@@ -66,7 +66,7 @@ class Data(Protocol):
 
 
 @dataclass(slots=True)
-class Example:
+class ExampleData:
     """The model's own example, repeated to the global batch, again and again."""
 
     pair: Pair
@@ -78,12 +78,12 @@ class Example:
             yield self.pair
 
 
-class Stream:
+class StreamData:
     """An iterator: one epoch; asked again, the factory is called again."""
 
     repeats = False
 
-    def __init__(self, first: Iterator[Any], make: Callable[[], Iterator[Any]], seed: int, form: Form) -> None:
+    def __init__(self, first: Iterator[Any], make: Callable[[], Iterator[Any]], seed: int, form: BatchPytree) -> None:
         self._first: Iterator[Any] | None = first
         self._make, self._seed, self._form = make, seed, form
         self.origin = f"{form.call} gave an iterator of batches"
@@ -101,7 +101,7 @@ class Stream:
                     yield self._form.item(item)
 
 
-class Loader:
+class LoaderData:
     """An iterable of batches, such as a DataLoader: one pass is an epoch.
 
     Generators and samplers (``set_epoch``) of a DataLoader are set anew for each epoch, and its workers start anew.
@@ -109,7 +109,7 @@ class Loader:
 
     repeats = True
 
-    def __init__(self, loader: Iterable[Any], seed: int, form: Form, global_batch: int) -> None:
+    def __init__(self, loader: Iterable[Any], seed: int, form: BatchPytree, global_batch: int) -> None:
         self._found, self._seed, self._form = loader, seed, form
         self.origin = f"{form.call} gave batches in epochs ({type(loader).__name__})"
         self.length = self._samples(global_batch)
@@ -164,7 +164,7 @@ class Samples:
 
     repeats = True
 
-    def __init__(self, dataset: Any, global_batch: int, seed: int, form: Form, *, shuffled: bool) -> None:
+    def __init__(self, dataset: Any, global_batch: int, seed: int, form: BatchPytree, *, shuffled: bool) -> None:
         self._dataset, self._global_batch, self._seed, self._form = dataset, global_batch, seed, form
         self._shuffled = shuffled
         with form.told():
@@ -216,7 +216,7 @@ class Samples:
 
 def samples_of_epoch(data: Data | None) -> int:
     """Samples of an epoch, of a Dataset or a DataLoader that keeps its last batch; 0: unknown."""
-    return data.length if isinstance(data, (Samples, Loader)) else 0
+    return data.length if isinstance(data, (Samples, LoaderData)) else 0
 
 
 def digest(tensor: Tensor) -> int:
@@ -240,11 +240,11 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
         ModelNotFoundError, FactoryError: the factory is not there, or fails, or gives something else.
     """
     if not name:
-        return Example(_repeated(model, global_batch))
+        return ExampleData(_repeated(model, global_batch))
     with seeded(seed):
         factory, shape = find_factory(name), _input_shape(model)
     call = call_of(name, factory, {"global_batch": global_batch, "input_shape": shape, "seed": seed})
-    form = Form(name, model.casts, model.batch, call.text)
+    form = BatchPytree(name, model.casts, model.batch, call.text)
 
     def make() -> Any:
         with form.told(), seeded(seed):
@@ -252,7 +252,7 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
 
     source = make()
     if isinstance(source, IterableDataset):
-        return Loader(DataLoader(source, batch_size=global_batch), seed, form, global_batch)
+        return LoaderData(DataLoader(source, batch_size=global_batch), seed, form, global_batch)
     if isinstance(source, Dataset) or _is_map_style(source):
         return Samples(source, global_batch, seed, form, shuffled=shuffled)
     if not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
@@ -265,8 +265,8 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
     with form.told(), seeded(seed):
         iterator = iter(source) if not isinstance(source, DataLoader) else None
     if iterator is not None and iterator is source:
-        return Stream(iterator, make, seed, form)
-    return Loader(source, seed, form, global_batch)
+        return StreamData(iterator, make, seed, form)
+    return LoaderData(source, seed, form, global_batch)
 
 
 def mixed(*numbers: int) -> int:

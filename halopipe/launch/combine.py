@@ -9,7 +9,7 @@ from statistics import fmean, median
 from halopipe.run_spec.job import RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
-from halopipe.training.resuming import Start
+from halopipe.training.resuming import ResumePoint
 from planner.ir.codec import plain
 from planner.ir.plan import Decision, Plan, RankMeasured
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
@@ -57,7 +57,7 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
     return result
 
 
-def nothing_left(start: Start) -> RunResult:
+def nothing_left(start: ResumePoint) -> RunResult:
     """The result of a run all of whose steps were done before it."""
     timeline = Timeline("measured", 0.0, ())
     return RunResult((), (), start.options.warmup, timeline, (), (), (), first_step=start.step, end=start.end)

@@ -135,7 +135,7 @@ class Parallel:
             self._hook = self._followed.before_state_dict(self._fetch_kept)
         state = None if module is None or not has_state else state_of(owners(module, loss_fn))
         settings = None if self._own is None or answers else self._own.settings
-        self.ranks = Ranks(
+        self.ranks = ScriptRanks(
             plan, optimizer, cast("ScriptOptions", rank_options), state, terms.deadline_s, answers, settings
         )
         self._end = weakref.finalize(self, self.ranks.end)
@@ -290,7 +290,7 @@ class Parallel:
             self._end()
 
 
-class Ranks:
+class ScriptRanks:
     """The ranks as the script sees them: a folder, a store, and a thread that watches their processes.
 
     Attributes:

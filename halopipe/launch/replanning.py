@@ -29,11 +29,11 @@ from cuda_ops import device_description
 from cuda_ops.device.gpus import num_gpus
 from halopipe.launch.job_environment import JobRank, ranks_by_host
 from halopipe.planning import plan_files
-from halopipe.planning.replan import Replan, Speeds, is_worth, replan
+from halopipe.planning.replan import HeardSpeeds, Replan, is_worth, replan
 from halopipe.run_spec.options import FREE, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress
 from halopipe.terminal import console, units
-from halopipe.training.rank_device import Seat, seats_of
+from halopipe.training.rank_device import DeviceAssignment, seats_of
 from planner.ir.cluster import Cluster
 from planner.ir.codec import dump, dumps, from_json, load, loads
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError, UsageError, WorkerDiedError, WorkerError
@@ -43,7 +43,7 @@ from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
-    from halopipe.launch.restart import Loss
+    from halopipe.launch.restart import LostAttempt
 
 PLAN, HOSTS = "plan.json", "hosts.json"
 """In the folder of checkpoints: the plan that was made for what was left, and which host was which of the plan."""
@@ -81,7 +81,7 @@ class Replanner:
     changes: list[Replan] = field(init=False, default_factory=list)
     _cores_before: int = field(init=False)
     _lost: set[str] = field(init=False, default_factory=set)
-    _speeds: Speeds = field(init=False, default_factory=Speeds)
+    _speeds: HeardSpeeds = field(init=False, default_factory=HeardSpeeds)
     _began_s: float = field(init=False)
     _start_s: float | None = field(init=False, default=None)
     _heard_step: int = field(init=False, default=0)
@@ -106,7 +106,7 @@ class Replanner:
                 ],
             )
 
-    def decide(self, loss: Loss) -> Plan | None:
+    def decide(self, loss: LostAttempt) -> Plan | None:
         """The plan of the next attempt; None: the same.
 
         Raises:
@@ -257,7 +257,7 @@ class Replanner:
             raise WorkerError("the job goes on under another plan", [self._better.headline()])
 
 
-def lost_in_succession(losses: Sequence[Loss], gone_after: int) -> set[str]:
+def lost_in_succession(losses: Sequence[LostAttempt], gone_after: int) -> set[str]:
     """Devices that each of the last losses was of; none where one of them was no loss of a device."""
     last = losses[-gone_after:]
     if len(last) < gone_after or not all(isinstance(loss.error, _OF_DEVICES) for loss in last):
@@ -265,7 +265,7 @@ def lost_in_succession(losses: Sequence[Loss], gone_after: int) -> set[str]:
     return set.intersection(*(set(loss.devices) for loss in last))
 
 
-def absent(seats: Sequence[Seat], cores_before: int, cores: int, gpus: Callable[[], int]) -> list[str]:
+def absent(seats: Sequence[DeviceAssignment], cores_before: int, cores: int, gpus: Callable[[], int]) -> list[str]:
     """Devices of a plan that this host has no more.
 
     Args:

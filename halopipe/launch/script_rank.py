@@ -163,11 +163,11 @@ def until(is_there: Callable[[], bool], longest_s: float) -> None:
 def write(path: Path, value: Any) -> None:
     """All of it at once; what is defined in ``__main__`` or in a notebook goes along."""
     new = path.with_suffix(".new")
-    torch.save(value, new, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_Pickler))
+    torch.save(value, new, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_BatchPickler))
     new.replace(path)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class _BatchPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Of a tensor its own elements: a batch that is a part of a data set in memory would bring all of that along."""
 
     def reducer_override(self, obj: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cuda_ops._torch import HashStore
 from halopipe.launch.combine import combine
-from halopipe.launch.processes import Ended, Processes, workers_of
+from halopipe.launch.processes import EndedWorker, Processes, workers_of
 from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
@@ -109,7 +109,7 @@ def _leave(kept: Path, path: Path, why: str) -> None:
             kept.rename(path)
 
 
-def _why(ended: Ended) -> str:
+def _why(ended: EndedWorker) -> str:
     """What a run on one device that failed left behind, as one line."""
     if ended.error:
         return f"one device could not run it: {json.loads(ended.error)['title']}"

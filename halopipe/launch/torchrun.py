@@ -23,9 +23,9 @@ from cuda_ops.device.host import die_with_parent
 from halopipe.launch.combine import combine, nothing_left
 from halopipe.launch.job_environment import GLOO, JobRank, address_of, choose_gloo_interface, is_loopback
 from halopipe.launch.replanning import Replanner, seated
-from halopipe.launch.restart import Journals
+from halopipe.launch.restart import EventLogs
 from halopipe.launch.spawn import one_device
-from halopipe.run_spec.job import JOB, Job, Journal, RankResult, job_folder
+from halopipe.run_spec.job import JOB, EventLog, Job, RankResult, job_folder
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
 from halopipe.training.resuming import settled, settled_by_rank_0
@@ -104,7 +104,7 @@ def join(
     return _whole(journals, combine(plan, options, results, None)) if results else None
 
 
-def _journals(options: RunOptions, store: Store) -> Journals | None:
+def _journals(options: RunOptions, store: Store) -> EventLogs | None:
     """Where attempts of this job tell of themselves; None where they cannot know that they are of one job."""
     run, is_shared = os.environ.get("TORCHELASTIC_RUN_ID", _UNNAMED), _is_torchruns_store()
     if options.resume != IF_ANY or (run == _UNNAMED and not is_shared):
@@ -112,15 +112,15 @@ def _journals(options: RunOptions, store: Store) -> Journals | None:
     if is_shared:  # it knows one start of a run from the next
         root = cast("PrefixStore", store).underlying_store
         run = root.compare_set(f"halopipe/job/{run}", "", uuid.uuid4().hex).decode()
-    return Journals(Path(options.checkpoint), run)
+    return EventLogs(Path(options.checkpoint), run)
 
 
-def _whole(journals: Journals | None, result: RunResult) -> RunResult:
+def _whole(journals: EventLogs | None, result: RunResult) -> RunResult:
     return result if journals is None else journals.whole(result)
 
 
 @contextlib.contextmanager
-def _noted(journals: Journals | None) -> Iterator[None]:
+def _noted(journals: EventLogs | None) -> Iterator[None]:
     """Has the next attempt know what this one ended by."""
     try:
         yield
@@ -215,7 +215,7 @@ def _work(
     store: Store,
     board: Board,
     progress: Progress | None,
-    journal: Journal | None,
+    journal: EventLog | None,
 ) -> RankResult:
     """Work as ``rank``."""
     from halopipe.training.work import work

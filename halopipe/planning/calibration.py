@@ -27,7 +27,7 @@ _PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class CalibrationUpdate:
     """What became of an observation.
 
     Attributes:
@@ -57,7 +57,9 @@ def calibrated(profile: Profile, plan: Plan, result: RunResult) -> Profile:
     return with_observation(profile, observed, machine)
 
 
-def teach(plan: Plan, plan_path: Path, profile_path: Path | None, options: RunOptions, result: RunResult) -> Lesson:
+def teach(
+    plan: Plan, plan_path: Path, profile_path: Path | None, options: RunOptions, result: RunResult
+) -> CalibrationUpdate:
     """Appends the run to the profile at ``profile_path``, or to the plan's own where that is found.
 
     Several runs take their turns, each on what the one before left.  A profile that cannot be written is a word.
@@ -65,23 +67,23 @@ def teach(plan: Plan, plan_path: Path, profile_path: Path | None, options: RunOp
     from halopipe.planning import plan_files
 
     if reason := refused(plan, options, result):
-        return Lesson(f"the profile learns nothing from this run: {reason}")
+        return CalibrationUpdate(f"the profile learns nothing from this run: {reason}")
     own_profile = None if profile_path is not None else plan_files.found_profile(plan, plan_path)
     path = profile_path or (own_profile[0] if own_profile is not None else plan_path.parent / plan_files.PROFILE)
     if not path.is_file():
-        return Lesson(f"no profile to learn from this run: {path} is none; name it with --profile")
+        return CalibrationUpdate(f"no profile to learn from this run: {path} is none; name it with --profile")
     try:
         with in_turn(path, _PATIENCE_S):
             profile = load(path, Profile)
             if not plan_files.is_of(profile, plan):
                 why = f"the plan was not made from {path}"
-                return Lesson(f"no profile to learn from this run: {why}; name it with --profile")
+                return CalibrationUpdate(f"no profile to learn from this run: {why}; name it with --profile")
             updated = calibrated(profile, plan, result)
             dump(updated, path)
     except HalopipeError as error:  # the run is over, and what it showed is told
-        return Lesson(f"{path} has not learnt from this run: {'; '.join((error.title, *error.details[:1]))}")
+        return CalibrationUpdate(f"{path} has not learnt from this run: {'; '.join((error.title, *error.details[:1]))}")
     num_runs = units.count(len(updated.calibration.observations), "run")
-    return Lesson(f"{path} has learnt from {num_runs}: {summary(updated)}", path)
+    return CalibrationUpdate(f"{path} has learnt from {num_runs}: {summary(updated)}", path)
 
 
 def drift(profile: Profile, plan: Plan, options: RunOptions, result: RunResult) -> Drift | None:

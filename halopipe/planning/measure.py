@@ -130,7 +130,7 @@ def num_workers(cluster: int | str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Measuring:
+class MeasuringOptions:
     """What is measured of a model on this machine, and how often.
 
     Attributes:
@@ -167,7 +167,7 @@ class Measuring:
 
 def measure(
     source: ModelSource,
-    asked: Measuring,
+    asked: MeasuringOptions,
     *,
     num_workers: int,
     unfinished: Path | None = None,
@@ -237,7 +237,7 @@ def _require_transport(transport: str, transports: Sequence[str]) -> None:
 def measure_in_job(
     job: JobRank,
     source: ModelSource,
-    asked: Measuring,
+    asked: MeasuringOptions,
     *,
     resume: bool = False,
 ) -> Profile | None:

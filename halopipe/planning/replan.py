@@ -8,8 +8,8 @@ normalisation are theirs and random layers draw by them; of a model that has nei
 force, cut anew for what is left of it, is the one to beat; the search itself begins with one device, replicas and the
 even split, so that no plan found is slower than these.
 
-When it is worth to go over to another plan (``is_worth``), and which speeds to count with (:class:`Speeds`), is decided
-here too, by numbers alone.
+When it is worth to go over to another plan (``is_worth``), and which speeds to count with (:class:`HeardSpeeds`), is
+decided here too, by numbers alone.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def is_worth(before_s: float, after_s: float, num_left: int, change_s: float) ->
 
 
 @dataclass(slots=True)
-class Speeds:
+class HeardSpeeds:
     """Which speeds of devices to plan with, from what is heard of them again and again while a job runs.
 
     A device counts as slower or faster only where it was so :data:`NUM_HEARD` times in succession, each time by

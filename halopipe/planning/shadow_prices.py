@@ -45,7 +45,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class ShadowPrices:
     """The prices of a plan's limits, the largest saving first."""
 
     plan: Plan
@@ -76,7 +76,7 @@ class Prices:
         return {"step_s": self.plan.prediction.step_s, "prices": [asdict(price) for price in self.prices]}
 
 
-def prices(plan: Plan, profile: Profile, time_limit_s: float = 60.0, show: Show | None = None) -> Prices:
+def prices(plan: Plan, profile: Profile, time_limit_s: float = 60.0, show: Show | None = None) -> ShadowPrices:
     """What one more GiB on each kind of device, one more device of each, and each link twice as fast would save.
 
     Args:
@@ -96,7 +96,7 @@ def prices(plan: Plan, profile: Profile, time_limit_s: float = 60.0, show: Show 
             priced.append(Price(what, 0.0, 0.0, plan.prediction.step_s, error.title, plan.prediction.evidence))
             continue
         priced.append(_price(what, plan, other, assumed))
-    return Prices(plan, tuple(sorted(priced, key=lambda price: (-price.saves_s, -price.at_most_s))))
+    return ShadowPrices(plan, tuple(sorted(priced, key=lambda price: (-price.saves_s, -price.at_most_s))))
 
 
 def _price(what: str, plan: Plan, other: Plan, assumed: bool) -> Price:

@@ -46,7 +46,7 @@ _FULL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class WaysReport:
     """What was found, for people and for programs."""
 
     shape: Transformer
@@ -308,7 +308,7 @@ def ways_of(text: str) -> Ways:
 
 
 def read(path: Path) -> tuple[Transformer, Ways, int]:
-    """The transformer, the best ways and the global batch of a file that :meth:`Report.write` wrote.
+    """The transformer, the best ways and the global batch of a file that :meth:`WaysReport.write` wrote.
 
     Raises:
         MissingFileError, CorruptFileError: it is not there, or no such file.
@@ -388,7 +388,7 @@ def find(
     time_limit_s: float = 60.0,
     price_per_hour: float = 0.0,
     layers: Path | None = None,
-) -> Report:
+) -> WaysReport:
     """The best ways of a transformer's step on so many devices of a cluster; 0, empty and -1 leave a choice open.
 
     Args:
@@ -418,7 +418,7 @@ def find(
         **({"zero": (zero,)} if zero >= 0 else {}),
     }
     sweep = search(shape, cluster, devices, global_batch, Space(**restrictions), gap=gap, time_limit_s=time_limit_s)
-    return Report(shape, cluster, devices, global_batch, sweep, price_per_hour)
+    return WaysReport(shape, cluster, devices, global_batch, sweep, price_per_hour)
 
 
 def shape_of(text: str) -> Transformer:

@@ -45,7 +45,7 @@ _EVIDENCE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class NetworkDrawing:
     """Where everything is, in columns (x) and lanes (y, downwards).
 
     Attributes:
@@ -60,7 +60,7 @@ class Drawn:
     height: float
 
 
-def draw(num_layers: int, edges: Sequence[tuple[int, int]], aspect: float) -> Drawn:
+def draw(num_layers: int, edges: Sequence[tuple[int, int]], aspect: float) -> NetworkDrawing:
     """Lays a network out so that it is about ``aspect`` times as wide as high, a column being three lanes wide.
 
     Args:
@@ -86,7 +86,7 @@ def draw(num_layers: int, edges: Sequence[tuple[int, int]], aspect: float) -> Dr
     per_row = max(1, per_row)
     boxes = tuple((c % per_row + 0.5, tops[c // per_row] + lane + 0.5) for c, lane in zip(columns, lanes, strict=True))
     lines = dict.fromkeys(piece for edge in edges for piece in _pieces(edge, columns, boxes, lanes, tops, per_row))
-    return Drawn(boxes, tuple(lines), float(min(per_row, num_columns)), height)
+    return NetworkDrawing(boxes, tuple(lines), float(min(per_row, num_columns)), height)
 
 
 def edges_of(reads: Mapping[str, Sequence[str]]) -> list[tuple[int, int]]:

@@ -41,7 +41,7 @@ Table = tuple[list[str], list[list[str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class ReportSources:
     """What a report is made from.
 
     Attributes:
@@ -69,7 +69,7 @@ def read(
     profile: Path | None = None,
     cluster: Path | None = None,
     remembered: Profile | None = None,
-) -> Sources:
+) -> ReportSources:
     """Files, told apart by what they hold, and objects: the first plan is the one reported, others are its rivals.
 
     A profile that is not named is found where it is ``profile.json`` beside the plan.
@@ -114,7 +114,7 @@ def read(
     rivals = {Path(name).name if base[Path(name).name] == 1 else name: value for name, value in plans.items()}
     rivals.pop(Path(first).name if base[Path(first).name] == 1 else first)
     run = by_name[ran[first]] if first in ran else None
-    return Sources(Path(first).name, plans[first], remembered, run, rivals, first)
+    return ReportSources(Path(first).name, plans[first], remembered, run, rivals, first)
 
 
 def _unused(name: str, used: Mapping[str, object]) -> str:
@@ -154,7 +154,7 @@ def require_page(path: str | Path) -> None:
 _PAGES = (".html", ".htm")
 
 
-def page(sources: Sources, front: Front | None = None) -> str:
+def page(sources: ReportSources, front: Front | None = None) -> str:
     """The report as HTML.
 
     Args:
@@ -234,7 +234,7 @@ def page(sources: Sources, front: Front | None = None) -> str:
     )
 
 
-def figure_of(sources: Sources, what: str) -> Figure:
+def figure_of(sources: ReportSources, what: str) -> Figure:
     """The ``step``, the ``memory`` or the ``graph`` of a plan as a figure.
 
     Memory is that of each rank's peak where nothing says it over time.
@@ -281,7 +281,7 @@ def _timelines(fresh: Timeline | None, run: TimelineFile | None) -> list[Timelin
     return [*([predicted] if predicted is not None else []), *([run.measured] if run is not None else [])]
 
 
-def _cards(plan: Plan, prediction: Prediction, sources: Sources) -> Iterator[tuple[str, str, str]]:
+def _cards(plan: Plan, prediction: Prediction, sources: ReportSources) -> Iterator[tuple[str, str, str]]:
     """(what, figure, a line below it)."""
     run = sources.timelines
     low, high = prediction.p10_s, prediction.p90_s
@@ -377,7 +377,7 @@ def _bounds(plan: Plan, prediction: Prediction) -> list[tuple[str, str, str]]:
     return [(name, units.seconds(s), f"{100 * min(1.0, s / step_s):.2f}") for name, s in rows]
 
 
-def _points(sources: Sources, prediction: Prediction, front: Front | None) -> Iterator[Point]:
+def _points(sources: ReportSources, prediction: Prediction, front: Front | None) -> Iterator[Point]:
     """What is known of step and memory, the plan first."""
     from halopipe.planning.pareto import peak_bytes
     from halopipe.reports.charts import Point
@@ -450,7 +450,7 @@ def _evidence_of_layers(plan: Plan, profile: Profile) -> dict[int, Counter[str]]
     return dict(sorted(by_stage.items()))
 
 
-def _missing(sources: Sources, timelines: Sequence[Timeline], front: Front | None) -> Iterator[tuple[str, str]]:
+def _missing(sources: ReportSources, timelines: Sequence[Timeline], front: Front | None) -> Iterator[tuple[str, str]]:
     """(what is not on the page, what shows it)."""
     if sources.profile is None:
         yield "what layers cost, what flows between them, the predicted step", sources.command("report", "PROFILE")
@@ -464,7 +464,7 @@ def _missing(sources: Sources, timelines: Sequence[Timeline], front: Front | Non
         yield what, sources.command("report", *(["PROFILE"] if sources.profile is None else []), "--pareto", 5)
 
 
-def _data(sources: Sources, points: Sequence[Point], rows: Iterable[Any]) -> dict[str, Any]:
+def _data(sources: ReportSources, points: Sequence[Point], rows: Iterable[Any]) -> dict[str, Any]:
     """What scripts need; texts are put into the page as text."""
     plan, profile = sources.plan, sources.profile
     return {

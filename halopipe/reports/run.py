@@ -43,7 +43,7 @@ def train(plan: Plan, options: RunOptions, replanner: Replanner | None = None) -
     from halopipe.launch.run import run_plan
 
     with Reporter("running") as reporter:
-        news = Told()
+        news = RunRemarks()
 
         def show(at: RunProgress) -> None:
             if at.word:
@@ -149,7 +149,7 @@ def _saves(result: RunResult) -> list[str]:
     return [text + (f"; {saves.failed} failed" if saves.failed else "")]
 
 
-class Told:
+class RunRemarks:
     """What was told of slow ranks and of updates that were left out, so that it is told once."""
 
     def __init__(self) -> None:

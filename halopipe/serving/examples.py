@@ -27,7 +27,7 @@ _SEEDS = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class OutputPytree:
     """How the tensors of a module's output make up what the module returns.
 
     Attributes:
@@ -37,7 +37,7 @@ class Form:
     nest: Nest | None
 
     @classmethod
-    def of(cls, output: Any) -> Form:
+    def of(cls, output: Any) -> OutputPytree:
         """That of ``output``."""
         try:
             return cls(Nest.of(output, "the module's output")[0])
@@ -52,7 +52,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class ServedExample:
     """The model's example as a request, and what one device answers.
 
     Attributes:
@@ -64,14 +64,14 @@ class Example:
 
     inputs: tuple[Tensor, ...]
     answers: tuple[tuple[Tensor, ...], ...]
-    form: Form
+    form: OutputPytree
     dtype: str
     draws: bool
 
     @classmethod
     def of(
         cls, model: LoadedModel, specs: InputSpecs, planned: tuple[int, ...], fixed: int, dtype: str, *, evaluated: bool
-    ) -> Example:
+    ) -> ServedExample:
         """What ``model`` answers on its example.
 
         Args:
@@ -95,7 +95,7 @@ class Example:
         others = tuple(tuple(_tensors(output)) for output in outputs[1])
         pairs = zip(answers, others, strict=True)
         draws = not all(torch.equal(a, b) for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
-        return cls(inputs, answers, Form.of(outputs[0][0]), dtype, draws)
+        return cls(inputs, answers, OutputPytree.of(outputs[0][0]), dtype, draws)
 
     def compare(self, ask: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> str:
         """What is said of the ranks' answer, which ``ask`` gets.

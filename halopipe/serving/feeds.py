@@ -27,7 +27,7 @@ from torch import Tensor
 
 from halopipe.run_spec.options import STDIN_FORMATS
 from halopipe.serving import arrays
-from halopipe.serving.serving import Answer, Serving
+from halopipe.serving.serving import RequestAnswer, Serving
 from planner.ir.errors import CorruptFileError, FactoryError, FormatError, HalopipeError, MissingFileError, UsageError
 from planner.ir.files import replaced
 from profiler.source.source import find_factory
@@ -54,7 +54,7 @@ def pump(serving: Serving, requests: Iterator[tuple[Any, Any, Put]], draining: D
     Raises:
         HalopipeError: what a rank has failed by, or a request that is not what the model takes.
     """
-    waiting: queue.Queue[tuple[Future[Answer], Put] | None] = queue.Queue(serving.room)
+    waiting: queue.Queue[tuple[Future[RequestAnswer], Put] | None] = queue.Queue(serving.room)
     faults: list[BaseException] = []
 
     def write() -> None:

@@ -220,7 +220,7 @@ class _Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StreamDescription:
     """What ranks said of themselves when they were ready.
 
     Attributes:
@@ -238,7 +238,7 @@ class Told:
     reads: Mapping[int, frozenset[str]]
 
     @classmethod
-    def of(cls, headers: Mapping[int, Mapping[str, Any]]) -> Told:
+    def of(cls, headers: Mapping[int, Mapping[str, Any]]) -> StreamDescription:
         """Of what :class:`_Answers` of each rank tells."""
         first = headers[0]
         return cls(

@@ -41,7 +41,7 @@ from halopipe.serving.rank_loop import (
     REQUEST,
     SHAPE,
     ZEROS,
-    Told,
+    StreamDescription,
     decoded,
     encoded,
     pieces_of,
@@ -66,7 +66,7 @@ _MOST_LATENCIES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RequestAnswer:
     """What became of a request.
 
     Attributes:
@@ -110,8 +110,8 @@ class Counts:
 
 
 @dataclass(slots=True)
-class _Waiting:
-    future: Future[Answer]
+class _PendingRequest:
+    future: Future[RequestAnswer]
     rows: int
     began_s: float
     is_probe: bool
@@ -163,10 +163,10 @@ class Serving:
         self._is_training = mode == MODULE and any(part.training for part in parts)
         self.room = room or 2 * len(run.plan.decision.stages) + 2
         self._slots = threading.BoundedSemaphore(self.room)
-        self._lock, self._waiting = threading.Lock(), dict[int, _Waiting]()
+        self._lock, self._waiting = threading.Lock(), dict[int, _PendingRequest]()
         self._number, self._is_over = 0, False
         self._failure: HalopipeError | None = None
-        self._output: examples.Form | None = None
+        self._output: examples.OutputPytree | None = None
         if check:
             model = examples.as_trained(run, model)
         path = run.ranks.folder / "stream"
@@ -187,7 +187,7 @@ class Serving:
             source, stream_spec = run.plan.inputs.model, self._told
             dtype = source.autocast or source.dtype
             of_example = (model, stream_spec.inputs, stream_spec.planned, stream_spec.fixed, dtype)
-            example = examples.Example.of(*of_example, evaluated=mode != MODULE)
+            example = examples.ServedExample.of(*of_example, evaluated=mode != MODULE)
             self._output = example.form
             if check:
                 self.checked = example.compare(self._probe)
@@ -207,7 +207,7 @@ class Serving:
 
     def submit(
         self, inputs: Any, targets: Any = None, *, block: bool = True, timeout_s: float | None = None
-    ) -> Future[Answer]:
+    ) -> Future[RequestAnswer]:
         """Takes a request, of up to the plan's global batch of samples; its answer comes in the order of requests.
 
         What was taken is answered: its future cannot be cancelled.  Callbacks of futures run in the thread that gives
@@ -245,7 +245,7 @@ class Serving:
 
         Where stages learn, each batch is ``(inputs, targets)``.
         """
-        on_the_way: deque[Future[Answer]] = deque()
+        on_the_way: deque[Future[RequestAnswer]] = deque()
         for batch in batches:
             inputs, targets = batch if self.learns else (batch, None)
             while len(on_the_way) >= self.room:
@@ -346,7 +346,7 @@ class Serving:
             )
         return [*tensors, *[None] * len(missing)]
 
-    def _send(self, tensors: Sequence[Tensor | None], *, has_targets: bool, is_probe: bool) -> Future[Answer]:
+    def _send(self, tensors: Sequence[Tensor | None], *, has_targets: bool, is_probe: bool) -> Future[RequestAnswer]:
         specs = self._told.inputs
         names = list(specs.specs)
         rows = examples.rows_of(specs, names, [each for each in tensors if each is not None])
@@ -368,7 +368,7 @@ class Serving:
                     here.append(tensor)
             made[read] = encoded(header, here)
             frames.append(made[read])
-        future: Future[Answer] = Future()
+        future: Future[RequestAnswer] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
             if self._failure is not None:
@@ -378,7 +378,7 @@ class Serving:
             began_s = time.perf_counter()
             if not is_probe:
                 self.counts.first_s = self.counts.first_s or began_s
-            self._waiting[self._number] = _Waiting(future, rows, began_s, is_probe, set(self._told.speakers))
+            self._waiting[self._number] = _PendingRequest(future, rows, began_s, is_probe, set(self._told.speakers))
             self._number += 1
             self._tell_all(frames)
         return future
@@ -396,7 +396,7 @@ class Serving:
         output: list[Tensor] = self._send(tensors, has_targets=False, is_probe=True).result().output
         return output
 
-    def _opened(self, door: socket.socket) -> tuple[list[Connection], Told]:
+    def _opened(self, door: socket.socket) -> tuple[list[Connection], StreamDescription]:
         """A connection to each rank, in order, and what they say of themselves."""
         door.settimeout(_LOOK_S)
         links: dict[int, Connection] = {}
@@ -413,7 +413,7 @@ class Serving:
                 raise self.run.ranks.wait_for_failure() from None
             if header["what"] == READY:
                 links[header["rank"]], headers[header["rank"]] = link, header
-        return [links[rank] for rank in sorted(links)], Told.of(headers)
+        return [links[rank] for rank in sorted(links)], StreamDescription.of(headers)
 
     def _listen(self) -> None:
         """Gives answers until the ranks leave; whatever ends it, everyone who waits hears of it."""
@@ -462,7 +462,7 @@ class Serving:
         try:
             flat = [self._whole(one, len(header["rows"]), *value) for value in self._told.values]
             output = flat if self._output is None or one.is_probe else self._output.filled(flat)
-            answer = Answer(output, one.losses / one.rows if self.learns else None, latency_s)
+            answer = RequestAnswer(output, one.losses / one.rows if self.learns else None, latency_s)
         except Exception as error:  # noqa: BLE001  # whoever waits must hear of it
             self._release(one)
             _settle(one.future, error)
@@ -475,11 +475,13 @@ class Serving:
         self._release(one)
         _settle(one.future, answer)
 
-    def _release(self, one: _Waiting) -> None:
+    def _release(self, one: _PendingRequest) -> None:
         if not one.is_probe:
             self._slots.release()
 
-    def _whole(self, one: _Waiting, num_microbatches: int, value: str, dims: tuple[str, ...], dtype: str) -> Tensor:
+    def _whole(
+        self, one: _PendingRequest, num_microbatches: int, value: str, dims: tuple[str, ...], dtype: str
+    ) -> Tensor:
         """A tensor of the output, of the parts that ranks have of each micro-batch."""
         parts = []
         for m in range(num_microbatches):
@@ -504,10 +506,10 @@ class Serving:
             link.close()
 
 
-def _settle(future: Future[Answer], outcome: Answer | Exception) -> None:
+def _settle(future: Future[RequestAnswer], outcome: RequestAnswer | Exception) -> None:
     """Gives a future what became of it; what its owner does with it, or by a callback, is the owner's own affair."""
     try:
-        if isinstance(outcome, Answer):
+        if isinstance(outcome, RequestAnswer):
             future.set_result(outcome)
         else:
             future.set_exception(outcome)

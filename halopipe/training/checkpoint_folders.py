@@ -29,7 +29,7 @@ _NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CheckpointEntry:
     """A checkpoint of a folder.
 
     Attributes:
@@ -45,7 +45,7 @@ class Entry:
     age_s: float
 
 
-def entries(folder: Path, *, every_byte: bool = False, step: int | None = None) -> tuple[Entry, ...]:
+def entries(folder: Path, *, every_byte: bool = False, step: int | None = None) -> tuple[CheckpointEntry, ...]:
     """The checkpoints in ``folder``, growing; or that of ``step`` alone.
 
     Args:
@@ -60,7 +60,7 @@ def entries(folder: Path, *, every_byte: bool = False, step: int | None = None) 
     return tuple(_entry(folder, each, every_byte) for each in (steps if step is None else [step]))
 
 
-def _entry(folder: Path, step: int, every_byte: bool) -> Entry:
+def _entry(folder: Path, step: int, every_byte: bool) -> CheckpointEntry:
     path = complete_path(folder, step)
     age_s = max(0.0, time.time() - path.stat().st_mtime)
     num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -69,12 +69,12 @@ def _entry(folder: Path, step: int, every_byte: bool) -> Entry:
         if every_byte:
             opened.verify()
     except InputFileError as error:
-        return Entry(step, num_bytes, "; ".join(error.details) or error.title, "", age_s)
+        return CheckpointEntry(step, num_bytes, "; ".join(error.details) or error.title, "", age_s)
     plan = str(opened.number(PLAN)) if PLAN in opened else units.count(opened.manifest.num_ranks, "rank")
-    return Entry(step, num_bytes, "", plan, age_s)
+    return CheckpointEntry(step, num_bytes, "", plan, age_s)
 
 
-def listing(checkpoints: tuple[Entry, ...], *, every_byte: bool = False) -> str:
+def listing(checkpoints: tuple[CheckpointEntry, ...], *, every_byte: bool = False) -> str:
     """Checkpoints as a table."""
     good = "sound" if every_byte else "complete"
     rows = [
@@ -84,7 +84,7 @@ def listing(checkpoints: tuple[Entry, ...], *, every_byte: bool = False) -> str:
     return tables.table(["step", "size", "age", "plan", "state"], rows)
 
 
-def require_sound(folder: Path, checkpoints: tuple[Entry, ...]) -> None:
+def require_sound(folder: Path, checkpoints: tuple[CheckpointEntry, ...]) -> None:
     """Raises :class:`CorruptFileError` where one is damaged; it names all that are, and the newest that is not."""
     damaged = [each for each in checkpoints if each.fault]
     if damaged:

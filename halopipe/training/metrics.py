@@ -101,7 +101,7 @@ def writer_of(place: str) -> Writer:
     folder = folder_of(place)
     if folder is not None:
         return _Events(folder)
-    return _Rows(Path(place)) if Path(place).suffix == ".csv" else _Lines(Path(place))
+    return _CsvRows(Path(place)) if Path(place).suffix == ".csv" else _Lines(Path(place))
 
 
 class Metrics:
@@ -249,7 +249,7 @@ class _Lines:
             raise MissingFileError(f"cannot read {self._path}", [str(error)], [_ANOTHER]) from error
 
 
-class _Rows(_Lines):
+class _CsvRows(_Lines):
     """A row a record, under a row of names; the rates of several groups, and one's own metrics, stand in one cell."""
 
     header = f"{','.join(COLUMNS)}\n"

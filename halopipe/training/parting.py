@@ -18,11 +18,11 @@ from torch import Tensor, fx
 
 from cuda_ops._torch import TorchDispatchMode, tree_leaves
 from halopipe.data.factories import Item
-from halopipe.training.rank import Terms
+from halopipe.training.rank import JobConfig
 from halopipe.training.single_device import losses_of, parts_of
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.capture.operators import operation
 from profiler.capture.sample_independence import UNFILLED
 from profiler.source.model import LoadedModel
@@ -35,7 +35,9 @@ from runtime.stage.random.user_module import Answers
 _GRADIENT = "gradient"
 
 
-def parting(terms: Terms, model: LoadedModel, captured: Captured, item: Item, wrong: Sequence[Difference]) -> list[str]:
+def parting(
+    terms: JobConfig, model: LoadedModel, captured: CapturedModule, item: Item, wrong: Sequence[Difference]
+) -> list[str]:
     """The lines that say it.
 
     Args:
@@ -63,7 +65,7 @@ def parting(terms: Terms, model: LoadedModel, captured: Captured, item: Item, wr
     return [line for line in lines if line]
 
 
-def _in_the_graph(terms: Terms, model: LoadedModel, captured: Captured, item: Item) -> str:
+def _in_the_graph(terms: JobConfig, model: LoadedModel, captured: CapturedModule, item: Item) -> str:
     """The first value that the graph makes on one device and the user's module does not; empty: there is none."""
     model_graph, decision = captured_model(captured), terms.plan.decision
     dtype = next((each.dtype for each in model.module.parameters()), torch.get_default_dtype())
@@ -74,7 +76,7 @@ def _in_the_graph(terms: Terms, model: LoadedModel, captured: Captured, item: It
         with trace, Answers(model_graph, draw).given((rows,), number):  # answers come first, and need not be looked at
             loss_of(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
         draw.at(MicrobatchSlice(number, rows, 0, rows))
-        run = _Run(model_graph, draw)
+        run = _SketchingRun(model_graph, draw)
         with nullcontext() if model.autocast is None else torch.autocast(inputs[0].device.type, model.autocast):
             loss = run.run(*_given(model_graph, rows, (*inputs, *targets)))
         loss.backward()
@@ -114,7 +116,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         return min(self._made.get(count, []), key=sketch.distance, default=None)
 
 
-class _Run(fx.Interpreter):
+class _SketchingRun(fx.Interpreter):
     """A captured graph, whose layers' values and gradients are kept."""
 
     def __init__(self, model: CapturedModel, draw: Draw) -> None:

@@ -38,7 +38,7 @@ from planner.ir.program import Program
 from planner.layers import statistics_text
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
-from profiler.capture.graph import Captured, capture_for
+from profiler.capture.graph import CapturedModule, capture_for
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.memory import limit_memory, out_of_memory
@@ -70,7 +70,7 @@ _OTHER_MODEL = "profile and plan this model again, or run the plan with the mode
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class JobConfig:
     """What all ranks of a job do alike.
 
     Attributes:
@@ -92,7 +92,7 @@ class Terms:
     answers: bool = False
 
 
-def terms_of(job: Job) -> Terms:
+def terms_of(job: Job) -> JobConfig:
     """What the ranks of a job do alike."""
     options, inputs = job.options, job.plan.inputs
     optimizer, scheduler = makers_of(options, inputs.optimizer)
@@ -100,7 +100,7 @@ def terms_of(job: Job) -> Terms:
         name: str(getattr(options, name))
         for name in ("optimizer", "scheduler", "data", "data_from", "compiler", "transport", "checkpoint_every")
     }
-    return Terms(
+    return JobConfig(
         job.plan,
         optimizer,
         scheduler,
@@ -116,7 +116,7 @@ def terms_of(job: Job) -> Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankContext:
     """Where a rank is, and whom it speaks to.
 
     Attributes:
@@ -143,11 +143,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedRank:
     """A rank that can take steps.
 
     Attributes:
-        meet: as of :class:`Place`.
+        meet: as of :class:`RankContext`.
     """
 
     engine: Engine
@@ -165,7 +165,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class RankModel:
     """The model of a rank, which is that of the plan.
 
     Attributes:
@@ -173,12 +173,12 @@ class Prepared:
     """
 
     model: LoadedModel
-    captured: Captured
+    captured: CapturedModule
 
 
 @contextlib.contextmanager
 def open_rank(
-    terms: Terms,
+    terms: JobConfig,
     rank: int,
     store: Store,
     board: Store | Board,
@@ -220,12 +220,14 @@ def open_rank(
         voice = stack.enter_context(Voice(board, decision, rank, terms.deadline_s, SETUP_S, slow))
         meter = meter_of(where or CPU) if is_metered else None
         joins = open_transport or join
-        place = Place(rank, decision.num_ranks, store, joins, voice.activity, voice.others, voice.meet, where, meter)
+        place = RankContext(
+            rank, decision.num_ranks, store, joins, voice.activity, voice.others, voice.meet, where, meter
+        )
         place = replace(place, spare_core=core, gives_way=gives_way)
         yield Rank(terms, place, stack)
 
 
-def _watch(terms: Terms) -> Watch:
+def _watch(terms: JobConfig) -> Watch:
     """What finds slow ranks; where the job computes otherwise than the profile measured, by their first steps."""
     plan, planned = terms.plan, terms.plan.inputs.model.dtype
     alike = not terms.compiler and terms.said.get("dtype", planned) == planned
@@ -261,13 +263,13 @@ def _some(names: list[str]) -> str:
 class Rank:
     """A rank with a device, whom the others hear; made by :func:`open_rank`."""
 
-    terms: Terms
-    place: Place
+    terms: JobConfig
+    place: RankContext
     _stack: contextlib.ExitStack
 
     def prepare(
         self, load: Callable[[], LoadedModel], load_to_run: Callable[[], LoadedModel] | None = None
-    ) -> Prepared:
+    ) -> RankModel:
         """Its model, which is the planned one.
 
         Args:
@@ -291,9 +293,9 @@ class Rank:
         check_layers(plan.decision, captured.graph)
         require_possible(plan.decision, captured.graph)
         validate(Boundaries.of_decision(captured.graph, plan.decision).program(plan.decision))
-        return Prepared(model, captured)
+        return RankModel(model, captured)
 
-    def open(self, prepared: Prepared, seed: Callable[[], int] | None = None) -> Opened:
+    def open(self, prepared: RankModel, seed: Callable[[], int] | None = None) -> OpenedRank:
         """Joins the others; left when the rank is closed.
 
         Args:
@@ -338,7 +340,7 @@ class Rank:
             spare_core=place.spare_core,
             gives_way=place.gives_way,
         )
-        return Opened(engine, consumer, place.meet)
+        return OpenedRank(engine, consumer, place.meet)
 
     @contextlib.contextmanager
     def limited(self, limit_bytes: int) -> Iterator[None]:
@@ -369,7 +371,9 @@ class Rank:
         return OutOfMemoryError(title, noted.details if noted else (), noted.remedies if noted else ())
 
 
-def _of_sizes(model: LoadedModel, captured: Captured, sizes: Mapping[str, int]) -> tuple[LoadedModel, Captured]:
+def _of_sizes(
+    model: LoadedModel, captured: CapturedModule, sizes: Mapping[str, int]
+) -> tuple[LoadedModel, CapturedModule]:
     """What was captured on a small example, for the sizes that the plan is made for."""
     if not sizes:
         return model, captured
@@ -377,7 +381,7 @@ def _of_sizes(model: LoadedModel, captured: Captured, sizes: Mapping[str, int]) 
     return replace(model, sizes=sizes), replace(captured, graph=graph)
 
 
-def _agree(terms: Terms, place: Place, captured: Captured) -> None:
+def _agree(terms: JobConfig, place: RankContext, captured: CapturedModule) -> None:
     """All ranks were given one plan, told the same, and begin with the same weights: else all of them raise why."""
     mine = {
         "plan": _hashed(dumps(terms.plan).encode()),
@@ -431,7 +435,7 @@ def _difference(rank: int, first: Mapping[str, Any], mine: Mapping[str, Any]) ->
     return None
 
 
-def _state(captured: Captured) -> dict[str, Tensor]:
+def _state(captured: CapturedModule) -> dict[str, Tensor]:
     """Parameters, buffers and constants by the graph's names, each once."""
     module = captured.graph_module
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -135,7 +135,7 @@ def said_by_rank_0(store: Store, key: str, rank: int, make: Callable[[], str]) -
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ResumePoint:
     """Where a run begins.
 
     Attributes:
@@ -165,7 +165,7 @@ class Start:
         return f"all {self.options.steps} steps are done: {complete_path(Path(self.options.checkpoint), self.step)}"
 
 
-def settled(plan: Plan, options: RunOptions, *, began_anew: bool = False) -> Start:
+def settled(plan: Plan, options: RunOptions, *, began_anew: bool = False) -> ResumePoint:
     """Where a run of ``plan`` begins: with ``--resume auto`` after the newest sound checkpoint, or anew without any.
 
     Args:
@@ -177,7 +177,7 @@ def settled(plan: Plan, options: RunOptions, *, began_anew: bool = False) -> Sta
         StaleFileError: all steps are done, of another model.
     """
     if options.resume != IF_ANY:
-        return Start(options)
+        return ResumePoint(options)
     try:
         checkpoint, skipped = newest_sound(options.checkpoint)
     except CorruptFileError as error:
@@ -185,9 +185,9 @@ def settled(plan: Plan, options: RunOptions, *, began_anew: bool = False) -> Sta
             raise
         checkpoint, skipped = None, _all_set_aside(Path(options.checkpoint), error.details)
     if checkpoint is None:
-        return Start(replace(options, resume=False), skipped=skipped)
+        return ResumePoint(replace(options, resume=False), skipped=skipped)
     step = checkpoint.manifest.step
-    start = Start(replace(options, resume=True, resume_step=step), step, skipped)
+    start = ResumePoint(replace(options, resume=True, resume_step=step), step, skipped)
     if start.is_end and options.dtype in ("", plan.inputs.model.dtype):
         _require_model(Saved(checkpoint), plan.inputs.model_fingerprint)
     return start
@@ -231,8 +231,8 @@ def settled_by_rank_0(
     options: RunOptions,
     store: Store,
     rank: int,
-    settle: Callable[[Plan, RunOptions], Start] = settled,
-) -> Start:
+    settle: Callable[[Plan, RunOptions], ResumePoint] = settled,
+) -> ResumePoint:
     """The same for all ranks of a job; see :func:`settled`, which is what rank 0 calls by default."""
 
     def look() -> str:
@@ -240,9 +240,9 @@ def settled_by_rank_0(
         return json.dumps([start.options.resume, start.options.resume_step, start.step, start.skipped])
 
     if options.resume != IF_ANY:
-        return Start(options)
+        return ResumePoint(options)
     resume, resume_step, step, skipped = json.loads(said_by_rank_0(store, "start", rank, look))
-    return Start(replace(options, resume=resume, resume_step=resume_step), step, tuple(skipped))
+    return ResumePoint(replace(options, resume=resume, resume_step=resume_step), step, tuple(skipped))
 
 
 def open_saved(folder: str | Path, graph: Graph, step: int | None = None) -> Saved:

@@ -17,7 +17,7 @@ import runtime.pipeline.microbatches
 from cuda_ops.sampling.sampler import SampledGraph
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from halopipe.data.ahead import Announced, Upcoming
-from halopipe.data.factories import Form, Item, Pair
+from halopipe.data.factories import BatchPytree, Item, Pair
 from halopipe.data.feeds import COMPARING, Agreement, Consumer, agreement_of
 from halopipe.data.sources import bound, tensors_of
 from halopipe.run_spec.options import RESUME
@@ -25,7 +25,7 @@ from halopipe.run_spec.result import Score
 from halopipe.terminal.units import require_known
 from halopipe.training.checkpointing import save_now
 from halopipe.training.evaluate import MakeMetrics, evaluate
-from halopipe.training.rank import Opened, Terms
+from halopipe.training.rank import JobConfig, OpenedRank
 from halopipe.training.resuming import newest_sound, open_saved
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.watched_steps import WatchedSteps
@@ -84,10 +84,10 @@ class Execution:
 
     def __init__(
         self,
-        opened: Opened,
+        opened: OpenedRank,
         model: nn.Module,
         leave: Callable[[], None],
-        terms: Terms,
+        terms: JobConfig,
         activity: Activity,
         batch: BatchStructure,
         watched: WatchedSteps | None = None,
@@ -96,7 +96,7 @@ class Execution:
         self._meet, self._gather = opened.meet, opened.gather
         self.followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
         self._watched, self.numerics, self.plan, self.activity = watched, None, terms.plan, activity
-        self._form = Form("the batch", {}, batch)
+        self._form = BatchPytree("the batch", {}, batch)
         transport = opened.consumer.transport
         self.model, self.rank, self.num_ranks = model, transport.rank, transport.world_size
         self._locks, self._claimed = contextlib.ExitStack(), set[Path]()

@@ -33,11 +33,11 @@ from halopipe.data.factories import Item, Tensors
 from halopipe.data.sources import batches, take
 from halopipe.run_spec.job import NUM_COMPARED, Job
 from halopipe.terminal.units import count, size
-from halopipe.training.rank import Terms, terms_of
+from halopipe.training.rank import JobConfig, terms_of
 from halopipe.training.reference import Reference
 from planner.ir.errors import UnsupportedModelError
 from planner.passes.versions import updates_within
-from profiler.capture.graph import Captured, capture_for, placed
+from profiler.capture.graph import CapturedModule, capture_for, placed
 from profiler.source.model import LoadedModel, named_buffers, named_parameters
 from profiler.source.parts import cast_module
 from profiler.source.source import load_model
@@ -92,7 +92,7 @@ def write_reference(path: Path, reference: Reference) -> None:
     new.replace(path)
 
 
-def why_not_compared(terms: Terms, device: torch.device, *, is_asked: bool = False) -> str:
+def why_not_compared(terms: JobConfig, device: torch.device, *, is_asked: bool = False) -> str:
     """Why one device cannot do a plan's first step, or has none like it; empty: it can.
 
     Args:
@@ -107,12 +107,12 @@ def why_not_compared(terms: Terms, device: torch.device, *, is_asked: bool = Fal
     return ""
 
 
-def _needed_bytes(terms: Terms, micro_batches: int) -> int:
+def _needed_bytes(terms: JobConfig, micro_batches: int) -> int:
     """The most that one device takes, by what the plan predicts for all ranks together; with its twin in float64."""
     return 3 * micro_batches * _job_bytes(terms)
 
 
-def _available_bytes(terms: Terms, device: torch.device) -> int:
+def _available_bytes(terms: JobConfig, device: torch.device) -> int:
     """What is free where one device runs, once the job has taken what it is predicted to take there."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) - max(
@@ -121,11 +121,11 @@ def _available_bytes(terms: Terms, device: torch.device) -> int:
     return available_bytes() - _job_bytes(terms)
 
 
-def _job_bytes(terms: Terms) -> int:
+def _job_bytes(terms: JobConfig) -> int:
     return sum(rank.peak_bytes for rank in terms.plan.prediction.ranks)
 
 
-def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device: torch.device) -> Reference:
+def reference_of(terms: JobConfig, model: LoadedModel, items: Sequence[Item], device: torch.device) -> Reference:
     """Runs ``items``, a step each; ``model`` is trained by it.
 
     Raises:
@@ -180,7 +180,7 @@ def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device
     return replace(reference, dtype=_name(model.autocast or dtype))
 
 
-def _lowered(captured: Captured) -> dict[torch.dtype, list[str]]:
+def _lowered(captured: CapturedModule) -> dict[torch.dtype, list[str]]:
     """By precision below float64, the layers that make such values of trained parameters or of inputs."""
     trained = {name for name, each in captured.graph_module.named_parameters() if each.requires_grad}
     layers_of: dict[torch.dtype, list[str]] = {}
@@ -216,7 +216,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def mixes(captured: Captured) -> bool:
+def mixes(captured: CapturedModule) -> bool:
     """Whether a batch in parts may give something else than the batch whole, or leave other buffers.
 
     A loss over the sites of clouds is weighted by clouds, which only parts show; unless the capture says otherwise.
@@ -229,7 +229,7 @@ def mixes(captured: Captured) -> bool:
     return any(written(node, behind) or _normalises_samples(node) for node in graph.nodes if node.op == "call_function")
 
 
-def losses_of(model: LoadedModel, captured: Captured, terms: Terms) -> LossOf:
+def losses_of(model: LoadedModel, captured: CapturedModule, terms: JobConfig) -> LossOf:
     """The loss of a micro-batch by the user's own module, which is given the sites that the plan is given."""
     model_graph = captured_model(captured)
     preparing = preparing_of(terms.plan.decision, model_graph)
@@ -257,7 +257,7 @@ def parts_of(item: Item, micro_batches: Sequence[int]) -> tuple[list[tuple[Tenso
     return [item], counts
 
 
-def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[Item]) -> Reference:
+def _run(terms: JobConfig, model: LoadedModel, captured: CapturedModule, items: Sequence[Item]) -> Reference:
     decision, draw = terms.plan.decision, Draw(terms.seed)
     answers = Answers(captured_model(captured), draw)
     fits = _needed_bytes(terms, len(decision.micro_batches)) <= _available_bytes(terms, model.inputs[0].device)
@@ -292,7 +292,7 @@ def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[I
     return Reference("", tuple(losses), **first, witness=WHOLE if whole else IN_PARTS)
 
 
-def _weights(captured: Captured, batch: tuple[Tensors, Tensors], rows: Sequence[int]) -> tuple[float, ...] | None:
+def _weights(captured: CapturedModule, batch: tuple[Tensors, Tensors], rows: Sequence[int]) -> tuple[float, ...] | None:
     """What the losses of micro-batches count for; None: they do not make up that of the batch."""
     model, names = captured_model(captured), tuple(captured.graph.inputs)
     if not model.reductions or captured.preparation is not None:
@@ -302,7 +302,7 @@ def _weights(captured: Captured, batch: tuple[Tensors, Tensors], rows: Sequence[
 
 
 @torch.no_grad()
-def _evaluated(terms: Terms, model: LoadedModel, items: Sequence[Item]) -> Reference:
+def _evaluated(terms: JobConfig, model: LoadedModel, items: Sequence[Item]) -> Reference:
     """The loss in evaluation mode: all that a plan of forward passes has."""
     model.module.eval()
     losses = []
@@ -318,7 +318,7 @@ def _evaluated(terms: Terms, model: LoadedModel, items: Sequence[Item]) -> Refer
 class _Optimizer:
     """The run's optimiser on one device, as :func:`runtime.numerics.single_device.serial_step` uses it."""
 
-    def __init__(self, terms: Terms, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, terms: JobConfig, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = {name: each for name, each in _once(parameters).items() if each.requires_grad}
         own = cast("dict[str, torch.nn.Parameter]", self._parameters)  # parameters all, which are tensors elsewhere
         self._optimizer = StageOptimizer(own, terms.optimizer)
@@ -369,7 +369,7 @@ def _normalises_samples(node: torch.fx.Node) -> bool:
     return "batch_norm" in str(node.target) and arguments_of(node).get("training") is not False
 
 
-def parameters_of(model: LoadedModel, captured: Captured) -> dict[str, torch.nn.Parameter]:
+def parameters_of(model: LoadedModel, captured: CapturedModule) -> dict[str, torch.nn.Parameter]:
     """By all their names: the module's own, those of the loss, and the graph's."""
     of_graph = dict(captured.graph_module.named_parameters(remove_duplicate=False))
     return {**named_parameters(model.owners), **of_graph}

@@ -23,11 +23,19 @@ from planner.ir.graph import (
 )
 from planner.layers import MAPPED
 from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
-from profiler.capture.layers import Group, groups, is_output_of, output_names, specify, specify_input, tensor_arguments
+from profiler.capture.layers import (
+    OperatorGroup,
+    groups,
+    is_output_of,
+    output_names,
+    specify,
+    specify_input,
+    tensor_arguments,
+)
 from profiler.capture.marks import marked
 from profiler.capture.operators import layer_names, name_read
 from profiler.capture.sample_independence import Dependence, dependence
-from profiler.capture.trace import Traced, attribute, trace, traces
+from profiler.capture.trace import TracedModel, attribute, trace, traces
 from profiler.capture.user_module import untouched
 from profiler.capture.verify_capture import (
     correct_dtypes,
@@ -49,7 +57,7 @@ _MOST_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedModule:
     """A model with its loss.
 
     Attributes:
@@ -129,7 +137,7 @@ class Captured:
         return tuple(lines)
 
 
-def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
+def capture(model: LoadedModel, rules: Rules = NO_RULES) -> CapturedModule:
     """Captures ``model`` in the modes that its parts are in and checks the result on its example.
 
     The module is left as it was: modes, buffers, gradients and attributes of its parts, and the random state.
@@ -149,13 +157,13 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
         return _captured(model, replace(rules, elementwise=rules.elementwise | model.elementwise))
 
 
-Judge = Callable[[Traced, "tuple[Group, ...]", LoadedModel], "tuple[Dependence, ...]"]
+Judge = Callable[[TracedModel, "tuple[OperatorGroup, ...]", LoadedModel], "tuple[Dependence, ...]"]
 """Which layers depend on other samples."""
 
 
 def capture_for(
     model: LoadedModel, device: torch.device, rules: Rules = NO_RULES, *, whole: bool = True
-) -> tuple[LoadedModel, Captured]:
+) -> tuple[LoadedModel, CapturedModule]:
     """The model and its graph, to be run on ``device``.
 
     It is captured on the processor, so that its graph is the same wherever it is measured or trained; under autocast
@@ -191,7 +199,7 @@ def placed(model: LoadedModel, device: torch.device) -> LoadedModel:
     return replace(model, inputs=inputs, targets=targets)
 
 
-def capture_unchecked(model: LoadedModel, rules: Rules, judge: Judge) -> Captured:
+def capture_unchecked(model: LoadedModel, rules: Rules, judge: Judge) -> CapturedModule:
     """Captures a model whose tensors have no values: nothing is compared, and ``judge`` says what samples depend on."""
     require_plain_modules(model.owners)
     rules = replace(rules, elementwise=rules.elementwise | model.elementwise)
@@ -201,7 +209,7 @@ def capture_unchecked(model: LoadedModel, rules: Rules, judge: Judge) -> Capture
     return _of_traced(model, traced, rules, judge, "")
 
 
-def _captured(model: LoadedModel, rules: Rules) -> Captured:
+def _captured(model: LoadedModel, rules: Rules) -> CapturedModule:
     traced, idle = _verified(model)
     require_known_parameters(traced, model)
     traced = replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in idle})
@@ -211,7 +219,7 @@ def _captured(model: LoadedModel, rules: Rules) -> Captured:
     return _of_traced(model, traced, rules, dependence, evaluation)
 
 
-def _verified(model: LoadedModel) -> tuple[Traced, frozenset[str]]:
+def _verified(model: LoadedModel) -> tuple[TracedModel, frozenset[str]]:
     """The first trace that computes what the module does, and its parameters without gradient."""
     candidates, failure = traces(model), None
     while True:
@@ -226,14 +234,14 @@ def _verified(model: LoadedModel) -> tuple[Traced, frozenset[str]]:
             failure.__cause__ = failure.__cause__ or (error if failure is not error else None)
 
 
-def _of_traced(model: LoadedModel, traced: Traced, rules: Rules, judge: Judge, evaluation: str) -> Captured:
+def _of_traced(model: LoadedModel, traced: TracedModel, rules: Rules, judge: Judge, evaluation: str) -> CapturedModule:
     layer_groups = groups(traced, rules)
     names = _names(traced, layer_groups)
     values = _value_names(traced, layer_groups, names)
     layers = dict(zip(names, judge(traced, layer_groups, model), strict=True))
     graph = _graph(traced, rules, layer_groups, names, values)
     graph = marked(graph, layers, layer_groups, names, traced, samples_neighbours=_samples_neighbours(model))
-    return Captured(
+    return CapturedModule(
         _with_pairs(graph, model),
         traced.module,
         {node.name: name for group, name in zip(layer_groups, names, strict=True) for node in group.nodes},
@@ -262,7 +270,7 @@ def _samples_neighbours(model: LoadedModel) -> bool:
     return isinstance(model.clouds.preparation, SampledPreparation)
 
 
-def _outputs(traced: Traced, values: Mapping[fx.Node, str]) -> dict[str, str]:
+def _outputs(traced: TracedModel, values: Mapping[fx.Node, str]) -> dict[str, str]:
     by_node = {node.name: value for node, value in values.items()}
     return {name: by_node.get(node, "") for name, node in traced.outputs.items()}
 
@@ -276,12 +284,14 @@ def _evaluating(module: nn.Module) -> tuple[str, ...]:
     return tuple(name or type(module).__name__ for name in outermost)
 
 
-def _names(traced: Traced, layer_groups: tuple[Group, ...]) -> tuple[str, ...]:
+def _names(traced: TracedModel, layer_groups: tuple[OperatorGroup, ...]) -> tuple[str, ...]:
     owns = [any(traced.is_parameter(a) for a in tensor_arguments(group.main)) for group in layer_groups]
     return layer_names([group.main for group in layer_groups], owns, traced.inputs)
 
 
-def _value_names(traced: Traced, layer_groups: tuple[Group, ...], names: tuple[str, ...]) -> dict[fx.Node, str]:
+def _value_names(
+    traced: TracedModel, layer_groups: tuple[OperatorGroup, ...], names: tuple[str, ...]
+) -> dict[fx.Node, str]:
     """The value that each placeholder, main node and output of a main node is; nodes inside a layer are none."""
     values = {node: node.target for node in traced.module.graph.nodes if traced.is_input(node)}
     for group, name in zip(layer_groups, names, strict=True):
@@ -293,7 +303,11 @@ def _value_names(traced: Traced, layer_groups: tuple[Group, ...], names: tuple[s
 
 
 def _graph(
-    traced: Traced, rules: Rules, layer_groups: tuple[Group, ...], names: tuple[str, ...], values: Mapping[fx.Node, str]
+    traced: TracedModel,
+    rules: Rules,
+    layer_groups: tuple[OperatorGroup, ...],
+    names: tuple[str, ...],
+    values: Mapping[fx.Node, str],
 ) -> Graph:
     specs: dict[str, TensorSpec] = {}
     for node, name in values.items():
@@ -315,9 +329,9 @@ def _graph(
 
 
 def _layer(
-    traced: Traced,
+    traced: TracedModel,
     rules: Rules,
-    group: Group,
+    group: OperatorGroup,
     name: str,
     values: Mapping[fx.Node, str],
     specs: Mapping[str, TensorSpec],
@@ -338,7 +352,7 @@ def _layer(
     return Layer(name, kind, tuple(inputs), outputs, parameters, details)
 
 
-def _buffers(traced: Traced, group: Group) -> dict[str, int]:
+def _buffers(traced: TracedModel, group: OperatorGroup) -> dict[str, int]:
     """Bytes of the buffers and constants that a layer reads, by name."""
     read = (argument for node in group.nodes for argument in tensor_arguments(node) if argument.op == "get_attr")
     names = dict.fromkeys(name_read(argument) for argument in read)
@@ -363,7 +377,9 @@ def _is_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return len(shape) <= len(to) and all(extent in (1, total) for extent, total in pairs)
 
 
-def _kind(traced: Traced, rules: Rules, group: Group, read: tuple[TensorSpec, ...]) -> tuple[str, dict[str, Attribute]]:
+def _kind(
+    traced: TracedModel, rules: Rules, group: OperatorGroup, read: tuple[TensorSpec, ...]
+) -> tuple[str, dict[str, Attribute]]:
     """The kind of the main operator, or ``opaque`` where its access relation would not hold for the whole layer."""
     kind, details = kind_of(group.main, rules)
     arguments = list(tensor_arguments(group.main))
@@ -396,7 +412,7 @@ def _is_plain_attention(node: fx.Node) -> bool:
     return in_order and all(isinstance(v := each.meta.get("val"), Tensor) and v.ndim == rank for each in roles)
 
 
-def _values_read(node: fx.Node, group: Group) -> Iterator[fx.Node]:
+def _values_read(node: fx.Node, group: OperatorGroup) -> Iterator[fx.Node]:
     """Values of other layers, and inputs of the graph, that ``node`` reads."""
     return (a for a in tensor_arguments(node) if a.op != "get_attr" and a not in group.nodes)
 

@@ -23,11 +23,11 @@ from planner.ir.graph import SAMPLE, Attribute, TensorSpec, is_sites
 from profiler.capture.functional import INDEX, is_write, written_buffer
 from profiler.capture.kinds import NO_RULES, RESHAPE, Rules, kind_of
 from profiler.capture.operators import nodes_in, operation, place
-from profiler.capture.trace import Traced
+from profiler.capture.trace import TracedModel
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class OperatorGroup:
     """The operators of a layer, in order of execution.
 
     Attributes:
@@ -46,7 +46,7 @@ def makes_tensors(node: fx.Node) -> bool:
     )
 
 
-def groups(traced: Traced, rules: Rules = NO_RULES) -> tuple[Group, ...]:
+def groups(traced: TracedModel, rules: Rules = NO_RULES) -> tuple[OperatorGroup, ...]:
     """The layers of a graph, in the order of their main operators."""
     nodes = [node for node in traced.module.graph.nodes if makes_tensors(node)]
     fed = _depends_on_inputs(traced)
@@ -59,7 +59,7 @@ def groups(traced: Traced, rules: Rules = NO_RULES) -> tuple[Group, ...]:
     for node in nodes:
         members.setdefault(_end(leader, node), []).append(node)
     order = {node: index for index, node in enumerate(nodes)}
-    return tuple(Group(main, tuple(members[main])) for main in sorted(members, key=order.__getitem__))
+    return tuple(OperatorGroup(main, tuple(members[main])) for main in sorted(members, key=order.__getitem__))
 
 
 def is_output_of(node: fx.Node) -> bool:
@@ -81,7 +81,7 @@ def _is_tensor_source(node: fx.Node) -> bool:
     return makes_tensors(node) or (node.op == "placeholder" and _is_tensor(node))
 
 
-def _depends_on_inputs(traced: Traced) -> set[fx.Node]:
+def _depends_on_inputs(traced: TracedModel) -> set[fx.Node]:
     fed: set[fx.Node] = set()
     for node in traced.module.graph.nodes:
         if traced.is_input(node) or (makes_tensors(node) and any(argument in fed for argument in node.all_input_nodes)):
@@ -96,7 +96,7 @@ def _end(leader: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
 
 
 def _join_helpers(
-    nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: Traced, rules: Rules
+    nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: TracedModel, rules: Rules
 ) -> None:
     joined: list[fx.Node] = []
     for index, node in reversed([*enumerate(nodes)]):
@@ -119,7 +119,7 @@ def _join_helpers(
             leader[node] = node
 
 
-def _has_samples(node: fx.Node, traced: Traced) -> bool:
+def _has_samples(node: fx.Node, traced: TracedModel) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and any(traced.symbols.depends_on_samples(size) for size in value.shape)
 
@@ -137,7 +137,7 @@ def _attributes_behind(node: fx.Node) -> Iterator[fx.Node]:
                 waiting.append(argument)
 
 
-def _join_updates(nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: Traced) -> None:
+def _join_updates(nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: TracedModel) -> None:
     order = {node: index for index, node in enumerate(nodes)}
     for node in reversed(nodes):
         if not _only_updates(node) or any(user in order and not _only_updates(user) for user in node.users):
@@ -188,7 +188,7 @@ _SAME_AS_INPUT = frozenset(
 _ALIKE = frozenset({"pointwise", "pad", "slice", "batch_norm"})
 
 
-def specify(value: Tensor, names: tuple[str, ...], traced: Traced) -> TensorSpec:
+def specify(value: Tensor, names: tuple[str, ...], traced: TracedModel) -> TensorSpec:
     """The spec of a traced ``value`` in the example; ``names`` are those of its dims if no dim is special.
 
     Where the number of samples is fixed, dim 0 holds the samples if it is that long.  Sizes that vary give their names
@@ -214,7 +214,7 @@ def _of_sites(dims: Sequence[str]) -> tuple[str, ...]:
     return (dims[0], "channel") if len(dims) == 2 and is_sites(dims[0]) else tuple(dims)
 
 
-def specify_input(node: fx.Node, traced: Traced) -> TensorSpec:
+def specify_input(node: fx.Node, traced: TracedModel) -> TensorSpec:
     """The spec of a graph input: just those dims bear the name of a size that vary with it."""
     value, tensor = node.meta["val"], node.target
     names = spatial_names(3) if value.ndim == 3 and _is_read_along_width(node) else ()

@@ -31,19 +31,19 @@ from planner.ir.graph import (
     Graph,
     Layer,
 )
-from profiler.capture.layers import Group
+from profiler.capture.layers import OperatorGroup
 from profiler.capture.loss_reduction import reaching
 from profiler.capture.operators import operation
 from profiler.capture.sample_independence import Dependence
-from profiler.capture.trace import Traced
+from profiler.capture.trace import TracedModel
 
 
 def marked(
     graph: Graph,
     dependences: Mapping[str, Dependence],
-    layer_nodes: tuple[Group, ...],
+    layer_nodes: tuple[OperatorGroup, ...],
     names: tuple[str, ...],
-    traced: Traced,
+    traced: TracedModel,
     *,
     samples_neighbours: bool = False,
 ) -> Graph:

@@ -63,7 +63,7 @@ _CHECKS = ("_assert_", "sym_constrain_range", "_check")
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedModel:
     """The forward pass with its loss.
 
     Attributes:
@@ -149,12 +149,12 @@ def _write_back(part: nn.Module, own: Mapping[str, Tensor | None]) -> None:
             buffers_of(part)[name] = buffer
 
 
-def trace(model: LoadedModel) -> Traced:
+def trace(model: LoadedModel) -> TracedModel:
     """The first of :func:`traces`."""
     return next(traces(model))
 
 
-def traces(model: LoadedModel) -> Iterator[Traced]:
+def traces(model: LoadedModel) -> Iterator[TracedModel]:
     """Graphs of ``model`` in the modes that its parts are in, the better ones first; one sample is repeated to two.
 
     (1 is special to export.)  Where code that is run makes a Python number of the samples, ``len(x)`` or
@@ -216,7 +216,7 @@ def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 def _by_bytecode(
     model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], several: tuple[Any, ...]
-) -> Traced | None:
+) -> TracedModel | None:
     """What ``torch.export`` makes of the module's code without running it, which may read values: numpy, prints."""
     for shapes in several:
         torchs = logging.getLogger("torch._guards")
@@ -275,7 +275,7 @@ def _export(
         return torch.export.export(wrapper, tensors, strict=strict, dynamic_shapes=shapes)
 
 
-def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> Traced:
+def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> TracedModel:
     names, exported = model.names, program.module()
     input_nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
     placeholders = {name: node.meta["val"] for name, node in zip(names, input_nodes, strict=True)}
@@ -309,7 +309,7 @@ def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> Traced
     parameters = {name: value for name, value in attributes.items() if _is_trained(value)}
     there = {node.name for node in module.graph.nodes}
     kept = {name: node.name if node.name in there else "" for name, node in found_outputs.items()}
-    return Traced(module, names, samples, symbols, parameters, model.varying, outputs=kept)
+    return TracedModel(module, names, samples, symbols, parameters, model.varying, outputs=kept)
 
 
 @dataclass(frozen=True, slots=True)

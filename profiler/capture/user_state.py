@@ -207,7 +207,7 @@ def _reached(owners: Iterable[Any]) -> tuple[list[_Place], list[Tensor]]:
     is_shared = False
     while waiting and not (is_shared and len(visited) > _MOST_FOLLOWED):
         name, value = waiting.pop()
-        if isinstance(value, _Globals):
+        if isinstance(value, _ModuleVariables):
             if value.key not in variables:
                 variables.add(value.key)
                 places.append(value.place)
@@ -298,7 +298,7 @@ def _is_outside(module: str, file: str | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Globals:
+class _ModuleVariables:
     """Variables of a Python module.
 
     Attributes:
@@ -338,7 +338,7 @@ class _Globals:
         for name in sorted(self.named & self.values.keys()):
             value = self.values[name]
             if isinstance(value, ModuleType) and not _is_outside(value.__name__, vars(value).get("__file__")):
-                value = _Globals(place.named(name), vars(value), self.named, self.stored)
+                value = _ModuleVariables(place.named(name), vars(value), self.named, self.stored)
             pairs.append((place.named(name), value))
         return pairs
 
@@ -347,7 +347,7 @@ def _globals(function: FunctionType) -> list[tuple[str, Any]]:
     if _is_installed(function):
         return []
     named, stored = _names(function.__code__)
-    return [("", _Globals("", function.__globals__, named, stored))]
+    return [("", _ModuleVariables("", function.__globals__, named, stored))]
 
 
 @functools.lru_cache(maxsize=4096)

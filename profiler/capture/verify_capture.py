@@ -15,7 +15,7 @@ from cuda_ops._torch import BatchNormBase, DropoutBase, at_node
 from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.first_calls import CALLED_ONCE, changed_weights_loss, later_call
-from profiler.capture.trace import Traced
+from profiler.capture.trace import TracedModel
 from profiler.capture.user_module import (
     drawn_so_far,
     evaluating,
@@ -46,7 +46,7 @@ class _Result:
 
 
 @torch.enable_grad()
-def require_same_loss(traced: Traced, model: LoadedModel) -> frozenset[str]:
+def require_same_loss(traced: TracedModel, model: LoadedModel) -> frozenset[str]:
     """Raises :class:`UnsupportedModelError` unless the graph gives the module's own loss and gradients.
 
     Returns the parameters that get no gradient, neither from the module nor from the graph, though they are trained.
@@ -87,7 +87,7 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> frozenset[str]:
     return frozenset(idle)
 
 
-def _rest(traced: Traced, model: LoadedModel, samples: int) -> dict[str, Tensor]:
+def _rest(traced: TracedModel, model: LoadedModel, samples: int) -> dict[str, Tensor]:
     """Other samples of the example than the first ones, where it has as many; of clouds the first ones."""
     if model.clouds is not None:
         return example_of(traced.inputs, model, samples)
@@ -105,7 +105,7 @@ def _changed(tensor: Tensor) -> Tensor:
     return torch.lerp(tensor, other, 0.25) if tensor.is_floating_point() else other
 
 
-def require_known_parameters(traced: Traced, model: LoadedModel) -> None:
+def require_known_parameters(traced: TracedModel, model: LoadedModel) -> None:
     """Raises :class:`UnsupportedModelError` if a gradient flows to a tensor that neither module nor loss registers.
 
     A parameter that a loss function finds in its closure is a constant of the graph: it would not be trained.  What is
@@ -153,7 +153,7 @@ def _leaves(loss: Tensor) -> list[Tensor]:
 
 
 @torch.no_grad()
-def correct_dtypes(traced: Traced, model: LoadedModel) -> None:
+def correct_dtypes(traced: TracedModel, model: LoadedModel) -> None:
     """Gives ``node.meta["val"]`` the dtypes that values really have under autocast; buffers are put back.
 
     torch's shapes of composite operators cast where the operators themselves do not.
@@ -165,7 +165,7 @@ def correct_dtypes(traced: Traced, model: LoadedModel) -> None:
 
 
 @torch.enable_grad()
-def evaluation_fault(traced: Traced, model: LoadedModel) -> str:
+def evaluation_fault(traced: TracedModel, model: LoadedModel) -> str:
     """Why the graph, its operators put in evaluation mode, is not the module in evaluation mode; empty if it is.
 
     Where operators draw random numbers in any mode it is not asked: the runtime refuses them.
@@ -294,7 +294,7 @@ def _own_result(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int)
 
 
 def _graph_result(
-    traced: Traced,
+    traced: TracedModel,
     model: LoadedModel,
     tensors: Mapping[str, Tensor],
     samples: int,
@@ -466,7 +466,7 @@ def _is_same_gradient(a: Tensor, b: Tensor, largest: float, autocast: torch.dtyp
     return _norm(a - b) <= allowed
 
 
-def _require_alike(traced: Traced, expected: Tensor, captured: Tensor, graph_inputs: Mapping[str, Any]) -> None:
+def _require_alike(traced: TracedModel, expected: Tensor, captured: Tensor, graph_inputs: Mapping[str, Any]) -> None:
     if is_alike(expected, captured):
         return
     sizes = [f"where {name} is {size}" for name, size in graph_inputs.items() if name in traced.varying]
@@ -492,13 +492,13 @@ def _calm(model: LoadedModel) -> Iterator[None]:
             module.training = True
 
 
-def _fewer(traced: Traced, model: LoadedModel, samples: int, divisor: int) -> dict[str, Tensor]:
+def _fewer(traced: TracedModel, model: LoadedModel, samples: int, divisor: int) -> dict[str, Tensor]:
     """Of clouds: maps of fewer points, since a part of a map is none."""
     clouds = model.clouds and model.clouds.of_fewer_points(divisor)
     return example_of(traced.inputs, replace(model, clouds=clouds), samples)
 
 
-def _shrunk(tensors: Mapping[str, Tensor], traced: Traced, divisor: int) -> dict[str, Tensor]:
+def _shrunk(tensors: Mapping[str, Tensor], traced: TracedModel, divisor: int) -> dict[str, Tensor]:
     result = dict(tensors)
     for places in traced.varying.values():
         for tensor, dim in places:

@@ -43,7 +43,7 @@ from cuda_ops._torch import FileStore
 from planner.ir.cluster import ALL_REDUCE, MEMORY, STATISTICS, Collective, Link, PairLink, host_tier
 from profiler.links.calls import Burst, exchange_calls
 from profiler.links.host_pairs import SILENCE_S, measure_across, measure_fully, rounded
-from profiler.links.messages import DEADLINE_S, FULL, LEAST_LAST_BYTES, QUICK, Effort, Points
+from profiler.links.messages import DEADLINE_S, FULL, LEAST_LAST_BYTES, QUICK, LinkEffort, Points
 from profiler.measure.child_process import Child, Report
 from runtime.transport import Transport, open_named
 from runtime.transport.small_allgather import Rows, Tell
@@ -58,7 +58,7 @@ _ELEMENT_BYTES = 4
 _MEMORY_BYTES, _MEMORY_RUNS = 64 << 20, 3
 
 
-def gradients(transport: Transport, ranks: tuple[int, ...], effort: Effort) -> Points:
+def gradients(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> Points:
     """(bytes, seconds) of sums that nothing else runs beside; least of the medians of some rounds."""
     times: dict[int, float] = {}
     for size in SIZES:
@@ -71,7 +71,7 @@ def gradients(transport: Transport, ranks: tuple[int, ...], effort: Effort) -> P
     return tuple(times.items())
 
 
-def of_statistics(transport: Transport, ranks: tuple[int, ...], effort: Effort) -> Points:
+def of_statistics(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> Points:
     """(bytes, mean seconds) of sums that follow computation, the waits for late ranks included."""
     times: dict[int, float] = {}
     burst = Burst()
@@ -85,7 +85,7 @@ def of_statistics(transport: Transport, ranks: tuple[int, ...], effort: Effort) 
     return tuple(times.items())
 
 
-def _median_s(transport: Transport, ranks: tuple[int, ...], num_bytes: int, effort: Effort) -> float:
+def _median_s(transport: Transport, ranks: tuple[int, ...], num_bytes: int, effort: LinkEffort) -> float:
     tensor = torch.zeros(num_bytes // _ELEMENT_BYTES)
 
     def once_s() -> float:
@@ -101,7 +101,7 @@ def _median_s(transport: Transport, ranks: tuple[int, ...], num_bytes: int, effo
 
 
 def _amid_computation_s(
-    transport: Transport, ranks: tuple[int, ...], rows: Tell, num_bytes: int, burst: Burst, effort: Effort
+    transport: Transport, ranks: tuple[int, ...], rows: Tell, num_bytes: int, burst: Burst, effort: LinkEffort
 ) -> float:
     tensor = torch.zeros(num_bytes // _ELEMENT_BYTES)
 
@@ -232,7 +232,7 @@ def measure_together(
     transport: Transport,
     store: Store,
     hosts: Sequence[str],
-    effort: Effort,
+    effort: LinkEffort,
     report: Report,
     *,
     sites: bool = False,
@@ -272,7 +272,7 @@ def measure_together(
     return LinkCosts(links, tuple(sums), pairs)
 
 
-def _memory(transport: Transport, store: Store, hosts: Sequence[str], effort: Effort) -> list[Collective]:
+def _memory(transport: Transport, store: Store, hosts: Sequence[str], effort: LinkEffort) -> list[Collective]:
     """Passes over memory by one rank of a host, then by all of each group within it at once."""
     groups = [ranks for ranks in groups_of(hosts) if len({hosts[rank] for rank in ranks}) == 1]
     passes = []
@@ -284,7 +284,7 @@ def _memory(transport: Transport, store: Store, hosts: Sequence[str], effort: Ef
     return passes
 
 
-def _passes_s(transport: Transport, ranks: tuple[int, ...], effort: Effort) -> float:
+def _passes_s(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> float:
     total, more = (torch.ones(_MEMORY_BYTES // (2 * _ELEMENT_BYTES)) for _ in range(2))
     times = []
     for _ in range(effort.rounds * _MEMORY_RUNS + 1):

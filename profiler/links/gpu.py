@@ -62,7 +62,7 @@ def measure_rank(report: Report, rank: int, num_gpus: int, meeting: str, quick: 
     timeout = timedelta(seconds=SILENCE_S)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=num_gpus, timeout=timeout, device_id=device)
     try:
-        measuring = Measuring(report, rank, num_gpus, device, quick)
+        measuring = GpuMeasuring(report, rank, num_gpus, device, quick)
         rounds = [measuring.one_round() for _ in range(_NUM_ROUNDS)]
     finally:
         dist.destroy_process_group()
@@ -91,7 +91,7 @@ def costs_of(best: Mapping[tuple[str, int], float], num_gpus: int) -> LinkCosts:
     return LinkCosts({tier: link}, sums)
 
 
-class Measuring:
+class GpuMeasuring:
     """One rank of the measurement, in a default process group with the communicators that it needs.
 
     Args:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from planner.ir.cluster import MEASURED, Link, PairLink
-from profiler.links.messages import GLANCE, Effort, OneWay, PairCosts, PeerLink, Points, measure_pair
+from profiler.links.messages import GLANCE, LinkEffort, OneWay, PairCosts, PeerLink, Points, measure_pair
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ Ends = tuple[int, int]
 
 
 def measure_across(
-    transport: Transport, store: Store, hosts: Sequence[str], effort: Effort
+    transport: Transport, store: Store, hosts: Sequence[str], effort: LinkEffort
 ) -> tuple[Link, tuple[PairLink, ...]]:
     """The class of links across hosts, and the pairs of hosts that are not as it says; on all ranks.
 
@@ -155,7 +155,7 @@ def measure_across(
 
 
 def measure_fully(
-    transport: Transport, store: Store, pairs: Sequence[Ends], effort: Effort, *, one_host: bool = False
+    transport: Transport, store: Store, pairs: Sequence[Ends], effort: LinkEffort, *, one_host: bool = False
 ) -> dict[Ends, Link]:
     """The links of pairs, each there and back; on all ranks."""
     links = {}
@@ -197,7 +197,7 @@ def _differs(glance: Sequence[float], usual: Sequence[float]) -> bool:
     return any(max(a / b, b / a) > DIFFERS for a, b in pairs)
 
 
-def _full_record(wire: PeerLink, effort: Effort, one_host: bool) -> list[dict[str, Any]] | None:
+def _full_record(wire: PeerLink, effort: LinkEffort, one_host: bool) -> list[dict[str, Any]] | None:
     costs = measure_pair(wire, effort, one_host=one_host)
     ways = (costs.there, costs.back) if costs is not None else (None, None)
     cores = []

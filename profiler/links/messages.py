@@ -167,7 +167,7 @@ _ACKNOWLEDGEMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class LinkEffort:
     """How much to measure.
 
     Attributes:
@@ -187,9 +187,9 @@ class Effort:
     bends: bool
 
 
-FULL = Effort(3, 30, 0.12, 0.15, 1.0, True)
-QUICK = Effort(2, 7, 0.03, 0.06, 0.25, False)
-GLANCE = Effort(2, 5, 0.02, 0.03, 0.2, False)
+FULL = LinkEffort(3, 30, 0.12, 0.15, 1.0, True)
+QUICK = LinkEffort(2, 7, 0.03, 0.06, 0.25, False)
+GLANCE = LinkEffort(2, 5, 0.02, 0.03, 0.2, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class PairCosts:
 
 
 def measure_pair(
-    wire: PeerLink, effort: Effort, sizes: tuple[int, ...] = SIZES, *, one_host: bool = False
+    wire: PeerLink, effort: LinkEffort, sizes: tuple[int, ...] = SIZES, *, one_host: bool = False
 ) -> PairCosts | None:
     """On the leader what it says, on the other rank None.
 
@@ -267,7 +267,7 @@ def _one_way(times: dict[int, tuple[float, float]], bytes_per_s: float) -> OneWa
     return OneWay(points, sending, bytes_per_s, burst_bytes(points, bytes_per_s))
 
 
-def _table(wire: PeerLink, effort: Effort, sizes: tuple[int, ...]) -> dict[int, tuple[float, float]]:
+def _table(wire: PeerLink, effort: LinkEffort, sizes: tuple[int, ...]) -> dict[int, tuple[float, float]]:
     """(one way, call) seconds by size; both ranks know the sizes, the leader the times."""
     times: dict[int, tuple[float, float]] = {}
 
@@ -328,7 +328,7 @@ def _apart(wire: PeerLink, times: dict[int, tuple[float, float]], leads: bool) -
     return {size: (max(seconds - answer_s, answer_s), call_s) for size, (seconds, call_s) in one_way_s.items()}
 
 
-def _stream_s(wire: PeerLink, num_bytes: int, effort: Effort, leads: bool) -> float:
+def _stream_s(wire: PeerLink, num_bytes: int, effort: LinkEffort, leads: bool) -> float:
     """Seconds a message of a long stream; ``leads``: from the leader to the other."""
     sends, number, before_s, start_s = wire.leads is leads, 2 * _WINDOW, math.inf, time.perf_counter()
     while True:
@@ -368,7 +368,7 @@ def _receive_stream(wire: PeerLink, num_bytes: int, number: int) -> float:
     return statistics.median((b - a) / apart for a, b in zip(later, later[apart:], strict=False))
 
 
-def _median(wire: PeerLink, action: Callable[[], tuple[float, float]], effort: Effort) -> tuple[float, float]:
+def _median(wire: PeerLink, action: Callable[[], tuple[float, float]], effort: LinkEffort) -> tuple[float, float]:
     """Medians of as many runs as the time allows, the first two aside."""
     action()
     first = action()

@@ -24,15 +24,15 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops.dense.data_dependent import is_unit
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.capture.trace import attribute
-from profiler.measure.noise import Clock
+from profiler.measure.noise import LapClock
 from profiler.measure.timing import (
     BackwardTimes,
-    Effort,
-    LayerTimes,
-    Segment,
+    LayerSegment,
     SegmentedPass,
+    TimedLayer,
+    TimingEffort,
     run_pass,
     segments,
     time_segments,
@@ -57,19 +57,19 @@ class StandIn:
         nearer: that of the two whose figures count.
     """
 
-    first: Segment
-    last: Segment
+    first: LayerSegment
+    last: LayerSegment
     nearer: str
 
 
 def time_alike(
-    captured: Captured,
+    captured: CapturedModule,
     tensors: Mapping[str, Tensor],
     samples: int,
-    effort: Effort,
+    effort: TimingEffort,
     after_pass: Callable[[str, float, float], None],
-    clock: Clock | None = None,
-) -> dict[str, LayerTimes]:
+    clock: LapClock | None = None,
+) -> dict[str, TimedLayer]:
     """As :func:`profiler.measure.timing.time_layers`, with some layers' times standing for others that are alike.
 
     The first warm-up is the pass that says which.
@@ -87,7 +87,7 @@ def time_alike(
     stand_ins = stand_ins_of(captured, parts, runs.pop(), times) if whole_s >= LEAST_PASS_S else {}
     rest = replace(effort, num_warm_ups=max(0, effort.num_warm_ups - 1))
 
-    def timed(without: Mapping[str, StandIn]) -> dict[str, LayerTimes]:
+    def timed(without: Mapping[str, StandIn]) -> dict[str, TimedLayer]:
         asked = [part for part in parts if part.name not in without]
 
         def shorter(split: bool) -> SegmentedPass:
@@ -106,7 +106,9 @@ def time_alike(
     return timed({}) if abs(sum_s / again_s - 1) > MOST_SUM else measured
 
 
-def stand_ins_of(captured: Captured, parts: Sequence[Segment], run: SegmentedPass, times: _Times) -> dict[str, StandIn]:
+def stand_ins_of(
+    captured: CapturedModule, parts: Sequence[LayerSegment], run: SegmentedPass, times: _Times
+) -> dict[str, StandIn]:
     """By name, the layers that others stand for.
 
     Args:
@@ -141,27 +143,27 @@ class ShorterPass(SegmentedPass):
         stand_ins: by name, of those that do not run.
     """
 
-    def __init__(self, parts: Sequence[Segment], stand_ins: Mapping[str, StandIn], *arguments: Any) -> None:
+    def __init__(self, parts: Sequence[LayerSegment], stand_ins: Mapping[str, StandIn], *arguments: Any) -> None:
         super().__init__(*arguments)
         self._stand_ins = stand_ins
         self._lasts = {each.last.name for each in stand_ins.values()}
         self._handed: dict[str, dict[int, Tensor]] = {}
-        self._ahead: dict[str, list[Segment]] = {}
-        waiting: list[Segment] = []
+        self._ahead: dict[str, list[LayerSegment]] = {}
+        waiting: list[LayerSegment] = []
         for part in parts:
             if part.name in stand_ins:
                 waiting.append(part)
             else:
                 self._ahead[part.name], waiting = waiting, []
 
-    def forward(self, segment: Segment) -> None:
+    def forward(self, segment: LayerSegment) -> None:
         """Runs ``segment``; what lies before it and does not run is there first."""
         for part in self._ahead[segment.name]:
             for node, twin in zip(part.calls, self._stand_ins[part.name].first.calls, strict=True):
                 self._values[node] = self._values[twin]
         super().forward(segment)
 
-    def backward(self, segment: Segment) -> None:
+    def backward(self, segment: LayerSegment) -> None:
         """As of all passes; gradients go on through what lies before ``segment``."""
         super().backward(segment)
         for part in reversed(self._ahead[segment.name]):
@@ -170,19 +172,19 @@ class ShorterPass(SegmentedPass):
             handed = self._handed.get(self._stand_ins[part.name].last.name, {})
             self._hand_on(part, [(part.reads[index], gradient) for index, gradient in handed.items()])
 
-    def _hand_on(self, segment: Segment, gradients: Sequence[tuple[fx.Node, Tensor]]) -> list[Any]:
+    def _hand_on(self, segment: LayerSegment, gradients: Sequence[tuple[fx.Node, Tensor]]) -> list[Any]:
         if segment.name in self._lasts:
             self._handed[segment.name] = {segment.reads.index(node): gradient for node, gradient in gradients}
         return super()._hand_on(segment, gradients)
 
 
-def _classes(captured: Captured, parts: Sequence[Segment], run: SegmentedPass) -> list[list[Segment]]:
+def _classes(captured: CapturedModule, parts: Sequence[LayerSegment], run: SegmentedPass) -> list[list[LayerSegment]]:
     """Layers that are alike, each class in order; of those that nothing can stand in for nothing."""
     readers: dict[object, list[int]] = {}
     for index, part in enumerate(parts):
         for each in (*part.reads, *part.parameters):
             readers.setdefault(each, []).append(index)
-    classes: dict[object, list[Segment]] = {}
+    classes: dict[object, list[LayerSegment]] = {}
     for index, part in enumerate(parts):
         values = [run.value(node) for node in part.results]
         if all(isinstance(value, Tensor) and value.is_floating_point() for value in values) and not any(
@@ -194,7 +196,7 @@ def _classes(captured: Captured, parts: Sequence[Segment], run: SegmentedPass) -
     return list(classes.values())
 
 
-def _key(captured: Captured, part: Segment, run: SegmentedPass, later: frozenset[int]) -> object:
+def _key(captured: CapturedModule, part: LayerSegment, run: SegmentedPass, later: frozenset[int]) -> object:
     """What decides what a layer does, and how long it takes.
 
     Args:

@@ -21,12 +21,12 @@ from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, num_gpus, why_no_
 from planner.ir.cluster import DeviceSpec
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.layers import is_convolution
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.capture.kinds import arguments_of
 from profiler.measure.child_process import Child, Report
 
 
-def back_end_keys(captured: Captured, samples: int) -> dict[str, str]:
+def back_end_keys(captured: CapturedModule, samples: int) -> dict[str, str]:
     """The back end by layer, for ``samples`` samples, where the parameters are; empty for what is no convolution.
 
     Costs are interpolated inside one only.  On a GPU that is cuDNN or not; which algorithm cuDNN then chooses cannot be

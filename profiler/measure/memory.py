@@ -24,14 +24,14 @@ from torch.autograd.profiler import profile, record_function
 from cuda_ops._torch import StorageWeakRef, storage_id, weak_storage
 from cuda_ops.memory import MemoryMeter, meter_of
 from planner.ir.profile import Levels
-from profiler.capture.graph import Captured
-from profiler.measure.noise import Clock
-from profiler.measure.timing import Segment, SegmentedPass, segments
+from profiler.capture.graph import CapturedModule
+from profiler.measure.noise import LapClock
+from profiler.measure.timing import LayerSegment, SegmentedPass, segments
 
 _FORWARD, _BACKWARD = "forward of ", "backward of "
 
 
-def recorded_workspace(parts: Sequence[Segment], run: SegmentedPass) -> dict[str, int]:
+def recorded_workspace(parts: Sequence[LayerSegment], run: SegmentedPass) -> dict[str, int]:
     """``Footprint.workspace_bytes`` (:mod:`profiler.measure.memory`) of ``parts``, which are run."""
     gradient_bytes: dict[str, int] = {}
     with profile(use_cpu=True, profile_memory=True) as watched:
@@ -130,7 +130,7 @@ class SavedStorages:
         return saved_tensors_hooks(self.pack, lambda tensor: tensor)
 
 
-def footprints(captured: Captured, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Footprint]:
+def footprints(captured: CapturedModule, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Footprint]:
     """The bytes of every layer for ``samples`` samples; parameters are left without gradients."""
     parts = segments(captured)
     device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
@@ -146,7 +146,11 @@ def footprints(captured: Captured, tensors: Mapping[str, Tensor], samples: int) 
 
 
 def watched_passes(
-    captured: Captured, tensors: Mapping[str, Tensor], samples: int, meter: MemoryMeter, clock: Clock | None = None
+    captured: CapturedModule,
+    tensors: Mapping[str, Tensor],
+    samples: int,
+    meter: MemoryMeter,
+    clock: LapClock | None = None,
 ) -> tuple[dict[str, Footprint], SegmentedPass, SegmentedPass]:
     """The bytes of every layer, and the two passes that told them: backward whole, and in halves."""
     parts = segments(captured)
@@ -184,7 +188,7 @@ def watched_passes(
     return by_layer, whole.passed, split.passed
 
 
-def saved_bytes(captured: Captured, tensors: Mapping[str, Tensor], samples: int) -> dict[str, int]:
+def saved_bytes(captured: CapturedModule, tensors: Mapping[str, Tensor], samples: int) -> dict[str, int]:
     """``Footprint.saved_bytes`` by layer."""
     counter = SavedStorages(_known(captured, tensors))
     run = SegmentedPass(captured, tensors, samples)
@@ -197,7 +201,7 @@ def saved_bytes(captured: Captured, tensors: Mapping[str, Tensor], samples: int)
     return by_layer
 
 
-def workspace_bytes(parts: Sequence[Segment], run: SegmentedPass) -> dict[str, int]:
+def workspace_bytes(parts: Sequence[LayerSegment], run: SegmentedPass) -> dict[str, int]:
     """``Footprint.workspace_bytes`` of ``parts``, which are run."""
     device = next((p.device for part in parts for p in part.parameters), torch.device("cpu"))
     meter = meter_of(device)
@@ -275,12 +279,12 @@ class _Watched:
 
     def __init__(
         self,
-        captured: Captured,
+        captured: CapturedModule,
         tensors: Mapping[str, Tensor],
         samples: int,
         meter: MemoryMeter,
         halves: bool,
-        clock: Clock | None = None,
+        clock: LapClock | None = None,
     ) -> None:
         self._parts, self._meter, self._halves = segments(captured), meter, halves
         self._known = {_address(tensor) for tensor in _known(captured, tensors)}
@@ -394,11 +398,11 @@ def _rise(meter: MemoryMeter, run: Callable[[], None]) -> tuple[int, int]:
     return meter.take_peak() - before, meter.current_bytes - before
 
 
-def _named(parts: Sequence[Segment], by_layer: Mapping[int, int]) -> tuple[tuple[str, int], ...]:
+def _named(parts: Sequence[LayerSegment], by_layer: Mapping[int, int]) -> tuple[tuple[str, int], ...]:
     return tuple((parts[k].name, size) for k, size in by_layer.items() if size)
 
 
-def _known(captured: Captured, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+def _known(captured: CapturedModule, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     module = captured.graph_module
     return (*module.parameters(), *module.buffers(), *tensors.values())
 

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import torch
 
 
-class Clock(Protocol):
+class LapClock(Protocol):
     """Times the work of the calling thread, in laps that do not overlap."""
 
     def start(self) -> Any:
@@ -52,7 +52,7 @@ class ThreadClock:
     """Processor time of the calling thread: what other programs do on the machine is not in it."""
 
     def start(self) -> float:
-        """See :class:`Clock`, also for the others."""
+        """See :class:`LapClock`, also for the others."""
         return time.thread_time()
 
     def stop(self, started: float) -> float:
@@ -93,7 +93,7 @@ class CudaClock:
         self._spare: list[torch.cuda.Event] = []  # a new event is created at its first record, which takes a while
 
     def start(self) -> tuple[torch.cuda.Event, float]:
-        """See :class:`Clock`, also for the others."""
+        """See :class:`LapClock`, also for the others."""
         return self._recorded(), time.perf_counter()
 
     def stop(self, started: tuple[torch.cuda.Event, float]) -> _Lap:
@@ -119,13 +119,13 @@ def _timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type its constructor
 
 
-def clock_for(device: torch.device | str = "cpu") -> Clock:
+def clock_for(device: torch.device | str = "cpu") -> LapClock:
     """The clock of a device; one for each process that measures."""
     device = torch.device(device)
     return ThreadClock() if device.type == "cpu" else CudaClock(device)
 
 
-def timed(clock: Clock, work: Callable[[], object]) -> float:
+def timed(clock: LapClock, work: Callable[[], object]) -> float:
     """Seconds of ``work``, waited for."""
     started = clock.start()
     work()

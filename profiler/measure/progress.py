@@ -48,7 +48,7 @@ class ProfileProgress:
     samples: int = 0
 
 
-class Counter:
+class ProgressCounter:
     """Turns what one process has measured into progress.
 
     Args:

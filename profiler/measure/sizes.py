@@ -30,7 +30,7 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.profile import Measurement
 
 
-class Reading(Protocol):
+class InterpolatedCost(Protocol):
     """What a layer costs at a size that was not measured."""
 
     @property
@@ -39,7 +39,7 @@ class Reading(Protocol):
         ...
 
 
-Read = Callable[[Sequence[Measurement], float], Reading]
+Read = Callable[[Sequence[Measurement], float], InterpolatedCost]
 """Reads what a layer costs at so many samples off its measurements, which ascend; as plans will be priced by it.
 
 It raises MissingMeasurementError where they say nothing.  Other processes must be able to import it.

@@ -18,7 +18,7 @@ from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError, UnsupportedModelError, UsageError
 from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
-from profiler.capture.graph import Captured, capture_for
+from profiler.capture.graph import CapturedModule, capture_for
 from profiler.capture.kinds import Rules
 from profiler.measure.alike import time_alike
 from profiler.measure.beside_layers import (
@@ -30,11 +30,19 @@ from profiler.measure.beside_layers import (
 from profiler.measure.child_process import Report
 from profiler.measure.devices import BACKENDS, back_end_keys
 from profiler.measure.memory import footprints
-from profiler.measure.noise import Clock, RunDelay, canary_s, clock_for
-from profiler.measure.partial_results import CapturedGraph, Chosen, Done, ModelCosts, PartCosts, Rest, SizeCosts
-from profiler.measure.progress import Counter, ProfileProgress
+from profiler.measure.noise import LapClock, RunDelay, canary_s, clock_for
+from profiler.measure.partial_results import (
+    CapturedGraph,
+    ChosenMeasurements,
+    FinishedMeasurements,
+    ModelCosts,
+    PartCosts,
+    Rest,
+    SizeCosts,
+)
+from profiler.measure.progress import ProfileProgress, ProgressCounter
 from profiler.measure.sizes import KeyChange, Limits, Read, key_changes, likely_sizes, next_size, not_bracketed
-from profiler.measure.timing import QUICK, Effort, shared, time_layers
+from profiler.measure.timing import QUICK, TimingEffort, shared, time_layers
 from profiler.shards.measure import PartRounds, likely_rounds
 from profiler.source.model import CloudExample, GraphExample, LoadedModel, example_of, fed_example
 from profiler.source.module_kinds import trained_parameters
@@ -45,7 +53,7 @@ Shapes = Callable[[Graph, tuple[int, ...]], tuple[PartShape, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class MeasuringJob:
     """What to measure.
 
     Attributes:
@@ -68,12 +76,12 @@ class Job:
     read: Read | None = None
     device: str = "cpu"
     num_processes: int = 1
-    chosen: Chosen | None = None
-    done: Done = Done()  # noqa: RUF009 - it is frozen
+    chosen: ChosenMeasurements | None = None
+    done: FinishedMeasurements = FinishedMeasurements()  # noqa: RUF009 - it is frozen
     graph: str = ""
 
 
-def given_sizes(job: Job, batch: int, polymorphic: bool) -> tuple[int, ...]:
+def given_sizes(job: MeasuringJob, batch: int, polymorphic: bool) -> tuple[int, ...]:
     """The sizes that are known beforehand; empty if they are to be chosen as they are measured.
 
     Args:
@@ -101,11 +109,11 @@ def given_sizes(job: Job, batch: int, polymorphic: bool) -> tuple[int, ...]:
     return tuple(sorted(set(wanted)))
 
 
-_OF_PARTS = Effort(num_warm_ups=2, min_runs=6, max_runs=10, split_runs=4, error=0.02)
+_OF_PARTS = TimingEffort(num_warm_ups=2, min_runs=6, max_runs=10, split_runs=4, error=0.02)
 _MOST_SIZES, _MOST_SIZES_QUICK = 12, 6
 
 
-def measure_model(report: Report, job: Job) -> ModelCosts:
+def measure_model(report: Report, job: MeasuringJob) -> ModelCosts:
     """Measures ``job``.
 
     Reports the :class:`CapturedGraph`, each :class:`SizeCosts` and :class:`PartCosts` once it is finished, and
@@ -120,12 +128,12 @@ def measure_model(report: Report, job: Job) -> ModelCosts:
     return _Measuring(report, job, model, captured).run()
 
 
-def capture_model(report: Report, job: Job) -> None:
+def capture_model(report: Report, job: MeasuringJob) -> None:
     """Reports the graph alone; as ``measure_model``."""
     _captured(report, job)
 
 
-def _captured(report: Report, job: Job) -> tuple[LoadedModel, Captured]:
+def _captured(report: Report, job: MeasuringJob) -> tuple[LoadedModel, CapturedModule]:
     report(ProfileProgress("capture", 0.0, 0.0, 0.0, 0.0, None))
     model, device = load_model(job.source, job.seed), torch.device(job.device)
     still_optimizer(job.optimizer, trained_parameters(model.owners))  # a wrong name is said before anything is measured
@@ -144,10 +152,10 @@ def _captured(report: Report, job: Job) -> tuple[LoadedModel, Captured]:
 class _Measuring:
     """One process's work on its job."""
 
-    def __init__(self, report: Report, job: Job, model: LoadedModel, captured: Captured) -> None:
+    def __init__(self, report: Report, job: MeasuringJob, model: LoadedModel, captured: CapturedModule) -> None:
         self._report, self._job, self._model, self._captured = report, job, model, captured
-        self._clock: Clock = clock_for(job.device)
-        self._effort = shared(QUICK if job.quick else Effort(), 1 if job.quick else job.num_processes)
+        self._clock: LapClock = clock_for(job.device)
+        self._effort = shared(QUICK if job.quick else TimingEffort(), 1 if job.quick else job.num_processes)
         self._of_parts = shared(QUICK if job.quick else _OF_PARTS, 1 if job.quick else job.num_processes)
         passes = num_passes(self._effort)
         self._limits = Limits(
@@ -156,7 +164,7 @@ class _Measuring:
         self._given = given_sizes(job, captured.graph.samples, captured.polymorphic)
         self._changes = () if self._given else _changes(captured)
         has_parts = bool(job.chosen.shapes) if job.chosen is not None else job.shapes is not None
-        self._counter = Counter(report, passes, num_passes(self._of_parts), has_parts)
+        self._counter = ProgressCounter(report, passes, num_passes(self._of_parts), has_parts)
 
     def run(self) -> ModelCosts:
         """Everything that is not done yet."""
@@ -186,7 +194,7 @@ class _Measuring:
             f"{change.samples} to {change.samples + 1} samples, {len(change.layers)} layers"
             for change in not_bracketed(by_size, self._changes)
         )
-        return ModelCosts(Done(tuple(sizes), tuple(parts)), rest, left_out)
+        return ModelCosts(FinishedMeasurements(tuple(sizes), tuple(parts)), rest, left_out)
 
     def _measure_sizes(self) -> list[SizeCosts]:
         by_samples = {size.samples: size for size in self._job.done.sizes}
@@ -317,12 +325,12 @@ class _Measuring:
         return replace(rest, preparations=tuple(costs), site_halos=tuple(halos))
 
 
-def num_passes(effort: Effort) -> int:
+def num_passes(effort: TimingEffort) -> int:
     """Passes over one size, if none is added."""
     return effort.num_warm_ups + effort.min_runs + effort.split_runs + 1
 
 
-def _changes(captured: Captured) -> tuple[KeyChange, ...]:
+def _changes(captured: CapturedModule) -> tuple[KeyChange, ...]:
     return key_changes(lambda samples: back_end_keys(captured, samples), captured.graph.samples)
 
 

@@ -19,7 +19,7 @@ from cuda_ops._torch import FakeTensorMode
 from planner.ir.errors import FactoryError, HalopipeError, UnsupportedModelError
 from planner.ir.graph import Layer
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import Captured, capture_unchecked
+from profiler.capture.graph import CapturedModule, capture_unchecked
 from profiler.capture.kinds import NO_RULES
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.capture.user_module import refuse_hooks
@@ -32,7 +32,7 @@ _NO_VALUES = ("meta tensor", "is_meta", "data-dependent", "FakeTensor", "no data
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class FakeNetwork:
     """A model on fake tensors.
 
     Attributes:
@@ -40,11 +40,11 @@ class Network:
     """
 
     model: LoadedModel
-    captured: Captured
+    captured: CapturedModule
     mode: FakeTensorMode
 
 
-def fake_network(source: ModelSource) -> Network:
+def fake_network(source: ModelSource) -> FakeNetwork:
     """The network that ``source`` names, captured.
 
     Raises:
@@ -59,7 +59,7 @@ def fake_network(source: ModelSource) -> Network:
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         model = _faked(model, mode)
         captured = capture_unchecked(model, NO_RULES, dependence_of_operators)
-        return Network(model, _without_idle(captured, model, mode), mode)
+        return FakeNetwork(model, _without_idle(captured, model, mode), mode)
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def _faked(model: LoadedModel, mode: FakeTensorMode) -> LoadedModel:
     return replace(model, inputs=tuple(map(fake, model.inputs)), targets=tuple(map(fake, model.targets)))
 
 
-def _without_idle(captured: Captured, model: LoadedModel, mode: FakeTensorMode) -> Captured:
+def _without_idle(captured: CapturedModule, model: LoadedModel, mode: FakeTensorMode) -> CapturedModule:
     """Less the parameters that get no gradient, which the optimiser leaves alone."""
     graph, module, tensors = captured.graph, captured.graph_module, model.tensors
     sizes = {name: tensors[tensor].shape[dim] for name, (tensor, dim) in captured.sizes.items()}

@@ -47,7 +47,7 @@ Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class OperatorPrices:
     """Prices operators for one kind of device.
 
     Attributes:
@@ -110,14 +110,14 @@ def _linear(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estim
 def _convolution(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
     transposed = bool(arguments["transposed"])
     source, result = arguments["input"], made[0]
-    away = _Window(arguments, source if transposed else result)
+    away = _ConvolutionProducts(arguments, source if transposed else result)
     return away.depthwise(kernels, source, result) or (away.spread(kernels) if transposed else away.gather(kernels))
 
 
 def _convolution_backward(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
     transposed = bool(arguments["transposed"])
     gradient, source = arguments["grad_output"], arguments["input"]
-    of = _Window(arguments, source if transposed else gradient)
+    of = _ConvolutionProducts(arguments, source if transposed else gradient)
     of_input, of_weight, of_bias = arguments["output_mask"]
     estimate = NOTHING
     if of_input:
@@ -129,7 +129,7 @@ def _convolution_backward(kernels: Kernels, arguments: Arguments, made: list[Ten
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _ConvolutionProducts:
     """A convolution as products over the places of its smaller side: its output, or what a transposed one reads.
 
     The weight is [channels of that side, channels of the other side / groups, *window].

@@ -15,11 +15,11 @@ from planner.kernels.fit import Fit, fit_rows
 from planner.kernels.tables import read_table
 from profiler.measure.beside_layers import still_optimizer
 from profiler.measure.memory import Footprint, watched_passes
-from profiler.measure.timing import Segment, SegmentedPass, segments
-from profiler.measure.worker import Job, given_sizes
-from profiler.modelled.networks import Network, fake_network
-from profiler.modelled.operators import Prices
-from profiler.modelled.watch import Times, Watch, WatchClock, added
+from profiler.measure.timing import LayerSegment, SegmentedPass, segments
+from profiler.measure.worker import MeasuringJob, given_sizes
+from profiler.modelled.networks import FakeNetwork, fake_network
+from profiler.modelled.operators import OperatorPrices
+from profiler.modelled.watch import OperatorWatch, Times, WatchClock, added
 from profiler.session import versions
 from profiler.source.model import example_of
 from profiler.source.module_kinds import trained_parameters
@@ -55,7 +55,7 @@ def profile_on(
     captured, model = network.captured, network.model
     wanted = _halves(model.samples)
     if sizes or not captured.polymorphic:
-        job = Job(source, optimizer, sizes, quick=True)
+        job = MeasuringJob(source, optimizer, sizes, quick=True)
         wanted = given_sizes(job, captured.graph.samples, captured.polymorphic)
     kinds = {spec.kind: spec for spec in cluster.devices}
     kernels = {kind: functools.cache(functools.partial(_kernels, spec, own)) for kind, spec in kinds.items()}
@@ -65,7 +65,7 @@ def profile_on(
         still_optimizer(optimizer, trained_parameters(model.owners))
         for done, samples in enumerate(wanted):
             progress(done, len(wanted))
-            for layer, footprint, passes in _passes(network, samples, tuple(map(Prices, kernels.values()))):
+            for layer, footprint, passes in _passes(network, samples, tuple(map(OperatorPrices, kernels.values()))):
                 for index, kind in enumerate(kinds):
                     measurement = _measurement(layer, samples, footprint, passes.of(index))
                     measured[kind].append(measurement)
@@ -123,11 +123,13 @@ class _Passes:
         return self.forward[index], self.backward[index], self.backward_input[index], self.backward_weight[index]
 
 
-def _passes(network: Network, samples: int, prices: tuple[Prices, ...]) -> Iterable[tuple[Segment, Footprint, _Passes]]:
+def _passes(
+    network: FakeNetwork, samples: int, prices: tuple[OperatorPrices, ...]
+) -> Iterable[tuple[LayerSegment, Footprint, _Passes]]:
     """Each layer at ``samples`` samples."""
     captured = network.captured
     tensors = example_of(captured.graph.inputs, network.model, samples)
-    watch = Watch(prices)
+    watch = OperatorWatch(prices)
     nothing = (NOTHING,) * len(prices)
     with watch:
         footprints, whole, split = watched_passes(captured, tensors, samples, watch.meter, WatchClock(watch))
@@ -135,7 +137,7 @@ def _passes(network: Network, samples: int, prices: tuple[Prices, ...]) -> Itera
     def total(laps: Iterable[Times]) -> Times:
         return functools.reduce(added, laps, nothing)
 
-    def times(run: SegmentedPass, part: Segment) -> tuple[Times, Times, Times]:
+    def times(run: SegmentedPass, part: LayerSegment) -> tuple[Times, Times, Times]:
         laps = run.laps(part)
         return total(laps.forward), total(laps.backward), total(laps.weight)
 
@@ -145,7 +147,7 @@ def _passes(network: Network, samples: int, prices: tuple[Prices, ...]) -> Itera
 
 
 def _measurement(
-    part: Segment, samples: int, footprint: Footprint, times: tuple[Estimate, Estimate, Estimate, Estimate]
+    part: LayerSegment, samples: int, footprint: Footprint, times: tuple[Estimate, Estimate, Estimate, Estimate]
 ) -> Measurement:
     forward, backward, of_input, of_weight = times
     both = forward + backward

@@ -30,7 +30,7 @@ from torch.nn import functional
 from profiler.models.example import Example, indices, normal, require_dims
 
 
-class Step(nn.Module):
+class EulerStep(nn.Module):
     """A step of Euler's method: u + h conv(tanh(conv(u)))."""
 
     def __init__(self, channels: int, step: float) -> None:
@@ -90,9 +90,11 @@ def parareal(
     if slices < 2 or steps < 1:
         raise ValueError(f"parareal: {slices} slices of {steps} steps; at least 2 of 1 are needed")
     each = time / slices
-    fine: list[nn.Module] = [nn.Sequential(*(Step(width, each / steps) for _ in range(steps))) for _ in range(slices)]
-    predict: list[nn.Module] = [Step(width, each) for _ in range(slices - 1)]
-    correct: list[nn.Module] = [Step(width, each) for _ in range(slices - 1)]
+    fine: list[nn.Module] = [
+        nn.Sequential(*(EulerStep(width, each / steps) for _ in range(steps))) for _ in range(slices)
+    ]
+    predict: list[nn.Module] = [EulerStep(width, each) for _ in range(slices - 1)]
+    correct: list[nn.Module] = [EulerStep(width, each) for _ in range(slices - 1)]
     module = nn.Sequential(
         nn.Conv2d(input_shape[1], width, 3, padding=1),
         Parareal(fine, predict, correct),

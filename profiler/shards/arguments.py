@@ -44,7 +44,7 @@ class Operand:
 
 
 @dataclass(eq=False)
-class Pieces:
+class PartReads:
     """What of each tensor a part reads.
 
     Attributes:
@@ -65,7 +65,7 @@ class Pieces:
     found: dict[tuple[fx.Node, Box], Operand] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: Graph, value_of: ValueOf, samples: int, name: str, shape: PartShape) -> Pieces:
+    def of(cls, graph: Graph, value_of: ValueOf, samples: int, name: str, shape: PartShape) -> PartReads:
         layer, inputs, parameters = graph.layer_at(graph.by_name()[name], samples, graph.values())
         relation = kind(layer.kind)
         work = relation.work(layer, inputs)

@@ -21,14 +21,14 @@ from math import log
 from torch import Tensor
 
 from planner.ir.profile import Measurement, PartShape
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import workspace_bytes
-from profiler.measure.noise import Clock
+from profiler.measure.noise import LapClock
 from profiler.measure.partial_results import PartCosts, SizeCosts
-from profiler.measure.progress import Counter
+from profiler.measure.progress import ProgressCounter
 from profiler.measure.sizes import TESTED_RATIO, Limits, Read, reading_error
-from profiler.measure.timing import Effort, SegmentedPass, segments, time_segments
+from profiler.measure.timing import SegmentedPass, TimingEffort, segments, time_segments
 from profiler.shards.arguments import ValueOf
 from profiler.shards.network import PartNetwork, PartPass, part_network
 from profiler.source.model import LoadedModel, example_of
@@ -64,7 +64,7 @@ def rounds(shapes: Sequence[PartShape], sizes: Sequence[int]) -> tuple[Round, ..
     return tuple(turns)
 
 
-def whole_values(captured: Captured, tensors: Mapping[str, Tensor], samples: int) -> ValueOf:
+def whole_values(captured: CapturedModule, tensors: Mapping[str, Tensor], samples: int) -> ValueOf:
     """What every node is in a forward pass over the whole network."""
     run = SegmentedPass(captured, tensors, samples)
     for segment in segments(captured):
@@ -73,13 +73,13 @@ def whole_values(captured: Captured, tensors: Mapping[str, Tensor], samples: int
 
 
 def measure_round(
-    captured: Captured,
+    captured: CapturedModule,
     value_of: ValueOf,
     each: Round,
     whole: Mapping[str, Measurement],
-    effort: Effort,
+    effort: TimingEffort,
     after_pass: AfterPass,
-    clock: Clock | None = None,
+    clock: LapClock | None = None,
 ) -> Iterator[Measurement]:
     """Measurements of the parts, for every layer that has such a part; nothing of parts that cannot be run alone.
 
@@ -96,9 +96,9 @@ def measure_round(
 def _measured(
     network: PartNetwork,
     whole: Mapping[str, Measurement],
-    effort: Effort,
+    effort: TimingEffort,
     after_pass: AfterPass,
-    clock: Clock | None,
+    clock: LapClock | None,
 ) -> Iterator[Measurement]:
     parts = segments(network.captured)
     times = time_segments(parts, lambda split: PartPass(network, clock, split), effort, after_pass, clock)
@@ -237,12 +237,12 @@ class PartRounds:
 
     def __init__(
         self,
-        captured: Captured,
+        captured: CapturedModule,
         model: LoadedModel,
         whole: Sequence[SizeCosts],
-        effort: Effort,
-        progress: Counter,
-        clock: Clock,
+        effort: TimingEffort,
+        progress: ProgressCounter,
+        clock: LapClock,
     ) -> None:
         self._captured, self._model, self._effort = captured, model, effort
         self._progress, self._clock, self._sized = progress, clock, whole

@@ -24,13 +24,13 @@ from cuda_ops.dense.recurrent import autocast
 from planner.ir.box import volume, whole
 from planner.ir.graph import Graph, Layer, TensorSpec, value_name
 from planner.ir.profile import PartShape
-from profiler.capture.graph import Captured, parameter_spec
+from profiler.capture.graph import CapturedModule, parameter_spec
 from profiler.capture.kinds import arguments_of
 from profiler.capture.layers import is_output_of
 from profiler.capture.operators import node_argument, overload_of
-from profiler.measure.noise import Clock
-from profiler.measure.timing import Segment, SegmentedPass, segments
-from profiler.shards.arguments import INPUT, PARAMETER, NoPieceError, Operand, Pieces, ValueOf, local_arguments
+from profiler.measure.noise import LapClock
+from profiler.measure.timing import LayerSegment, SegmentedPass, segments
+from profiler.shards.arguments import INPUT, PARAMETER, NoPieceError, Operand, PartReads, ValueOf, local_arguments
 
 _OPTIONS = ("stride", "padding", "dilation", "groups")
 _ATTRIBUTES = {"padding", "output_padding", "groups"}
@@ -59,7 +59,7 @@ class LocalPart:
 
 
 def local_part(
-    captured: Captured, value_of: ValueOf, samples: int, segment: Segment, shape: PartShape
+    captured: CapturedModule, value_of: ValueOf, samples: int, segment: LayerSegment, shape: PartShape
 ) -> LocalPart | None:
     """The part of ``segment`` that ``shape`` says; None where its operator cannot be run on a piece alone.
 
@@ -70,13 +70,13 @@ def local_part(
     if main is None:
         return None
     try:
-        pieces = Pieces.of(captured.graph, value_of, samples, segment.name, shape)
+        pieces = PartReads.of(captured.graph, value_of, samples, segment.name, shape)
         return _made(captured, segment, main, pieces)
     except NoPieceError:
         return None
 
 
-def _main(segment: Segment) -> fx.Node | None:
+def _main(segment: LayerSegment) -> fx.Node | None:
     """The operator that makes the outputs, if it needs no other of its layer (others only count batches, say)."""
     made = {node_argument(node, 0) if is_output_of(node) else node for node in segment.results}
     main = made.pop() if made else None
@@ -85,7 +85,7 @@ def _main(segment: Segment) -> fx.Node | None:
     return main if not set(main.all_input_nodes) & set(segment.calls) else None
 
 
-def _made(captured: Captured, segment: Segment, main: fx.Node, pieces: Pieces) -> LocalPart | None:
+def _made(captured: CapturedModule, segment: LayerSegment, main: fx.Node, pieces: PartReads) -> LocalPart | None:
     arguments = arguments_of(main)
     changed = local_arguments(pieces.local(arguments))
     if changed is None or not pieces.reads:
@@ -125,7 +125,7 @@ def _plain(value: Any) -> Any:
 
 
 @torch.no_grad()
-def _tried(captured: Captured, part: LocalPart) -> tuple[Tensor, ...]:
+def _tried(captured: CapturedModule, part: LocalPart) -> tuple[Tensor, ...]:
     """What the call gives; nothing if the operator refuses such pieces."""
     args, keywords = fx.node.map_aggregate((part.args, part.keywords), tensor_of)
     device = next((each.value.device.type for each in operands(part)), "cpu")
@@ -161,7 +161,7 @@ class PartNetwork:
         shapes: of the parts, by layer; ``shares``: of the work of their whole layers.
     """
 
-    captured: Captured
+    captured: CapturedModule
     tensors: Mapping[str, Tensor]
     shapes: Mapping[str, PartShape]
     shares: Mapping[str, float]
@@ -170,10 +170,10 @@ class PartNetwork:
 class PartPass(SegmentedPass):
     """As its base, but that inputs and gradients do not come from neighbours: both are fresh, as if just made."""
 
-    def __init__(self, network: PartNetwork, clock: Clock | None = None, split: bool = False) -> None:
+    def __init__(self, network: PartNetwork, clock: LapClock | None = None, split: bool = False) -> None:
         super().__init__(network.captured, network.tensors, network.captured.graph.samples, clock, split)
 
-    def forward(self, segment: Segment) -> None:
+    def forward(self, segment: LayerSegment) -> None:
         """Runs ``segment``, and times its operators."""
         for node in segment.reads:
             value = self._values[node]
@@ -183,7 +183,7 @@ class PartPass(SegmentedPass):
     def start_backward(self) -> None:
         """Nothing: every part has a gradient of its own."""
 
-    def gradients_of(self, segment: Segment) -> tuple[list[Tensor], list[Tensor]]:
+    def gradients_of(self, segment: LayerSegment) -> tuple[list[Tensor], list[Tensor]]:
         """Outputs of ``segment`` that can have a gradient, and one for each."""
         for node in segment.results:
             value = self._values[node]
@@ -192,7 +192,7 @@ class PartPass(SegmentedPass):
         return super().gradients_of(segment)
 
 
-def part_network(captured: Captured, value_of: ValueOf, samples: int, shapes: Iterable[PartShape]) -> PartNetwork:
+def part_network(captured: CapturedModule, value_of: ValueOf, samples: int, shapes: Iterable[PartShape]) -> PartNetwork:
     """``shapes`` as far as they can be run.
 
     Args:
@@ -246,7 +246,7 @@ class _Builder:
         self.nodes.output(last)
         graph = Graph(samples, self.inputs, tuple(self.layers), self.parameters, self.layers[-1].name if last else "")
         module = fx.GraphModule(self.root, self.nodes)
-        captured = Captured(graph, module, self.layer_of_node, self.node_of_value, False, autocast=autocast)
+        captured = CapturedModule(graph, module, self.layer_of_node, self.node_of_value, False, autocast=autocast)
         return PartNetwork(captured, self.tensors, self.shapes, self.shares)
 
     def _given(self, operand: Operand, name: str) -> fx.Node:

@@ -18,7 +18,7 @@ from cuda_ops.sparse.nn.tensor import SparseTensor
 from cuda_ops.sparse.preparation import Preparation, padded
 from cuda_ops.sparse.recipe import PreparedNetwork, Recipe, record
 from planner.ir.errors import FactoryError, UnsupportedModelError
-from profiler.source.losses import Loss, mean_of_squares, own_loss
+from profiler.source.losses import TrainedLoss, mean_of_squares, own_loss
 from profiler.source.model import CloudExample, LoadedModel
 from profiler.source.structure import BatchStructure, Nest
 
@@ -46,7 +46,7 @@ _SPARSE_LAYERS = "cuda_ops.sparse.nn"
 
 
 def load_clouds(
-    factory: str, network: nn.Module, inputs: Any, aims: Any, loss: Loss
+    factory: str, network: nn.Module, inputs: Any, aims: Any, loss: TrainedLoss
 ) -> tuple[LoadedModel, Mapping[str, Any]]:
     """The model, and what varies in it.
 
@@ -100,7 +100,7 @@ _NUM_INPUTS = 3
 
 
 def _preparation(
-    network: nn.Module, raw: tuple[Tensor, ...], per_site: tuple[bool, ...], loss: Loss, nest: Nest
+    network: nn.Module, raw: tuple[Tensor, ...], per_site: tuple[bool, ...], loss: TrainedLoss, nest: Nest
 ) -> Preparation:
     """What the network and its loss ask for, by running them once."""
     clouds = Preparation(Recipe((), ()), per_site).clouds(raw)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cuda_ops.sampling.preparation import PreparedGraphNetwork, SampledPreparation
 from cuda_ops.sampling.sampler import SampledGraph
 from planner.ir.errors import FactoryError
-from profiler.source.losses import Loss
+from profiler.source.losses import TrainedLoss
 from profiler.source.model import GraphExample, LoadedModel
 from profiler.source.structure import BatchStructure, Nest
 
@@ -32,7 +32,7 @@ def is_sampled(inputs: Any) -> bool:
 
 
 def load_sampled(
-    factory: str, network: nn.Module, inputs: Any, aims: Any, loss: Loss
+    factory: str, network: nn.Module, inputs: Any, aims: Any, loss: TrainedLoss
 ) -> tuple[LoadedModel, Mapping[str, Any]]:
     """The model, and what varies in it.
 

@@ -24,7 +24,7 @@ _LOOKED_AT = "what is only looked at: run.evaluate(batch, metric=...), halopipe 
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class TrainedLoss:
     """The loss that is trained: the user's own, summed where there are several.
 
     Attributes:

@@ -101,7 +101,7 @@ def save_module(result: Any, input_shape: tuple[int, ...] = ()) -> SavedModule:
     try:
         temporary.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w+b") as stream, _by_value(model):
-            torch.save(held, stream, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_Pickler))
+            torch.save(held, stream, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_SavingPickler))
             stream.seek(0)
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         path = temporary.replace(temporary.with_name(f"{name}-{digest[:_NUM_DIGITS]}.pt"))
@@ -213,7 +213,7 @@ def _unpickled(path: str) -> Any:
         ) from error
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class _SavingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Of functions within functions, and of parametrised modules, what a process that imports their modules needs."""
 
     def reducer_override(self, obj: Any) -> Any:

@@ -33,7 +33,7 @@ POSITIONS, KEYWORDS, WHOLE = "positions", "keywords", "whole"
 
 
 @dataclass(frozen=True, slots=True)
-class TensorAt:
+class TensorSlot:
     """In the place of a tensor: which of those that are fed it is."""
 
     index: int
@@ -47,7 +47,7 @@ class Nest:
     """A value with tensors inside.
 
     Attributes:
-        template: the value, each tensor of which is a :class:`TensorAt`.
+        template: the value, each tensor of which is a :class:`TensorSlot`.
         paths: of the tensors, keys and positions from the outside in.
     """
 
@@ -68,7 +68,7 @@ class Nest:
             if isinstance(value, Tensor):
                 tensors.append(value)
                 paths.append(path)
-                return TensorAt(len(tensors) - 1)
+                return TensorSlot(len(tensors) - 1)
             opened = _opened(value)
             if opened is None:
                 _require_constant(name, value, path)
@@ -83,7 +83,7 @@ class Nest:
         """The value that holds ``tensors``; everything but them and the constants is new."""
 
         def filled(value: Any) -> Any:
-            if isinstance(value, TensorAt):
+            if isinstance(value, TensorSlot):
                 return tensors[value.index]
             opened = _opened(value)
             if opened is None:
@@ -102,7 +102,7 @@ class Nest:
         by_index: dict[int, Tensor] = {}
 
         def match(wanted: Any, value: Any, path: Path) -> None:
-            if isinstance(wanted, TensorAt):
+            if isinstance(wanted, TensorSlot):
                 if not isinstance(value, Tensor):
                     raise ValueError(f"{_text(path)} is {_told(value)}, a tensor in the example")
                 by_index[wanted.index] = value
@@ -160,7 +160,8 @@ class BatchStructure:
     def plain(cls, num_inputs: int, num_targets: int) -> BatchStructure:
         """Of tuples of tensors."""
         inputs, targets = (
-            Nest(tuple(map(TensorAt, range(n))), tuple((each,) for each in range(n))) for n in (num_inputs, num_targets)
+            Nest(tuple(map(TensorSlot, range(n))), tuple((each,) for each in range(n)))
+            for n in (num_inputs, num_targets)
         )
         return cls(inputs, targets, POSITIONS)
 
@@ -292,7 +293,7 @@ def alone(value: Any) -> Any:
 def _opened(value: Any) -> tuple[Mapping[str | int, Any], Callable[[Mapping[str | int, Any]], Any]] | None:
     """What ``value`` holds by key, and the function that makes the like of it; None of a leaf."""
     kind = type(value)
-    if isinstance(value, (Tensor, TensorAt, *_PLAIN)):
+    if isinstance(value, (Tensor, TensorSlot, *_PLAIN)):
         return None
     if isinstance(value, Mapping):
         return value, lambda children: _mapping(value, children)
@@ -345,7 +346,7 @@ def _like(template: Any, value: Any) -> Any:
         if len(template) == 1 and not is_sequence:
             return (value,)
         return () if value is None and not template else value
-    return value[0] if is_sequence and len(value) == 1 and isinstance(template, TensorAt) else value
+    return value[0] if is_sequence and len(value) == 1 and isinstance(template, TensorSlot) else value
 
 
 def _passing(name: str, module: nn.Module, inputs: Any) -> str:
@@ -413,7 +414,7 @@ def _text(path: Path) -> str:
 
 def _told(value: Any) -> str:
     """A value's form, for people."""
-    if isinstance(value, (Tensor, TensorAt)):
+    if isinstance(value, (Tensor, TensorSlot)):
         return "tensor"
     if isinstance(value, Mapping):
         return f"{{{', '.join(map(str, list(value)[:_MOST_SHOWN]))}}}"
