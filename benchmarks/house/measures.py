@@ -99,7 +99,7 @@ def figures(sources: Mapping[str, str]) -> dict[str, int]:
 
 
 def private_words(sources: Mapping[str, str]) -> list[str]:
-    """Functions that bind a name of :data:`VAGUE` and classes called by a word of :data:`PRIVATE`, each with its line."""
+    """Functions that bind a name of :data:`VAGUE` and classes called by a word of :data:`PRIVATE`, with their lines."""
     places = []
     for module, text in sources.items():
         for node in ast.walk(ast.parse(text)):
