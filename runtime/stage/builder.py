@@ -260,11 +260,11 @@ class StageBuilder:
         """Where the parts lie that layers of a divided stage draw for."""
         if divided is None:
             return None
-        step = partial(divided.step, training=True)
+        shard = partial(divided.shard, training=True)
         layers, placements = self._model.graph.by_name(), self._decision.layers
         if self._boundaries.axes is not None:
             placements = {name: self._boundaries.axes.placement(name, self._decision.token_slices) for name in layers}
-        return spatial.DrawnPlaces(step, layers, placements)
+        return spatial.DrawnPlaces(shard, layers, placements)
 
     def _attribute(self, name: str) -> Tensor:
         return cast(Tensor, attribute(self._model.graph_module, name))
