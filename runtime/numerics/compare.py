@@ -91,7 +91,7 @@ class Difference:
         name: of the parameter or buffer; ``loss`` for losses.
         kind: ``loss``, ``gradient``, ``parameter`` or ``buffer``.
         step: counted from 0.
-        found, expected: the loss, or the norms of the tensors.
+        actual, expected: the loss, or the norms of the tensors.
         error: relative.
         accepted: the largest error that is.
         rounding: the error that rounding alone may make, if it is known to be above ``accepted``; else 0.
@@ -220,7 +220,7 @@ def loss_differences(
 
 
 def relative_error(actual: float, expected: float) -> float:
-    """|found - expected| / |expected|, and 0 for equal numbers."""
+    """|actual - expected| / |expected|, and 0 for equal numbers."""
     return abs(actual - expected) / abs(expected) if actual != expected else 0.0
 
 

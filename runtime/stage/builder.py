@@ -219,7 +219,7 @@ class StageBuilder:
                 slices=None
                 if updates.in_passes is None
                 else {name: part.view for name, part in updates.in_passes.slices.items()},
-                recompute=functions.recompute,
+                span_recompute=functions.span_recompute,
             ),
             ranks,
             (),
