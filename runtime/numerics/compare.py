@@ -91,7 +91,7 @@ class Difference:
         name: of the parameter or buffer; ``loss`` for losses.
         kind: ``loss``, ``gradient``, ``parameter`` or ``buffer``.
         step: counted from 0.
-        actual, expected: the loss, or the norms of the tensors.
+        found, expected: the loss, or the norms of the tensors.
         error: relative.
         accepted: the largest error that is.
         rounding: the error that rounding alone may make, if it is known to be above ``accepted``; else 0.
@@ -100,7 +100,7 @@ class Difference:
     name: str
     kind: str
     step: int
-    actual: float
+    found: float
     expected: float
     error: float
     accepted: float
@@ -118,7 +118,7 @@ class Difference:
 
     def __str__(self) -> str:
         what = "loss" if self.kind == "loss" else f"{self.kind} of {self.name}"
-        values = f"{self.actual:.9g}, one device {self.expected:.9g}"
+        values = f"{self.found:.9g}, one device {self.expected:.9g}"
         accepted = f"accepted {self.accepted:.0e}" + (f", rounding {self.rounding:.0e}" if self.rounding else "")
         return f"{what} at step {self.step}: {values}, relative error {self.error:.2e}, {accepted}"
 
