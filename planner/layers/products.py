@@ -18,7 +18,7 @@ from planner.layers._rules import (
 )
 
 
-class Linear(Kind, name="linear"):
+class LinearKind(Kind, name="linear"):
     """Linear map of the last dim: ``[..., in] -> [..., out]``, weight ``[out, in]``, bias ``[out]``."""
 
     @staticmethod

@@ -256,7 +256,7 @@ class Heartbeat:
             self._number += 1
             now = self._activity
             for_s = time.monotonic() - now.since_s if now.since_s else 0.0
-            fields = {name: getattr(now, name) for name in _SAID} | now.steps.told()
+            fields = {name: getattr(now, name) for name in _SAID} | now.steps.report()
             beat = Beat(rank=self._rank, number=self._number, for_s=for_s, **fields)
             try:
                 self._status_store.set(_key(self._rank), json.dumps(asdict(beat)))

@@ -100,7 +100,7 @@ class StepLog:
         if number % (1 << max(0, math.ceil(math.log2(_MARK_S / max(step_s, 1e-6))))) == 0:
             self.marked = (number, spans)
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """As :class:`StepReport` has it."""
         last, (marked, spans) = self.last, self.marked
         busy = [busy_s(each) for _, each in last]

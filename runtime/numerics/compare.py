@@ -220,7 +220,7 @@ def loss_differences(
 
 
 def relative_error(actual: float, expected: float) -> float:
-    """|found - expected| / |expected|, and 0 for equal numbers."""
+    """|actual - expected| / |expected|, and 0 for equal numbers."""
     return abs(actual - expected) / abs(expected) if actual != expected else 0.0
 
 

@@ -152,7 +152,7 @@ class Examiner:
     _hooks: list[RemovableHandle] = field(default_factory=list)
 
     @property
-    def found(self) -> list[Origin]:
+    def origins(self) -> list[Origin]:
         """All of it."""
         return [*self.values.values(), *(each for each in self.gradients.values() if each is not None)]
 

@@ -221,4 +221,4 @@ class NanGuard:
                 each.program.examine(None)
                 if each.gathered is not None:
                     each.gathered.stay(False)
-        return replace(own, origins=tuple(examiner.found))
+        return replace(own, origins=tuple(examiner.origins))

@@ -64,7 +64,7 @@ class GradientSync:
             accumulation.count, accumulation.number = accumulate, accumulate - 1
 
     def bind(self, local_stages: Mapping[int, LocalStage] | None) -> None:
-        """Call with the residents as they are bound to the batch of the step to come.
+        """Call with the local stages as they are bound to the batch of the step to come.
 
         Args:
             local_stages: None: of the last batch nothing is kept any more.
@@ -72,7 +72,7 @@ class GradientSync:
         self._bound = local_stages or self._local_stages
 
     def begin(self) -> None:
-        """Call when a step begins, before the residents are reset."""
+        """Call when a step begins, before the local stages are reset."""
         for accumulation in self._accumulations:
             accumulation.advance()
             accumulation.checks = self._on_nan is OnNan.STOP and not self.is_agreed

@@ -1,4 +1,4 @@
-"""The post of one rank: pieces of tensors between the stages of a program, over the transport or within the rank.
+"""The mailbox of one rank: pieces of tensors between the stages of a program, over the transport or within the rank.
 
 What a stage makes is cut into the pieces that others read.  Those for other ranks wait in the outbox for their send,
 those for stages of this rank go straight to where they are read.  Receives are announced ahead of their place in the

@@ -78,20 +78,20 @@ class Sharing:
         return ((rest, weight), (own, weight)) if self.weight_filters is None else ((x, rest), (x, own))
 
 
-def sharing_of(step: LayerShard) -> Sharing:
+def sharing_of(shard: LayerShard) -> Sharing:
     """How this rank shares the input channels of a layer with ``ways`` above 1."""
-    cached = step.memo.get("sharing")
+    cached = shard.memo.get("sharing")
     if isinstance(cached, Sharing):
         return cached
-    division, me = step.division, step.position
+    division, me = shard.division, shard.position
     extents = [max(box[dim].stop for box in division.weights[0]) for dim in range(len(division.weights[0][0]))]
     weight = TensorSpec(tuple(f"dim{dim}" for dim in range(len(extents))), tuple(extents), division.work.dtype)
     plan = contraction_of(division.layer, division.inputs, (weight,), division.layout, division.ways, division.own)
     gather = [Transfer(move.dst, move.src, move.box) for move in plan.transfers]
     own, block = division.own[me][plan.along], plan.made[me][plan.along]
     own = own if len(own) else Interval(block.start, block.start)
-    made = step.memo["sharing"] = Sharing(
-        Exchange.of(step.wire, division.own, plan.made, gather),
+    made = shard.memo["sharing"] = Sharing(
+        Exchange.of(shard.wire, division.own, plan.made, gather),
         plan.along,
         plan.dims.weight_filters if plan.along == plan.dims.filters else None,
         own.start - block.start,
@@ -101,24 +101,24 @@ def sharing_of(step: LayerShard) -> Sharing:
     return made
 
 
-def contract(step: LayerShard, x: Tensor, weight: Tensor, run: Run) -> Tensor:
+def contract(shard: LayerShard, x: Tensor, weight: Tensor, run: Run) -> Tensor:
     """The outputs that this rank keeps, summed over all input channels, without bias; differentiable.
 
     Args:
-        x: covers what this rank needs of the first input (``step.get(0, ...)``).
+        x: covers what this rank needs of the first input (``shard.get(0, ...)``).
         weight: this rank's part: all filters of its block, its input channels.
         run: called for what others keep, then for the rank's own; not for parts without elements.
     """
-    sharing = sharing_of(step)
+    sharing = sharing_of(shard)
     if sharing.exchange.is_local:
-        return _run(run, x, weight, shape_of(step.own))
+        return _run(run, x, weight, shape_of(shard.own))
     others, own = sharing.split(x, weight)
     theirs = _run(run, *others, sharing.others())
     sums = _PartialSums(sharing)
     send: Callable[[Tensor, _PartialSums], Tensor] = _SendPartialSums.apply
     keep: Callable[[Tensor, Tensor, _PartialSums], Tensor] = _Keep.apply
     token = send(theirs, sums)
-    return keep(_run(run, *own, shape_of(step.own)), token, sums)
+    return keep(_run(run, *own, shape_of(shard.own)), token, sums)
 
 
 @dataclass(slots=True)

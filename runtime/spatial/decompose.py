@@ -47,22 +47,22 @@ class DrawnPlaces:
     """The places of one rank, see :class:`runtime.stage.random.streams.DrawnParts`.
 
     Attributes:
-        step: a layer of the stage as it is being run in training.
+        shard: a layer of the stage as it is being run in training.
         layers: of the stage, by name.
         placements: by layer.
     """
 
-    step: Callable[[str], LayerShard]
+    shard: Callable[[str], LayerShard]
     layers: Mapping[str, Layer]
     placements: Mapping[str, Placement]
 
     def place(self, layer: str, is_main: bool) -> DrawnPart:
         """What is drawn in the micro-batch that is being run."""
-        step = self.step(layer)
+        shard = self.shard(layer)
         key = "place", is_main
-        if key not in step.memo:
-            step.memo[key] = place_of(step, is_main)
-        drawn: DrawnPart = step.memo[key]
+        if key not in shard.memo:
+            shard.memo[key] = place_of(shard, is_main)
+        drawn: DrawnPart = shard.memo[key]
         return drawn
 
     def parts_of_samples(self, layer: str) -> int:
@@ -76,24 +76,24 @@ class DrawnPlaces:
         return all(_parts(cuts.get(dim, ())) == 1 for dim in dims)
 
 
-def place_of(step: LayerShard, is_main: bool = True) -> DrawnPart:
+def place_of(shard: LayerShard, is_main: bool = True) -> DrawnPart:
     """Which numbers a rank draws of a layer."""
-    division = step.division
+    division = shard.division
     start, count, total = 0, division.samples, division.samples
     if SAMPLE in division.work.dims and total:
         dim = division.work.dims.index(SAMPLE)
         each = division.work.shape[dim] // total
-        start, count = step.done[dim].start // each, division.rows(step.position)
-    shape = step.layer.outputs[0].shape
-    if not is_main or step.layer.kind not in _IN_PARTS:
+        start, count = shard.done[dim].start // each, division.rows(shard.position)
+    shape = shard.layer.outputs[0].shape
+    if not is_main or shard.layer.kind not in _IN_PARTS:
         return DrawnPart(start, count, total)
-    if step.layer.kind == "pointwise":
-        return DrawnPart(start, count, total, step.done, shape)
-    index = step.input_of("key")
+    if shard.layer.kind == "pointwise":
+        return DrawnPart(start, count, total, shard.done, shape)
+    index = shard.input_of("key")
     if not isinstance(index, int):
-        raise TypeError(f"the keys of {step.layer.name} are no value")
-    weights: Box = (*step.done[:-1], step.exchange(index).wanted[-2])
-    return DrawnPart(start, count, total, weights, (*shape[:-1], step.division.inputs[index].shape[-2]))
+        raise TypeError(f"the keys of {shard.layer.name} are no value")
+    weights: Box = (*shard.done[:-1], shard.exchange(index).wanted[-2])
+    return DrawnPart(start, count, total, weights, (*shape[:-1], shard.division.inputs[index].shape[-2]))
 
 
 def _parts(points: tuple[int, ...]) -> int:
@@ -104,7 +104,7 @@ LOSS = "loss"
 """The kind of layers whose form gives this rank's share."""
 
 _MOST_KEPT = 1024
-"""Divisions whose steps are kept, those of tiles among them."""
+"""Divisions whose shards of layers are kept, those of tiles among them."""
 
 
 class DividedStage:
@@ -201,7 +201,7 @@ class DividedStage:
 
         return rule
 
-    def step(self, layer: str, training: bool) -> LayerShard:
+    def shard(self, layer: str, training: bool) -> LayerShard:
         """The layer at the sizes that are being run."""
         shard = self._now.get((layer, training, self._position))
         if shard is None:
@@ -236,11 +236,11 @@ class DividedStage:
         run, op = form(self._layers[layer].kind), call.operator(function)
 
         def formed(*args: Any, **kwargs: Any) -> Any:
-            step = self.step(layer, training)
+            shard = self.shard(layer, training)
             arguments = call.arguments(args, kwargs)
-            if step.integers:
-                arguments.update(step.integers)
-            return run(step, op, arguments)
+            if shard.integers:
+                arguments.update(shard.integers)
+            return run(shard, op, arguments)
 
         if layer != self._loss or self._layers[layer].kind == LOSS:
             return formed
@@ -248,7 +248,7 @@ class DividedStage:
         def counted_once(*args: Any, **kwargs: Any) -> Any:
             """All ranks have the same number; the first one counts it."""
             loss = formed(*args, **kwargs)
-            return loss if self.step(layer, training).is_first else connected(torch.zeros_like(loss), loss)
+            return loss if self.shard(layer, training).is_first else connected(torch.zeros_like(loss), loss)
 
         return counted_once
 
@@ -257,7 +257,7 @@ class DividedStage:
         op = call.operator(function)
 
         def helped(*args: Any, **kwargs: Any) -> Any:
-            rows = self.step(layer, training).division.rows(self.wire.position)
+            rows = self.shard(layer, training).division.rows(self.wire.position)
             division = self._division
             if division is None:
                 raise ValueError("a divided stage was not told what is run")

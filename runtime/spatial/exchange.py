@@ -104,7 +104,7 @@ class _P2PMessage:
         return like.new_empty(self.shape)
 
     def unpack(self, buffer: Tensor) -> list[Tensor]:
-        """The pieces in ``message``."""
+        """The pieces in ``buffer``."""
         if len(self.boxes) == 1:
             return [buffer]
         parts = torch.split(buffer, [volume(box) for box in self.boxes])
@@ -160,8 +160,8 @@ class Arriving:
         return self._batch.pieces(self._buffers.values())
 
 
-NOWAY = P2PBatch((), (), True)
-_NOTHING = Arriving(NOWAY, {}, None, None)
+NO_MESSAGES = P2PBatch((), (), True)
+_NOTHING = Arriving(NO_MESSAGES, {}, None, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,10 +234,7 @@ class Exchange:
         """
         if not self.receives and not self.sends:
             return _NOTHING
-        sent = {
-            message.position: message.pack([gradients[entry] for entry in message.entries])
-            for message in self.incoming.messages
-        }
+        sent = {m.position: m.pack([gradients[entry] for entry in m.entries]) for m in self.incoming.messages}
         received = {message.position: message.empty(like) for message in self.outgoing.messages}
         pending = self.wire.start(sent, received, None if self.key is None else self.key | 1)
         return Arriving(self.outgoing, received, pending, sent)
@@ -280,10 +277,7 @@ class _Express:
         to, back = (exchange.incoming, exchange.outgoing) if is_adjoint else (exchange.outgoing, exchange.incoming)
         if not (to.is_plain and back.is_plain):
             return None
-        if (
-            max((prod(message.shape) * like.itemsize for message in (*to.messages, *back.messages)), default=0)
-            > _KEPT_BYTES
-        ):
+        if max((prod(m.shape) * like.itemsize for m in (*to.messages, *back.messages)), default=0) > _KEPT_BYTES:
             return None
         example = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         sent = {wire.ranks[m.position]: narrowed(example, cut) for m, cut in zip(to.messages, cuts, strict=True)}

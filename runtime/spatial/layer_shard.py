@@ -153,18 +153,18 @@ class LayerShard:
         return redistribute(x, self.exchange(index))
 
 
-def gathered(step: LayerShard, arguments: dict[str, Any]) -> dict[str, Any]:
+def gathered(shard: LayerShard, arguments: dict[str, Any]) -> dict[str, Any]:
     """``arguments``, in which every value of the graph covers what the part needs of it.
 
     Exchanges run in the order of the layer's inputs, which is the same on every rank.
     """
     operands = dict(arguments)
-    for name, index in step.inputs_of.items():
+    for name, index in shard.inputs_of.items():
         if isinstance(index, int):
-            operands[name] = step.get(index, arguments[name])
+            operands[name] = shard.get(index, arguments[name])
         elif index is not None:
             operands[name] = [
-                each if at is None else step.get(at, each) for at, each in zip(index, arguments[name], strict=True)
+                each if at is None else shard.get(at, each) for at, each in zip(index, arguments[name], strict=True)
             ]
     return operands
 

@@ -23,7 +23,7 @@ from planner.ir.box import Box, Transfer, whole
 from planner.ir.errors import UnsupportedModelError
 from planner.layers.token_slices import TokenAxes
 from runtime.pipeline.routing import Piece, cuts_of, narrowed
-from runtime.spatial.exchange import NOWAY, Arriving, Exchange, PeerGroup, Pieces
+from runtime.spatial.exchange import NO_MESSAGES, Arriving, Exchange, PeerGroup, Pieces
 from runtime.transport import Pending
 
 Name = tuple[int, int]
@@ -91,8 +91,8 @@ class SlicePeers(PeerGroup):
             plain.sends,
             plain.is_local,
             key,
-            NOWAY,
-            NOWAY,
+            NO_MESSAGES,
+            NO_MESSAGES,
             of_slices=tuple(held),
             position=self.position,
         )
@@ -125,7 +125,7 @@ class _There(Arriving):
     __slots__ = ("_pieces",)
 
     def __init__(self, pieces: Pieces) -> None:
-        super().__init__(NOWAY, {}, None, None)
+        super().__init__(NO_MESSAGES, {}, None, None)
         self._pieces = pieces
 
     def wait(self) -> Pieces:

@@ -71,7 +71,7 @@ class LoneStage:
                 current=self.functions.current,
                 variant=self.functions.variant,
                 rng=self.rng,
-                recompute=self.functions.recompute,
+                span_recompute=self.functions.span_recompute,
             )
             microbatch_shard = MicrobatchShard(0, self.samples, 0, self.samples, self.sizes)
             start = _now(device)

@@ -22,7 +22,7 @@ from planner.layers.division import Division, divides
 from planner.layers.recomputed import span_faults
 from planner.layers.stage_rules import boxes_in, refused_slices, require_stages
 from runtime import spatial
-from runtime.optim.of_stage import TiedParameters, Updates, groups_of_ties, ties_of, updates_of
+from runtime.optim.of_stage import TiedParameters, groups_of_ties, ties_of, updates_of
 from runtime.optim.sharding import GradientBuckets
 from runtime.stage.captured import CapturedModel, attribute
 from runtime.stage.cut import normalising_layers
@@ -177,7 +177,7 @@ class StageBuilder:
         is_shared = divided is not None and not decision.token_slices
         parts = spatial.parts_of(self._model, decision, stage, transport.rank) if is_shared else {}
         passes = self._passes(stage, run_config)
-        functions = self._functions(stage, ranks, parts, run_config, divided, sites, passes)
+        functions = self._functions(stage, parts, run_config, divided, sites, passes)
         function = functions.training
         received = tuple(name for name in function.inputs if name not in graph.inputs and not is_factor(name))
         self._check_received(stage, received)
@@ -205,7 +205,22 @@ class StageBuilder:
         if divided is not None and isinstance(updates.reduction, GradientBuckets):
             divided.later.added, updates.reduction.put_off = updates.reduction.note, divided.later.targets
         return LocalStage(
-            self._program(functions, run_config, frozenset(received), loss, terms, updates, divided or sites or passes),
+            StageProgram(
+                function,
+                frozenset(received),
+                loss,
+                run_config,
+                terms=terms,
+                current=functions.current,
+                variant=functions.variant,
+                rng=self._rng,
+                divided=divided or sites or passes,
+                added=None if updates.reduction is None else updates.reduction.note,
+                slices=None
+                if updates.in_passes is None
+                else {name: part.view for name, part in updates.in_passes.slices.items()},
+                span_recompute=functions.span_recompute,
+            ),
             ranks,
             (),
             received,
@@ -220,14 +235,13 @@ class StageBuilder:
     def _functions(
         self,
         stage: int,
-        ranks: tuple[int, ...],
         parts: spatial.Parts,
         run_config: RunConfig,
         divided: spatial.DividedStage | None,
         sites: SharedSites | None,
         passes: ShardedPasses | None,
     ) -> StageFunctions:
-        collectives = self._collectives.get(stage)
+        ranks, collectives = tuple(sorted(self._decision.stages[stage].ranks)), self._collectives.get(stage)
         talks = self._transport if collectives is None else collectives
         functions = StageFunctions(
             self._cut(stage, parts, passes),
@@ -260,11 +274,11 @@ class StageBuilder:
         """Where the parts lie that layers of a divided stage draw for."""
         if divided is None:
             return None
-        step = partial(divided.step, training=True)
+        shard = partial(divided.shard, training=True)
         layers, placements = self._model.graph.by_name(), self._decision.layers
         if self._boundaries.axes is not None:
             placements = {name: self._boundaries.axes.placement(name, self._decision.token_slices) for name in layers}
-        return spatial.DrawnPlaces(step, layers, placements)
+        return spatial.DrawnPlaces(shard, layers, placements)
 
     def _attribute(self, name: str) -> Tensor:
         return cast(Tensor, attribute(self._model.graph_module, name))
@@ -334,33 +348,6 @@ class StageBuilder:
     def _run_config(self, stage: int) -> RunConfig:
         actions = [action for action in self._row if action.stage == stage]
         return RunConfig.of(actions, self._decision.stages[stage].recompute, self._model.autocast)
-
-    def _program(
-        self,
-        functions: StageFunctions,
-        run_config: RunConfig,
-        received: frozenset[str],
-        loss: str | None,
-        terms: Mapping[str, float],
-        updates: Updates,
-        divided: spatial.DividedStage | SharedSites | ShardedPasses | None,
-    ) -> StageProgram:
-        return StageProgram(
-            functions.training,
-            received,
-            loss,
-            run_config,
-            terms=terms,
-            current=functions.current,
-            variant=functions.variant,
-            rng=self._rng,
-            divided=divided,
-            added=None if updates.reduction is None else updates.reduction.note,
-            slices=None
-            if updates.in_passes is None
-            else {name: part.view for name, part in updates.in_passes.slices.items()},
-            recompute=functions.recompute,
-        )
 
     def _check_received(self, stage: int, received: tuple[str, ...]) -> None:
         expected = {value for edge in self._stages.into(stage) for value in edge.values}

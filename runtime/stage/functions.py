@@ -148,12 +148,12 @@ class StageCut:
     recomputed: Spans = ()
 
     def function(
-        self, rule: Rule, *, training: bool = True, late: bool = False, recompute: SpanRecompute | None = None
+        self, rule: Rule, *, training: bool = True, late: bool = False, span_recompute: SpanRecompute | None = None
     ) -> StageFunction:
         """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called.
 
         Args:
-            recompute: how spans run once more; None: there is no backward for which they would.
+            span_recompute: how spans run once more; None: there is no backward for which they would.
         """
         model = self.model
         maps = model.layer_of_node, model.node_of_value
@@ -168,7 +168,7 @@ class StageCut:
             model.sizes,
             late=late,
             extra_inputs={node: one.factor for node, one in by_node.items()},
-            enclose=recompute.enclosing(self.recomputed) if recompute and self.recomputed else None,
+            enclose=span_recompute.enclosing(self.recomputed) if span_recompute and self.recomputed else None,
         )
         attributes = {name: self.own.get(name, tensor) for name, tensor in stage_function.attributes.items()}
         if self.device is not None:
@@ -209,15 +209,15 @@ class StageFunctions:
         contexts: Sequence[MicrobatchContext] = (),
     ) -> None:
         self.current = CurrentQueue()
-        self.recompute: SpanRecompute | None = None
+        self.span_recompute: SpanRecompute | None = None
         if cut.recomputed:
             from runtime.stage.recomputed import SpanRecompute  # late: few stages compute spans again
 
-            self.recompute = SpanRecompute(contexts, self.current)
+            self.span_recompute = SpanRecompute(contexts, self.current)
         if divided is not None:
-            self.training = cut.function(divided.rule(draws), recompute=self.recompute)
+            self.training = cut.function(divided.rule(draws), span_recompute=self.span_recompute)
             evaluation = divided.rule(in_evaluation, training=False)
-            evaluating = _attempt(cut, evaluation, False, self.recompute)
+            evaluating = _attempt(cut, evaluation, False, self.span_recompute)
             if blocks and isinstance(evaluating, StageFunction):
 
                 def part(layers: frozenset[str], outputs: tuple[str, ...]) -> StageFunction:
@@ -244,8 +244,8 @@ class StageFunctions:
         if tell_of is not None:
             rules[Mode(True, True)] = without_rows(first_of([*together, draws]))
             rules[Mode(False, True)] = without_rows(rules[Mode(False, False)])
-        self.training = cut.function(rules.pop(Mode()), recompute=self.recompute)
-        self._others = {mode: _attempt(cut, rule, mode.training, self.recompute) for mode, rule in rules.items()}
+        self.training = cut.function(rules.pop(Mode()), span_recompute=self.span_recompute)
+        self._others = {mode: _attempt(cut, rule, mode.training, self.span_recompute) for mode, rule in rules.items()}
 
     def variant(self, mode: Mode) -> StageFunction:
         """The function for ``mode``.
@@ -270,13 +270,13 @@ def first_of(rules: Iterable[Rule]) -> Rule:
 
 
 def _attempt(
-    cut: StageCut, rule: Rule, training: bool, recompute: SpanRecompute | None
+    cut: StageCut, rule: Rule, training: bool, span_recompute: SpanRecompute | None
 ) -> StageFunction | UnsupportedModelError:
     """A function that may never be asked for, or why there is none."""
     if cut.model.evaluation and not training:
         return cannot_evaluate(cut.model.evaluation)
     try:
-        return cut.function(rule, training=training, late=True, recompute=recompute if training else None)
+        return cut.function(rule, training=training, late=True, span_recompute=span_recompute if training else None)
     except UnsupportedModelError as error:
         return error.with_traceback(None)  # whose frames hold the model
 

@@ -49,7 +49,7 @@ class SpanRecompute:
 
     def enclosing(self, spans: Spans) -> Callable[..., fx.Graph]:
         """Makes each of ``spans`` one call of a stage's graph that runs again by this, see :func:`enclosed`."""
-        return partial(enclosed, spans=spans, recompute=self)
+        return partial(enclosed, spans=spans, span_recompute=self)
 
     def as_now(self) -> AbstractContextManager[None]:
         """A context, to be entered later, in which a part runs as it would now."""
@@ -68,7 +68,7 @@ class SpanRecompute:
 
 
 def enclosed(
-    graph: fx.Graph, layers: Mapping[str, str], state: Mapping[str, str], spans: Spans, recompute: SpanRecompute
+    graph: fx.Graph, layers: Mapping[str, str], state: Mapping[str, str], spans: Spans, span_recompute: SpanRecompute
 ) -> fx.Graph:
     """A stage's graph with each span as one call.
 
@@ -94,7 +94,7 @@ def enclosed(
     outer, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for unit in units:
         if unit[0] in inside:
-            _enclose(unit, outer, copies, state, recompute)
+            _enclose(unit, outer, copies, state, span_recompute)
         else:
             copies[unit[0]] = outer.node_copy(unit[0], copies.__getitem__)
     (output,) = (node for node in graph.nodes if node.op == "output")
@@ -133,7 +133,7 @@ def _enclose(
     outer: fx.Graph,
     copies: dict[fx.Node, fx.Node],
     state: Mapping[str, str],
-    recompute: SpanRecompute,
+    span_recompute: SpanRecompute,
 ) -> None:
     """Adds to ``outer`` the call of a span, and its results to ``copies``."""
     inner, inside, inputs, results = cut_out(unit)
@@ -146,21 +146,23 @@ def _enclose(
             ["plan with --recompute always, or never"],
         )
     run = fx.GraphModule(nn.Module(), inner, "Span").forward
-    call = outer.call_function(_named(run, frozenset(written), recompute), tuple(copies[node] for node in inputs))
+    call = outer.call_function(_named(run, frozenset(written), span_recompute), tuple(copies[node] for node in inputs))
     for index, node in enumerate(results):
         copies[node] = outer.call_function(getitem, (call, index))
 
 
-def _named(run: Run, written: frozenset[int], recompute: SpanRecompute) -> Callable[..., Any]:
+def _named(run: Run, written: frozenset[int], span_recompute: SpanRecompute) -> Callable[..., Any]:
     """A span, as fx wants functions: with a name."""
 
     def span(*inputs: Any) -> tuple[Tensor, ...]:
-        return _run_span(run, written, recompute, inputs)
+        return _run_span(run, written, span_recompute, inputs)
 
     return span
 
 
-def _run_span(run: Run, written: frozenset[int], recompute: SpanRecompute, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+def _run_span(
+    run: Run, written: frozenset[int], span_recompute: SpanRecompute, inputs: Sequence[Any]
+) -> tuple[Tensor, ...]:
     """Runs a span; with gradients it keeps ``inputs`` alone.
 
     Args:
@@ -181,7 +183,7 @@ def _run_span(run: Run, written: frozenset[int], recompute: SpanRecompute, input
         *plain,
         use_reentrant=False,
         preserve_rng_state=False,  # layers draw by micro-batch, not from torch's own generator
-        context_fn=lambda: (nullcontext(), recompute.as_now()),
+        context_fn=lambda: (nullcontext(), span_recompute.as_now()),
         early_stop=False,  # an exchange that has begun must end
     )
     return result

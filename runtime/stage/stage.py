@@ -148,7 +148,7 @@ class StageProgram:
         divided: how layers are divided along any dims; None: ranks share out samples.
         added: told of parameters whose ``.grad`` has been added to by other means than autograd's.
         slices: by name, what has gradients once a backward is over; None: the parameters.
-        recompute: how spans of layers run once more in the backward.
+        span_recompute: how spans of layers run once more in the backward.
 
     Attributes:
         losses: by micro-batch.
@@ -169,7 +169,7 @@ class StageProgram:
         divided: Divided | None = None,
         added: Added | None = None,
         slices: Mapping[str, Tensor] | None = None,
-        recompute: MicrobatchContext | None = None,
+        span_recompute: MicrobatchContext | None = None,
     ) -> None:
         run_config = run_config or RunConfig()
         self._function, self._loss, self._run_config = function, loss, run_config
@@ -179,7 +179,7 @@ class StageProgram:
         seed_weights = terms if loss is None else {**terms, loss: 1.0}
         self._seeded = {name: seed_weights[name] for name in function.outputs if name in seed_weights}
         self._current, self._rng, self._divided, self._added = current or CurrentQueue(), rng, divided, added
-        contexts = [each for each in (rng, divided, recompute) if each is not None]
+        contexts = [each for each in (rng, divided, span_recompute) if each is not None]
         self._calls = StageCalls(function, run_config.autocast, variant, contexts)
         parameters = function.parameters
         self._state = tuple(function.attributes.values())

@@ -153,7 +153,7 @@ class Address:
 
     @classmethod
     def of_text(cls, text: str) -> Address:
-        """What was told."""
+        """The address that :meth:`text` wrote."""
         fields = json.loads(text)
         return cls(**{**fields, "cores": tuple(fields["cores"])})
 

@@ -36,7 +36,7 @@ from torch.autograd.function import once_differentiable
 
 from cuda_ops._torch import functional_collectives
 from planner.ir.box import Box, Transfer
-from runtime.spatial.exchange import NOWAY, Arriving, Exchange, PeerGroup
+from runtime.spatial.exchange import NO_MESSAGES, Arriving, Exchange, PeerGroup
 from runtime.transport.base import Pending, check_member, gone, parts
 
 _all_to_all, _all_reduce, _wait = functional_collectives()
@@ -184,7 +184,7 @@ class CollectiveExchange(Exchange):
         return not self.receives and not self.sends
 
     def _silent(self) -> Arriving:
-        return Arriving(NOWAY, {}, None if self.is_local else self.wire.start({}, {}), None)
+        return Arriving(NO_MESSAGES, {}, None if self.is_local else self.wire.start({}, {}), None)
 
 
 def open_collectives(

@@ -131,10 +131,10 @@ class SharedConv:
     locals: dict[int, LocalConv | None] = field(default_factory=dict)
 
     def __call__(
-        self, step: LayerShard, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None
+        self, shard: LayerShard, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None
     ) -> Tensor:
         """The outputs that this rank keeps; differentiable."""
-        y = contract(step, redistribute(x, self.exchange, self.box), weight, self._partial_sums)
+        y = contract(shard, redistribute(x, self.exchange, self.box), weight, self._partial_sums)
         return y if bias is None else y + bias.view(-1, *[1] * (y.ndim - 2))
 
     def _partial_sums(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -153,9 +153,9 @@ class SharedConv:
         return None if term is None else LocalConv(TermCall(term, tuple(map(len, outputs))))
 
 
-def shared_conv(step: LayerShard, window: ConvWindow) -> partial[Tensor]:
+def shared_conv(shard: LayerShard, window: ConvWindow) -> partial[Tensor]:
     """The form of a step with ``ways`` above 1."""
-    exchange, outputs = step.exchange(0), sharing_of(step).block
+    exchange, outputs = shard.exchange(0), sharing_of(shard).block
     is_made = all(map(len, outputs)) and not window.transposed
-    box = box_with_zeros(window, outputs, step.needed(0), exchange) if is_made else exchange.wanted
-    return partial(SharedConv(window, exchange, outputs, box), step)
+    box = box_with_zeros(window, outputs, shard.needed(0), exchange) if is_made else exchange.wanted
+    return partial(SharedConv(window, exchange, outputs, box), shard)

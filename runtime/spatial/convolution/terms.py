@@ -189,7 +189,7 @@ def _term(window: ConvWindow, part: Box, outputs: Box, is_main: bool) -> Term | 
     by_dim = []
     numbers = zip(window.kernel, window.stride, window.padding, window.dilation, strict=True)
     for source, wanted, each in zip(part[LEADING:], outputs[LEADING:], numbers, strict=True):
-        one = along(source, wanted, *each, is_main)
+        one = along(source, wanted, each, is_main)
         if one is None:
             return None
         by_dim.append(one)
@@ -214,11 +214,10 @@ def _term(window: ConvWindow, part: Box, outputs: Box, is_main: bool) -> Term | 
     )
 
 
-def _along(
-    part: Interval, outputs: Interval, kernel: int, stride: int, padding: int, dilation: int, is_main: bool
-) -> _Along | None:
+def _along(part: Interval, outputs: Interval, numbers: tuple[int, int, int, int], is_main: bool) -> _Along | None:
+    kernel, stride, padding, dilation = numbers
     first, last, start, stop = outputs.start, outputs.stop, 0, kernel
-    hits = _hits(part, outputs, kernel, stride, padding, dilation)
+    hits = _hits(part, outputs, *numbers)
     if not hits:
         return None
     if not is_main:
@@ -241,7 +240,7 @@ def _along(
         else:
             margin = min(left, max(0, right))
             pad = (left - margin, max(0, right) - margin)
-    dim_term = _Along(
+    return _Along(
         margin,
         computed * (stop - start),
         _unless((skip_left, len(part) - skip_left - skip_right), len(part)),
@@ -252,7 +251,6 @@ def _along(
         source_pad=(skip_left, skip_right),
         rows_pad=(0, 0) if rows is None else (rows[0], computed - rows[0] - count),
     )
-    return dim_term
 
 
 def _hits(
@@ -270,9 +268,10 @@ def _hits(
 
 
 def _transposed_along(
-    part: Interval, outputs: Interval, kernel: int, stride: int, padding: int, dilation: int, is_main: bool
+    part: Interval, outputs: Interval, numbers: tuple[int, int, int, int], is_main: bool
 ) -> _Along | None:
-    hits = _hits(outputs, part, kernel, stride, padding, dilation)
+    kernel, stride, padding, dilation = numbers
+    hits = _hits(outputs, part, *numbers)
     if not hits:
         return None
     start, stop = (0, kernel) if is_main else (hits[0][0], hits[-1][0] + 1)

@@ -30,17 +30,17 @@ _FIRST_SPACE_DIM = 2
 """Of a global pool's input; dims from here on are space."""
 
 
-def run_conv(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_conv(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The outputs that this rank does: halos are exchanged while what is held is convolved."""
-    return convolve(step, op, arguments, transposed=False)
+    return convolve(shard, op, arguments, transposed=False)
 
 
-def run_transposed_conv(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_transposed_conv(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The outputs that this rank does: as a convolution, with what inputs reach in place of what outputs read."""
-    return convolve(step, op, arguments, transposed=True)
+    return convolve(shard, op, arguments, transposed=True)
 
 
-def run_pool(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The windows of this rank's part: padding lies at the tensor's own edges only, averages divide as one device does.
 
         kernel 3, stride 2, padding 1:      . 0 1 2 3 4 5 6 7 .
@@ -50,13 +50,13 @@ def run_pool(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]
     What reaches outside is padding.  Where the operator can pad by itself, it does so on both sides, and results beyond
     the part are cut off; else padding is put in front.
     """
-    operands = gathered(step, arguments)
-    if step.is_empty:
-        return empty_like_done(step, operands)
-    way = step.memo.get("way")
+    operands = gathered(shard, arguments)
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    way = shard.memo.get("way")
     if way is None:
-        way = step.memo["way"] = _PoolCall.of(step, arguments)
-    return way.averages(op, operands) if "avg" in operator_of(step) else way.maxima(op, operands)
+        way = shard.memo["way"] = _PoolCall.of(shard, arguments)
+    return way.averages(op, operands) if "avg" in operator_of(shard) else way.maxima(op, operands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ class _PoolCall:
     factor: Tensor | None
 
     @classmethod
-    def of(cls, step: LayerShard, arguments: dict[str, Any]) -> _PoolCall:
-        windows, is_average = _windows(step), "avg" in operator_of(step)
+    def of(cls, shard: LayerShard, arguments: dict[str, Any]) -> _PoolCall:
+        windows, is_average = _windows(shard), "avg" in operator_of(shard)
         rounds_up = bool(arguments["ceil_mode"]) or any(window.right and not window.left for window in windows)
         rounds_up = rounds_up and not is_average
         settings: dict[str, Any] = {
@@ -177,16 +177,16 @@ class _PoolCall:
         return result
 
 
-def _windows(step: LayerShard) -> tuple[_PoolWindow, ...]:
-    attributes: Any = step.layer.attributes
+def _windows(shard: LayerShard) -> tuple[_PoolWindow, ...]:
+    attributes: Any = shard.layer.attributes
     numbers = [attributes[name] for name in ("kernel", "stride", "padding", "dilation")]
     count = len(numbers[0])
-    shape, available = step.division.inputs[0].shape, step.exchange(0).wanted
+    shape, available = shard.division.inputs[0].shape, shard.exchange(0).wanted
     return tuple(
         _PoolWindow(kernel, stride, padding, dilation, outputs, extent, rows)
         for kernel, stride, padding, dilation, outputs, extent, rows in zip(
             *numbers,
-            step.done[-count:],
+            shard.done[-count:],
             shape[-count:],
             available[-count:],
             strict=True,
@@ -211,23 +211,23 @@ def _lowest(x: Tensor) -> float:
     return float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
 
 
-def run_adaptive_pool(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_adaptive_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The bins of this rank's part: they are those of the whole tensor, whichever rank makes them.
 
     Output o of n pools inputs floor(o i / n) ... ceil((o + 1) i / n) - 1.  Where n divides i, bins are windows that
     follow one another.  Else dims are pooled one after the other: an average as a product with a matrix, a maximum as
     that of rows picked (of equal numbers the first, as torch does, whose gradient goes there).
     """
-    operands = gathered(step, arguments)
-    if step.is_empty:
-        return empty_like_done(step, operands)
-    bins, x = _bins(step), operands["self"]
+    operands = gathered(shard, arguments)
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    bins, x = _bins(shard), operands["self"]
     if all(each.is_whole for each in bins):
         return op(**operands)
-    if "avg" in operator_of(step):
+    if "avg" in operator_of(shard):
         return _bin_averages(x, bins)
     values, places = _bin_maxima(x, bins)
-    return (values, places) if len(step.layer.outputs) > 1 else values
+    return (values, places) if len(shard.layer.outputs) > 1 else values
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,27 +315,27 @@ def _bin_widths(bins: Sequence[_Bins]) -> list[int] | None:
     return None if None in widths else [width for width in widths if width is not None]
 
 
-def _bins(step: LayerShard) -> tuple[_Bins, ...]:
-    if "bins" not in step.memo:
-        name = operator_of(step)
+def _bins(shard: LayerShard) -> tuple[_Bins, ...]:
+    if "bins" not in shard.memo:
+        name = operator_of(shard)
         space = int(name[name.index("pool") + 4])
-        inputs, outputs = step.division.inputs[0].shape, step.layer.outputs[0].shape
+        inputs, outputs = shard.division.inputs[0].shape, shard.layer.outputs[0].shape
         numbers = zip(
-            inputs[-space:], outputs[-space:], step.done[-space:], step.exchange(0).wanted[-space:], strict=True
+            inputs[-space:], outputs[-space:], shard.done[-space:], shard.exchange(0).wanted[-space:], strict=True
         )
-        step.memo["bins"] = tuple(_Bins(*each) for each in numbers)
-    bins: tuple[_Bins, ...] = step.memo["bins"]
+        shard.memo["bins"] = tuple(_Bins(*each) for each in numbers)
+    bins: tuple[_Bins, ...] = shard.memo["bins"]
     return bins
 
 
-def run_global_pool(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
+def run_global_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
     """The mean over all of space: each rank adds up its own part, and all get the sum of what they found."""
-    x = gathered(step, arguments)["self"]
+    x = gathered(shard, arguments)["self"]
     dtype = arguments.get("dtype") or x.dtype
-    shape = shape_of(step.division.owned(0)[step.position])
-    if step.is_first:
-        own = x if step.own == step.done else x[slices(step.own, step.done)]
+    shape = shape_of(shard.division.owned(0)[shard.position])
+    if shard.is_first:
+        own = x if shard.own == shard.done else x[slices(shard.own, shard.done)]
         total = own.sum(list(range(_FIRST_SPACE_DIM, x.ndim)), dtype=sum_dtype(dtype)).view(shape)
     else:
         total = connected(torch.zeros(shape, dtype=sum_dtype(dtype), device=x.device), x)
-    return (summed(step, total) / prod(step.division.work.shape[_FIRST_SPACE_DIM:])).to(dtype)
+    return (summed(shard, total) / prod(shard.division.work.shape[_FIRST_SPACE_DIM:])).to(dtype)

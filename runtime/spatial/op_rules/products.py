@@ -18,16 +18,16 @@ from runtime.spatial.op_rules.generic import run_on_reads
 _HEAD_DIM = -3
 
 
-def run_linear(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_linear(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The features that this rank keeps: rows cut along any dims, filters (output features) cut, input features shared.
 
     y-stationary (``ways`` 1): all input features are gathered, and each rank makes its own filters with its part of the
     weight.  x-stationary (as many ways as parts) and between: see :mod:`runtime.spatial.contraction`.
     """
-    if step.division.ways == 1:
-        return run_on_reads(step, op, arguments)
-    operands = gathered(step, arguments)
-    result = contract(step, operands["input"], operands["weight"], partial(_product, op))
+    if shard.division.ways == 1:
+        return run_on_reads(shard, op, arguments)
+    operands = gathered(shard, arguments)
+    result = contract(shard, operands["input"], operands["weight"], partial(_product, op))
     bias: Tensor | None = operands["bias"]
     return result if bias is None else result + bias.to(result.dtype)  # which autocast may have lowered
 
@@ -37,30 +37,30 @@ def _product(op: Callable[..., Any], x: Tensor, weight: Tensor) -> Tensor:
     return result
 
 
-def run_embedding(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_embedding(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The columns of the table that this rank has, at the places of its part.
 
     Of a table that is shared by entries (``ways`` above 1) each rank looks up those that it has, for all places of its
     block; what it has not is 0, and the sums over the block are shared out (:mod:`runtime.spatial.contraction`).
     """
-    operands = gathered(step, arguments)
-    if step.division.ways > 1:
-        return contract(step, operands["indices"], operands["weight"], partial(_looked_up, step, op, operands))
-    if step.is_empty:
-        return empty_like_done(step, operands)
-    shape = step.layer.outputs[0].shape
-    if step.input_of("indices") is None:
-        operands["indices"] = broadcast_part(operands["indices"], shape[:-1], step.done[:-1])
-    if step.input_of("weight") is None:
-        operands["weight"] = along(operands["weight"], 1, shape[-1], step.done[-1])
+    operands = gathered(shard, arguments)
+    if shard.division.ways > 1:
+        return contract(shard, operands["indices"], operands["weight"], partial(_looked_up, shard, op, operands))
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    shape = shard.layer.outputs[0].shape
+    if shard.input_of("indices") is None:
+        operands["indices"] = broadcast_part(operands["indices"], shape[:-1], shard.done[:-1])
+    if shard.input_of("weight") is None:
+        operands["weight"] = along(operands["weight"], 1, shape[-1], shard.done[-1])
     return op(**operands)
 
 
 def _looked_up(
-    step: LayerShard, op: Callable[..., Any], operands: dict[str, Any], indices: Tensor, weight: Tensor
+    shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any], indices: Tensor, weight: Tensor
 ) -> Tensor:
     """Entries of this rank's part of the table, zeros where ``indices`` name others."""
-    entries = step.division.weights[0][step.position][0]
+    entries = shard.division.weights[0][shard.position][0]
     places = (indices >= entries.start) & (indices < entries.stop)
     padding = operands.get("padding_idx", -1)
     local = padding - entries.start if entries.start <= padding < entries.stop else -1
@@ -69,35 +69,35 @@ def _looked_up(
     return looked_up
 
 
-def run_attention(step: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_attention(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Scaled dot-product attention for this rank's queries: samples, heads, queries and features of values are apart.
 
     All keys are read.  A causal mask lets query t see keys up to t, whichever part t lies in.  Keys behind the last
     query of a part are worth nothing to it and are left out, unless weights are dropped at random, which are numbered
     by all keys.
     """
-    operands = gathered(step, arguments)
-    if step.is_empty:
-        return empty_like_done(step, operands)
-    done, shape = step.done, step.layer.outputs[0].shape
+    operands = gathered(shard, arguments)
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    done, shape = shard.done, shard.layer.outputs[0].shape
     if operands.get("enable_gqa") and len(done[_HEAD_DIM]) != shape[_HEAD_DIM]:
-        operands |= {name: _heads_for(step, operands[name], name) for name in ("key", "value")}
+        operands |= {name: _heads_for(shard, operands[name], name) for name in ("key", "value")}
         operands["enable_gqa"] = False
     mask = operands.get("attn_mask")
-    if mask is not None and step.input_of("attn_mask") is None:
+    if mask is not None and shard.input_of("attn_mask") is None:
         operands["attn_mask"] = _constant_mask(mask, shape, done)
     if operands.get("is_causal") and len(done[-2]) != shape[-2]:
         operands |= _causal_part(operands, done[-2])
     return op(**operands)
 
 
-def _heads_for(step: LayerShard, x: Tensor, name: str) -> Tensor:
+def _heads_for(shard: LayerShard, x: Tensor, name: str) -> Tensor:
     """Keys or values, of which a group of heads of queries shares each, for the heads of this part."""
-    index = step.input_of(name)
+    index = shard.input_of(name)
     total, first = x.shape[_HEAD_DIM], 0
     if isinstance(index, int):
-        total, first = step.division.inputs[index].shape[_HEAD_DIM], step.exchange(index).wanted[_HEAD_DIM].start
-    each, heads = step.layer.outputs[0].shape[_HEAD_DIM] // total, step.done[_HEAD_DIM]
+        total, first = shard.division.inputs[index].shape[_HEAD_DIM], shard.exchange(index).wanted[_HEAD_DIM].start
+    each, heads = shard.layer.outputs[0].shape[_HEAD_DIM] // total, shard.done[_HEAD_DIM]
     return picked(x, _HEAD_DIM, (head // each - first for head in range(heads.start, heads.stop)))
 
 

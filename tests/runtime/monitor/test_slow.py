@@ -184,10 +184,10 @@ def test_a_rank_tells_its_last_steps_and_the_messages_of_one_that_all_tell_of() 
     noted = StepLog()
     for number in range(1, 21):
         noted.note(number, spans(number / 100), 0.5)
-    found = noted.told()
+    found = noted.report()
     assert found["last"] == 20
     assert found["busy_s"] == pytest.approx([1.25 + number / 100 for number in range(13, 21)])
     assert found["marked"] == 20  # of every fourth, as they are two seconds apart
     assert [text for text, _, _ in found["moves"]] == ["1RECV_F0<0", "1SEND_B0>0"]
     noted.note(21, spans(0.5), 0.5)
-    assert noted.told()["marked"] == 20
+    assert noted.report()["marked"] == 20
