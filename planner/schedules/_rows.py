@@ -62,6 +62,26 @@ def clamped(windows: Iterable[int], stages: StageGraph) -> tuple[int, ...]:
     return tuple(found)
 
 
+def depth_of(pipeline: Pipeline) -> tuple[int, ...]:
+    """:func:`depths` of a pipeline: what 1F1B keeps in flight."""
+    return depths(pipeline.stages)
+
+
+def twice_depth(pipeline: Pipeline) -> tuple[int, ...]:
+    """One micro-batch more for every hop downstream: what 1F1B keeps whose messages travel while others compute."""
+    return tuple(2 * depth - 1 for depth in depths(pipeline.stages))
+
+
+def turns(name: str, pipeline: Pipeline, windows: Iterable[int]) -> tuple[Row, ...]:
+    """Rows of 1F1B with so many forwards on each stage before its first backward, by position.
+
+    Raises:
+        UsageError: as of :func:`by_position`.
+    """
+    count = pipeline.stages.num_microbatches
+    return by_position(name, pipeline, [in_turn(s, window, count) for s, window in enumerate(windows)])
+
+
 def in_turn(stage: int, window: int, num_microbatches: int) -> Row:
     """``window`` forwards, then one backward and one forward in turn, then the backwards that remain."""
     forwards = [Action(stage, Op.FORWARD, m) for m in range(num_microbatches)]

@@ -45,14 +45,14 @@ from planner.ir.schedule import IN_PAIRS, Op
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class SlotPrices:
     """Prices of one program.
 
     Attributes:
         action_s: by action slot; of a send without what each of its messages costs.
         transfer_s: by transfer slot, from the call that sends to the arrival.
-        sending_s: by transfer slot, how long that call keeps its rank; empty: not at all.
         wires: by channel (:func:`resources`).
+        sending_s: by transfer slot, how long that call keeps its rank; empty: not at all.
         beside: by rank, whether its host prepares while it computes; empty: nowhere.
         traffic: what messages share; None if nothing of it can make a difference.
         next_step: by rank, what it prepares of the next step; empty: nothing.
@@ -60,16 +60,16 @@ class Prices:
 
     action_s: Sequence[float]
     transfer_s: Sequence[float]
-    sending_s: Sequence[float]
     wires: Sequence[int]
-    beside: Sequence[bool]
-    traffic: Traffic | None
+    sending_s: Sequence[float] = ()
+    beside: Sequence[bool] = ()
+    traffic: Traffic | None = None
     next_step: Sequence[NextStep] = ()
 
 
 def prices_of(
     compiled: CompiledProgram, costs: StageCosts, sizes: Sequence[int], wires: Sequence[int] | None = None
-) -> Prices:
+) -> SlotPrices:
     """All prices of a program.
 
     Args:
@@ -81,11 +81,11 @@ def prices_of(
     sending_s = sending_prices(compiled, sizes, network)
     if compiled.streams:
         action_s, transfer_s, sending_s = streamed(compiled, costs, action_s, transfer_s, sending_s)
-    return Prices(
+    return SlotPrices(
         action_s,
         transfer_s,
-        sending_s,
         resources(compiled, network) if wires is None else wires,
+        sending_s,
         hosts_beside(compiled, costs),
         traffic_of(compiled, costs, sizes, transfer_s),
         next_steps(compiled, costs),
