@@ -81,12 +81,12 @@ def in_flight(ways: Ways, stage: int, micro_batches: int) -> float:
     """Of a stage's chunks of one micro-batch, how many are held at once at most, in micro-batches."""
     if ways.interleave > 1:
         return min(micro_batches, chunks_in_flight(ways.pipeline, ways.interleave, stage) / ways.interleave)
-    return _of_chain(ways.schedule, ways.pipeline, micro_batches)[stage]
+    return chain_in_flight(ways.schedule, ways.pipeline, micro_batches)[stage]
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_chain(schedule: str, num_stages: int, micro_batches: int) -> tuple[int, ...]:
-    """The most micro-batches in flight, by stage.
+def chain_in_flight(schedule: str, num_stages: int, micro_batches: int) -> tuple[int, ...]:
+    """The most micro-batches in flight of a schedule with a stage a position, by stage.
 
     Raises:
         UsageError: the schedule does not state them.

@@ -390,12 +390,15 @@ def test_forwards_stream_at_the_pace_of_the_slowest_stage() -> None:
     assert found.step == sum(lasts) + 5 * max(lasts) + 3 * 0.5
 
 
-@pytest.mark.parametrize("name", [name for name in names() if max_in_flight(name, Pipeline(chain(2, 2))) is not None])
+STATING = [name for name in names() if max_in_flight(name, Pipeline(StageGraph.chain(2, 2))) is not None]
+
+
+@pytest.mark.parametrize("name", STATING)
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), [(1, 3), (3, 2), (4, 9)])
 def test_a_schedule_that_states_its_micro_batches_in_flight_is_windowed_with_these(
     name: str, num_stages: int, num_microbatches: int
 ) -> None:
-    pipeline = Pipeline(chain(num_stages, num_microbatches))
+    pipeline = Pipeline(StageGraph.chain(num_stages, num_microbatches))
     stated = max_in_flight(name, pipeline)
     assert stated is not None
     rows = schedule(name)(pipeline).rows
