@@ -126,7 +126,7 @@ def _choice(
     clock: StageClock, stages: tuple[int, ...], started: dict[Op, list[int]], limits: list[int]
 ) -> Choice | None:
     """What a position would run next; None if it has to wait for something that has not run yet."""
-    found: list[Choice] = []
+    choices: list[Choice] = []
     for stage in stages:
         forwards, backwards = started[Op.FORWARD][stage], started[Op.BACKWARD][stage]
         possible = [(False, backwards)] if backwards < forwards else []
@@ -136,8 +136,8 @@ def _choice(
             ready = clock.ready(stage, Op.FORWARD if is_forward else Op.BACKWARD, microbatch)
             if ready is not None:
                 start = max(ready, clock.free[clock.pipeline.position(stage)])
-                found.append((start, is_forward, microbatch, -stage, ready))
-    return min(found, default=None)
+                choices.append((start, is_forward, microbatch, -stage, ready))
+    return min(choices, default=None)
 
 
 def _windows(clock: StageClock, factor: float) -> tuple[int, ...]:

@@ -78,10 +78,10 @@ class Leaves:
     windows: Numbers
 
     @classmethod
-    def of(cls, frontier: Frontier, found: Sequence[tuple[Expansion, Numbers]]) -> list[Leaves]:
+    def of(cls, frontier: Frontier, children: Sequence[tuple[Expansion, Numbers]]) -> list[Leaves]:
         """The complete children (by position) of prefixes."""
         alike: dict[tuple[int, Edges], list[tuple[Expansion, Numbers, tuple[Array, ...]]]] = {}
-        for expansion, positions in found:
+        for expansion, positions in children:
             chain = (*expansion.parent.cuts, frontier.suffixes.prices.cuts.last)
             handed = frontier.suffixes.prices.cuts.handed(chain)
             trains = frontier.suffixes.prices.freedom.trains
@@ -175,13 +175,13 @@ class Leaves:
             yield (), every
             return
         held = np.minimum.accumulate(self.windows, axis=0)  # no stage can have more in flight than the one before
-        seen: dict[tuple[int, ...], list[int]] = {}
+        allowing_by_windows: dict[tuple[int, ...], list[int]] = {}
         for most in np.unique(held, axis=1).T:
             numbers = np.flatnonzero((held == most[:, None]).all(axis=0))
             for windows in windows_to_try(tuple(most.tolist()), num_microbatches):
-                seen.setdefault(windows, []).extend(numbers.tolist())
-        for windows, found in seen.items():
-            yield windows, np.unique(found)
+                allowing_by_windows.setdefault(windows, []).extend(numbers.tolist())
+        for windows, allowing in allowing_by_windows.items():
+            yield windows, np.unique(allowing)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -194,11 +194,11 @@ def windows_to_try(most: tuple[int, ...], num_microbatches: int) -> tuple[tuple[
     if comb(num_microbatches + num_stages - 1, num_stages) <= FEW_WINDOWS:
         every = product(*(range(1, window + 1) for window in most))
         return tuple(windows for windows in every if all(a >= b for a, b in pairwise(windows)))
-    found: dict[tuple[int, ...], None] = {}
+    tried: dict[tuple[int, ...], None] = {}
     for cap in CAPS:
         capped = [min(window, cap * (num_stages - 1 - s) + 1) for s, window in enumerate(most)]
-        found[tuple(capped)] = None
-    return tuple(found)
+        tried[tuple(capped)] = None
+    return tuple(tried)
 
 
 @functools.lru_cache(maxsize=4096)
