@@ -55,7 +55,7 @@ FLOORS = {
     "cuda_ops": floor("", "numpy spconv torch torchsparse triton"),
     "planner.layers": floor("planner.ir"),
     "planner.sites": floor("planner.ir", "numpy"),
-    "planner.schedules": floor("planner.ir"),
+    "planner.schedules": floor("planner.ir planner.passes"),
     "planner.passes": floor("planner.ir planner.layers"),
     "planner.costs": floor(PLANNER, "numpy scipy"),
     "planner.solvers.progress": floor(),
