@@ -28,8 +28,8 @@ from planner import schedules
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, running
 from planner.costs.layers.token_slices import SlicePrices
-from planner.costs.limits import binding
 from planner.costs.predict import Forecast, forecast
+from planner.costs.sentences import binding
 from planner.ir.errors import HalopipeError, InfeasibleError
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import equal_shares

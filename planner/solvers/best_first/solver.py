@@ -58,8 +58,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.costs.cost_model import PriceBook
-from planner.costs.limits import binding
 from planner.costs.predict import forecast
+from planner.costs.sentences import binding
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
 from planner.solvers.best_first.block_search import with_blocks

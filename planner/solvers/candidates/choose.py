@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 from planner.costs.cost_model import PriceBook
-from planner.costs.limits import binding
 from planner.costs.predict import Forecast, forecast
+from planner.costs.sentences import binding
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
 from planner.ir.plan import Alternative, Decision, Plan, Tie
 from planner.ir.problem import THROUGHPUT, Problem

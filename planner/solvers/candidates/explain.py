@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from planner.costs.limits import binding
 from planner.costs.memory.peak import RankMemory
 from planner.costs.predict import forecast
+from planner.costs.sentences import AS_FAST, TIE, binding, needs_text, size_text, slower_text, too_slow_text
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Alternative, Plan, Search
 from planner.ir.problem import Problem
 from planner.solvers.candidates.candidate import decision_of, plan_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import mixing_text
-
-_GIB = 2.0**30
 
 
 def heuristic_plan(evaluator: Evaluator, found: Evaluation, solver: str, method: str) -> Plan:
@@ -37,28 +35,18 @@ def heuristic_plan(evaluator: Evaluator, found: Evaluation, solver: str, method:
 
 def slower(name: str, step_s: float, peak_bytes: int, best_s: float, why: str, *, is_tie: bool = False) -> Alternative:
     """Another plan that fits; a tie if it cannot be told which is the faster."""
-    ratio = step_s / best_s - 1 if best_s > 0 else float(step_s > best_s)
-    slower_by = f"{abs(ratio):.1%} {'slower' if ratio > 0 else 'faster'}"
-    slower_by = (slower_by if best_s > 0 else "slower than a step that costs nothing") + ", a tie" * is_tie
-    why_not = f"{slower_by}{f': {why}' if why else ''}" if abs(ratio) > 1e-9 else "as fast"
+    slowdown = slower_text(step_s, best_s)
+    why_not = AS_FAST if slowdown == AS_FAST else f"{slowdown}{TIE * is_tie}{f': {why}' if why else ''}"
     return Alternative(name, step_s, peak_bytes, why_not)
 
 
 def too_large(name: str, problem: Problem, found: Evaluation) -> Alternative:
     """Another plan that does not fit, or is too slow."""
     if found.too_slow_per_s:
-        return Alternative(
-            name, None, None, f"sustains {found.too_slow_per_s:.4g} samples/s, asked: {problem.rate_per_s:.6g}"
-        )
+        return Alternative(name, None, None, too_slow_text(found.too_slow_per_s, problem.rate_per_s))
     rank = found.excess_rank or 0
-    return Alternative(name, None, found.memories[rank].peak_bytes, needs(problem, found))
-
-
-def needs(problem: Problem, found: Evaluation) -> str:
-    """The two numbers that disagree: "needs 3.1 GiB on rank 0, limit 2.0 GiB"."""
-    rank = found.excess_rank or 0
-    limit = problem.memory_limit_bytes(rank)
-    return f"needs {size_text(found.memories[rank].peak_bytes)} on rank {rank}, limit {size_text(limit)}"
+    peak_bytes = found.memories[rank].peak_bytes
+    return Alternative(name, None, peak_bytes, needs_text(peak_bytes, rank, problem.memory_limit_bytes(rank)))
 
 
 def infeasible(problem: Problem, closest: Evaluation, would_fit: Sequence[str] = ()) -> InfeasibleError:
@@ -99,11 +87,3 @@ def out_of_time(problem: Problem, why: str) -> InfeasibleError:
     """The error where a search ended before it had a plan."""
     longer_s = max(60.0, 4 * problem.time_limit_s)
     return InfeasibleError("no plan found in time", [why], [f"search longer: --time-limit {longer_s:g}"])
-
-
-def size_text(num_bytes: float) -> str:
-    """Bytes as people read them."""
-    for unit, scale in (("GiB", _GIB), ("MiB", _GIB / 1024), ("KiB", _GIB / 1024**2)):
-        if num_bytes >= scale:
-            return f"{num_bytes / scale:.1f} {unit}"
-    return f"{num_bytes:.0f} bytes"

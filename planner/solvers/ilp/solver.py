@@ -17,9 +17,9 @@ import numpy as np
 from planner.baselines import everyday
 from planner.costs.communication.handover import without_time
 from planner.costs.cost_model import PriceBook
-from planner.costs.limits import binding
 from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.predict import forecast
+from planner.costs.sentences import binding
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Plan, Rejected, Search, status_of
