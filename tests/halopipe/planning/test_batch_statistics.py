@@ -135,7 +135,7 @@ def test_the_page_of_a_report_says_of_what_statistics_are(profile: Profile) -> N
     """Where the profile is there, whose graph knows the layers."""
 
     def page(**asked: Any) -> str:
-        return report.page(report.Sources("plan.json", hp.plan(profile, solver="one-device", **asked), profile))
+        return report.page(report.ReportSources("plan.json", hp.plan(profile, solver="one-device", **asked), profile))
 
     assert "statistics of each of 4 micro-batches, not of the whole batch of 8" in page(micro_batch=[2])
     assert "batch statistics" not in page(micro_batch=[8])

@@ -56,7 +56,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def teach(folder: Path, plan: Plan, options: RunOptions | None = None, given: Path | None = None) -> calibration.Lesson:
+def teach(
+    folder: Path, plan: Plan, options: RunOptions | None = None, given: Path | None = None
+) -> calibration.CalibrationUpdate:
     return calibration.teach(plan, folder / "plan.json", given, options or RunOptions(), run(plan))
 
 
