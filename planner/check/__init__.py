@@ -1,4 +1,4 @@
-"""The checker: is a plan legal, as it was asked for, and what the cost model forecasts of its decision?
+"""The checker: whether a plan is legal, as it was asked for, and what the cost model forecasts of its decision.
 
 Read ``verdict``, which asks the others; ``coverage`` says what is checked of each field.  Legal: ``structure`` and
 ``order``; as asked: ``request``; of one mind: ``statements``; with a profile, equal to a new forecast: ``prediction``.
