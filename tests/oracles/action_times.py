@@ -87,7 +87,7 @@ class ActionTimes:
         rows = self._program.rows
         own_s = [sum(self.prepare_s(r, a) for a in row if a.op is Op.PREPARE) for r, row in enumerate(rows)]
         cores = spare_cores(self._book.profile.cluster, len(rows))
-        found = []
+        by_rank = []
         for rank, core in enumerate(cores):
             on_core = [s for s, other in zip(own_s, cores, strict=True) if other == core]
             has_core, kind, lost_s = core is not None, self._book.kind(rank), 0.0
@@ -95,8 +95,8 @@ class ActionTimes:
                 if a.op is Op.PREPARE:
                     made_s = self.prepare_s(rank, a)
                     lost_s += self._book.preparations.turns_s(kind, self._indices[a.stage], made_s, has_core)
-            found.append((sum(on_core) if has_core else own_s[rank], has_core, lost_s))
-        return found
+            by_rank.append((sum(on_core) if has_core else own_s[rank], has_core, lost_s))
+        return by_rank
 
     def exchanged_s(self, action: Action) -> float:
         """The part of a computation in which the ranks of its stage exchange something."""
