@@ -38,7 +38,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from halopipe.data.ahead import Upcoming
-from halopipe.launch.execute import joined, loaded_of_script, require_optimizer, terms_of_script
+from halopipe.launch.execute import job_config_of_script, joined, loaded_of_script, require_optimizer
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.processes import warm_workers, workers_of
 from halopipe.launch.script_module import ScriptModule, Settings, require_no_autocast
@@ -50,7 +50,7 @@ from halopipe.run_spec.job import job_folder
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.run_spec.result import Score
 from halopipe.terminal import console
-from halopipe.training.rank_device import on_gpus, require_devices, seats_of
+from halopipe.training.rank_device import device_assignments_of, on_gpus, require_devices
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution
 from planner.ir.codec import dumps, loads
@@ -113,8 +113,8 @@ class Parallel:
         self._kept_of = 0
         self._own = None if module is None else ScriptModule(module, loss_fn)
         self._values = None if module is None else ScriptValues(owners(module, loss_fn), loss_fn)
-        terms, device, _ = terms_of_script(plan, optimizer, options or {})
-        self._followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
+        config, device, _ = job_config_of_script(plan, optimizer, options or {})
+        self._followed = config.optimizer if isinstance(config.optimizer, Followed) else None
         rank_options = {**(options or {}), "device": device}
         if isinstance(device, torch.device):
             raise UsageError(
@@ -136,7 +136,7 @@ class Parallel:
         state = None if module is None or not has_state else state_of(owners(module, loss_fn))
         settings = None if self._own is None or answers else self._own.settings
         self.ranks = ScriptRanks(
-            plan, optimizer, cast("ScriptOptions", rank_options), state, terms.deadline_s, answers, settings
+            plan, optimizer, cast("ScriptOptions", rank_options), state, config.deadline_s, answers, settings
         )
         self._end = weakref.finalize(self, self.ranks.end)
         try:
@@ -310,9 +310,9 @@ class ScriptRanks:
         self._num_ranks, self._number, self._what = plan.decision.num_ranks, 0, ""
         self._failure: HalopipeError | None = None
         self._is_over = threading.Event()
-        seats = seats_of(plan.decision, options["device"])
-        require_devices(seats, plan.prediction.ranks)
-        if not on_gpus(seats):
+        assignments = device_assignments_of(plan.decision, options["device"])
+        require_devices(assignments, plan.prediction.ranks)
+        if not on_gpus(assignments):
             warm_workers()  # by this thread: what another one starts would end with it
         self._stack = ExitStack()
         self.folder = self._stack.enter_context(job_folder())
@@ -321,8 +321,8 @@ class ScriptRanks:
         write(self.folder / SCRIPT, Script(plan, optimizer, options, port, state is not None, answers, settings))
         if state is not None:
             write(self.folder / STATE, state)
-        names = {seat.rank: str(seat.rank) for seat in seats}
-        self._workers = workers = workers_of(self.folder, names, afresh=on_gpus(seats), call=SERVE)
+        names = {assignment.rank: str(assignment.rank) for assignment in assignments}
+        self._workers = workers = workers_of(self.folder, names, afresh=on_gpus(assignments), call=SERVE)
         decision = plan.decision
         waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
 
@@ -511,8 +511,8 @@ def _join(
                 raise read_error(text)
             plan = loads(text, Plan)
     job.require_size(plan.decision)
-    terms, device, check = terms_of_script(plan, optimizer, options)
+    config, device, check = job_config_of_script(plan, optimizer, options)
     load = partial(loaded_of_script, plan, module, loss_fn, example)
-    run = joined(terms, job.rank_of(plan.decision), store, board, load, device, check=check)
+    run = joined(config, job.rank_of(plan.decision), store, board, load, device, check=check)
     run.profile = profile
     return run

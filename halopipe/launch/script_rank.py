@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops._torch import PrefixStore
-from halopipe.launch.execute import joined, terms_of_script
+from halopipe.launch.execute import job_config_of_script, joined
 from halopipe.launch.script_module import Settings, require_planned
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.serving.rank_loop import serve_stream
@@ -82,9 +82,9 @@ def serve(folder: Path, rank: int) -> None:
     optimizer = script.optimizer
     if isinstance(optimizer, Described):
         optimizer = optimizer.made(named_parameters(model.owners))
-    terms, device, check = terms_of_script(script.plan, optimizer, script.options)
-    terms = replace(terms, answers=script.answers)
-    with joined(terms, rank, store, board, [model].pop, device, check=check, local_rank=rank) as execution:
+    config, device, check = job_config_of_script(script.plan, optimizer, script.options)
+    config = replace(config, answers=script.answers)
+    with joined(config, rank, store, board, [model].pop, device, check=check, local_rank=rank) as execution:
         number = 0
         statistics = "" if script.answers else statistics_text(script.plan.decision, execution.consumer.graph)
         answer: dict[str, Any] = {"looks_ahead": execution.looks_ahead, "statistics": statistics}

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from halopipe.data.batch_sources import Consumer
 from halopipe.data.factories import failure_of
-from halopipe.data.feeds import Consumer
 from halopipe.run_spec.result import Score
 from planner.ir.box import Box, Interval, hull, whole
 from planner.ir.errors import FactoryError, HalopipeError, UsageError

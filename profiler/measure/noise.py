@@ -142,7 +142,7 @@ MOST_RUN_DELAY = 0.01
 MOST_DRIFT = 0.05
 
 
-def canary_s(device: torch.device | str = "cpu") -> float:
+def reference_kernel_s(device: torch.device | str = "cpu") -> float:
     """Median time of a product of two square matrices by the device's clock: of 512 rows, on a GPU of 4096."""
     device = torch.device(device)
     clock, size = clock_for(device), _SIZE.get(device.type, _SIZE["cuda"])

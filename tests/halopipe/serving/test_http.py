@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from halopipe.serving import http
-from halopipe.serving.feeds import Draining
+from halopipe.serving.request_sources import Draining
 from planner.ir.errors import FormatError, UsageError, WorkerDiedError
 from tests.halopipe.serving.stand_in import StandIn
 
