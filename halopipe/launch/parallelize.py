@@ -29,9 +29,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -41,7 +42,7 @@ from halopipe.data.ahead import Upcoming
 from halopipe.launch.execute import job_config_of_script, joined, loaded_of_script, require_optimizer
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.processes import warm_workers, workers_of
-from halopipe.launch.script_module import ScriptModule, Settings, require_no_autocast
+from halopipe.launch.script_module import ScriptModule, require_no_autocast
 from halopipe.launch.script_rank import CLOSE, LOAD, SCRIPT, STATE, Script, until, write
 from halopipe.launch.spawn import titles_of
 from halopipe.launch.torchrun import job_stores
@@ -65,6 +66,9 @@ from runtime.monitor.watch import LOOPBACK, SETUP_S, host_store, join_store, run
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
 from runtime.optim.whole_state import Given
+
+if TYPE_CHECKING:
+    from cuda_ops._torch import Store
 
 SERVE = "halopipe.launch.worker:serve"
 _PLAN = "script/plan"
@@ -135,9 +139,9 @@ class Parallel:
             self._hook = self._followed.before_state_dict(self._fetch_kept)
         state = None if module is None or not has_state else state_of(owners(module, loss_fn))
         settings = None if self._own is None or answers else self._own.settings
-        self.ranks = ScriptRanks(
-            plan, optimizer, cast("ScriptOptions", rank_options), state, config.deadline_s, answers, settings
-        )
+        own_options = cast("ScriptOptions", rank_options)
+        script = Script(plan, optimizer, own_options, state is not None, answers, settings)
+        self.ranks = ScriptRanks(script, state, config.deadline_s)
         self._end = weakref.finalize(self, self.ranks.end)
         try:
             ready = self.ranks.answers()
@@ -297,20 +301,12 @@ class ScriptRanks:
         folder: for what is too large for the store.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        optimizer: Any,
-        options: ScriptOptions,
-        state: Mapping[str, Any] | None,
-        deadline_s: float,
-        answers: bool,
-        settings: Settings | None = None,
-    ) -> None:
+    def __init__(self, script: Script, state: Mapping[str, Any] | None, deadline_s: float) -> None:
+        plan = script.plan
         self._num_ranks, self._number, self._what = plan.decision.num_ranks, 0, ""
         self._failure: HalopipeError | None = None
         self._is_over = threading.Event()
-        assignments = device_assignments_of(plan.decision, options["device"])
+        assignments = device_assignments_of(plan.decision, script.options["device"])
         require_devices(assignments, plan.prediction.ranks)
         if not on_gpus(assignments):
             warm_workers()  # by this thread: what another one starts would end with it
@@ -318,7 +314,7 @@ class ScriptRanks:
         self.folder = self._stack.enter_context(job_folder())
         self._store, port = host_store()
         self._link = join_store(LOOPBACK, port)
-        write(self.folder / SCRIPT, Script(plan, optimizer, options, port, state is not None, answers, settings))
+        write(self.folder / SCRIPT, replace(script, port=port))
         if state is not None:
             write(self.folder / STATE, state)
         names = {assignment.rank: str(assignment.rank) for assignment in assignments}
@@ -471,48 +467,41 @@ def parallelize(
         raise no_model(module)
     require_optimizer(optimizer)
     if job is not None:
-        return _join(own, example, loss_fn, optimizer, plan, profile, make_plan, options, job)
+        if plan is None and job.num_hosts > 1:
+            raise UsageError(
+                "a job on several hosts needs a plan that is there before",
+                [f"the job has {job.num_hosts} hosts"],
+                ["torchrun ... -m halopipe profile, and halopipe plan, first; then plan='plan.json'"],
+            )
+        store, board = job_stores(job.rank, job.num_ranks)
+        if plan is None:
+            made, plan = _plan_of_rank_0(job.rank, store, make_plan)
+            profile = made or profile
+        job.require_size(plan.decision)
+        config, device, check = job_config_of_script(plan, optimizer, options)
+        load = partial(loaded_of_script, plan, own, loss_fn, example)
+        run = joined(config, job.rank_of(plan.decision), store, board, load, device, check=check)
+        run.profile = profile
+        return run
     is_given = plan is not None or profile is not None  # then the module may have been trained since
     if plan is None:
         profile, plan = make_plan()
     return Parallel(own, plan, profile, loss_fn, optimizer, options, has_state=is_given and own is not None)
 
 
-def _join(
-    module: nn.Module | None,
-    example: Any,
-    loss_fn: Callable[..., Any] | None,
-    optimizer: Any,
-    plan: Plan | None,
-    profile: Profile | None,
-    make_plan: Callable[[], tuple[Profile, Plan]],
-    options: ScriptOptions,
-    job: JobRank,
-) -> Execution:
-    """As a rank of torchrun's; where there is no plan, rank 0 makes one for all."""
-    if plan is None and job.num_hosts > 1:
-        raise UsageError(
-            "a job on several hosts needs a plan that is there before",
-            [f"the job has {job.num_hosts} hosts"],
-            ["torchrun ... -m halopipe profile, and halopipe plan, first; then plan='plan.json'"],
-        )
-    store, board = job_stores(job.rank, job.num_ranks)
-    if plan is None:
-        if job.rank == 0:
-            try:
-                profile, plan = make_plan()
-                store.set(_PLAN, dumps(plan))
-            except HalopipeError as error:
-                store.set(_PLAN, write_error(error))
-                raise
-        else:
-            text = store.get(_PLAN).decode()
-            if "halopipe" not in json.loads(text):
-                raise read_error(text)
-            plan = loads(text, Plan)
-    job.require_size(plan.decision)
-    config, device, check = job_config_of_script(plan, optimizer, options)
-    load = partial(loaded_of_script, plan, module, loss_fn, example)
-    run = joined(config, job.rank_of(plan.decision), store, board, load, device, check=check)
-    run.profile = profile
-    return run
+def _plan_of_rank_0(
+    rank: int, store: Store, make_plan: Callable[[], tuple[Profile, Plan]]
+) -> tuple[Profile | None, Plan]:
+    """The plan that rank 0 makes for all, and on rank 0 its profile."""
+    if rank:
+        text = store.get(_PLAN).decode()
+        if "halopipe" not in json.loads(text):
+            raise read_error(text)
+        return None, loads(text, Plan)
+    try:
+        profile, plan = make_plan()
+        store.set(_PLAN, dumps(plan))
+    except HalopipeError as error:
+        store.set(_PLAN, write_error(error))
+        raise
+    return profile, plan

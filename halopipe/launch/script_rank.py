@@ -52,19 +52,19 @@ class Script:
     Attributes:
         optimizer: text, a function, or the description of an optimiser object; None: the plan's.
         options: as of ``hp.execute``.
-        port: of the script's store.
         has_state: whether the ranks begin with other weights than the model is loaded with.
         answers: whether they are to answer a stream.
         settings: of the script's module, which is to be as it was planned; None: there is none.
+        port: of the script's store, once there is one.
     """
 
     plan: Plan
     optimizer: Any
     options: ScriptOptions
-    port: int
     has_state: bool
     answers: bool = False
     settings: Settings | None = None
+    port: int = 0
 
 
 def serve(folder: Path, rank: int) -> None:

@@ -92,8 +92,8 @@ class Execution:
         batch: BatchStructure,
         watched: WatchedSteps | None = None,
     ) -> None:
-        self._engine, self._consumer, self._leave, self._seed = opened.engine, opened.consumer, leave, config.seed
-        self._meet, self._gather = opened.meet, opened.gather
+        self._opened, self._engine, self._consumer = opened, opened.engine, opened.consumer
+        self._leave, self._seed = leave, config.seed
         self.followed = config.optimizer if isinstance(config.optimizer, Followed) else None
         self._watched, self.numerics, self.plan, self.activity = watched, None, config.plan, activity
         self._form = BatchPytree("the batch", {}, batch)
@@ -219,20 +219,10 @@ class Execution:
             UsageError: there is one of this step, another job writes there, or gradients wait for the update.
             CheckpointError: it could not be saved; older ones are as before.
         """
-        consumer = self._consumer
         self._claim(Path(folder).absolute())
         with self._engine.between_steps(COMPARING):
             self._trained.confirm()
-        save_now(
-            folder,
-            self._engine,
-            consumer.graph,
-            consumer.transport,
-            self._gather,
-            self.plan.decision,
-            seed=self._seed,
-            keep=keep,
-        )
+        save_now(folder, self._opened, seed=self._seed, keep=keep)
 
     def load(self, folder: str | Path, *, step: int | str | None = None) -> int:
         """Go on from a checkpoint, by default the newest complete one; all ranks call this.
@@ -307,7 +297,7 @@ class Execution:
         """The number that rank 0 says, on all ranks."""
         total, consumer = torch.tensor([number if self.rank == 0 else 0], dtype=torch.float64), self._consumer
         with self._engine.between_steps(doing):
-            self._meet()
+            self._opened.meet()
             consumer.transport.all_reduce(total, consumer.ranks, consumer.deadline_s)
         return total.item()
 

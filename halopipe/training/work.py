@@ -193,12 +193,8 @@ class _RankWork:
 
         return Checkpoints(
             self._job.options,
-            opened.engine,
-            opened.consumer.graph,
-            opened.consumer.transport,
-            opened.gather,
+            opened,
             seed,
-            self._job.plan.decision,
             (0, 0.0) if begun is None else begun.history,
             self._activity,
             self._end,

@@ -14,7 +14,7 @@ import pytest
 from halopipe.launch import restart
 from halopipe.launch.restart import Decide, EventLogs, History, LostAttempt, may_pass, supervised
 from halopipe.launch.run import run_plan
-from halopipe.run_spec.job import EventLog, journal_path
+from halopipe.run_spec.job import EventLog, event_log_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress, RunResult, Saves, Score
 from halopipe.training.resuming import newest_sound
@@ -99,12 +99,12 @@ class Attempts:
         self.asked.append((plan, options))
         first = options.resume_step if options.resume else 0
         for rank in range(2):
-            journal = EventLog(journal_path(folder, rank))
+            journal = EventLog(event_log_path(folder, rank))
             for step in range(first, stop):
                 journal.step(step, None if rank == 0 else float(step), 0.1)
             journal.score(Score(first + 1, 0.5, 8))
             journal.saves(Saves(1 + rank, stood_s=0.25 + rank))
-        with journal_path(folder, 1).open("a") as file:
+        with event_log_path(folder, 1).open("a") as file:
             file.write('{"step": 99, "lo')  # where it was killed
         for step in range(first + 2, stop + 1, 2):
             saved = save_all(Path(options.checkpoint), step, [alone(whole(), {"run/step": step})])

@@ -13,6 +13,7 @@ from cuda_ops.device import host
 from cuda_ops.device.host import DeviceDescription
 from halopipe.launch.parallelize import ScriptRanks
 from halopipe.launch.run import run_plan
+from halopipe.launch.script_rank import Script
 from halopipe.run_spec.options import RunOptions
 from halopipe.training import rank_device
 from halopipe.training.rank import JobConfig, open_rank
@@ -193,7 +194,7 @@ def test_a_plan_for_boards_is_refused_by_every_way_to_start_it(monkeypatch: pyte
     with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/fpga0"):
         run_plan(there, RunOptions(steps=1))
     with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/fpga0"):  # hp.parallelize, halopipe serve
-        ScriptRanks(there, None, {"device": ""}, None, 60.0, answers=False)
+        ScriptRanks(Script(there, None, {"device": ""}, has_state=False), None, 60.0)
     terms = JobConfig(there, lambda _: [])  # hp.execute, torchrun and mpiexec: each rank for itself
     with pytest.raises(MissingDeviceError, match="rank 1 is to run on n0/fpga1"), open_rank(terms, 1, None, None):
         pytest.fail("it was opened")

@@ -134,9 +134,9 @@ def test_all_are_timed_where_the_sum_is_another_one(monkeypatch: pytest.MonkeyPa
     graph, _, tensors = captured(Net(6))
     asked: list[int] = []
 
-    def timed(parts: list[LayerSegment], *_: object) -> dict[str, deduplicated.LayerTimes]:
+    def timed(parts: list[LayerSegment], *_: object) -> dict[str, deduplicated.TimedLayer]:
         asked.append(len(parts))
-        return {part.name: deduplicated.LayerTimes(off, 0.0, 0.0, 0.0, 1, 0.0) for part in parts}
+        return {part.name: deduplicated.TimedLayer(off, 0.0, 0.0, 0.0, 1, 0.0) for part in parts}
 
     monkeypatch.setattr(
         deduplicated,
