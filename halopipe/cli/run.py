@@ -116,7 +116,7 @@ def run(
         changed = plan if files.update and not is_other else None
         written = (output, trace, changed, update.path, metrics, events, traces, checkpoint)
         for path in filter(None, written):
-            console.wrote(_shown(path))
+            console.wrote(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _write_job(path: Path, plan: Path, context: typer.Context) -> None:
@@ -131,8 +131,3 @@ def _write_job(path: Path, plan: Path, context: typer.Context) -> None:
         plan_files.load_plan(plan)
         job_file.write(path, plan, given_options(context))
         console.wrote(path, console.command("run", path))
-
-
-def _shown(path: Path) -> Path:
-    """From here, where it lies below."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

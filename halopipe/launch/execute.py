@@ -12,7 +12,7 @@ The script builds the whole model in every process, under the same seed; a rank 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -279,13 +279,10 @@ def _device(asked: str | torch.device) -> str | torch.device:
 def _text(asked: object) -> str:
     """What was asked for, such that two ranks that were told the same have the same text."""
     if isinstance(asked, torch.optim.Optimizer):
-        return f"{type(asked).__name__} {[_settings(group) for group in asked.param_groups]}"
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in asked.param_groups]
+        return f"{type(asked).__name__} {settings}"
     if isinstance(asked, LRScheduler):
         return f"{type(asked).__name__}, then {asked.get_last_lr()}"
     if asked is None or isinstance(asked, str):
         return str(asked)
     return f"{getattr(asked, '__module__', '')}.{getattr(asked, '__qualname__', type(asked).__qualname__)}"
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}

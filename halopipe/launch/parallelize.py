@@ -196,9 +196,13 @@ class Parallel:
         """Go on with what :meth:`optimizer_state_dict` gave; an optimiser object of the script gets its settings."""
         with unbroken():
             self.num_steps = self.ranks.call("load_optimizer_state_dict", state=dict(state))["num_steps"]
-            self._kept_of = -1
-            if self._followed is not None:
-                self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
+            self._take_settings()
+
+    def _take_settings(self) -> None:
+        """Those of an optimiser object, which the ranks have loaded."""
+        self._kept_of = -1
+        if self._followed is not None:
+            self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
 
     def _require_alike(self) -> None:
         """Raises :class:`UsageError` where the script's module or modes are others than the ranks'."""
@@ -266,9 +270,7 @@ class Parallel:
         with unbroken():
             answer = self.ranks.call(LOAD, folder=str(Path(folder).absolute()), step=step)
             self.num_steps, self._state_of = answer["num_steps"], -1
-            self._kept_of = -1
-            if self._followed is not None:
-                self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
+            self._take_settings()
             if self._own is not None:
                 self._own.known()
         return self.num_steps

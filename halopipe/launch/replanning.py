@@ -316,7 +316,7 @@ class RankAssignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ArrivedRank:
     """Where a rank of a job is: the number and name of its host, and its number there."""
 
     rank: int
@@ -337,7 +337,7 @@ def ranks_assigned(job: JobRank, store: Store, own: Replanner) -> RankAssignment
 
     def settle() -> str:
         places = [json.loads(store.get(f"place/{rank}").decode()) for rank in range(job.num_ranks)]
-        seating = _assigned(own, [Arrival(rank, *place) for rank, place in enumerate(places)])
+        seating = _assigned(own, [ArrivedRank(rank, *place) for rank, place in enumerate(places)])
         return json.dumps([dumps(seating.plan), list(seating.rank_of.items())])
 
     text, pairs = json.loads(said_by_rank_0(store, "seats", job.rank, settle))
@@ -345,10 +345,10 @@ def ranks_assigned(job: JobRank, store: Store, own: Replanner) -> RankAssignment
     return RankAssignment(own.plan, dict(pairs))
 
 
-def _assigned(own: Replanner, arrivals: Sequence[Arrival]) -> RankAssignment:
+def _assigned(own: Replanner, arrivals: Sequence[ArrivedRank]) -> RankAssignment:
     """Rank 0's word: the first plan where all of its devices came, else another one."""
     decision, cluster = own.first.decision, own.profile.cluster
-    hosts: dict[int, list[Arrival]] = {}
+    hosts: dict[int, list[ArrivedRank]] = {}
     for each in sorted(arrivals, key=lambda each: (each.host, each.local_rank)):
         hosts.setdefault(each.host, []).append(each)
     names = [ranks[0].name for ranks in hosts.values()]

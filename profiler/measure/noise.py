@@ -110,13 +110,9 @@ class CudaClock:
         return max(device_s, lap.host_s)
 
     def _recorded(self) -> torch.cuda.Event:
-        event = self._spare.pop() if self._spare else _timing_event()
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type its constructor
         event.record(torch.cuda.current_stream(self._device))
         return event
-
-
-def _timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type its constructor
 
 
 def clock_for(device: torch.device | str = "cpu") -> LapClock:

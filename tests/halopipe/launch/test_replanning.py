@@ -20,7 +20,7 @@ from halopipe.cli.app import app
 from halopipe.launch.replanning import (
     HOSTS,
     PLAN,
-    Arrival,
+    ArrivedRank,
     Replanner,
     _assigned,
     absent,
@@ -222,8 +222,10 @@ def test_a_host_that_does_not_come_is_planned_without_and_planned_with_again_whe
     said: list[str] = []
     given = Replanner(plan, TWO_HOSTS, RunOptions(replan=True, checkpoint=str(tmp_path / "saved")), said.append)
 
-    def came(*names: str) -> list[Arrival]:
-        return [Arrival(2 * host + local, host, name, local) for host, name in enumerate(names) for local in range(2)]
+    def came(*names: str) -> list[ArrivedRank]:
+        return [
+            ArrivedRank(2 * host + local, host, name, local) for host, name in enumerate(names) for local in range(2)
+        ]
 
     whole = _assigned(given, came("b", "a"))
     assert (whole.plan, whole.rank_of) == (plan, {0: 0, 1: 1, 2: 2, 3: 3})
