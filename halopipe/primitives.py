@@ -37,7 +37,7 @@ from planner.ir.errors import UsageError
 from planner.ir.graph import TensorSpec
 from planner.ir.layout import Layout, scaled_intervals
 from planner.layers import window
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.collectives import sum_dtype
 from runtime.spatial.exchange import Exchange, PeerGroup, accumulate, redistribute
 from runtime.transport import GroupExchanges

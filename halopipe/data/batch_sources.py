@@ -25,9 +25,9 @@ from halopipe.data.sources import Data, Position, bound, digest, read, tensors_o
 from planner.ir.errors import DifferentDataError, TransportError
 from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.plan import Decision
-from runtime.pipeline.messages import dtype_of
+from runtime.pipeline.loss_weighting import inputs_counted
 from runtime.pipeline.microbatches import Batch, InputSpecs, Shapes
-from runtime.pipeline.sample_weights import inputs_counted
+from runtime.pipeline.routing import dtype_of
 from runtime.stage.captured import CapturedModel
 from runtime.stage.index_ranges import index_ranges
 from runtime.stage.shapes import varying_dims

@@ -31,8 +31,8 @@ from halopipe.data.factories import BatchPytree, Item, Pair, call_of
 from planner.ir.errors import DifferentDataError, FactoryError, UsageError
 from profiler.source.model import LoadedModel
 from profiler.source.source import find_factory
-from runtime.pipeline.messages import dtype_of
 from runtime.pipeline.microbatches import Batch, InputSpecs, MicroBatches, WholeBatch
+from runtime.pipeline.routing import dtype_of
 
 
 @dataclass(frozen=True, slots=True)

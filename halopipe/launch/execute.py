@@ -53,7 +53,7 @@ from runtime.optim.optimizer import MakeOptimizer
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
-    from runtime.monitor.activity import Board
+    from runtime.monitor.activity import StatusStore
 
 
 def execute(
@@ -160,7 +160,7 @@ def joined(
     config: JobConfig,
     rank: int,
     store: Store,
-    board: Store | Board,
+    board: Store | StatusStore,
     load: Load,
     device: str | torch.device,
     *,

@@ -65,7 +65,7 @@ from runtime.monitor.waits import Waits
 from runtime.monitor.watch import LOOPBACK, SETUP_S, host_store, join_store, run_workers
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
-from runtime.optim.whole_state import Given
+from runtime.optim.whole_state import WholeState
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -253,7 +253,7 @@ class Parallel:
         except UsageError as error:  # one of the user's own, that keeps what only its process can have
             self._followed.leave_with_ranks(f"{error.title}: {', '.join(error.details)}")
         else:
-            give_back(self._followed, Given(kept))
+            give_back(self._followed, WholeState(kept))
         self._kept_of = self.num_steps
 
     def save(self, folder: str | Path, *, keep: int = 0) -> None:

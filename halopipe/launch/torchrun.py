@@ -33,7 +33,7 @@ from planner.ir.errors import DeadlineError, HalopipeError, TransportError, Usag
 from planner.ir.plan import Plan
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
-from runtime.monitor.activity import Activity, Board, BoardSilentError
+from runtime.monitor.activity import Activity, BoardSilentError, StatusStore
 from runtime.monitor.failure import blame, cause, read_error, write_error
 from runtime.monitor.watch import SETUP_S, host_store_at, join_store, meet
 
@@ -133,7 +133,7 @@ def _noted(event_logs: EventLogs | None) -> Iterator[None]:
         raise
 
 
-def _stand_by(board: Board, num_ranks: int, working: Iterable[int], deadline_s: float) -> None:
+def _stand_by(board: StatusStore, num_ranks: int, working: Iterable[int], deadline_s: float) -> None:
     """Wait for ranks that have something to do; this process must not end before, or torchrun counts its host as done.
 
     Raises:
@@ -163,7 +163,7 @@ def end_with_torchrun() -> None:
         die_with_parent(os.getppid())
 
 
-def job_stores(rank: int, num_ranks: int) -> tuple[Store, Board]:
+def job_stores(rank: int, num_ranks: int) -> tuple[Store, StatusStore]:
     """The store of this attempt of the job, once all ranks are there, to wait with; and another client of it, to talk.
 
     Raises:
@@ -184,7 +184,7 @@ def job_stores(rank: int, num_ranks: int) -> tuple[Store, Board]:
     store = host_store_at(address, int(port)) if hosted else join_store(address, int(port), SETUP_S)
     board = join_store(address, int(port))
     attempt = meet(store, rank, num_ranks)
-    return PrefixStore(attempt, store), Board(PrefixStore(attempt, board))
+    return PrefixStore(attempt, store), StatusStore(PrefixStore(attempt, board))
 
 
 def _is_torchruns_store() -> bool:
@@ -216,7 +216,7 @@ def _work(
     rank: int,
     local_rank: int,
     store: Store,
-    board: Board,
+    board: StatusStore,
     progress: Progress | None,
     event_log: EventLog | None,
 ) -> RankResult:
@@ -232,7 +232,7 @@ def _work(
 
 
 @contextlib.contextmanager
-def told_to_all(board: Board, rank: int, num_ranks: int) -> Iterator[None]:
+def told_to_all(board: StatusStore, rank: int, num_ranks: int) -> Iterator[None]:
     """What one rank raises inside, all raise: whatever came first.
 
     A rank that hangs then is ended.
@@ -244,7 +244,7 @@ def told_to_all(board: Board, rank: int, num_ranks: int) -> Iterator[None]:
         raise _explained(board, rank, num_ranks, error) from error
 
 
-def require_nobody_failed(board: Board, num_ranks: int) -> None:
+def require_nobody_failed(board: StatusStore, num_ranks: int) -> None:
     """Raises what another rank said that it failed by."""
     with contextlib.suppress(RuntimeError):
         errors = _errors(board, num_ranks)
@@ -269,7 +269,7 @@ def gathered(store: Store, rank: int, num_ranks: int, text: str, limit_s: float 
     return [] if rank else [_result(store, other, limit_s) for other in range(num_ranks)]
 
 
-def _explained(board: Board, rank: int, num_ranks: int, error: Exception) -> Exception:
+def _explained(board: StatusStore, rank: int, num_ranks: int, error: Exception) -> Exception:
     """Tell the others what happened here, hear what happened there, and return what came first."""
     mine = write_error(error)
     failures = {rank: read_error(mine)}
@@ -295,7 +295,7 @@ def _explained(board: Board, rank: int, num_ranks: int, error: Exception) -> Exc
     return error
 
 
-def _errors(board: Board, num_ranks: int) -> dict[int, HalopipeError]:
+def _errors(board: StatusStore, num_ranks: int) -> dict[int, HalopipeError]:
     """What ranks said that they failed by.
 
     Raises:
@@ -312,7 +312,7 @@ def _errors(board: Board, num_ranks: int) -> dict[int, HalopipeError]:
 
 
 @contextlib.contextmanager
-def _ended_if_it_hangs(board: Board) -> Iterator[None]:
+def _ended_if_it_hangs(board: StatusStore) -> Iterator[None]:
     """Ends this process where another rank has failed and this one neither fails nor succeeds.
 
     torchrun ends such a rank itself where both are on one host.

@@ -31,9 +31,9 @@ from halopipe.training.session import Execution
 from planner.ir.box import Box, Interval
 from planner.ir.errors import TransportError
 from planner.ir.graph import TensorSpec, producer
-from runtime.pipeline.messages import Piece
 from runtime.pipeline.microbatches import InputSpecs
-from runtime.pipeline.stream import Answered, Stream
+from runtime.pipeline.routing import Piece
+from runtime.pipeline.stream import Answered, RequestStream
 from runtime.stage.index_ranges import IndexRange
 
 READY, REQUEST, ANSWER, END = "ready", "request", "answer", "end"
@@ -138,7 +138,7 @@ def short_name(path: str) -> Iterator[str]:
         os.close(opened)
 
 
-def _loop(execution: Execution, stream: Stream, answers: _Answers, link: Connection) -> int:
+def _loop(execution: Execution, stream: RequestStream, answers: _Answers, link: Connection) -> int:
     count, is_over = 0, False
     while True:
         while not is_over and stream.has_room and (not stream.num_offered or link.poll(0)):
@@ -181,7 +181,7 @@ class _Answers:
         told: of itself, when it is ready.
     """
 
-    def __init__(self, execution: Execution, stream: Stream) -> None:
+    def __init__(self, execution: Execution, stream: RequestStream) -> None:
         consumer, setting = execution.consumer, stream.setting
         graph, decision, rank = consumer.graph, consumer.decision, execution.rank
         values = graph.values()

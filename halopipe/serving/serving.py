@@ -55,8 +55,8 @@ from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from profiler import load_model
 from profiler.source.model import LoadedModel
-from runtime.pipeline.messages import Piece
 from runtime.pipeline.microbatches import filled
+from runtime.pipeline.routing import Piece
 
 _log = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ from planner.ir.box import Box, Interval, hull, whole
 from planner.ir.errors import FactoryError, HalopipeError, UsageError
 from planner.ir.graph import SAMPLE, Graph, TensorSpec
 from profiler.source.source import find_factory
-from runtime.engine import Engine, Evaluation
+from runtime.engine import Engine, EvaluationResult
 from runtime.optim.whole_state import united
-from runtime.pipeline.messages import Piece, assemble
 from runtime.pipeline.microbatches import Batch, part_in
+from runtime.pipeline.routing import Piece, assemble
 from runtime.stage.captured import judging_layer
 
 IGNORED = -100
@@ -170,7 +170,7 @@ class _Own:
         self._metrics: Mapping[str, Metric] = metrics
         self._consumer, self._read = consumer, read
 
-    def take(self, evaluation: Evaluation) -> None:
+    def take(self, evaluation: EvaluationResult) -> None:
         """Hands on what ranks have of a batch."""
         consumer = self._consumer
         pieces = united(_pieces(consumer, evaluation, self._read), consumer.transport, consumer.deadline_s)
@@ -205,7 +205,7 @@ class _Own:
             raise failure_of(self._name, error) from error
 
 
-def _pieces(consumer: Consumer, evaluation: Evaluation, read: Sequence[str]) -> dict[str, Tensor]:
+def _pieces(consumer: Consumer, evaluation: EvaluationResult, read: Sequence[str]) -> dict[str, Tensor]:
     """What this rank has of the values ``read``, by micro-batch, place among them, and where it lies."""
     graph, pieces = consumer.graph, {}
     values = graph.values()
@@ -223,7 +223,7 @@ def _pieces(consumer: Consumer, evaluation: Evaluation, read: Sequence[str]) -> 
     return pieces
 
 
-def _part(graph: Graph, evaluation: Evaluation, name: str, microbatch: int, box: Box) -> Tensor:
+def _part(graph: Graph, evaluation: EvaluationResult, name: str, microbatch: int, box: Box) -> Tensor:
     """The part ``box`` of an input of the model."""
     spec = replace(graph.inputs[name], shape=tuple(evaluation.batch.shapes(microbatch)[name]))
     return part_in(evaluation.batch, name, microbatch, box, spec)
@@ -273,7 +273,7 @@ def joined(pieces: Sequence[Piece], dtype: torch.dtype) -> Tensor:
     return assemble(pieces, reduce(hull, (box for box, _ in pieces)), dtype)
 
 
-def _answers(consumer: Consumer, classes: Classes, evaluation: Evaluation) -> tuple[int, int]:
+def _answers(consumer: Consumer, classes: Classes, evaluation: EvaluationResult) -> tuple[int, int]:
     """Of this rank's part; none where the right classes are made by another stage, or no rank has all classes."""
     graph, right, asked = consumer.graph, 0, 0
     num_classes = graph.values()[classes.logits].shape[classes.dim]

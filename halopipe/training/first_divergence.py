@@ -28,8 +28,8 @@ from profiler.capture.sample_independence import UNFILLED
 from profiler.source.model import LoadedModel
 from runtime.numerics.compare import TOLERANCES, Difference, Sketch
 from runtime.stage.captured import CapturedModel, captured_model
-from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.random.streams import Draw, Draws
+from runtime.stage.modes import MicrobatchShard
+from runtime.stage.random.streams import CounterRng, RandomNodes
 from runtime.stage.random.user_module import Answers
 
 _GRADIENT = "gradient"
@@ -70,12 +70,12 @@ def _in_the_graph(config: JobConfig, model: LoadedModel, captured: CapturedModul
     model_graph, decision = captured_model(captured), config.plan.decision
     dtype = next((each.dtype for each in model.module.parameters()), torch.get_default_dtype())
     near = TOLERANCES.get(model.autocast or dtype, TOLERANCES[torch.float32]).tensor
-    loss_of, draw = losses_of(model, captured, config), Draw(config.seed)
+    loss_of, draw = losses_of(model, captured, config), CounterRng(config.seed)
     for number, (rows, inputs, targets) in enumerate(_micro_batches(item, decision)):
         trace = _Trace()
         with trace, Answers(model_graph, draw).given((rows,), number):  # answers come first, and need not be looked at
             loss_of(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
-        draw.at(MicrobatchSlice(number, rows, 0, rows))
+        draw.at(MicrobatchShard(number, rows, 0, rows))
         run = _SketchingRun(model_graph, draw)
         with nullcontext() if model.autocast is None else torch.autocast(inputs[0].device.type, model.autocast):
             loss = run.run(*_given(model_graph, rows, (*inputs, *targets)))
@@ -119,9 +119,9 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
 class _SketchingRun(fx.Interpreter):
     """A captured graph, whose layers' values and gradients are kept."""
 
-    def __init__(self, model: CapturedModel, draw: Draw) -> None:
+    def __init__(self, model: CapturedModel, draw: CounterRng) -> None:
         super().__init__(model.graph_module)
-        self._rule = Draws(model).rule(draw)
+        self._rule = RandomNodes(model).rule(draw)
         self._value_of = {node: value for value, node in model.node_of_value.items() if value not in model.graph.inputs}
         self.values: dict[str, Sketch] = {}
         self.gradients: dict[str, Sketch] = {}

@@ -42,14 +42,14 @@ from profiler.capture.graph import CapturedModule, capture_for
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.memory import limit_memory, out_of_memory
-from runtime.monitor.activity import Activity, Board
+from runtime.monitor.activity import Activity, StatusStore
 from runtime.monitor.failure import also, read_error, write_error
-from runtime.monitor.slow import Watch
-from runtime.monitor.waits import Voice
+from runtime.monitor.slow import SlowWatch
+from runtime.monitor.waits import RankHeartbeat
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.finite import OnNan
 from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
-from runtime.pipeline.messages import CPU
+from runtime.pipeline.routing import CPU
 from runtime.stage.builder import check_layers, groups_of
 from runtime.stage.captured import captured_model
 from runtime.stage.shapes import graph_of_sizes
@@ -126,7 +126,7 @@ class RankContext:
         meter: counts the memory there.
         spare_core, gives_way: of the thread that prepares batches, as of :class:`runtime.engine.Engine`.
         others: what the other ranks do, as one line.
-        meet: waits for all ranks where others may take long, see :meth:`runtime.monitor.waits.Voice.meet`.
+        meet: waits for all ranks where others may take long, see :meth:`runtime.monitor.waits.RankHeartbeat.meet`.
     """
 
     rank: int
@@ -181,7 +181,7 @@ def open_rank(
     config: JobConfig,
     rank: int,
     store: Store,
-    board: Store | Board,
+    board: Store | StatusStore,
     *,
     device: str | torch.device = rank_device.AS_PLANNED,
     local_rank: int | None = None,
@@ -219,21 +219,29 @@ def open_rank(
 
     with contextlib.ExitStack() as stack:
         slow = _watch(config) if rank == 0 and decision.num_ranks > 1 else None
-        voice = stack.enter_context(Voice(board, decision, rank, config.deadline_s, SETUP_S, slow))
+        rank_heartbeat = stack.enter_context(RankHeartbeat(board, decision, rank, config.deadline_s, SETUP_S, slow))
         meter = meter_of(where or CPU) if is_metered else None
         joins = open_transport or join
         context = RankContext(
-            rank, decision.num_ranks, store, joins, voice.activity, voice.others, voice.meet, where, meter
+            rank,
+            decision.num_ranks,
+            store,
+            joins,
+            rank_heartbeat.activity,
+            rank_heartbeat.others,
+            rank_heartbeat.meet,
+            where,
+            meter,
         )
         context = replace(context, spare_core=core, gives_way=gives_way)
         yield Rank(config, context, stack)
 
 
-def _watch(config: JobConfig) -> Watch:
+def _watch(config: JobConfig) -> SlowWatch:
     """What finds slow ranks; where the job computes otherwise than the profile measured, by their first steps."""
     plan, planned = config.plan, config.plan.inputs.model.dtype
     alike = not config.compiler and config.said.get("dtype", planned) == planned
-    return Watch(plan.decision, plan.prediction if alike else replace(plan.prediction, ranks=()))
+    return SlowWatch(plan.decision, plan.prediction if alike else replace(plan.prediction, ranks=()))
 
 
 def _require_planned(plan: Plan, graph: Graph) -> None:

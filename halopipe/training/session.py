@@ -41,9 +41,9 @@ from runtime.monitor.activity import Activity
 from runtime.numerics.compare import NumericsReport
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
-from runtime.optim.whole_state import Given
+from runtime.optim.whole_state import WholeState
 from runtime.pipeline.microbatches import InputSpecs
-from runtime.pipeline.stream import Stream
+from runtime.pipeline.stream import RequestStream
 
 _log = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ class Execution:
         bound_batches = (self._bound(batch, self._evaluated) for batch in batches)
         return evaluate(self._engine, self._consumer, bound_batches, metric, outputs)
 
-    def stream(self, *, learns: bool = False, training: bool = True) -> Stream:
+    def stream(self, *, learns: bool = False, training: bool = True) -> RequestStream:
         """This rank's part of an endless stream; see :meth:`runtime.engine.Engine.stream`."""
         self._watched = None  # what was kept of the first step is not what goes on
         return self._engine.stream(learns=learns, training=training)
@@ -344,7 +344,7 @@ class Execution:
         self._trained.confirm()
         state = self._engine.whole_optimizer_state()
         if self.followed is not None:
-            give_back(self.followed, Given(state))
+            give_back(self.followed, WholeState(state))
             self._is_ahead = False
         return state
 

@@ -48,7 +48,7 @@ from runtime.numerics.single_device import LossOf, in_rows, serial_step, serial_
 from runtime.optim.optimizer import StageOptimizer
 from runtime.pipeline.microbatches import InputSpecs, WholeBatch, filled
 from runtime.stage.captured import captured_model
-from runtime.stage.random.streams import Draw
+from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers, UnlikeDrawsError
 from runtime.stage.sample_weights import weights_of_parts
 from runtime.stage.shapes import varying_dims
@@ -233,7 +233,7 @@ def losses_of(model: LoadedModel, captured: CapturedModule, config: JobConfig) -
     """The loss of a micro-batch by the user's own module, which is given the sites that the plan is given."""
     model_graph = captured_model(captured)
     preparing = preparing_of(config.plan.decision, model_graph)
-    if preparing is None or not Answers(model_graph, Draw(config.seed)):
+    if preparing is None or not Answers(model_graph, CounterRng(config.seed)):
         return model.loss
     device = model.inputs[0].device
     specs = InputSpecs(model_graph.fed, model_graph.graph.samples, varying_dims(model_graph))
@@ -258,7 +258,7 @@ def parts_of(item: Item, micro_batches: Sequence[int]) -> tuple[list[tuple[Tenso
 
 
 def _run(config: JobConfig, model: LoadedModel, captured: CapturedModule, items: Sequence[Item]) -> Reference:
-    decision, draw = config.plan.decision, Draw(config.seed)
+    decision, draw = config.plan.decision, CounterRng(config.seed)
     answers = Answers(captured_model(captured), draw)
     fits = _needed_bytes(config, len(decision.micro_batches)) <= _available_bytes(config, model.inputs[0].device)
     can_be_whole = answers.in_parts and not mixes(captured) and not (captured.preparation is not None and answers)

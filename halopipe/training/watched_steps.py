@@ -24,7 +24,7 @@ from runtime.monitor.failure import write_error
 from runtime.numerics.compare import Difference, NumericsReport, report
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import MakeOptimizer
-from runtime.pipeline.messages import CPU
+from runtime.pipeline.routing import CPU
 
 _log = logging.getLogger(__name__)
 

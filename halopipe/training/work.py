@@ -27,7 +27,7 @@ from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.memory import with_peak
-from runtime.monitor.activity import Activity, Board
+from runtime.monitor.activity import Activity, StatusStore
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import Difference
 from runtime.stage.captured import captured_model
@@ -46,7 +46,7 @@ def work(
     job: Job,
     rank: int,
     store: Store,
-    board: Store | Board,
+    board: Store | StatusStore,
     open_transport: OpenTransport | None = None,
     after_step: AfterStep = lambda step, result, activity: None,
     *,

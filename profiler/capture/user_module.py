@@ -35,7 +35,14 @@ from cuda_ops._torch import (
     tree_flatten,
     tree_map,
 )
-from cuda_ops.dense.user_functions import USER_FUNCTION, IntegerAt, TensorAt, UserFunction, apply, registered
+from cuda_ops.dense.user_functions import (
+    USER_FUNCTION,
+    IntegerArgument,
+    TensorArgument,
+    UserFunction,
+    apply,
+    registered,
+)
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.user_state import OUTSIDE, UserState, is_users
 
@@ -222,7 +229,7 @@ def _captured(cls: type[torch.autograd.Function], arguments: tuple[Any, ...]) ->
     integers = [leaf for leaf in leaves if isinstance(leaf, torch.SymInt)]
     if not tensors:
         return apply(cls, *arguments)
-    tensor_at, integer_at = (map(kind, range(len(leaves))) for kind in (TensorAt, IntegerAt))
+    tensor_at, integer_at = (map(kind, range(len(leaves))) for kind in (TensorArgument, IntegerArgument))
     template = []
     for leaf in leaves:
         _require_plain(cls, leaf)

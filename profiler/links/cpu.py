@@ -46,7 +46,7 @@ from profiler.links.host_pairs import SILENCE_S, measure_across, measure_fully, 
 from profiler.links.messages import DEADLINE_S, FULL, LEAST_LAST_BYTES, QUICK, LinkEffort, Points
 from profiler.measure.child_process import Child, Report
 from runtime.transport import Transport, open_named
-from runtime.transport.small_allgather import Rows, Tell
+from runtime.transport.small_allgather import RowGather, Tell
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -78,7 +78,7 @@ def of_statistics(transport: Transport, ranks: tuple[int, ...], effort: LinkEffo
     burst.number = round(_agreed(transport, ranks, float(burst.number)))
     for _ in range(effort.rounds):
         for number, size in enumerate(STATISTICS_SIZES):
-            rows = Rows(transport, ranks, DEADLINE_S, 2 * number)
+            rows = RowGather(transport, ranks, DEADLINE_S, 2 * number)
             found_s = _amid_computation_s(transport, ranks, rows, size, burst, effort)
             times[size] = min(times.get(size, math.inf), found_s)
     transport.flush(DEADLINE_S)

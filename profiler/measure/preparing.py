@@ -25,7 +25,7 @@ from planner.sites.prices import prices
 from profiler.measure.timing import trimmed_mean
 from profiler.source.model import CloudExample, GraphExample
 from runtime.pipeline.microbatches import Batch
-from runtime.sparse.batch import ArrangedClouds, Prepared, PreparedBatch
+from runtime.sparse.batch import ArrangedClouds, InputPreparation, PreparedBatch
 from runtime.sparse.share import SiteShare
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def preparation_costs(
     measured for two ranks: the order of the sites, and what a rank does with each map.
     """
     preparation = example.preparation
-    prepared = Prepared.of(graph, preparation, {})
+    prepared = InputPreparation.of(graph, preparation, {})
     level_names, inputs = preparation.size_of, {own: name for name, own in prepared.names.items()}
     runs = [_timed(graph, preparation, raw) for _ in range(_NUM_RUNS)]
     seconds = {name: trimmed_mean([run[name] for run in runs]) for name in runs[0]}
@@ -83,7 +83,7 @@ def sampling_cost(graph: Graph, example: GraphExample, raw: tuple[Tensor, ...], 
 
 def site_halos(graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], samples: int) -> tuple[SiteHalo, ...]:
     """Rows that each sparse layer exchanges, where equal ranks share the sites of the clouds in ``raw``."""
-    prepared = Prepared.of(graph, example.preparation, {})
+    prepared = InputPreparation.of(graph, example.preparation, {})
     clouds, recipe = example.preparation.clouds(raw), example.preparation.recipe
     halos = []
     for parts in PARTS:
@@ -119,7 +119,7 @@ def _timed(graph: Graph, preparation: Preparation, raw: tuple[Tensor, ...]) -> d
     return laps.seconds
 
 
-def _timed_shares(prepared: Prepared, raw: tuple[Tensor, ...]) -> dict[str, float]:
+def _timed_shares(prepared: InputPreparation, raw: tuple[Tensor, ...]) -> dict[str, float]:
     """Seconds of arranging the clouds (under ``collate``), and of each map's part on the first of two ranks.
 
     All maps are there.  Of one that no layer reads as neighbours, ranks make no part.

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from cuda_ops.dense.deferred_gradients import Current, WeightGradients, deferred
+from cuda_ops.dense.deferred_gradients import CurrentQueue, WeightGradientQueue, deferred
 from cuda_ops.dense.recurrent import autocast
 from profiler.capture.graph import CapturedModule
 from profiler.capture.layers import is_output_of, makes_tensors, tensor_arguments
@@ -114,8 +114,8 @@ class SegmentedPass:
         self._split = split
         self._autocast = captured.autocast
         self._device = next((tensor.device.type for tensor in tensors.values()), "cpu")
-        self._current = Current()
-        self._queues: dict[str, WeightGradients] = {}
+        self._current = CurrentQueue()
+        self._queues: dict[str, WeightGradientQueue] = {}
         self._values: dict[fx.Node, Any] = {}
         self._leaves: dict[str, list[tuple[fx.Node, Tensor]]] = {}
         self._gradients: dict[fx.Node, Tensor] = {}
@@ -164,7 +164,7 @@ class SegmentedPass:
         def read(node: fx.Node) -> Any:
             return local[node] if node in local else self._values[node]
 
-        self._current.queue = self._queues[segment.name] = WeightGradients()
+        self._current.queue = self._queues[segment.name] = WeightGradientQueue()
         laps = self._laps[segment.name] = Laps()
         with autocast(self._device, self._autocast):
             for node in segment.calls:

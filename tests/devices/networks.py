@@ -19,7 +19,7 @@ from runtime.numerics.compare import Sketch, Tolerance, sketches, tensor_differe
 from runtime.numerics.finite import OnNan
 from runtime.numerics.single_device import serial_step
 from runtime.stage.captured import captured_model
-from runtime.stage.random.streams import Draw
+from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers
 from runtime.transport import InProcessTransport
 from tests.devices.card import DEVICE, OURS, ROOT, Card, Crossings, card
@@ -113,7 +113,7 @@ def by_one_device(network: Network, decision: Decision) -> Sketches:
                 torch.optim.SGD(list(dict.fromkeys(parameters.values())), lr=0.05),  # tied ones have two names
                 *(tuple(tensor.to(DEVICE) for tensor in tensors) for tensors in batch),
                 decision.micro_batches,
-                answers=Answers(captured_model(captured), Draw(SEED)),
+                answers=Answers(captured_model(captured), CounterRng(SEED)),
             )
             gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
             return {

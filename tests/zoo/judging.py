@@ -37,8 +37,8 @@ from runtime.engine import Engine
 from runtime.monitor.failure import blame
 from runtime.stage.builder import check_layers, groups_of
 from runtime.stage.captured import captured_model
-from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.random.streams import Draw
+from runtime.stage.modes import MicrobatchShard
+from runtime.stage.random.streams import CounterRng
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.divided import divided
 from tests.runtime.plans import decide
@@ -271,13 +271,13 @@ def alone(
     modules = {"": module, **({"loss_fn.": loss_fn} if isinstance(loss_fn, nn.Module) else {})}
     parameters = {p + name: each for p, owner in modules.items() for name, each in owner.named_parameters()}
     optimizer = _optimizer([each for each in parameters.values() if each.requires_grad])
-    draw = Draw(SEED)
+    draw = CounterRng(SEED)
     losses = []
     for draw.step, (inputs, targets) in enumerate(batches):
         optimizer.zero_grad(set_to_none=True)
         total, first, rows = 0.0, 0, sum(micro_batches)
         for microbatch, count in enumerate(micro_batches):
-            draw.at(MicrobatchSlice(microbatch, count, 0, count))
+            draw.at(MicrobatchShard(microbatch, count, 0, count))
             here, there = (_rows(tensors, first, count, rows) for tensors in (inputs, targets))
             with _draws(entry, captured, draw):
                 loss = loss_fn(model.call.output(module, tuple(here)), model.call.aims(tuple(there)))
@@ -292,7 +292,7 @@ def alone(
     return Trained(tuple(losses), gradients, state)
 
 
-def _draws(entry: Entry, captured: CapturedModule, draw: Draw) -> AbstractContextManager[object]:
+def _draws(entry: Entry, captured: CapturedModule, draw: CounterRng) -> AbstractContextManager[object]:
     return Replayed(captured_model(captured), draw) if entry.draws else nullcontext()
 
 

@@ -86,7 +86,7 @@ def _require(name: str, setting: object, supported: tuple[object, ...], remedy: 
         raise SparseInputError(
             name,
             where="torchsparse's settings",
-            found=setting,
+            actual=setting,
             expected=" or ".join(map(str, supported)),
             remedy=remedy,
         )

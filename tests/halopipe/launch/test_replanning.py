@@ -33,7 +33,6 @@ from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress
 from halopipe.training.rank_device import DeviceAssignment
-from planner.check import check
 from planner.ir.codec import dump, load
 from planner.ir.errors import (
     DeadlineError,
@@ -51,6 +50,7 @@ from tests.forks import forked
 from tests.halopipe import learners
 from tests.halopipe.plans import profiled
 from tests.halopipe.ranks import run_job
+from tests.oracles.plans import check
 from tests.planner.factories import chain_decision, plan_of
 
 DATA = "tests.halopipe.learners:"

@@ -13,7 +13,6 @@ from torch import nn
 import halopipe as hp
 from halopipe.api import running
 from halopipe.reports import report
-from planner.check import check
 from planner.ir.errors import InfeasibleError
 from planner.ir.profile import ModelSource, Profile
 from planner.layers import batch_dependent_layers, statistics_text
@@ -21,6 +20,7 @@ from profiler.models.example import Example
 from profiler.source.source import load_model
 from tests.captures import capture
 from tests.halopipe.plans import profile_of
+from tests.oracles.plans import check
 
 HERE = "tests.halopipe.planning.test_batch_statistics"
 

@@ -16,12 +16,12 @@ from halopipe.planning import problem as problems
 from halopipe.planning import solve
 from halopipe.planning.problem import standing_text
 from halopipe.planning.replan import LEAST_GAIN, HeardSpeeds, is_worth, replan
-from planner.check import check
 from planner.costs.predict import predict
 from planner.ir.codec import dump, load
 from planner.ir.errors import InfeasibleError, UnknownNameError
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
+from tests.oracles.plans import check
 
 GLOBAL_BATCH = 8
 

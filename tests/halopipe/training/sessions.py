@@ -22,7 +22,7 @@ from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from runtime.engine import Engine
-from runtime.monitor.waits import Voice
+from runtime.monitor.waits import RankHeartbeat
 from runtime.optim.followed import Followed
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
@@ -58,7 +58,7 @@ def together(
     def run(end: InProcessTransport) -> object:
         twin, captured = copies[end.rank]
         given = captured_model(captured)
-        voice = Voice(store, plan.decision, end.rank, 20.0, 20.0)
+        rank_heartbeat = RankHeartbeat(store, plan.decision, end.rank, 20.0, 20.0)
         own = dict(made)
         optimizer = make_optimizer_of(parse_optimizer(own.pop("text", "SGD:lr=0.5")))
         if make is not None:
@@ -68,7 +68,10 @@ def together(
         engine = Engine(plan.decision, given, twin.module, end, optimizer, **own)
         opened = OpenedRank(engine, consumer_of(plan.decision, given, end, 20.0))
         terms = JobConfig(plan, optimizer, seed=seed)
-        with voice, Execution(opened, twin.module, engine.close, terms, voice.activity, twin.batch) as execution:
+        with (
+            rank_heartbeat,
+            Execution(opened, twin.module, engine.close, terms, rank_heartbeat.activity, twin.batch) as execution,
+        ):
             return do(execution)
 
     return on_ranks(plan.decision.num_ranks, run, groups_of(plan.decision, original[1].graph))

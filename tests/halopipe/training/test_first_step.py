@@ -38,7 +38,7 @@ from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from runtime.monitor.activity import Activity
-from runtime.optim.finishing import Finishing
+from runtime.optim.gradient_sync import GradientSync
 from tests.captures import capture
 from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
@@ -176,15 +176,15 @@ def test_what_a_lower_precision_within_rounds_is_accepted_and_said(tmp_path: Pat
 
 
 def test_a_mistake_shows_where_a_lower_precision_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Finishing.run
+    honest = GradientSync.run
 
-    def scaling(self: Finishing) -> Any:
-        for resident in self._residents.values():
-            if "first.weight" in resident.parameters:
-                resident.parameters["first.weight"].grad.mul_(1.001)
+    def scaling(self: GradientSync) -> Any:
+        for local_stage in self._local_stages.values():
+            if "first.weight" in local_stage.parameters:
+                local_stage.parameters["first.weight"].grad.mul_(1.001)
         return honest(self)
 
-    monkeypatch.setattr(Finishing, "run", scaling)
+    monkeypatch.setattr(GradientSync, "run", scaling)
     with pytest.raises(NumericsError, match="the plan does not compute what one device does") as caught:
         checked(plan("within"), tmp_path)
     assert any("values pass through float32" in line for line in caught.value.details)
@@ -326,15 +326,15 @@ def test_gradients_that_part_in_the_captured_graph_are_named_by_layer() -> None:
 def test_what_the_plan_does_wrong_is_named_by_the_layer_nearest_to_the_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Finishing.run
+    honest = GradientSync.run
 
-    def doubling(self: Finishing) -> Any:
-        for resident in self._residents.values():
-            if "first.weight" in resident.parameters:
-                resident.parameters["first.weight"].grad.mul_(2)
+    def doubling(self: GradientSync) -> Any:
+        for local_stage in self._local_stages.values():
+            if "first.weight" in local_stage.parameters:
+                local_stage.parameters["first.weight"].grad.mul_(2)
         return honest(self)
 
-    monkeypatch.setattr(Finishing, "run", doubling)
+    monkeypatch.setattr(GradientSync, "run", doubling)
     with pytest.raises(NumericsError) as caught:
         checked(plan(), tmp_path)
     assert "the captured graph does on one device what the user's module does" in caught.value.details

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.chains import cluster
-from planner.check import check
 from planner.ir.constraints import parse_rule
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision, Plan
@@ -22,6 +21,7 @@ from profiler.capture.graph import CapturedModule
 from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel
 from tests.captures import capture
+from tests.oracles.plans import check
 from tests.runtime.plans import Trained, assert_equal, sgd
 from tests.runtime.training import alone, by_plan, tied_model
 
