@@ -12,7 +12,7 @@ The script builds the whole model in every process, under the same seed; a rank 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -96,10 +96,10 @@ def execute(
     require_optimizer(optimizer)
     job = _job(plan)
     rank = job.rank_of(plan.decision)
-    terms, device, check = terms_of_script(plan, optimizer, options)
+    config, device, check = job_config_of_script(plan, optimizer, options)
     store, board = job_stores(job.rank, job.num_ranks)
     execution = joined(
-        terms, rank, store, board, lambda: loaded_of_script(plan, model, loss_fn, example), device, check=check
+        config, rank, store, board, lambda: loaded_of_script(plan, model, loss_fn, example), device, check=check
     )
     execution.values = ScriptValues(owners(model, loss_fn), loss_fn) if isinstance(model, nn.Module) else None
     return execution
@@ -115,10 +115,10 @@ def require_optimizer(optimizer: object) -> None:
         )
 
 
-def terms_of_script(
+def job_config_of_script(
     plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, options: ScriptOptions
 ) -> tuple[JobConfig, str | torch.device, bool]:
-    """What a script asks for: the terms, the device, and whether the first step is compared with one device.
+    """What a script asks for: the job's config, the device, and whether the first step is compared with one device.
 
     Raises:
         UsageError: an option is out of its limits, or they do not go together.
@@ -134,7 +134,7 @@ def terms_of_script(
     if isinstance(optimizer, torch.optim.Optimizer) and schedule is not None and not isinstance(schedule, LRScheduler):
         schedule = schedule(optimizer)  # once: the stages follow it
     check = chosen["check_first_step"]
-    terms = JobConfig(
+    config = JobConfig(
         plan,
         _maker(plan, optimizer, schedule),
         schedule,
@@ -153,11 +153,11 @@ def terms_of_script(
         },
         OnNan(chosen["on_nan"]),
     )
-    return terms, _device(chosen["device"]), check
+    return config, _device(chosen["device"]), check
 
 
 def joined(
-    terms: JobConfig,
+    config: JobConfig,
     rank: int,
     store: Store,
     board: Store | StatusStore,
@@ -170,18 +170,18 @@ def joined(
     """One rank of a plan, once all are there; see :func:`halopipe.training.rank.open_rank`."""
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(
-            open_rank(terms, rank, store, board, device=device, is_metered=False, local_rank=local_rank)
+            open_rank(config, rank, store, board, device=device, is_metered=False, local_rank=local_rank)
         )
         prepared = own.prepare(load)
-        followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
+        followed = config.optimizer if isinstance(config.optimizer, Followed) else None
         if followed is not None:
             followed.recognise(parameters_of(prepared.model, prepared.captured))
-        kept = KeptModel.of(terms, prepared, check=check) if rank == 0 else None  # before parameters are moved
+        kept = KeptModel.of(config, prepared, check=check) if rank == 0 else None  # before parameters are moved
         opened = own.open(prepared)
-        watched = WatchedSteps(terms, own.place, opened, kept) if check else None
+        watched = WatchedSteps(config, own.context, opened, kept) if check else None
         user = _users(prepared.model.module)
         leave = stack.pop_all().close
-        return Execution(opened, user, leave, terms, own.place.activity, prepared.model.batch, watched)
+        return Execution(opened, user, leave, config, own.context.activity, prepared.model.batch, watched)
 
 
 def _job(plan: Plan) -> JobRank:
@@ -279,13 +279,10 @@ def _device(asked: str | torch.device) -> str | torch.device:
 def _text(asked: object) -> str:
     """What was asked for, such that two ranks that were told the same have the same text."""
     if isinstance(asked, torch.optim.Optimizer):
-        return f"{type(asked).__name__} {[_settings(group) for group in asked.param_groups]}"
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in asked.param_groups]
+        return f"{type(asked).__name__} {settings}"
     if isinstance(asked, LRScheduler):
         return f"{type(asked).__name__}, then {asked.get_last_lr()}"
     if asked is None or isinstance(asked, str):
         return str(asked)
     return f"{getattr(asked, '__module__', '')}.{getattr(asked, '__qualname__', type(asked).__qualname__)}"
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}

@@ -330,17 +330,13 @@ def read(path: Path) -> tuple[Transformer, Ways, int]:
             "kernels": Fusion,
             **dict.fromkeys(("blocks", "tensors", "pools"), tuple),
         }
-        ways = Ways(**{name: kinds.get(name, _same)(value) for name, value in best.items()})
+        ways = Ways(**{name: kinds[name](value) if name in kinds else value for name, value in best.items()})
         shape = Transformer(**node["transformer"])
         ways.check(shape)
         ways.micro_batches(node["global_batch"])
     except (KeyError, TypeError, ValueError, ArithmeticError, UsageError) as error:
         raise CorruptFileError(f"{path} is no file of ways", [f"{type(error).__name__}: {error}"], remedies) from None
     return shape, ways, node["global_batch"]
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> Cluster | Pools:

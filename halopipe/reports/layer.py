@@ -12,7 +12,6 @@ from halopipe.terminal import tables, units
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.export.rows import layout_text, tiles_text
-from planner.ir.box import Box
 from planner.ir.constraints import FAMILIES
 from planner.ir.graph import producer
 from planner.ir.plan import Decision, Plan
@@ -265,7 +264,7 @@ def _is_allowed(rival: Rival, allow: tuple[str, ...]) -> bool:
 
 def describe_field(field: ReceptiveField) -> str:
     """What an output reads of each input, by dim: the box; and far from the edges size, stride and offset."""
-    lines = [f"{field.value} {_box_text(field.box)} reads"]
+    lines = [f"{field.value} ({', '.join(map(str, field.box))}) reads"]
     for name, box in field.inputs.items():
         rows = [
             [
@@ -304,10 +303,6 @@ def field_data(field: ReceptiveField) -> dict[str, Any]:
             for name, box in field.inputs.items()
         },
     }
-
-
-def _box_text(box: Box) -> str:
-    return f"({', '.join(map(str, box))})"
 
 
 def parse_box(text: str) -> dict[str, tuple[int, int]]:

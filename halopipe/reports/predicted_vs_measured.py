@@ -62,7 +62,12 @@ def timeline_cells(
             (f"stage {stage} {word}", a, b) for word, a, b in _beside(predicted_parts, _parts(parts[1], of_stage))
         ]
     cells = [
-        [name, _time(a), _time(b), units.signed_percent(b / a - 1) if a and b is not None else "–"]
+        [
+            name,
+            units.known_seconds(a),
+            units.known_seconds(b),
+            units.signed_percent(b / a - 1) if a and b is not None else "–",
+        ]
         for name, a, b in lines
     ]
     header = ["", "predicted", "measured", "difference"]
@@ -120,7 +125,3 @@ def _said(rank_predictions: Sequence[RankPrediction], ranks: Sequence[int]) -> P
     mine = [rank for rank in rank_predictions if rank.rank in ranks]
     parts = [Parts(rank.compute_s, rank.communication_s, rank.bubble_s, rank.idle_s) for rank in mine]
     return mean_parts(parts) if parts else None
-
-
-def _time(value_s: float | None) -> str:
-    return "–" if value_s is None else units.seconds(value_s)

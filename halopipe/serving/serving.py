@@ -48,7 +48,7 @@ from halopipe.serving.rank_loop import (
     short_name,
 )
 from halopipe.terminal.units import require_known
-from planner.ir.box import hull
+from halopipe.training.evaluate import joined
 from planner.ir.errors import BusyError, HalopipeError, MissingFileError, UsageError, WorkerError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Plan
@@ -56,7 +56,7 @@ from planner.ir.profile import Profile
 from profiler import load_model
 from profiler.source.model import LoadedModel
 from runtime.pipeline.microbatches import filled
-from runtime.pipeline.routing import Piece, assemble
+from runtime.pipeline.routing import Piece
 
 _log = logging.getLogger(__name__)
 
@@ -483,14 +483,8 @@ class Serving:
         self, one: _PendingRequest, num_microbatches: int, value: str, dims: tuple[str, ...], dtype: str
     ) -> Tensor:
         """A tensor of the output, of the parts that ranks have of each micro-batch."""
-        parts = []
-        for m in range(num_microbatches):
-            pieces = one.pieces.get((m, value))
-            if pieces:
-                box = pieces[0][0]
-                for part, _ in pieces:
-                    box = hull(box, part)
-                parts.append(assemble(pieces, box, getattr(torch, dtype)))
+        pieces = (one.pieces.get((m, value)) for m in range(num_microbatches))
+        parts = [joined(each, getattr(torch, dtype)) for each in pieces if each]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dims.index(SAMPLE) if SAMPLE in dims else 0)
 
     def _thread_joined(self) -> None:

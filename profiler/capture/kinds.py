@@ -273,7 +273,7 @@ def _moved(node: fx.Node, rank: int) -> tuple[int, ...]:
 
 def _expanded(source: Tensor, result: Tensor) -> tuple[int, ...]:
     new = result.ndim - source.ndim
-    same = (_is_same(a, b) for a, b in zip(source.shape, result.shape[new:], strict=True))
+    same = (str(a) == str(b) for a, b in zip(source.shape, result.shape[new:], strict=True))
     return (*(-1,) * new, *(place if alike else -1 for place, alike in enumerate(same)))
 
 
@@ -291,10 +291,6 @@ def _viewed(source: Tensor, result: Tensor) -> tuple[int, ...]:
 def _inner(value: Tensor, place: int) -> str:
     """How many elements lie inside one of a dim, as an expression of the sizes that vary."""
     return str(prod(value.shape[place + 1 :]))
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    return str(a) == str(b)
 
 
 def _known(size: Any, otherwise: int) -> int:

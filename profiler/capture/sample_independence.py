@@ -230,7 +230,7 @@ def _mixes_gradients(node: fx.Node, runs: list[_GraphRun], traced: TracedModel) 
     numbers = [fx.node.map_arg(integers, run.values.__getitem__) for run in runs]
 
     def gradients(of: int, seeds: list[Tensor]) -> list[Tensor]:
-        leaves = [_leaf(value) for value in values[of]]
+        leaves = [value.detach().clone().requires_grad_(value.is_floating_point()) for value in values[of]]
         outputs = function(leaves, numbers[of], name)
         pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out.requires_grad]
         wanted = [each for each in leaves if each.requires_grad]
@@ -269,10 +269,6 @@ def _mixes_gradients(node: fx.Node, runs: list[_GraphRun], traced: TracedModel) 
         if not is_alike(together, joined):
             return True
     return False
-
-
-def _leaf(value: Tensor) -> Tensor:
-    return value.detach().clone().requires_grad_(value.is_floating_point())
 
 
 def _part(seed: Tensor, meta: Tensor, sample: int, traced: TracedModel) -> Tensor:

@@ -214,10 +214,8 @@ def workspace_bytes(parts: Sequence[LayerSegment], run: SegmentedPass) -> dict[s
     run.start_backward()
     for part in reversed(parts):
         gradient_bytes = sum(gradient.nbytes for gradient in run.gradients_of(part)[1])
-        new = [parameter for parameter in part.parameters if parameter.grad is None]
-        rise, _ = _rise(meter, partial(run.backward, part))
-        made = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
-        workspace[part.name] = max(0, workspace[part.name], gradient_bytes + rise - made)
+        rise = _backward_rise(meter, part, partial(run.backward, part))
+        workspace[part.name] = max(0, workspace[part.name], gradient_bytes + rise)
     return workspace
 
 
@@ -315,9 +313,7 @@ class _Watched:
         first = {address: k for k, layer in enumerate(self.layers) for address in layer.saved}
         self.passed.start_backward()
         left: dict[int, Tensor] = {}  # kept alive, so that their addresses stay their own
-        outputs_of: dict[
-            int, list[_Layer]
-        ] = {}  # by address of a gradient under way, the layers whose outputs it is of
+        outputs_of: dict[int, list[_Layer]] = {}  # the layers, by address of the gradient under way of their output
         for k in reversed(range(len(self._parts))):
             outputs_of = self._backward(k, first, made, left, outputs_of)
         self.gradients.look(-1, ())
@@ -338,11 +334,9 @@ class _Watched:
         under_way, addresses = _total(moving), {_address(gradient) for gradient in moving}
         now = {a: [*outputs_of.get(a, ()), *([layer] if a in own else ())] for a in addresses | own}
         del gradients, moving
-        new = [parameter for parameter in part.parameters if parameter.grad is None]
-        rise, _ = _rise(self._meter, lambda: self.passed.backward_input(part))
-        own_bytes = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
-        layer.backward = max(0, under_way + rise - own_bytes)
-        layer.workspace = max(0, layer.workspace, gradient_bytes + rise - own_bytes)
+        rise = _backward_rise(self._meter, part, partial(self.passed.backward_input, part))
+        layer.backward = max(0, under_way + rise)
+        layer.workspace = max(0, layer.workspace, gradient_bytes + rise)
         if not self._halves:
             self.passed.backward_weight(part)
             return now
@@ -357,10 +351,7 @@ class _Watched:
                     layer.gradients_left_from[whose] = layer.gradients_left_from.get(whose, 0) + _size(tensor)
                 for other in now.get(address, ()):
                     other.gradients_left += _size(tensor)
-        new = [parameter for parameter in part.parameters if parameter.grad is None]
-        rise, _ = _rise(self._meter, lambda: self.passed.backward_weight(part))
-        own_bytes = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
-        layer.weight = max(0, rise - own_bytes)
+        layer.weight = max(0, _backward_rise(self._meter, part, partial(self.passed.backward_weight, part)))
         return now
 
     def _unsaved(self) -> list[int]:
@@ -396,6 +387,13 @@ def _rise(meter: MemoryMeter, run: Callable[[], None]) -> tuple[int, int]:
     before = meter.current_bytes
     run()
     return meter.take_peak() - before, meter.current_bytes - before
+
+
+def _backward_rise(meter: MemoryMeter, part: LayerSegment, run: Callable[[], None]) -> int:
+    """By how much memory rose at most in a backward, less the first gradients of the layer's parameters."""
+    new = [parameter for parameter in part.parameters if parameter.grad is None]
+    rise, _ = _rise(meter, run)
+    return rise - sum(parameter.nbytes for parameter in new if parameter.grad is not None)
 
 
 def _named(parts: Sequence[LayerSegment], by_layer: Mapping[int, int]) -> tuple[tuple[str, int], ...]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from halopipe.data.feeds import consumer_of
+from halopipe.data.batch_sources import consumer_of
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
 from halopipe.training.rank import JobConfig, OpenedRank
 from halopipe.training.session import Execution
