@@ -20,10 +20,10 @@ from planner.costs.layers.shards import MeasuredParts, part_of
 from planner.costs.stages.stage_bound import Stage
 from planner.costs.stages.stage_sums import least_backward_s
 from planner.ir.errors import MissingMeasurementError
-from planner.solvers.best_first.device_groups import Counts, Devices, Option
+from planner.solvers.best_first.device_groups import Counts, DeviceStates, GroupOption
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
-from planner.solvers.best_first.message_bound import Links
-from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.best_first.message_bound import Handovers
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.layouts.stage import NONE, WHOLE
@@ -55,13 +55,13 @@ class Labels:
 class GroupChoice:
     """A group that may come first, with what is left for the others."""
 
-    group: Group
-    option: Option
+    group: PricedGroup
+    option: GroupOption
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuation:
-    """The best that may follow a group, by row of ``Columns``.
+    """The best that may follow a group, by row of ``HandoverColumns``.
 
     Attributes:
         trip, end, total, free: from the end of the F before it to the start of the B before it (``total``: to the end
@@ -83,9 +83,9 @@ class Suffixes:
         budget: for the tables; building them raises OutOfTimeError when it is over.
     """
 
-    prices: Prices
-    devices: Devices
-    links: Links
+    prices: GroupPrices
+    devices: DeviceStates
+    links: Handovers
     upper_s: float = float("inf")
     budget: Budget | None = None
     _capacity: _Capacity = field(init=False, repr=False)
@@ -182,7 +182,7 @@ class Suffixes:
         rows, columns = np.nonzero(self._in_time(choice.group)[np.ix_(firsts, lasts)])
         return firsts[rows], lasts[columns]
 
-    def _in_time(self, group: Group) -> Flags:
+    def _in_time(self, group: PricedGroup) -> Flags:
         """By first and last cut, whether the group does the layers between in less than the upper bound."""
         key = id(group.prices)
         in_time = self._timely.get(key)
@@ -242,7 +242,7 @@ class Suffixes:
             np.minimum(best[3], free, out=best[3])
         return Continuation(*best)
 
-    def _renamed(self, choice: GroupChoice) -> Group:
+    def _renamed(self, choice: GroupChoice) -> PricedGroup:
         """The group with its hosts called as in what is left."""
         versions = self.prices.versions(choice.option.renamed)
         return next(group for group in versions if group.version == choice.group.version)
@@ -263,7 +263,7 @@ class _Capacity:
     all_unused: Counts
 
     @classmethod
-    def of(cls, prices: Prices, devices: Devices) -> _Capacity:
+    def of(cls, prices: GroupPrices, devices: DeviceStates) -> _Capacity:
         """Read off the prices."""
         kinds = list(dict.fromkeys(pool.kind for pool in prices.pools))
         least = prices.capacity_s()

@@ -9,7 +9,7 @@ can be told from those of the next.
 
 A group takes devices of one pool, or of several pools of one kind (hosts), or, where there are few devices, of several
 kinds.  On large clusters a group takes multiples of ``unit`` devices of a pool, and of several pools all but the last
-whole; ``Devices.restrictions`` says so.
+whole; ``DeviceStates.restrictions`` says so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FEW_ORDERS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class GroupOption:
     """A group that can be taken from a state.
 
     Attributes:
@@ -55,7 +55,7 @@ class Option:
 
 
 @dataclass
-class Devices:
+class DeviceStates:
     """The states and options of one search.
 
     Attributes:
@@ -70,7 +70,7 @@ class Devices:
     most_options: int = MANY_OPTIONS
     unit: int = field(init=False, default=1)
     mixes_kinds: bool = field(init=False)
-    _options: dict[Counts, tuple[Option, ...]] = field(init=False, default_factory=dict, repr=False)
+    _options: dict[Counts, tuple[GroupOption, ...]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         counts = [len(pool.ranks) for pool in self.pools]
@@ -109,16 +109,16 @@ class Devices:
                     order[place] = number
         return tuple(counts[number] for number in order), tuple(order)
 
-    def options(self, state: Counts) -> tuple[Option, ...]:
+    def options(self, state: Counts) -> tuple[GroupOption, ...]:
         """Every group that can be taken from ``state``, a canonical one; of groups that are alike the first."""
         known_options = self._options.get(state)
         if known_options is None:
-            by_rest: dict[tuple[Counts, Counts], Option] = {}
+            by_rest: dict[tuple[Counts, Counts], GroupOption] = {}
             for group in self._groups(state):
                 after = tuple(a - b for a, b in zip(state, group, strict=True))
                 left, order = self.canonical(after)
                 renamed = tuple(group[number] for number in order)
-                by_rest.setdefault((left, renamed), Option(group, left, order, renamed))
+                by_rest.setdefault((left, renamed), GroupOption(group, left, order, renamed))
             known_options = self._options[state] = tuple(by_rest.values())
         return known_options
 

@@ -25,10 +25,10 @@ from planner.schedules import positions, traits
 from planner.solvers.best_first.bound import GroupChoice
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
-from planner.solvers.best_first.prefixes import Frontier, Prefix
+from planner.solvers.best_first.prefixes import Frontier, PipelinePrefix
 from planner.solvers.best_first.search import BestFirstSearch
 from planner.solvers.best_first.virtual_pipelines import Family
-from planner.solvers.best_first.warm_start import Start, all_families, spaces
+from planner.solvers.best_first.warm_start import SearchStart, all_families, spaces
 from planner.solvers.budget import NUMBER_S, Budget, part_of_current
 from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -142,7 +142,7 @@ class Leanest:
         init=False, default_factory=dict, repr=False
     )
 
-    def prefix(self) -> Prefix | None:
+    def prefix(self) -> PipelinePrefix | None:
         """The complete pipeline whose fullest rank is least full."""
         suffixes = self.frontier.suffixes
         state = suffixes.devices.all_unused
@@ -158,7 +158,7 @@ class Leanest:
             choices.append(choice)
             state = choice.option.left
             cuts.append(int(last[cuts[-1]]))
-        return Prefix(tuple(choices), (), tuple(cuts), state, 0.0, 0.0, 0, 0.0)
+        return PipelinePrefix(tuple(choices), (), tuple(cuts), state, 0.0, 0.0, 0, 0.0)
 
     def _suffix(self, state: Counts, downstream: int) -> tuple[Array, Numbers, Numbers]:
         """By first cut: the fullest rank's share of its limit, number of the first choice, where its stage ends."""
@@ -231,7 +231,7 @@ def _shown(evaluation: Evaluation) -> str:
 def any_fit(problem: Problem, within: Budget) -> Evaluation | None:
     """Some plan that fits, if one is found within the budget."""
     evaluator = Evaluator(replace(problem, time_limit_s=within.limit_s), PriceBook(problem.profile), within=within)
-    return BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items).best
+    return BestFirstSearch(evaluator, None, any_fit=True).run(SearchStart(evaluator).items).best
 
 
 _PRECISION = 1e-3
@@ -270,5 +270,5 @@ def _fitting(problem: Problem, memory_bytes: int, within: Budget) -> tuple[Evalu
     """A plan under the limit, the leanest that comes soon; and whether there is certainly none."""
     limited = replace(problem, memory_bytes=memory_bytes, time_limit_s=within.left_s)
     evaluator = Evaluator(limited, PriceBook(problem.profile), within=within)
-    outcome = BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items)
+    outcome = BestFirstSearch(evaluator, None, any_fit=True).run(SearchStart(evaluator).items)
     return outcome.best, outcome.best is None and outcome.status == PROVEN

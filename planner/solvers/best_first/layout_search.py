@@ -37,7 +37,7 @@ from planner.schedules import traits
 from planner.solvers.best_first.block_search import runs_in_blocks
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
-from planner.solvers.best_first.layout_chains import Chain, Chains, links_of
+from planner.solvers.best_first.layout_chains import Chains, LayoutChain, links_of
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import (
@@ -96,7 +96,7 @@ def with_layouts(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outc
     """``outcome`` of the search over samples, continued over layouts; as it is where samples alone may be cut."""
     if not beyond_samples(evaluator.problem):
         return outcome
-    return _Search(evaluator, outcome, within).run()
+    return _LayoutSearch(evaluator, outcome, within).run()
 
 
 def left_out(problem: Problem) -> tuple[Rejected, ...]:
@@ -115,7 +115,7 @@ def left_out(problem: Problem) -> tuple[Rejected, ...]:
 
 
 @dataclass(slots=True, eq=False)
-class _Search:
+class _LayoutSearch:
     """The search's state.
 
     Attributes:
@@ -226,7 +226,7 @@ class _Search:
         table = maker.table(ranks)
         if table is None:
             return _FAR
-        chain = Chain(float(table.step_s[0, last]), ((0, last, ranks, table),))
+        chain = LayoutChain(float(table.step_s[0, last]), ((0, last, ranks, table),))
         if chain.bound_s < self.upper_s:
             self._simulate(maker, chain)
         return self._unless_restricted(chain.bound_s, [table])
@@ -279,7 +279,7 @@ class _Search:
             raise OutOfTimeError
         return self.upper_s
 
-    def _simulate(self, maker: TableMaker, chain: Chain) -> None:
+    def _simulate(self, maker: TableMaker, chain: LayoutChain) -> None:
         self.num_candidates += 1
         for evaluation in self.plans.of_chain(maker.size, chain) if chain.stages else ():
             self._take(evaluation)
@@ -364,7 +364,7 @@ class LayoutPlans:
                 best = evaluation
         return best
 
-    def of_chain(self, size: int, chain: Chain) -> Iterator[Evaluation]:
+    def of_chain(self, size: int, chain: LayoutChain) -> Iterator[Evaluation]:
         """The chain under every schedule that has a stage on each position, recomputing or not."""
         problem = self.evaluator.problem
         last = chain.stages[-1][1]

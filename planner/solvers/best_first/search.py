@@ -18,7 +18,7 @@ from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.incumbents import Replicas, replica_candidate
 from planner.solvers.best_first.leaf_bound import Leaf, Leaves
 from planner.solvers.best_first.moved_shares import made_to_fit
-from planner.solvers.best_first.prefixes import Expansion, Frontier, Prefix
+from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
 from planner.solvers.budget import CALL_S, Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.choose import ROUNDING, Choice, better
@@ -59,7 +59,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Space:
+class BatchSpace:
     """All pipelines of one way to cut the batch, not looked at yet.
 
     Attributes:
@@ -79,7 +79,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Branch:
+class Siblings:
     """An expansion that stands for its child at the queue's position, and those behind."""
 
     frontier: Frontier
@@ -94,10 +94,10 @@ class Simulate:
     leaf: Leaf
 
 
-Start = Choice | Evaluation | Space | Replicas | virtual_pipelines.Families
+Start = Choice | Evaluation | BatchSpace | Replicas | virtual_pipelines.PipelineFamilies
 """What a search starts from."""
 
-Item = Space | Opening | Branch | Simulate | Replicas | virtual_pipelines.Item
+Item = BatchSpace | Opening | Siblings | Simulate | Replicas | virtual_pipelines.Item
 
 
 @dataclass(slots=True, eq=False)
@@ -161,7 +161,9 @@ class BestFirstSearch:
 
     def outcome(self, status: str) -> Outcome:
         """What is known now."""
-        unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space | virtual_pipelines.Item)]
+        unopened = [
+            bound_s for bound_s, _, item, _ in self._heap if isinstance(item, BatchSpace | virtual_pipelines.Item)
+        ]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
         so_far = self.num_candidates, self.by_num_stages, self.unshared
         return Outcome(status, self.best, self._bound_s(), root_s, *so_far)
@@ -233,13 +235,13 @@ class BestFirstSearch:
         bound_s, _, item, position = heappop(self._heap)
         self.num_candidates += 1
         self._budget.spend(CALL_S)
-        if isinstance(item, Space):
+        if isinstance(item, BatchSpace):
             until_hints_s = float("inf") if self.hints is None else self._until_hints_s
             suffixes = item.suffixes(self.upper_s, self._budget.part(until_hints_s, self.answer_s))
             try:
                 root_s = max(bound_s, suffixes.root_s())
             except OutOfTimeError:  # the tables made so far are kept
-                self._push(bound_s, Space(bound_s, functools.partial(_resumed, suffixes)))
+                self._push(bound_s, BatchSpace(bound_s, functools.partial(_resumed, suffixes)))
                 return
             suffixes.budget = None  # what is still missing of the tables is little
             self.root_s = min(self.root_s, root_s)
@@ -290,7 +292,7 @@ class BestFirstSearch:
         known_s = max(float("inf") if rival is None else rival.step_s for rival in rivals)
         self.take(made_to_fit(self.evaluator, candidate, self.evaluator.evaluate(candidate, known_s)))
 
-    def _open(self, frontier: Frontier, prefix: Prefix) -> None:
+    def _open(self, frontier: Frontier, prefix: PipelinePrefix) -> None:
         """Puts what may follow ``prefix`` into the queue, complete pipelines to the leaves."""
         expansion = frontier.expand(prefix, self.upper_s)
         complete = expansion.table.last[expansion.row] == frontier.suffixes.prices.cuts.last
@@ -302,7 +304,7 @@ class BestFirstSearch:
         others = np.flatnonzero(~complete)
         if len(others):
             rest = expansion.only(others)
-            self._push(float(rest.bound_s[0]), Branch(frontier, rest))
+            self._push(float(rest.bound_s[0]), Siblings(frontier, rest))
 
     def _look_ahead(self, frontier: Frontier) -> None:
         """Follows the most promising prefixes to complete pipelines, so that a good plan is known early."""
