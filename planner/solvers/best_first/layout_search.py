@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from planner.costs.shards.option import Option
-from planner.ir.constraints import Ways
 from planner.ir.errors import HalopipeError, MissingMeasurementError
 from planner.ir.plan import PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
@@ -36,7 +35,7 @@ from planner.passes import in_flight
 from planner.schedules import traits
 from planner.solvers.best_first.block_search import runs_in_blocks
 from planner.solvers.best_first.bound import least_work_s
-from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
+from planner.solvers.best_first.layout_bound import GroupTable, TableMaker, allowed_options
 from planner.solvers.best_first.layout_chains import Chains, LayoutChain, links_of
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget, OutOfTimeError
@@ -66,7 +65,6 @@ from planner.solvers.layouts.stage import (
     LEAST,
     NONE,
     WHOLE,
-    Options,
     Question,
     best_layouts,
     most_options,
@@ -455,22 +453,15 @@ class LayoutPlans:
             recomputed=frozenset(cores) if candidate.recomputes_cores(stage) else frozenset(),
         )
         most = most_options(prices, self.options_work_s)
-        options = simplest(self._options(layers, options_of(prices, question)), most) if most else ()
+        options = (
+            simplest(allowed_options(self.constraints, layers, options_of(prices, question)), most) if most else ()
+        )
         if not options or not all(options):
             return {}
         try:
             return dict(best_layouts(prices, question, self.budget.part(_FITTING_S), options).chosen)
         except OutOfTimeError:
             return {}
-
-    def _options(self, layers: tuple[int, ...], options: tuple[Options, ...]) -> tuple[Options, ...]:
-        """Those that side constraints allow."""
-        if not self.constraints.rules:
-            return options
-        return tuple(
-            tuple(option for option in each if self.constraints.allows_layer(index, Ways.of(dict(option.cuts))))
-            for index, each in zip(layers, options, strict=True)
-        )
 
 
 def _joined(parts: Iterable[Layouts]) -> Layouts:

@@ -8,8 +8,9 @@ import numpy as np
 
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.stage_bound import Stage
-from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes
-from planner.solvers.best_first.device_groups import Counts, ranks_apart
+from planner.ir.lazy import Memo
+from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes, rounds_of
+from planner.solvers.best_first.device_groups import Counts, at_pools, ranks_apart
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import HandoverBound
 from planner.solvers.best_first.priced_groups import PricedGroup, Version
@@ -131,7 +132,10 @@ class Frontier:
     """Makes prefixes longer."""
 
     suffixes: Suffixes
-    _tables: dict[tuple[Counts, int], StageTable] = field(init=False, default_factory=dict, repr=False)
+    _tables: Memo[tuple[Counts, int], StageTable] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._tables = Memo(lambda key: self._make_table(*key))
 
     def root(self) -> PipelinePrefix:
         """No stage yet."""
@@ -140,12 +144,12 @@ class Frontier:
 
     def expand(self, prefix: PipelinePrefix, upper_s: float) -> Expansion:
         """What may follow ``prefix`` in less than ``upper_s``."""
-        table = self._table(prefix.state, prefix.cuts[-1])
+        table = self._tables[prefix.state, prefix.cuts[-1]]
         stage, labels = table.stage, table.labels
         tied = self._arrival(prefix, table)
         count = len(self.suffixes.prices.micro_batches)
         window = np.minimum(stage.window, tied.window)
-        end = np.maximum(labels.end, -(-count // np.maximum(window, 1)) * labels.trip)
+        end = np.maximum(labels.end, rounds_of(count, window) * labels.trip)
         tail = np.maximum(stage.tail, tied.upstream)
         bound = np.maximum.reduce(
             [
@@ -198,13 +202,12 @@ class Frontier:
     def next_groups(self, prefix: PipelinePrefix, table: StageTable) -> list[PricedGroup]:
         """The same of each choice of a stage behind ``prefix``."""
         names = self._names(prefix)
-        return [self._version(_named(c.option.group, names), c.group.version) for c in table.choices]
+        return [self._version(at_pools(c.option.group, names, len(names)), c.group.version) for c in table.choices]
 
     def _hosts(self, prefix: PipelinePrefix) -> list[Counts]:
         """The devices of each stage by pool, hosts called by their own numbers."""
-        return [
-            _named(choice.option.group, self._names(prefix, number)) for number, choice in enumerate(prefix.choices)
-        ]
+        names = [self._names(prefix, number) for number in range(len(prefix.choices))]
+        return [at_pools(c.option.group, own, len(own)) for c, own in zip(prefix.choices, names, strict=True)]
 
     def _names(self, prefix: PipelinePrefix, stages: int | None = None) -> Counts:
         """What the pools of the state behind the first ``stages`` stages are called."""
@@ -219,12 +222,6 @@ class Frontier:
 
     def _renamed(self, choice: GroupChoice) -> PricedGroup:
         return self._version(choice.option.renamed, choice.group.version)
-
-    def _table(self, state: Counts, first: int) -> StageTable:
-        table = self._tables.get((state, first))
-        if table is None:
-            table = self._tables[state, first] = self._make_table(state, first)
-        return table
 
     def _make_table(self, state: Counts, first: int) -> StageTable:
         suffixes = self.suffixes
@@ -297,11 +294,3 @@ class Frontier:
             both=np.where(returns, begun + link["load_both"] + after, 0.0),
             window=np.where(returns, prefix.window, count),
         )
-
-
-def _named(counts: Counts, names: Counts) -> Counts:
-    """``counts`` of pools that are called ``names``, by the pools' own numbers."""
-    by_pool = [0] * len(counts)
-    for place, count in enumerate(counts):
-        by_pool[names[place]] = count
-    return tuple(by_pool)

@@ -44,7 +44,7 @@ class Outcome:
         bound_s: no plan of the space is faster; infinity if the space is empty.
         root_s: the bound of the suffix DPs alone.
         by_num_stages: the best plan seen with each number of stages.
-        unshared: the best seen whose stages have one rank each.
+        unreplicated: the best seen whose stages have one rank each.
         rejected: what was not looked at.
     """
 
@@ -54,8 +54,13 @@ class Outcome:
     root_s: float
     num_candidates: int
     by_num_stages: Mapping[int, Evaluation]
-    unshared: Evaluation | None = None
+    unreplicated: Evaluation | None = None
     rejected: tuple[Rejected, ...] = ()
+
+    @property
+    def refutes(self) -> bool:
+        """Whether there certainly is no plan."""
+        return self.best is None and self.status == PROVEN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +127,7 @@ class BestFirstSearch:
     root_s: float = field(init=False, default=float("inf"))
     num_candidates: int = field(init=False, default=0)
     by_num_stages: dict[int, Evaluation] = field(init=False, default_factory=dict)
-    unshared: Evaluation | None = field(init=False, default=None)
+    unreplicated: Evaluation | None = field(init=False, default=None)
     _heap: list[tuple[float, int, Item, int]] = field(init=False, default_factory=list)
     _leaves: dict[Frontier, list[tuple[Expansion, Numbers]]] = field(init=False, default_factory=dict)
     _num_leaves: int = field(init=False, default=0)
@@ -165,7 +170,7 @@ class BestFirstSearch:
             bound_s for bound_s, _, item, _ in self._heap if isinstance(item, BatchSpace | virtual_pipelines.Item)
         ]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
-        so_far = self.num_candidates, self.by_num_stages, self.unshared
+        so_far = self.num_candidates, self.by_num_stages, self.unreplicated
         return Outcome(status, self.best, self._bound_s(), root_s, *so_far)
 
     @property
@@ -192,8 +197,8 @@ class BestFirstSearch:
             self._budget.reserve(self.answer_s)
             stages = evaluation.candidate.num_stages
             self.by_num_stages[stages] = better(self.by_num_stages.get(stages), evaluation)
-            if _is_unshared(evaluation.candidate):
-                self.unshared = better(self.unshared, evaluation)
+            if _is_unreplicated(evaluation.candidate):
+                self.unreplicated = better(self.unreplicated, evaluation)
 
     def _search(self) -> str:
         while True:
@@ -287,8 +292,8 @@ class BestFirstSearch:
             self._passed_over_s = min(self._passed_over_s, bound_s)
             return
         rivals = [self.best if self.most_candidates else self.by_num_stages.get(candidate.num_stages)]
-        if _is_unshared(candidate) and not self.most_candidates:
-            rivals.append(self.unshared)
+        if _is_unreplicated(candidate) and not self.most_candidates:
+            rivals.append(self.unreplicated)
         known_s = max(float("inf") if rival is None else rival.step_s for rival in rivals)
         self.take(made_to_fit(self.evaluator, candidate, self.evaluator.evaluate(candidate, known_s)))
 
@@ -384,7 +389,7 @@ class BestFirstSearch:
         self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, now_s))
 
 
-def _is_unshared(candidate: Candidate) -> bool:
+def _is_unreplicated(candidate: Candidate) -> bool:
     """Whether its stages have one rank each."""
     return all(len(group) == 1 for group in candidate.groups)
 

@@ -118,9 +118,9 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
     choices = [choice.best for choice in start.choices.values()]
-    finalists = [*choices, first.best, first.unshared, *first.by_num_stages.values(), *outcome.by_num_stages.values()]
+    rivals = [*choices, first.best, first.unreplicated, *first.by_num_stages.values(), *outcome.by_num_stages.values()]
     budget.reserve(evaluator.forecast_s(outcome.best.candidate) + evaluator.writing_s)
-    chosen, tie = without_ties(evaluator, outcome.best, [rival for rival in finalists if rival is not None])
+    chosen, tie = without_ties(evaluator, outcome.best, [rival for rival in rivals if rival is not None])
     decision = decision_of(problem, chosen.candidate)
     predicted = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
     budget.reserve(evaluator.writing_s)

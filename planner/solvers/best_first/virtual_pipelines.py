@@ -16,6 +16,7 @@ way which is allowed, or none.  ``not_searched`` names what is left out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from planner.ir.layout import equal_shares
 from planner.ir.plan import Rejected
 from planner.ir.problem import AUTO
 from planner.schedules import positions, traits
-from planner.solvers.best_first.device_groups import Counts, DeviceStates
+from planner.solvers.best_first.device_groups import Counts, DeviceStates, at_pools, first_ranks
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import Handovers
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
@@ -187,8 +188,8 @@ class Family:
     def candidate(self, cuts: Sequence[int]) -> Candidate:
         """The pipeline with these cuts, on the first free ranks of each pool."""
         prices, count = self.stage_prices.prices, len(self.where)
-        free = [list(pool.ranks) for pool in prices.pools]
-        ranks = [tuple(free[number].pop(0) for number in group.orders[0]) for group in self.groups]
+        used = Counter[int]()
+        ranks = [first_ranks(prices.pools, group.orders[0], used) for group in self.groups]
         mirrored, recompute_of_all = self.stage_prices.mirrored, self.groups[0].recompute
         return Candidate(
             prices.cuts.stage_of(tuple(cuts)),
@@ -355,13 +356,11 @@ def _every(devices: DeviceStates, mirrored: bool, state: Counts, names: Counts) 
     for option in devices.options(state):
         if mirrored and sum(option.group) != 2:
             continue
-        group = [0] * len(names)
-        for place, count in enumerate(option.group):
-            group[names[place]] = count
-        yield (tuple(group),)
+        group = at_pools(option.group, names, len(names))
+        yield (group,)
         behind = tuple(names[place] for place in option.order)
         for others in _every(devices, mirrored, option.left, behind):
-            yield (tuple(group), *others)
+            yield (group, *others)
 
 
 def _uniform(devices: DeviceStates, mirrored: bool) -> Iterator[tuple[Counts, ...]]:

@@ -6,9 +6,11 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
+from planner.costs.cost_model import PriceBook
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import STOPPED, Rejected
 from planner.ir.problem import Problem
@@ -23,7 +25,7 @@ from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.message_bound import Handovers
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import GroupPrices
-from planner.solvers.best_first.search import BatchSpace, BestFirstSearch
+from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
 from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.best_first.share_bound import other_shares_s
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, PipelineFamilies, families, not_searched
@@ -50,6 +52,9 @@ _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
 
+Planned = TypeVar("Planned", Choice, Evaluation)
+
+
 @dataclass(slots=True, eq=False)
 class SearchStart:
     """What the search starts from, and what was left out.
@@ -63,6 +68,7 @@ class SearchStart:
         whole_s: bound of every pipeline, of coarser groups of devices or not (``device_bound``).
         least_work_s: bound of what there was no time to price, if there is any.
         is_restricted: whether plans of other planners may lie outside the space.
+        best: of the plans that were made so far and may be an answer.
     """
 
     evaluator: Evaluator
@@ -74,6 +80,7 @@ class SearchStart:
     whole_s: float = field(init=False, default=0.0)
     least_work_s: float = field(init=False, default=float("inf"))
     is_restricted: bool = field(init=False, default=False)
+    best: Evaluation | None = field(init=False, default=None)
     _parts_known: bool = field(init=False, default=False)
     _made: list[tuple[BatchSpace, GroupPrices, DeviceStates]] = field(init=False, default_factory=list)
 
@@ -95,38 +102,41 @@ class SearchStart:
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         spaces = self._bounded(list(self._spaces(devices, cuts)))
-        best: Evaluation | None = None
-        for evaluation in self._hybrids_on_parts(cuts):
-            best = self._better(best, evaluation)
-            yield evaluation
+        yield from self._noted(self._hybrids_on_parts(cuts))
         self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
-        for evaluation in hybrids(self.evaluator, [prices for _, prices in spaces]):
-            best = self._better(best, evaluation)
-            yield evaluation
+        yield from self._noted(hybrids(self.evaluator, [prices for _, prices in spaces]))
         self._made = [(space, prices, devices) for space, prices in spaces]
-        for choice in () if self.is_part else promising(self.evaluator):
-            best = self._better(best, choice.best)
-            yield choice
-        for name, choice in () if self.is_part else strategies(self.evaluator):
-            self.choices[name] = choice
-            if choice.best is not None and freedom.allows(choice.best.candidate):
-                best = self._better(best, choice.best)
-                yield choice
+        if not self.is_part:
+            yield from self._noted(promising(self.evaluator))
+            yield from self._noted(self._strategies(freedom))
         if devices.restrictions and freedom.schedules and not self.is_part:
-            for evaluation in self.on_parts(best):
-                best = self._better(best, evaluation)
-                yield evaluation
+            yield from self._noted(self.on_parts(self.best))
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
             yield from families([prices for _, prices in spaces], devices, freedom.virtual)
         if not freedom.schedules:
             return
         few = DeviceStates(devices.pools, freedom.may_replicate, FEW_OPTIONS)
-        yield from self._quick_look(spaces, few, best)
+        yield from self._quick_look(spaces, few, self.best)
         yield from (space for space, _ in spaces)
         if not devices.mixes_kinds and not freedom.constraints.rules:
             sizes = micro_batch_sizes(problem, book)
             yield from self._replicas(mixed_replicas(problem, book, devices.pools, sizes))
+
+    def _noted(self, plans: Iterable[Planned]) -> Iterator[Planned]:
+        """The same; the best of them that may be an answer is remembered."""
+        for plan in plans:
+            evaluation = plan.best if isinstance(plan, Choice) else plan
+            if evaluation is not None and evaluation.fits and not self.evaluator.unmet(evaluation.candidate):
+                self.best = better(self.best, evaluation)
+            yield plan
+
+    def _strategies(self, freedom: Freedom) -> Iterator[Choice]:
+        """Those that may be an answer; all are known by name."""
+        for name, choice in strategies(self.evaluator):
+            self.choices[name] = choice
+            if choice.best is not None and freedom.allows(choice.best.candidate):
+                yield choice
 
     def _hybrids_on_parts(self, cuts: GraphCuts) -> Iterator[Evaluation]:
         """Hybrids on 64 or 256 devices: they are there soon, where those of all devices may take too long."""
@@ -202,12 +212,6 @@ class SearchStart:
                 bound_s = max(bound_s, least_step_s(prices, _capacity(prices)))
             bounded.append((replace(space, bound_s=bound_s), prices))
         return bounded
-
-    def _better(self, best: Evaluation | None, evaluation: Evaluation | None) -> Evaluation | None:
-        """The faster of two, as far as they may be an answer."""
-        if evaluation is None or not evaluation.fits or self.evaluator.unmet(evaluation.candidate):
-            return best
-        return better(best, evaluation)
 
     def _quick_look(
         self, spaces: list[tuple[BatchSpace, GroupPrices]], devices: DeviceStates, best: Evaluation | None
@@ -288,6 +292,13 @@ def all_families(evaluator: Evaluator) -> Iterator[PipelineFamilies]:
     freedom = Freedom.of(evaluator.problem)
     cuts = cuts_of(evaluator.book, parts_ties=may_part_ties(evaluator.problem), parts_free=_parts_free(freedom))
     yield from families(priced(evaluator, cuts), _devices(freedom), freedom.virtual)
+
+
+def first_fit(problem: Problem, within: Budget) -> tuple[Evaluator, Outcome]:
+    """The search for any plan that fits, within a budget, and what evaluated it."""
+    limited = replace(problem, time_limit_s=within.left_s)
+    evaluator = Evaluator(limited, PriceBook(problem.profile), within=within)
+    return evaluator, BestFirstSearch(evaluator, None, any_fit=True).run(SearchStart(evaluator).items)
 
 
 def _devices(freedom: Freedom) -> DeviceStates:
