@@ -51,11 +51,11 @@ class Chunks:
         """No synchronous schedule is shorter."""
         p = self.stages
         passes = [f + b for f, b in zip(self.forward_s, self.backward_s, strict=True)]
-        found, before = 0.0, 0.0
+        bound_s, before = 0.0, 0.0
         for stage in range(p):
-            found = max(found, before + micro_batches * sum(passes[stage::p]))
+            bound_s = max(bound_s, before + micro_batches * sum(passes[stage::p]))
             before += passes[stage] + 2 * self.overlapped_s
-        return found
+        return bound_s
 
     def step_s(self, micro_batches: int, name: str = "1f1b") -> float:
         """By the simulator; see the module's text for what is too long for it."""
@@ -66,8 +66,8 @@ class Chunks:
             return micro_batches * (sum(self.forward_s) + sum(self.backward_s))
         named = "interleaved" if interleave > 1 else name
         compiled = _compiled(named, self.stages, interleave, simulated)
-        found = _run(compiled, self)
-        return found + (micro_batches - simulated) * self._cycle_s(name)
+        simulated_s = _run(compiled, self)
+        return simulated_s + (micro_batches - simulated) * self._cycle_s(name)
 
     def _cycle_s(self, name: str) -> float:
         """What one more micro-batch of many adds: GPipe's forwards end before its backwards begin."""

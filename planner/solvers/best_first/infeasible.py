@@ -16,6 +16,7 @@ import numpy as np
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
+from planner.costs.sentences import size_text
 from planner.ir.constraints import format_rule
 from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
 from planner.ir.lazy import Memo
@@ -31,7 +32,7 @@ from planner.solvers.best_first.warm_start import all_families, first_fit, space
 from planner.solvers.budget import NUMBER_S, Budget, part_of_current
 from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import infeasible, size_text
+from planner.solvers.candidates.explain import infeasible
 from planner.solvers.candidates.feasibility import mixing_text, sees_whole_batch
 
 _QUICKLY_S = 5.0

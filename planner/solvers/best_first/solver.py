@@ -59,6 +59,7 @@ from dataclasses import replace
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.costs.sentences import binding
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
 from planner.solvers.best_first.block_search import with_blocks
@@ -72,7 +73,7 @@ from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import decision_of, plan_of
 from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ties
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import binding, out_of_time
+from planner.solvers.candidates.explain import out_of_time
 from planner.solvers.progress import Progress
 from planner.solvers.token_slices import require_slices, slices_time, with_token_slices
 
