@@ -52,7 +52,7 @@ from runtime.engine import Engine
 from runtime.transport import Transport, open_gloo
 
 if TYPE_CHECKING:
-    from profiler.capture.graph import Captured
+    from profiler.capture.graph import CapturedModule
     from profiler.source.model import LoadedModel
 
 _GROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
@@ -192,7 +192,7 @@ class CapturedNetwork:
 
         torch.set_num_threads(1)  # an OpenMP team does not survive a fork
         self.model: LoadedModel = load_model(source)
-        self.captured: Captured = capture(self.model)
+        self.captured: CapturedModule = capture(self.model)
 
 
 WARM_UP = 2

@@ -56,7 +56,7 @@ def profile_hosts(
         store.set(f"host/{job.rank}", f"n{job.host}")
         hosts = tuple(store.get(f"host/{rank}").decode() for rank in range(job.num_ranks))
         core, cluster = core_of(job.local_rank), _cluster(hosts, job)  # before this process takes one core
-        waiting = _Waiting(board, hosts, job.rank > 0)
+        waiting = _RankWait(board, hosts, job.rank > 0)
         profile = _model(job, hosts, store, waiting, measure) if job.local_rank == 0 else None
         activity.begin("waiting for the others")
         waiting.until(store, [_key(first) for first in _firsts(hosts)])
@@ -67,11 +67,11 @@ def profile_hosts(
         texts = gathered(store, job.rank, job.num_ranks, own)
         if job.rank:
             return None
-        found = {hosts[first]: loads(texts[first], Profile, hosts[first]) for first in _firsts(hosts)}
-        return together(found, cluster.pairs)
+        by_host = {hosts[first]: loads(texts[first], Profile, hosts[first]) for first in _firsts(hosts)}
+        return together(by_host, cluster.pairs)
 
 
-def together(found: Mapping[str, Profile], pairs: tuple[PairLink, ...] = ()) -> Profile:
+def together(by_host: Mapping[str, Profile], pairs: tuple[PairLink, ...] = ()) -> Profile:
     """One profile of those of all hosts; links are those of the first, which measured them with the others.
 
     Args:
@@ -82,9 +82,9 @@ def together(found: Mapping[str, Profile], pairs: tuple[PairLink, ...] = ()) -> 
     """
     from profiler.merge import gather
 
-    links = next(iter(found.values())).cluster
-    bare = [replace(profile, cluster=Cluster(profile.cluster.devices, {})) for profile in found.values()]
-    merged = gather(bare, list(found))
+    links = next(iter(by_host.values())).cluster
+    bare = [replace(profile, cluster=Cluster(profile.cluster.devices, {})) for profile in by_host.values()]
+    merged = gather(bare, list(by_host))
     cluster = replace(merged.cluster, links=links.links, collectives=links.collectives, pairs=pairs)
     return replace(merged, cluster=cluster)
 
@@ -105,7 +105,7 @@ def _heard(board: StatusStore, rank: int) -> Iterator[Activity]:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _RankWait:
     """Waits for what other ranks write, and sees which of them is gone.
 
     Attributes:
@@ -155,7 +155,7 @@ class _Waiting:
 
 
 def _model(
-    job: JobRank, hosts: tuple[str, ...], store: Store, waiting: _Waiting, measure: Callable[[bool], Profile]
+    job: JobRank, hosts: tuple[str, ...], store: Store, waiting: _RankWait, measure: Callable[[bool], Profile]
 ) -> Profile:
     """What the model costs here, measured when it is this host's turn."""
     machine = _machine()

@@ -74,19 +74,19 @@ class Ties:
     def judged(self, decision: Decision) -> Judged:
         """The plan's draws; raises as ``predict``."""
         name = fingerprint(decision)
-        found = self._known.get(name)
-        if found is None:
-            seen = paired_forecast(self.book, decision, DRAWS)
+        judgement = self._known.get(name)
+        if judgement is None:
+            paired = paired_forecast(self.book, decision, DRAWS)
             normal = np.zeros(DRAWS)
             for what, deviation in self._errors(decision, name):
                 normal += deviation * keyed(what).standard_normal(DRAWS)
-            found = self._known[name] = Judged(
-                seen.steps * np.exp(normal),
-                seen.step_s / decision.global_batch,
+            judgement = self._known[name] = Judged(
+                paired.steps * np.exp(normal),
+                paired.step_s / decision.global_batch,
                 len(decision.used_ranks),
-                seen.num_exchanges,
+                paired.num_exchanges,
             )
-        return found
+        return judgement
 
     def confidence(self, faster: Decision, slower: Decision) -> float:
         """With what probability the first takes less time for a sample than the second."""

@@ -101,8 +101,8 @@ def measure_calls(link: str, core: int | Collection[int] | None, sites: bool = F
         WorkerError: it died or took too long.
     """
     with Child("profiler.links.calls:_calls", link, sites, core=core) as child:
-        found: tuple[Collective, ...] = child.result(SILENCE_S)
-        return found
+        collectives: tuple[Collective, ...] = child.result(SILENCE_S)
+        return collectives
 
 
 def _calls(_: Report, link: str, sites: bool) -> tuple[Collective, ...]:
@@ -207,8 +207,8 @@ def _call_s(call: Callable[[], Tensor], instead: Callable[[], Tensor], burst: Bu
 
 def _median_s(longer_s: Callable[[], float]) -> float:
     """Of several, but for the first two; at least 1 us."""
-    found = [longer_s() for _ in range(_NUM_RUNS + 2)][2:]
-    return float(f"{max(1e-6, statistics.median(found)):.4g}")
+    longer_by_s = [longer_s() for _ in range(_NUM_RUNS + 2)][2:]
+    return float(f"{max(1e-6, statistics.median(longer_by_s)):.4g}")
 
 
 def _passes_s(call: Callable[[], Tensor], burst: Burst) -> float:

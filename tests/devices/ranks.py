@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from planner.ir.plan import Decision
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.stage.builder import groups_of
@@ -46,7 +46,7 @@ class CardTransport(InProcessTransport):
 
 def on_card(
     decision: Decision,
-    network: tuple[LoadedModel, Captured],
+    network: tuple[LoadedModel, CapturedModule],
     work: Callable[[Engine, Card, InProcessTransport], T],
     crossings: Crossings,
     *,
@@ -79,7 +79,7 @@ def on_card(
         return on_ranks(decision.num_ranks, run, groups, rendezvous=True, transport=transport)
 
 
-def hosted(made: Card, network: tuple[LoadedModel, Captured]) -> tuple[LoadedModel, Captured]:
+def hosted(made: Card, network: tuple[LoadedModel, CapturedModule]) -> tuple[LoadedModel, CapturedModule]:
     """A copy of a network whose parameters, buffers and constants can be moved to the card."""
     model, captured = network
     held = [*captured.graph_module.parameters(), *captured.graph_module.buffers()]

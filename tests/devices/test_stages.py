@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.device.placing import on_device
 from planner.layers.boundary import Boundaries
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.stage.alone import lone_stages
@@ -31,7 +31,7 @@ WITH_GRAPHS = "names:written"
 WITH_AUTOCAST = "wrapped:autocast_inside"
 
 
-def network(name: str) -> tuple[LoadedModel, Captured]:
+def network(name: str) -> tuple[LoadedModel, CapturedModule]:
     model = load_model(source_of(ALL[name]), SEED)
     return model, capture(model)
 

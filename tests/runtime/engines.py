@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cuda_ops.dense.recurrent import autocast
 from planner.ir.plan import Decision
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine, EvaluationResult
 from runtime.numerics.single_device import LossOf
@@ -25,7 +25,7 @@ from tests.runtime.plans import Trained, batch_of, engine_of, model_of
 from tests.runtime.ranks import on_ranks
 
 T = TypeVar("T")
-Network = tuple[LoadedModel, Captured]
+Network = tuple[LoadedModel, CapturedModule]
 Tensors = tuple[Tensor, ...]
 
 

@@ -15,7 +15,7 @@ from planner.ir.profile import ModelSource
 from planner.ir.schedule import SEND, Pipeline, Schedule
 from planner.layers.boundary import Boundaries
 from planner.schedules import schedule
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.memory import storage_bytes
@@ -189,7 +189,7 @@ def test_a_whole_step_without_the_loss_on_a_rank_gives_none() -> None:
     assert all(a.stop_s <= b.start_s for a, b in zip(results[0][0].spans, results[0][0].spans[1:], strict=False))
 
 
-def alone(captured: Captured, model: LoadedModel, decision: object) -> object:
+def alone(captured: CapturedModule, model: LoadedModel, decision: object) -> object:
     return engine_of(decision, model, captured, InProcessTransport(Hub(1, [(0,)]), 0))
 
 

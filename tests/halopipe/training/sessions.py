@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from halopipe.data.feeds import consumer_of
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
-from halopipe.training.rank import Opened, Terms
+from halopipe.training.rank import JobConfig, OpenedRank
 from halopipe.training.session import Execution
 from halopipe.training.single_device import parameters_of
 from planner.ir.plan import Plan
@@ -66,8 +66,8 @@ def together(
             optimizer = Followed(made_by_user, own["scheduler"])
             optimizer.recognise(parameters_of(twin, captured))
         engine = Engine(plan.decision, given, twin.module, end, optimizer, **own)
-        opened = Opened(engine, consumer_of(plan.decision, given, end, 20.0))
-        terms = Terms(plan, optimizer, seed=seed)
+        opened = OpenedRank(engine, consumer_of(plan.decision, given, end, 20.0))
+        terms = JobConfig(plan, optimizer, seed=seed)
         with (
             rank_heartbeat,
             Execution(opened, twin.module, engine.close, terms, rank_heartbeat.activity, twin.batch) as execution,

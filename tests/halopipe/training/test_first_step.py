@@ -405,18 +405,20 @@ def _no_room(path: Path) -> None:
     raise MissingFileError(f"cannot write {path}")
 
 
-def terms(**given: Any) -> opening.Terms:
+def terms(**given: Any) -> opening.JobConfig:
     found = terms_of(Job(plan(), RunOptions(), Path()))
     return replace(found, **given)
 
 
-def agreed(mine: opening.Terms, first: opening.Terms, model: str = "plain_net", seed: int = 0) -> None:
+def agreed(mine: opening.JobConfig, first: opening.JobConfig, model: str = "plain_net", seed: int = 0) -> None:
     """Two ranks compare what they hold; the error of rank 1, which rank 0 raises too."""
     store, errors = dist.HashStore(), {}
 
-    def one(rank: int, each: opening.Terms, captured: Any) -> None:
+    def one(rank: int, each: opening.JobConfig, captured: Any) -> None:
         try:
-            opening._agree(each, opening.Place(rank, 2, store, lambda groups, program: None, Activity()), captured)
+            opening._agree(
+                each, opening.RankContext(rank, 2, store, lambda groups, program: None, Activity()), captured
+            )
         except HalopipeError as error:
             errors[rank] = error
 

@@ -14,7 +14,7 @@ from torch import nn
 from planner.ir.errors import UsageError
 from planner.ir.program import Program
 from planner.ir.schedule import Action, StageGraph
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from runtime.numerics.finite import OnNan
 from runtime.optim.gradient_sync import GradientSync, check_finishing
@@ -42,7 +42,7 @@ def one_thread() -> None:
 
 
 @cache
-def network() -> tuple[LoadedModel, Captured]:
+def network() -> tuple[LoadedModel, CapturedModule]:
     model = tied_model()
     return model, capture(model)
 

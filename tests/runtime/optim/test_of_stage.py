@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from planner.ir.graph import Graph, Layer, TensorSpec
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from runtime.optim.of_stage import TiedParameters, groups_of_ties, ties_of
 from tests.captures import capture
@@ -43,7 +43,7 @@ def one_thread() -> None:
 
 
 @cache
-def network() -> tuple[LoadedModel, Captured]:
+def network() -> tuple[LoadedModel, CapturedModule]:
     model = tied_model()
     return model, capture(model)
 

@@ -16,7 +16,7 @@ from planner.ir.errors import CorruptFileError, UnsupportedModelError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.layers.recomputed import cores_among
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.engine import Engine
@@ -114,7 +114,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def network(name: str) -> tuple[LoadedModel, Captured]:
+def network(name: str) -> tuple[LoadedModel, CapturedModule]:
     model = NETWORKS[name]()
     return model, capture(model)
 

@@ -21,7 +21,7 @@ from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action, Op, Pipeline, Schedule
 from planner.layers.boundary import Boundaries
 from planner.schedules import schedule
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.models.example import Example
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
@@ -78,7 +78,7 @@ def one_thread() -> None:
 
 
 @cache
-def network() -> tuple[LoadedModel, Captured]:
+def network() -> tuple[LoadedModel, CapturedModule]:
     model = load_model(ModelSource(f"{__name__}:net", {}, (4, 2, 4, 4), "float64"))
     return model, capture(model)
 
@@ -132,7 +132,7 @@ def test_recomputation_and_halves_are_exact(layout: str, recompute: bool, order:
 
 
 @cache
-def transformer() -> tuple[LoadedModel, Captured]:
+def transformer() -> tuple[LoadedModel, CapturedModule]:
     model = model_of("gpt:gpt", (4, 6), vocabulary=17, width=8, layers=2, heads=2)
     return model, capture(model)
 
@@ -206,7 +206,7 @@ def snapshot(engine: Engine) -> Snapshot:
     return {name: each.clone() for name, each in state.items()}, {n: each.clone() for n, each in gradients.items()}
 
 
-def builder(decision: Decision, captured: Captured, rank: int = 0) -> StageBuilder:
+def builder(decision: Decision, captured: CapturedModule, rank: int = 0) -> StageBuilder:
     hub = Hub(decision.num_ranks, groups_of(decision, captured.graph))
     boundaries = Boundaries.of_decision(captured.graph, decision)
     stages = boundaries.program(decision).stages

@@ -16,7 +16,7 @@ from torch.nn import functional
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.numerics.single_device import serial_step
@@ -143,7 +143,7 @@ def one_thread() -> None:
 
 
 @cache
-def network(name: str) -> tuple[LoadedModel, Captured]:
+def network(name: str) -> tuple[LoadedModel, CapturedModule]:
     model = load_model(ModelSource(f"{__name__}:{name}", {}, (), "float64"))
     return model, capture(model)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.source.losses import mean_of_squares
 from profiler.source.model import LoadedModel
 from runtime.numerics.single_device import serial_step
@@ -86,13 +86,13 @@ class Weighed(nn.Module):
         return found * weights.sum()
 
 
-def loaded(module: nn.Module) -> tuple[LoadedModel, Captured]:
+def loaded(module: nn.Module) -> tuple[LoadedModel, CapturedModule]:
     module.double()
     model = LoadedModel(module, (torch.randn(4, 5, 4, dtype=torch.float64),), (), lambda y, _: mean_of_squares(y))
     return model, capture(model)
 
 
-def trained(model: LoadedModel, captured: Captured, way: str) -> Trained:
+def trained(model: LoadedModel, captured: CapturedModule, way: str) -> Trained:
     """By the captured graph, by the module in micro-batches, or by the module in one call."""
     model, captured = copy.deepcopy(model), copy.deepcopy(captured)
     draw, answers, losses = CounterRng(SEED), None, []
