@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from planner.costs.shards.option import Option
-from planner.ir.constraints import Ways
+from planner.ir.constraints import CutDegrees
 from planner.ir.errors import HalopipeError, MissingMeasurementError
 from planner.ir.plan import PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
@@ -464,7 +464,7 @@ class LayoutPlans:
         if not self.constraints.rules:
             return options
         return tuple(
-            tuple(option for option in each if self.constraints.allows_layer(index, Ways.of(dict(option.cuts))))
+            tuple(option for option in each if self.constraints.allows_layer(index, CutDegrees.of(dict(option.cuts))))
             for index, each in zip(layers, options, strict=True)
         )
 
