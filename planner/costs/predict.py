@@ -13,7 +13,7 @@ from planner.costs.memory.messages import carried_by
 from planner.costs.memory.peak import RankMemory, rank_memories
 from planner.costs.simulator.breakdown import Parts, breakdown
 from planner.costs.simulator.events import run, timeline
-from planner.costs.simulator.prices import Prices, prices_of, transfer_bytes
+from planner.costs.simulator.prices import SlotPrices, prices_of, transfer_bytes
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.symmetry import Symmetry, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
@@ -256,7 +256,7 @@ def _compiled(
 
 
 def _parts(
-    compiled: CompiledProgram, costs: StageCosts, prices: Prices, seen: Timeline, trace: Trace
+    compiled: CompiledProgram, costs: StageCosts, prices: SlotPrices, seen: Timeline, trace: Trace
 ) -> tuple[Parts, ...]:
     """Where the time of each rank goes."""
     exchanged_s = [costs.exchange_s(action) if action.op in COMPUTE else 0.0 for row in compiled.grid for action in row]

@@ -29,6 +29,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, running
 from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.predict import Forecast, forecast
+from planner.costs.sentences import binding
 from planner.ir.errors import HalopipeError, InfeasibleError
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import equal_shares
@@ -37,7 +38,7 @@ from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, TIME_DIMS, Probl
 from planner.layers.token_slices import require_sliceable
 from planner.solvers.candidates.candidate import Candidate, Recomputes, decision_of, micro_batches, plan_of
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import binding, slower
+from planner.solvers.candidates.explain import slower
 from planner.solvers.candidates.feasibility import cut_positions, micro_batch_sizes, uncut
 
 METHOD = "token slices by TeraPipe's DP over measured times, the best by its formula simulated"

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.costs.simulator.events import execute
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.ir.program import Message, Part
 from planner.ir.schedule import MESSAGE, Op, Pipeline, StageGraph
@@ -102,7 +103,7 @@ def _run(compiled: CompiledProgram, chunks: Chunks) -> float:
         passes = op not in MESSAGE and op not in (Op.REDUCE_GRAD, Op.UPDATE)
         seconds.append((chunks.forward_s if op is Op.FORWARD else chunks.backward_s)[stage] if passes else 0.0)
     transfers = [chunks.overlapped_s] * len(compiled.transfers)
-    return execute(compiled, seconds, transfers, range(len(compiled.channels))).step_s
+    return execute(compiled, SlotPrices(seconds, transfers, range(len(compiled.channels)))).step_s
 
 
 def chunked(passes: Sequence[tuple[float, float]], hop_s: Sequence[float], sends: Sends, stages: int) -> Chunks:

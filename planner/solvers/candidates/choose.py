@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import Forecast, forecast
+from planner.costs.sentences import binding
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
 from planner.ir.plan import Alternative, Decision, Plan, Tie
 from planner.ir.problem import THROUGHPUT, Problem
 from planner.solvers.budget import Budget, made_within
 from planner.solvers.candidates.candidate import Candidate, decision_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import binding, heuristic_plan, infeasible, out_of_time, slower, too_large
+from planner.solvers.candidates.explain import heuristic_plan, infeasible, out_of_time, slower, too_large
 from planner.solvers.candidates.feasibility import as_asked, schedule_names
 
 ROUNDING = 1e-9

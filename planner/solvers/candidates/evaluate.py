@@ -15,7 +15,7 @@ from planner.costs.memory.messages import Carried
 from planner.costs.memory.peak import RankMemory, rank_memories
 from planner.costs.predict import FURTHER, filling
 from planner.costs.simulator.events import least_s, run
-from planner.costs.simulator.prices import Prices, prices_of, resources
+from planner.costs.simulator.prices import SlotPrices, prices_of, resources
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.symmetry import Symmetry, slices, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
@@ -251,7 +251,7 @@ class Evaluator:
         period_s = (seconds(first + FURTHER) - seconds(first)) / FURTHER
         return sum(candidate.micro_batches) / period_s if period_s > 0 else float("inf")
 
-    def _step_s(self, compiled: CompiledProgram, prices: Prices, known_s: float) -> float:
+    def _step_s(self, compiled: CompiledProgram, prices: SlotPrices, known_s: float) -> float:
         if prices.traffic is not None and known_s < float("inf"):
             bound_s = least_s(compiled, prices)
             if bound_s > known_s * (1 + _ROUNDING):

@@ -19,6 +19,7 @@ from planner.costs.communication.handover import without_time
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.predict import forecast
+from planner.costs.sentences import binding
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Plan, Rejected, Search, status_of
@@ -36,7 +37,7 @@ from planner.solvers.candidates.candidate import (
 from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import binding, infeasible, out_of_time
+from planner.solvers.candidates.explain import infeasible, out_of_time
 from planner.solvers.candidates.feasibility import (
     as_asked,
     cut_positions,

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.ir.errors import InfeasibleError
@@ -20,6 +19,7 @@ from planner.layers.tiling import overlap
 from planner.solvers.best_first.solver import solve
 from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluator
+from tests.oracles.plans import check
 from tests.planner.networks import Network, priced
 
 

@@ -10,7 +10,6 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.ir.constraints import CutDegrees, broken, parse_rule
 from planner.ir.errors import InfeasibleError, UnknownNameError, UsageError
@@ -27,6 +26,7 @@ from planner.solvers.ilp.formulas import INFEASIBLE, OPTIMAL, TIME_LIMIT, SpanPr
 from planner.solvers.ilp.solver import BatchSplit, Enumeration, solve
 from planner.solvers.ilp.spans import SpanInstance, prune
 from planner.solvers.progress import SearchProgress
+from tests.oracles.plans import check
 from tests.planner.solvers.instances import branching_problem, plans, random_problem, tied_problem
 from tests.sampling import everything, some
 
