@@ -304,10 +304,10 @@ def ways_of(text: str) -> ParallelDegrees:
     pairs = units.parse_pairs(text, part, "is no part of a way", "tensor=2,pipeline=2")
     parts = {name.replace("-", "_"): value for name, value in pairs.items()}
     units.require_known("schedule of a way", [parts.get("schedule", "1f1b")], ["1f1b", "gpipe"])
-    return Ways(**parts)
+    return ParallelDegrees(**parts)
 
 
-def read(path: Path) -> tuple[Transformer, Ways, int]:
+def read(path: Path) -> tuple[Transformer, ParallelDegrees, int]:
     """The transformer, the best ways and the global batch of a file that :meth:`WaysReport.write` wrote.
 
     Raises:
@@ -417,7 +417,9 @@ def find(
         **({"recompute": (Recompute(recompute),)} if recompute else {}),
         **({"zero": (zero,)} if zero >= 0 else {}),
     }
-    sweep = search(shape, cluster, devices, global_batch, Space(**restrictions), gap=gap, time_limit_s=time_limit_s)
+    sweep = search(
+        shape, cluster, devices, global_batch, DegreesSpace(**restrictions), gap=gap, time_limit_s=time_limit_s
+    )
     return WaysReport(shape, cluster, devices, global_batch, sweep, price_per_hour)
 
 

@@ -166,7 +166,7 @@ def _factors(
     compiled: CompiledProgram,
     costs: StageCosts,
     prices: SlotPrices,
-    noises: Mapping[int, Noise],
+    noises: Mapping[int, CostNoise],
     num_draws: int,
     drawn: _Drawn | None = None,
 ) -> dict[tuple[int, int], Draws]:

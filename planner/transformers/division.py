@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.transformers.cluster import Cluster
+from planner.transformers.cluster import GpuCluster
 from planner.transformers.memory import chain_in_flight, memory_with, parameters_of
 from planner.transformers.passes import Layers
 from planner.transformers.pipeline import even_s, stay_s

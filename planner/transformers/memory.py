@@ -19,7 +19,7 @@ from planner.ir.errors import UsageError
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.schedules import max_in_flight
 from planner.schedules.one_f_one_b import chunks_in_flight
-from planner.transformers.shape import Recompute, Transformer, Ways
+from planner.transformers.shape import ParallelDegrees, Recompute, Transformer
 
 WEIGHT_BYTES, MASTER_BYTES = 2, 12
 HALF, SINGLE = 2, 4

@@ -49,7 +49,7 @@ class Preparing:
     """
 
     prepared: InputPreparation
-    price: Prices
+    price: SitePrices
     speeds: tuple[float, ...]
     decision: Decision
     aside: Beside = field(default_factory=Beside)

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.resharding import Crossing, crossing, exposed, scattered_s
+from planner.costs.communication.resharding import Resharding, crossing, exposed, scattered_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.shards.option import Option, Reading, Shards, shards_of

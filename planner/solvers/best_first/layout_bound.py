@@ -170,7 +170,7 @@ class TableMaker:
         if not self.constraints.rules:
             return every
         return tuple(
-            tuple(option for option in each if self.constraints.allows_layer(index, Ways.of(dict(option.cuts))))
+            tuple(option for option in each if self.constraints.allows_layer(index, CutDegrees.of(dict(option.cuts))))
             for index, each in enumerate(every)
         )
 

@@ -8,7 +8,7 @@ import pytest
 from planner.baselines.common import as_profile as clusters
 from planner.baselines.common.as_profile import as_profile
 from planner.baselines.everyday import solve_one_device
-from planner.baselines.pipedream.format import LayerGraph, Node, parse, read
+from planner.baselines.pipedream.format import LayerGraph, LayerNode, parse, read
 from planner.ir import codec
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST
 from planner.ir.errors import FormatError, UsageError

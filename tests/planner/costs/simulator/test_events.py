@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.communication.links import Network, transfer_s
+from planner.costs.communication.links import NetworkPrices, transfer_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.messages import carried_by
 from planner.costs.predict import predict

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.baselines.bapipe import AS, FBP, SNO, SO, Pipeline, Row, kept, minibatch_s
-from planner.baselines.common.problem import Chain
+from planner.baselines.bapipe import AS, FBP, SNO, SO, BapipePipeline, DeviceRow, kept, minibatch_s
+from planner.baselines.common.problem import ChainCosts
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.predict import predict
