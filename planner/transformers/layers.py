@@ -24,9 +24,9 @@ from dataclasses import dataclass
 
 from planner.ir.errors import UsageError
 from planner.kernels import Kernels
-from planner.transformers.cluster import Cluster
+from planner.transformers.cluster import GpuCluster
 from planner.transformers.passes import Cost, Layers, Pass, costs
-from planner.transformers.shape import Fusion, Recompute, Transformer, Ways
+from planner.transformers.shape import Fusion, ParallelDegrees, Recompute, Transformer
 
 PRODUCTS, ATTENTION, MEMORY, EXCHANGE = "products", "attention", "memory-bound", "tensor exchanges"
 
@@ -41,8 +41,8 @@ _STREAMING = {
 
 @functools.lru_cache(maxsize=4096)
 def layers_of(
-    shape: Transformer, cluster: Cluster, tensor: int, sequence_parallel: bool, micro_batch: int, recompute: Recompute,
-    overlap: bool = True, fp32_gradients: bool = True, fusion: Fusion = Fusion.FUSED,
+    shape: Transformer, cluster: GpuCluster, tensor: int, sequence_parallel: bool, micro_batch: int,
+    recompute: Recompute, overlap: bool = True, fp32_gradients: bool = True, fusion: Fusion = Fusion.FUSED,
 ) -> Layers:  # fmt: skip
     """The passes of a rank; everything else of the ways does not change them."""
     rank = _Rank(shape, cluster, tensor, sequence_parallel, micro_batch, overlap, fp32_gradients, fusion)
@@ -51,7 +51,7 @@ def layers_of(
     return Layers(rank.embedding(), Pass(forward, backward + recomputed), rank.head())
 
 
-def layers_for(shape: Transformer, cluster: Cluster, ways: Ways) -> Layers:
+def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -> Layers:
     """:func:`layers_of` of those ways, or what was measured.
 
     Raises:
@@ -76,7 +76,7 @@ def layers_for(shape: Transformer, cluster: Cluster, ways: Ways) -> Layers:
 @dataclass(frozen=True, slots=True)
 class _Rank:
     shape: Transformer
-    cluster: Cluster
+    cluster: GpuCluster
     tensor: int
     sequence_parallel: bool
     micro_batch: int

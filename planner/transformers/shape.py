@@ -111,7 +111,7 @@ class Fusion(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class ParallelDegrees:
     """How a step is divided.
 
     Attributes:
@@ -158,7 +158,7 @@ class Ways:
         """Ranks that it takes."""
         return self.data * sum(self.degrees)
 
-    def at(self, stage: int) -> Ways:
+    def at(self, stage: int) -> ParallelDegrees:
         """As a rank of that stage sees it: ``tensor`` is the stage's own."""
         return replace(self, tensor=self.tensors[stage], tensors=()) if self.tensors else self
 

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.interpolation import LayerCost, layer_cost, values_of
-from planner.costs.layers.regression import Families
+from planner.costs.layers.regression import FamilyModels
 from planner.costs.shards.boxes import boxes_of
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts
 from planner.costs.shards.option import Shards
@@ -152,7 +152,7 @@ class MeasuredParts:
     """
 
     profile: Profile
-    families: Callable[[str], Families] | None = None
+    families: Callable[[str], FamilyModels] | None = None
     _parts: dict[tuple[str, str], list[Measurement]] = field(init=False, default_factory=dict, repr=False)
     _behind: dict[tuple[str, str], list[Measurement]] = field(init=False, default_factory=dict, repr=False)
     _whole: dict[tuple[str, str, int], Measurement] = field(init=False, default_factory=dict, repr=False)

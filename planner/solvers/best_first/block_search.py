@@ -33,7 +33,7 @@ from planner.costs.shards.option import Option
 from planner.costs.shards.tiles import box_bytes, transient_bytes
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.box import Box, intersect, volume, whole
-from planner.ir.constraints import Ways
+from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, output_of, producer, value_name
 from planner.ir.plan import Block, status_of
@@ -183,7 +183,7 @@ class _Parting:
 
     def _is_allowed(self) -> bool:
         constraints = Constraints.of(self.evaluator.problem)
-        ways = [Ways.of(dict(option.cuts)) for option in self._options]
+        ways = [CutDegrees.of(dict(option.cuts)) for option in self._options]
         return all(constraints.allows_layer(index, way) for index, way in enumerate(ways))
 
     @cached_property

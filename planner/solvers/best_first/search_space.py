@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.costs.memory.memory_bound import kept_by
-from planner.ir.constraints import Ways
+from planner.ir.constraints import CutDegrees
 from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.schedules import traits
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts
@@ -69,7 +69,7 @@ class Freedom:
         """Whether side constraints that concern the whole pipeline allow a complete one."""
         if not self.constraints.rules:
             return True
-        ways = [Ways(sample=len(group)) for group in candidate.groups]
+        ways = [CutDegrees(sample=len(group)) for group in candidate.groups]
         recompute = [candidate.recomputes(stage) for stage in range(candidate.num_stages)]
         return self.constraints.allows_stages(candidate.stage_of, candidate.groups, recompute, ways)
 
@@ -88,4 +88,4 @@ class Freedom:
         """Which stages side constraints allow on ``ranks``, by first and last cut; None: all."""
         if not self.constraints.rules:
             return None
-        return self.constraints.mask(cuts.members, ranks, recompute == Recomputes.ALL, Ways(sample=len(ranks)))
+        return self.constraints.mask(cuts.members, ranks, recompute == Recomputes.ALL, CutDegrees(sample=len(ranks)))

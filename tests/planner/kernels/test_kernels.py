@@ -12,7 +12,7 @@ from planner.ir.errors import CorruptFileError, MissingMeasurementError, Unknown
 from planner.kernels import kernels
 from planner.kernels.estimates import NOTHING, Estimate, weakest
 from planner.kernels.fit import BATCHED, as_json, fit_rows, stored_fits
-from planner.kernels.tables import GEMM, MEMORY_BOUND, Row, read_table, shipped
+from planner.kernels.tables import GEMM, MEMORY_BOUND, KernelRow, read_table, shipped
 
 SLICE = Path(__file__).parents[2] / "data" / "kernels" / "a40.csv"
 WITH_TABLES = ("A100-80GB", "H100-SXM", "A40")
@@ -157,7 +157,7 @@ def test_a_device_or_a_figure_that_is_not_known_is_named() -> None:
 
 
 def test_products_in_one_kernel_are_fitted_apart() -> None:
-    rows = [Row("A40", "float16", GEMM, (64, 64, 64 * (1 + i), 1 + i % 2), 1e-5, "one") for i in range(32)]
+    rows = [KernelRow("A40", "float16", GEMM, (64, 64, 64 * (1 + i), 1 + i % 2), 1e-5, "one") for i in range(32)]
     assert {fit.kind for fit in fit_rows(replace(row, seconds=row.seconds * row.extents[2] / 64) for row in rows)} == {
         GEMM,
         BATCHED,

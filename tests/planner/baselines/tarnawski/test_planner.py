@@ -12,7 +12,7 @@ import pytest
 from planner.baselines.common.answer import INFEASIBLE, OPTIMAL, TIME_LIMIT
 from planner.baselines.common.ideals import Ideals, lattice_of
 from planner.baselines.tarnawski import format as dnn_partitioning
-from planner.baselines.tarnawski.format import Instance, Node, blocks_of, depth_first
+from planner.baselines.tarnawski.format import TarnawskiInstance, TarnawskiNode, blocks_of, depth_first
 from planner.baselines.tarnawski.max_load import Loads, direct, lower_bound, search, value_of
 from planner.baselines.tarnawski.planner import VARIANTS, load_of, solve
 from planner.ir.errors import UnknownNameError, UsageError
@@ -33,7 +33,7 @@ def reference() -> list[dict[str, str]]:
         return [row for row in csv.DictReader(stream) if row["instance"].startswith("dnn-partitioning/")]
 
 
-def instance_of(row: dict[str, str]) -> Instance:
+def instance_of(row: dict[str, str]) -> TarnawskiInstance:
     name = row["instance"].removeprefix("dnn-partitioning/").replace("/", "_")
     words = row["devices"].split()
     found = dnn_partitioning.read(DATA / "profiles" / "dnn-partitioning" / f"{name}.json")
@@ -49,12 +49,12 @@ def endless() -> bool:
     return False
 
 
-def stages_of(instance: Instance, plan: object) -> list[dict[str, object]]:
+def stages_of(instance: TarnawskiInstance, plan: object) -> list[dict[str, object]]:
     assert isinstance(plan, dict)
     return list(plan["devices"])
 
 
-def check_plan(instance: Instance, value: float, plan: object, contiguous: bool = True) -> None:
+def check_plan(instance: TarnawskiInstance, value: float, plan: object, contiguous: bool = True) -> None:
     """The plan is one, and has the value."""
     number = {node.number: k for k, node in enumerate(instance.nodes)}
     devices = stages_of(instance, plan)
@@ -201,16 +201,20 @@ def test_the_order_of_nodes_in_the_file_changes_nothing(seed: int) -> None:
 
 def test_a_node_without_time_stays_where_moving_it_would_close_a_cycle() -> None:
     """0 feeds 1 feeds 2, and 3, which takes no time, reads 0 and 2: with 0 it would join all to one block."""
-    nodes = tuple(Node(k, f"n{k}", ms, ms, 0.0, 1.0, True, False, k) for k, ms in enumerate((4.0, 4.0, 4.0, 0.0)))
-    instance = Instance("triangle", 3, 0, 1e9, nodes, ((0, 1), (1, 2), (2, 3), (0, 3)))
+    nodes = tuple(
+        TarnawskiNode(k, f"n{k}", ms, ms, 0.0, 1.0, True, False, k) for k, ms in enumerate((4.0, 4.0, 4.0, 0.0))
+    )
+    instance = TarnawskiInstance("triangle", 3, 0, 1e9, nodes, ((0, 1), (1, 2), (2, 3), (0, 3)))
     assert solve(instance).value == 4.0
 
 
-def parallel(width: int, length: int) -> Instance:
+def parallel(width: int, length: int) -> TarnawskiInstance:
     """Chains side by side: ``(length + 1) ** width`` ideals."""
-    nodes = tuple(Node(k, f"n{k}", 1.0 + k % 7, 9.0, 0.1, 1.0, True, False, None) for k in range(width * length))
+    nodes = tuple(
+        TarnawskiNode(k, f"n{k}", 1.0 + k % 7, 9.0, 0.1, 1.0, True, False, None) for k in range(width * length)
+    )
     edges = tuple((k, k + 1) for k in range(width * length) if (k + 1) % length)
-    return Instance("parallel", 3, 0, 1e9, nodes, edges)
+    return TarnawskiInstance("parallel", 3, 0, 1e9, nodes, edges)
 
 
 def test_too_many_ideals_still_give_a_plan_and_a_bound() -> None:

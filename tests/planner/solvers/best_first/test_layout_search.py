@@ -11,7 +11,7 @@ import pytest
 
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import SHARED_MEMORY
-from planner.ir.constraints import Ways, parse_rule
+from planner.ir.constraints import CutDegrees, parse_rule
 from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
 from planner.schedules import default_names
@@ -194,7 +194,7 @@ def test_side_constraints_hold(rule: str, parts: int | None) -> None:
     evaluator, found = searched(problem)
     assert found.best is not None
     decision = plan_of_candidate(evaluator, found.best.candidate).decision
-    ways = {name: Ways.of(placed.cuts) for name, placed in decision.layers.items()}
+    ways = {name: CutDegrees.of(placed.cuts) for name, placed in decision.layers.items()}
     if parts:
         assert {each.spatial for name, each in ways.items() if name.startswith("conv")} == {parts}
     assert {each.channel for each in ways.values()} == {1}
