@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.costs.uncertainty import DRAWS
 from planner.ir.plan import Plan
 
@@ -34,6 +35,6 @@ def drawn(plan: Plan, book: PriceBook) -> Drawn:
     """
     request, said = plan.inputs.request, plan.prediction
     num_draws = DRAWS if said.p10_s or said.p90_s else 0
-    found = forecast(book, plan.decision, request.memory_margin, request.memory_bytes, num_draws).prediction
+    found = forecast(Pricing(book), plan.decision, request.memory_margin, request.memory_bytes, num_draws).prediction
     rates = found.sustained_per_s, found.sustained_p10_per_s, found.sustained_p90_per_s
     return Drawn(found.evidence, found.p10_s, found.p90_s, *rates)

@@ -28,6 +28,7 @@ import numpy as np
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import paired_forecast
+from planner.costs.pricing import Pricing
 from planner.costs.uncertainty import Draws, keyed, kind_of, model_deviation
 from planner.ir.codec import fingerprint
 from planner.ir.plan import Decision
@@ -76,7 +77,7 @@ class Ties:
         name = fingerprint(decision)
         found = self._known.get(name)
         if found is None:
-            seen = paired_forecast(self.book, decision, DRAWS)
+            seen = paired_forecast(Pricing(self.book), decision, DRAWS)
             normal = np.zeros(DRAWS)
             for what, deviation in self._errors(decision, name):
                 normal += deviation * keyed(what).standard_normal(DRAWS)

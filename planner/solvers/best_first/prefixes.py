@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.stage_bound import Stage
 from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes
@@ -13,7 +14,6 @@ from planner.solvers.best_first.device_groups import Counts, ranks_apart
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import Handover
 from planner.solvers.best_first.priced_groups import Group, Version
-from planner.solvers.candidates.candidate import Candidate
 
 
 @dataclass(frozen=True, slots=True, eq=False)

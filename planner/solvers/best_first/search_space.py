@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.memory.memory_bound import kept_by
 from planner.ir.constraints import Ways
 from planner.ir.problem import SAMPLE_DIMS, Problem
@@ -15,7 +16,6 @@ from planner.ir.schedule import Action, Op, Pipeline, StageGraph
 from planner.schedules import schedule as schedule_named
 from planner.schedules import traits
 from planner.solvers.best_first.graph_cuts import Cuts, Flags
-from planner.solvers.candidates.candidate import Candidate, Recomputes
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import (
     mixing_layers,

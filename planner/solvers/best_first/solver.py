@@ -58,7 +58,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.costs.cost_model import PriceBook
-from planner.costs.predict import forecast
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
 from planner.solvers.best_first.block_search import with_blocks
@@ -69,10 +68,10 @@ from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.sustained_rate import highest_rate, is_stream
 from planner.solvers.best_first.warm_start import Start
 from planner.solvers.budget import part_of_current
-from planner.solvers.candidates.candidate import decision_of, plan_of
+from planner.solvers.candidates.candidate import plan_of
 from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ties
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import binding, out_of_time
+from planner.solvers.candidates.explain import binding, out_of_time, written
 from planner.solvers.progress import Progress
 from planner.solvers.token_slices import require_slices, slices_time, with_token_slices
 
@@ -121,10 +120,9 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     finalists = [*choices, first.best, first.unshared, *first.by_num_stages.values(), *outcome.by_num_stages.values()]
     budget.reserve(evaluator.forecast_s(outcome.best.candidate) + evaluator.writing_s)
     taken, tie = without_ties(evaluator, outcome.best, [found for found in finalists if found is not None])
-    decision = decision_of(problem, taken.candidate)
-    seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
+    decision, outlook = written(problem, evaluator.pricing, taken.candidate)
     budget.reserve(evaluator.writing_s)
-    step_s = tie.step_s if tie is not None else seen.prediction.step_s
+    step_s = tie.step_s if tie is not None else outlook.prediction.step_s
     bound_s = min(outcome.bound_s, start.least_work_s, others_s, step_s)
     proof = Search(
         method=METHOD,
@@ -140,13 +138,13 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
             **({"every group of devices": min(start.whole_s, bound_s)} if not beyond_samples(limited) else {}),
             "work over capacity": min(start.capacity_s, bound_s),
         },
-        binding=words + binding(decision, seen),
+        binding=words + binding(problem, taken.candidate, outlook),
         rejected=(*start.rejected, *left_out(limited), *outcome.rejected),
         tie=tie,
     )
     fastest = outcome.best if tie is not None else None
     others = alternatives(evaluator, taken, start.choices, outcome.by_num_stages, fastest)
-    plan = plan_of(problem, decision, seen.prediction, proof, others)
+    plan = plan_of(problem, decision, outlook.prediction, proof, others)
     return with_token_slices(evaluator, plan) if slices_time(problem) else plan
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
-from planner.costs.predict import Forecast, forecast
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
 from planner.ir.plan import Alternative, Decision, Plan, Tie
 from planner.ir.problem import THROUGHPUT, Problem
 from planner.solvers.budget import Budget, made_within
-from planner.solvers.candidates.candidate import Candidate, decision_of
+from planner.solvers.candidates.candidate import decision_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import binding, heuristic_plan, infeasible, out_of_time, slower, too_large
 from planner.solvers.candidates.feasibility import as_asked, schedule_names
@@ -288,8 +288,5 @@ def _reason(evaluator: Evaluator, found: Evaluation) -> str:
     """What the other plan spends its time on, beside computing; empty if there is no time to find out."""
     if not evaluator.has_time_for(found.candidate):
         return ""
-    decision = decision_of(evaluator.problem, found.candidate)
-    margin, limit_bytes = evaluator.problem.memory_margin, evaluator.problem.memory_bytes
-    seen: Forecast = forecast(evaluator.book, decision, margin, limit_bytes, num_draws=0)
-    words = binding(decision, seen)
-    return next((text for text in words if "computes" not in text), next(iter(words), ""))
+    limits = binding(evaluator.problem, found.candidate, evaluator.forecast(found.candidate, num_draws=0))
+    return next((limit for limit in limits if "computes" not in limit), next(iter(limits), ""))

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from planner.costs.candidate import Candidate
 from planner.costs.memory.peak import RankMemory
 from planner.costs.predict import Forecast, forecast
+from planner.costs.pricing import Pricing
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Alternative, Decision, Plan, Search
 from planner.ir.problem import Problem
 from planner.ir.schedule import Op
 from planner.ir.timeline import Timeline
-from planner.solvers.candidates.candidate import decision_of, plan_of
+from planner.solvers.candidates.candidate import decision_of, divided, plan_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import mixing_text
 
@@ -23,8 +25,7 @@ _GIB = 2.0**30
 
 def heuristic_plan(evaluator: Evaluator, found: Evaluation, solver: str, method: str) -> Plan:
     """The plan of a solver that knows no bound."""
-    decision = decision_of(evaluator.problem, found.candidate)
-    seen = forecast(evaluator.book, decision, evaluator.problem.memory_margin, evaluator.problem.memory_bytes)
+    decision, outlook = written(evaluator.problem, evaluator.pricing, found.candidate)
     search = Search(
         method=method,
         solver=solver,
@@ -33,28 +34,35 @@ def heuristic_plan(evaluator: Evaluator, found: Evaluation, solver: str, method:
         gap=0.0,
         num_simulated=evaluator.num_simulated,
         num_candidates=evaluator.num_simulated,
-        binding=binding(decision, seen),
+        binding=binding(evaluator.problem, found.candidate, outlook),
     )
-    return plan_of(evaluator.problem, decision, seen.prediction, search)
+    return plan_of(evaluator.problem, decision, outlook.prediction, search)
 
 
-def binding(decision: Decision, seen: Forecast) -> tuple[str, ...]:
+def written(problem: Problem, pricing: Pricing, candidate: Candidate) -> tuple[Decision, Forecast]:
+    """The candidate as a plan writes it down, with its rows validated, and what is predicted of it."""
+    whole = pricing.with_rows(candidate)
+    outlook = forecast(pricing, divided(problem, whole), problem.memory_margin, problem.memory_bytes)
+    return decision_of(problem, whole), outlook
+
+
+def binding(problem: Problem, candidate: Candidate, outlook: Forecast) -> tuple[str, ...]:
     """What limits the step, in words, the largest share of it first."""
-    step_s = seen.prediction.step_s
+    step_s = outlook.prediction.step_s
     if step_s <= 0:
         return ()
     shares = [
         (share, words)
         for share, words in (
-            _bottleneck(decision, seen),
-            (seen.prediction.bubble_fraction, "of the ranks' time is idle (bubble)"),
-            (_longest_s(seen.timeline, Op.REDUCE_GRAD) / step_s, "of the step sums gradients (all-reduce and wait)"),
-            (_messages_s(seen) / step_s, "of the step moves activations, gradients or statistics"),
+            _bottleneck(problem, candidate, outlook),
+            (outlook.prediction.bubble_fraction, "of the ranks' time is idle (bubble)"),
+            (_longest_s(outlook.timeline, Op.REDUCE_GRAD) / step_s, "of the step sums gradients (all-reduce and wait)"),
+            (_messages_s(outlook) / step_s, "of the step moves activations, gradients or statistics"),
         )
         if share >= _WORTH_NAMING
     ]
     ordered = [f"{share:.0%} {words}" for share, words in sorted(shares, key=lambda pair: -pair[0])]
-    fullest = max(seen.prediction.ranks, key=lambda rank: rank.peak_bytes / max(1, rank.memory_limit_bytes))
+    fullest = max(outlook.prediction.ranks, key=lambda rank: rank.peak_bytes / max(1, rank.memory_limit_bytes))
     full = fullest.peak_bytes / max(1, fullest.memory_limit_bytes)
     if full >= _NEARLY_FULL:
         ordered.append(f"memory: rank {fullest.rank} holds {full:.0%} of what it may")
@@ -116,31 +124,28 @@ def infeasible(problem: Problem, closest: Evaluation, would_fit: Sequence[str] =
     return InfeasibleError("no plan fits", details, [*would_fit, another])
 
 
-def _bottleneck(decision: Decision, seen: Forecast) -> tuple[float, str]:
-    busiest = max(seen.prediction.ranks, key=lambda rank: rank.compute_s)
-    stages = [s for s, stage in enumerate(decision.stages) if busiest.rank in stage.ranks]
-    where = f"stage {stages[0]}" if stages else "no stage"
-    device = next((d for s in stages for r, d in _devices(decision, s) if r == busiest.rank), "")
-    return busiest.compute_s / seen.prediction.step_s, f"of the step rank {busiest.rank} ({device}) computes {where}"
-
-
-def _devices(decision: Decision, stage: int) -> tuple[tuple[int, str], ...]:
-    found = decision.stages[stage]
-    return tuple(zip(found.ranks, found.devices, strict=True))
+def _bottleneck(problem: Problem, candidate: Candidate, outlook: Forecast) -> tuple[float, str]:
+    busiest = max(outlook.prediction.ranks, key=lambda rank: rank.compute_s)
+    stage = next((stage for stage, group in enumerate(candidate.groups) if busiest.rank in group), None)
+    where = "no stage" if stage is None else f"stage {stage}"
+    device = "" if stage is None else problem.profile.cluster.devices[busiest.rank].name
+    return busiest.compute_s / outlook.prediction.step_s, f"of the step rank {busiest.rank} ({device}) computes {where}"
 
 
 def _longest_s(timeline: Timeline, op: Op) -> float:
     return max((span.stop_s - span.start_s for span in timeline.spans if span.action.endswith(op.value)), default=0.0)
 
 
-def _messages_s(seen: Forecast) -> float:
+def _messages_s(outlook: Forecast) -> float:
     """The communication of the rank that has most of it, reductions apart."""
     reduction_s = {
         span.rank: span.stop_s - span.start_s
-        for span in seen.timeline.spans
+        for span in outlook.timeline.spans
         if span.action.endswith(Op.REDUCE_GRAD.value)
     }
-    return max((rank.communication_s - reduction_s.get(rank.rank, 0.0) for rank in seen.prediction.ranks), default=0.0)
+    return max(
+        (rank.communication_s - reduction_s.get(rank.rank, 0.0) for rank in outlook.prediction.ranks), default=0.0
+    )
 
 
 def _largest(memory: RankMemory) -> str:

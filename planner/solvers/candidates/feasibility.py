@@ -26,6 +26,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner import schedules
+from planner.costs.candidate import Candidate, Recomputes, boundaries_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.costs.stages.placement import LayoutBook
@@ -44,7 +45,6 @@ from planner.layers import (
 )
 from planner.layers.recomputed import attention_cores
 from planner.layers.stage_rules import rules_of_state
-from planner.solvers.candidates.candidate import Candidate, Recomputes, boundaries_of
 from planner.solvers.candidates.constraints import Constraints
 
 FEW_SAMPLES = 12

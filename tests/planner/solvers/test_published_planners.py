@@ -14,6 +14,7 @@ from planner.baselines.common.problem import block_ends, network, searchable
 from planner.baselines.pipedream import solver as pipedream
 from planner.baselines.pipedream.format import read, states_of
 from planner.check import check
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import Cluster
 from planner.ir.errors import InfeasibleError
@@ -22,7 +23,6 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import baselines, solver
 from planner.solvers.best_first.incumbents import promising
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.solvers.instances import branching_problem, random_problem
 

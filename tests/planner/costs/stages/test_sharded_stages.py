@@ -12,6 +12,7 @@ from planner.check import check
 from planner.check.recompute import reckon
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import CorruptFileError, UsageError
@@ -49,7 +50,7 @@ def decision_of(zero: int, recompute: bool = False) -> Decision:
 def predicted(zero: int, recompute: bool = False) -> Prediction:
     """By the cost model; the checker's own sums are held against it."""
     decision = decision_of(zero, recompute)
-    found = forecast(PriceBook(PROFILE), decision, 0.0, num_draws=0).prediction
+    found = forecast(Pricing.of(PROFILE), decision, 0.0, num_draws=0).prediction
     again = reckon(PROFILE, decision, Boundaries.of_decision(PROFILE.graph, decision).program(decision))
     assert again.step_s == pytest.approx(found.step_s, rel=1e-12)
     assert again.peak_bytes == tuple(rank.peak_bytes for rank in found.ranks)
@@ -119,7 +120,7 @@ def test_a_sum_to_who_updates_takes_a_bucket_or_its_pieces_beside_all_gradients(
     profile = replace(found, cluster=replace(found.cluster, links=links))
     decision = chain_decision(profile, (), (8,), [tuple(range(ranks))])
     decision = replace(decision, stages=(replace(decision.stages[0], sharded=True, zero=1),))
-    peaks = [rank.peak_bytes for rank in forecast(PriceBook(profile), decision, 0.0, num_draws=0).prediction.ranks]
+    peaks = [rank.peak_bytes for rank in forecast(Pricing.of(profile), decision, 0.0, num_draws=0).prediction.ranks]
     again = reckon(profile, decision, Boundaries.of_decision(profile.graph, decision).program(decision))
     assert again.peak_bytes == tuple(peaks)
     total, batch = 4 * layer, 8 * (SAVED + 8)

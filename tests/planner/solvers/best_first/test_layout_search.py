@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from planner.check import check
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.constraints import Ways, parse_rule
@@ -20,7 +21,7 @@ from planner.solvers.best_first.layout_search import beyond_samples, left_out, w
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.warm_start import Start
 from planner.solvers.budget import Budget
-from planner.solvers.candidates.candidate import Candidate, micro_batches, with_options
+from planner.solvers.candidates.candidate import micro_batches, with_options
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import gives_all_work, joins_all_ranks
 from tests.planner.networks import mesh_like, plain, priced, residual
