@@ -14,7 +14,7 @@ from planner.ir.errors import InfeasibleError, MissingMeasurementError
 from planner.ir.plan import Alternative, Decision, Plan, Tie
 from planner.ir.problem import THROUGHPUT, Problem
 from planner.solvers.budget import Budget, made_within
-from planner.solvers.candidates.candidate import decision_of
+from planner.solvers.candidates.candidate import decision_of, divided
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import binding, heuristic_plan, infeasible, out_of_time, slower, too_large
 from planner.solvers.candidates.feasibility import as_asked, schedule_names
@@ -186,10 +186,10 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
     for candidate in sorted(different, key=evaluator.takes_s):
         takes_s += _JUDGING_TAKES * evaluator.takes_s(candidate)
         if evaluator.budget.allows(takes_s):
-            rivals[candidate] = decision_of(problem, candidate)
+            rivals[candidate] = _drawn(evaluator, candidate)
     if not rivals:
         return best, None
-    fastest = decision_of(problem, best.candidate)
+    fastest = _drawn(evaluator, best.candidate)
     decision = evaluator.ties.taken(fastest, list(rivals.values()), problem.confidence)
     if decision is fastest:
         return best, None
@@ -199,6 +199,14 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
     confidence = round(evaluator.ties.confidence(fastest, decision), 4)
     given_up, num_ranks = taken.step_s / best.step_s - 1, len(fastest.used_ranks)
     return taken, Tie(in_words(best.candidate), best.step_s, given_up, confidence, num_ranks)
+
+
+def _drawn(evaluator: Evaluator, candidate: Candidate) -> Decision:
+    """The candidate as a plan writes it down, by which its draws are found."""
+    whole = divided(evaluator.problem, evaluator.pricing.with_rows(candidate))
+    decision = decision_of(evaluator.problem, whole)
+    evaluator.ties.judged(decision, whole)
+    return decision
 
 
 def in_words(candidate: Candidate) -> str:
@@ -280,7 +288,7 @@ def _is_tie(evaluator: Evaluator, found: Evaluation, best: Evaluation) -> bool:
     wanted = evaluator.problem.confidence
     if not wanted or not evaluator.has_time_for(found.candidate) or found.step_s > _FAR * best.step_s:
         return False
-    one, other = (decision_of(evaluator.problem, each.candidate) for each in (found, best))
+    one, other = (_drawn(evaluator, each.candidate) for each in (found, best))
     return evaluator.ties.is_tie(one, other, wanted)
 
 

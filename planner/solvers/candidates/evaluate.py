@@ -100,7 +100,7 @@ class Evaluator:
     @cached_property
     def ties(self) -> Ties:
         """Plans held against one another."""
-        return Ties(self.book)
+        return Ties(self.pricing)
 
     @cached_property
     def constraints(self) -> Constraints:
