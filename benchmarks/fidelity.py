@@ -27,7 +27,13 @@ from benchmarks.devices.testbed import INTERFACE, RATES, Testbed, unavailable
 from benchmarks.report import Row, at_most, run
 from planner.costs.communication.links import Network
 from planner.costs.simulator.events import execute
-from planner.costs.simulator.prices import resources, sending_prices, transfer_bytes, transfer_prices
+from planner.costs.simulator.prices import (
+    SlotPrices,
+    resources,
+    sending_prices,
+    transfer_bytes,
+    transfer_prices,
+)
 from planner.costs.simulator.program import compile_program
 from planner.ir.cluster import ACROSS_HOSTS, MEASURED, Cluster, DeviceSpec, Link
 
@@ -76,7 +82,7 @@ def simulated_s(case: Case, network: Network) -> float:
     sizes = transfer_bytes(program, compiled)
     seconds = [OVERHEAD_S + case.action_s(slot.action) for slot in compiled.actions]
     travels_s, calls_s = transfer_prices(compiled, sizes, network), sending_prices(compiled, sizes, network)
-    return execute(compiled, seconds, travels_s, resources(compiled, network), sending_s=calls_s).step_s
+    return execute(compiled, SlotPrices(seconds, travels_s, resources(compiled, network), calls_s)).step_s
 
 
 def network_of(points: Points, sending: Points = ()) -> Network:

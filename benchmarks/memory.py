@@ -39,7 +39,7 @@ from planner.ir.profile import Measurement, Optimizer, ParameterCost, Profile, P
 from planner.solvers.candidates.candidate import decision_of, with_options
 from planner.solvers.candidates.evaluate import Evaluator
 from profiler import load_model
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.measure.memory import footprints
 from profiler.measure.preparing import site_halos
 from profiler.source.model import LoadedModel, example_of, fed_example
@@ -215,7 +215,7 @@ def profile_of(network: Network) -> Profile:
     return memory_profile(network, capture(model), model)
 
 
-def memory_profile(network: Network, captured: Captured, model: LoadedModel) -> Profile:
+def memory_profile(network: Network, captured: CapturedModule, model: LoadedModel) -> Profile:
     """A profile whose bytes are counted; its seconds are the bytes that layers make, which need no quiet machine."""
     graph, found = captured.graph, list[Measurement]()
     for samples in network.sizes:

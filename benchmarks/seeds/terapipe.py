@@ -26,6 +26,7 @@ import numpy as np
 from benchmarks.report import Row, at_least
 from benchmarks.seeds.jobs import halopipe, largest_error
 from planner.costs.simulator.events import execute
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import compile_program
 from planner.ir.box import Interval
 from planner.ir.plan import sizes_of
@@ -171,7 +172,7 @@ def step_s(setting: Setting, slices: tuple[int, ...]) -> float:
         length = slices[slot.route[2] % count]
         transfers.append(cluster.send(2.0 * length * setting.hidden / setting.tensor, 8, 8).seconds)
     wires = list(range(len(compiled.channels)))
-    return execute(compiled, prices, transfers, wires).step_s
+    return execute(compiled, SlotPrices(prices, transfers, wires)).step_s
 
 
 def measured() -> Iterator[Row]:

@@ -63,18 +63,18 @@ def files(*kinds: str, suffixes: tuple[str, ...] = ()) -> Completion:
         typed = Path(incomplete or ".")
         folder = typed if incomplete.endswith("/") or not incomplete else typed.parent
         before = incomplete[: incomplete.rfind("/") + 1]
-        found = []
+        names = []
         try:
             for path in sorted(folder.iterdir()):
                 if path.name.startswith("."):
                     continue
                 if path.is_dir():
-                    found.append(f"{before}{path.name}/")
+                    names.append(f"{before}{path.name}/")
                 elif path.suffix in suffixes or (path.suffix == ".json" and _kind(path) in kinds):
-                    found.append(f"{before}{path.name}")
+                    names.append(f"{before}{path.name}")
         except OSError:
             return []
-        return [name for name in found if name.startswith(incomplete)]
+        return [name for name in names if name.startswith(incomplete)]
 
     return offered
 
@@ -86,10 +86,10 @@ def layers(context: typer.Context, incomplete: str) -> list[str]:
     try:
         if path is None or path.stat().st_size > _MOST_BYTES:
             return []
-        found = json.loads(path.read_text("utf-8"))["decision"]["layers"]
+        names = json.loads(path.read_text("utf-8"))["decision"]["layers"]
     except (KeyError, OSError, TypeError, ValueError):
         return []
-    return [name for name in found if name.startswith(incomplete)]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def _kind(path: Path) -> str:

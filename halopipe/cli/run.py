@@ -72,12 +72,12 @@ def run(
         source = plan_files.profile_of(planned, plan, profile)
         if source is not None:
             predicted = solve.predict_again(planned, source)[1]
-        again = None
+        replanned = None
         if options.replan:
             from halopipe.launch.replanning import replanner
 
-            again = replanner(planned, source, options)
-        result = training.train(planned, options, again)
+            replanned = replanner(planned, source, options)
+        result = training.train(planned, options, replanned)
         if result is None:  # in a job of torchrun, rank 0 reports for all
             return
         if result.end:
@@ -85,9 +85,9 @@ def run(
             if json:
                 console.emit_json(training.data(planned, result))
             return
-        is_other = again is not None and again.plan != planned
-        if again is not None and is_other:
-            planned, source = again.plan, again.plan.inputs.as_seen(again.profile)
+        is_other = replanned is not None and replanned.plan != planned
+        if replanned is not None and is_other:
+            planned, source = replanned.plan, replanned.plan.inputs.as_seen(replanned.profile)
             predicted = solve.predict_again(planned, source)[1]
         drift = None if source is None else calibration.drift(source, planned, options, result)
         file = result.timeline_file(planned, predicted, drift)
@@ -104,12 +104,12 @@ def run(
         if source is not None:
             for text in filter(None, (calibration.other_torch(source), calibration.changed_text(source, drift))):
                 console.remark(text)
-        lesson = calibration.Lesson("")
+        lesson = calibration.CalibrationUpdate("")
         if files.learn:
             lesson = calibration.teach(planned, plan, profile, options, result)
             if files.update or lesson.path is not None:
                 console.remark(lesson.text)
-        changes = () if again is None else again.changes
+        changes = () if replanned is None else replanned.changes
         console.emit_json(training.data(planned, result, drift, changes)) if json else console.emit(
             training.report(planned, result, predicted, drift, changes)
         )

@@ -25,9 +25,9 @@ from halopipe.data.sources import Data, Position, bound, digest, read, tensors_o
 from planner.ir.errors import DifferentDataError, TransportError
 from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.plan import Decision
-from runtime.pipeline.messages import dtype_of
+from runtime.pipeline.loss_weighting import inputs_counted
 from runtime.pipeline.microbatches import Batch, InputSpecs, Shapes
-from runtime.pipeline.sample_weights import inputs_counted
+from runtime.pipeline.routing import dtype_of
 from runtime.stage.captured import CapturedModel
 from runtime.stage.index_ranges import index_ranges
 from runtime.stage.shapes import varying_dims
@@ -128,20 +128,20 @@ class Agreement:
         everybody[self.transport.rank] = mine
         flat = everybody.flatten()
         self.transport.all_gather(flat, [mine.numel()] * size, tuple(range(size)), self.deadline_s)
-        found = flat.view(size, len(labels), self.slots, len(self.names))
-        read = found != UNREAD
-        highest = found.masked_fill(~read, ENDED - 1).amax(0)
-        lowest = found.masked_fill(~read, 2**40).amin(0)
+        digests = flat.view(size, len(labels), self.slots, len(self.names))
+        read = digests != UNREAD
+        highest = digests.masked_fill(~read, ENDED - 1).amax(0)
+        lowest = digests.masked_fill(~read, 2**40).amin(0)
         differs = (highest != lowest) & read.any(0)
         if differs.any():
             batch, slot, _ = differs.nonzero()[0].tolist()
-            raise self._error(labels[batch], slot, found[:, batch, slot], differs[batch, slot].tolist())
+            raise self._error(labels[batch], slot, digests[:, batch, slot], differs[batch, slot].tolist())
 
-    def _error(self, where: str, slot: int, found: Tensor, differs: list[bool]) -> DifferentDataError:
+    def _error(self, where: str, slot: int, digests: Tensor, differs: list[bool]) -> DifferentDataError:
         sample = f", sample {slot} of the batch" if self.slots > 1 else ""
         wrong = [name for name, is_wrong in zip(self.names, differs, strict=True) if is_wrong]
         details = [
-            f"{where}{sample}, {name}: {_told(found[:, place].tolist())}"
+            f"{where}{sample}, {name}: {_told(digests[:, place].tolist())}"
             for place, (name, is_wrong) in enumerate(zip(self.names, differs, strict=True))
             if is_wrong
         ]
@@ -175,7 +175,7 @@ _PLACE = 4
 """Numbers of a header before those of the micro-batches: whether there is a batch, and the position after it."""
 
 
-class Feed(Protocol):
+class BatchSource(Protocol):
     """Batches of one rank, in order.
 
     Attributes:
@@ -257,7 +257,7 @@ def consumer_of(decision: Decision, model: CapturedModel, transport: Transport, 
     return Consumer(decision, model.graph, inputs, transport, count(), deadline_s, preparation, counted, outputs)
 
 
-class OwnFeed:
+class OwnSource:
     """This rank reads all of the data.
 
     Args:
@@ -277,12 +277,12 @@ class OwnFeed:
         self.position, self.agreement = start, agreement
 
     def take(self) -> Batch | None:
-        found = next(self._items, None)
-        if found is None:
+        upcoming = next(self._items, None)
+        if upcoming is None:
             if self.agreement is not None:
                 self.agreement.note(None)
             return None
-        epoch, item = found
+        epoch, item = upcoming
         consumer = self._consumer
         is_prepared = consumer.preparation is not None
         batch = bound(item, consumer.inputs, consumer.decision.micro_batches, is_prepared=is_prepared)
@@ -292,14 +292,14 @@ class OwnFeed:
         return batch
 
 
-class SentFeed:
+class SentSource:
     """Rank 0 reads and sends; the others receive.
 
     Args:
         own: what rank 0 reads; None on the others.
     """
 
-    def __init__(self, consumer: Consumer, own: OwnFeed | None, start: Position) -> None:
+    def __init__(self, consumer: Consumer, own: OwnSource | None, start: Position) -> None:
         self._consumer, self._own = consumer, own
         self.position = start
         self.agreement: Agreement | None = None
@@ -400,14 +400,14 @@ class PartialBatch:
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
         if not count:
             return self._consumer.nothing(name, self._shapes[microbatch][name])
-        found = self._parts.get(Need(name, microbatch, start, count))
-        if found is None:
+        samples = self._parts.get(Need(name, microbatch, start, count))
+        if samples is None:
             rank = self._consumer.transport.rank
             raise TransportError(
                 f"rank {rank} has no samples {start} to {start + count} of {name}, micro-batch {microbatch}",
                 ["its stages should not read them"],
             )
-        return found
+        return samples
 
 
 def _key(turn: int, kind: str) -> Key:

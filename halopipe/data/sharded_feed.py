@@ -13,7 +13,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from halopipe.data.feeds import Agreement, Consumer, Feed, OwnFeed, PartialBatch, SentFeed, agreement_of
+from halopipe.data.feeds import Agreement, BatchSource, Consumer, OwnSource, PartialBatch, SentSource, agreement_of
 from halopipe.data.rank_slices import Need
 from halopipe.data.sources import Data, Position, Samples, digest, open_data, samples_of_epoch
 from halopipe.run_spec.options import EACH, FIRST, SHARE, RunOptions
@@ -24,7 +24,7 @@ from profiler.source.model import LoadedModel
 from runtime.pipeline.microbatches import Batch, Shapes, filled
 
 
-class SharedFeed:
+class SharedSource:
     """Batches of ``samples`` from ``start`` on; ``epochs`` of them in all, 0: without end.
 
     Args:
@@ -52,10 +52,10 @@ class SharedFeed:
         samples.require_repeatable(start)
 
     def take(self) -> Batch | None:
-        found = next(self._wanted, None)
-        if found is None:
+        upcoming = next(self._wanted, None)
+        if upcoming is None:
             return None
-        epoch, indices = found
+        epoch, indices = upcoming
         self.position = self.position.after(epoch, len(indices))
         rows = filled(len(indices), self._consumer.decision.micro_batches)
         digests: dict[int, list[int]] = {}
@@ -81,12 +81,12 @@ class SharedFeed:
             place = need.microbatch, need.start, need.count
             if place not in read:
                 first = sum(rows[: need.microbatch]) + need.start
-                given, targets = self._samples.collated(epoch, indices[first : first + need.count])
-                inputs.rows((*given, *targets))  # are they what the model takes?
-                read[place] = dict(zip(inputs.specs, (*given, *targets), strict=True))
+                model_inputs, targets = self._samples.collated(epoch, indices[first : first + need.count])
+                inputs.rows((*model_inputs, *targets))  # are they what the model takes?
+                read[place] = dict(zip(inputs.specs, (*model_inputs, *targets), strict=True))
                 for sample in range(need.count):
-                    found = (inputs.narrow(each, name, sample, 1) for name, each in read[place].items())
-                    digests[first + sample] = [digest(each) for each in found]
+                    slices = (inputs.narrow(each, name, sample, 1) for name, each in read[place].items())
+                    digests[first + sample] = [digest(each) for each in slices]
             parts[need] = read[place][need.name]
         return parts
 
@@ -102,10 +102,10 @@ class SharedFeed:
             transport.all_max(extents, self._consumer.ranks, self._consumer.deadline_s)
         shapes: list[Shapes] = []
         for m, samples in enumerate(rows):
-            known = {name: list(inputs.shape(name, spec.shape, samples)) for name, spec in inputs.specs.items()}
+            extents_of = {name: list(inputs.shape(name, spec.shape, samples)) for name, spec in inputs.specs.items()}
             for place, (name, dim) in enumerate(free):
-                known[name][dim] = int(extents[m, place])
-            shapes.append({name: tuple(shape) for name, shape in known.items()})
+                extents_of[name][dim] = int(extents[m, place])
+            shapes.append({name: tuple(shape) for name, shape in extents_of.items()})
         for need, part in parts.items():
             expected = inputs.shape(need.name, shapes[need.microbatch][need.name], need.count)
             if tuple(part.shape) != expected:
@@ -127,7 +127,7 @@ def _wanted(samples: Samples, start: Position, epochs: int) -> Iterator[tuple[in
         at = Position(epoch + 1)
 
 
-class Supply:
+class DataSources:
     """Opens the data once, on the ranks that read it.
 
     Args:
@@ -149,7 +149,7 @@ class Supply:
         self._require_last(options)
         self.origin = "" if self._training is None else self._training.origin
 
-    def training(self, start: Position, step: int = 0) -> Feed:
+    def training(self, start: Position, step: int = 0) -> BatchSource:
         """Batches to train on from ``start`` on, epoch after epoch, the first for ``step``.
 
         Raises:
@@ -159,7 +159,7 @@ class Supply:
             self._training.require_repeatable(start)
         return self._feed(self._training, start, 0, step)
 
-    def evaluation(self) -> Feed:
+    def evaluation(self) -> BatchSource:
         """Batches to evaluate on, one epoch."""
         return self._feed(self._evaluation, Position(), 1, 0)
 
@@ -196,14 +196,14 @@ class Supply:
             )
         return data
 
-    def _feed(self, data: Data | None, start: Position, epochs: int, step: int) -> Feed:
+    def _feed(self, data: Data | None, start: Position, epochs: int, step: int) -> BatchSource:
         consumer = self._consumer
         if self._way == SHARE and isinstance(data, Samples):
             slots = consumer.decision.global_batch
-            return SharedFeed(
+            return SharedSource(
                 consumer, data, start, epochs, agreement_of(consumer, step, slots=slots, always=epochs > 0)
             )
         if data is None or self._way == FIRST:
-            own = OwnFeed(consumer, data, start, epochs) if data is not None else None
-            return SentFeed(consumer, own, start)
-        return OwnFeed(consumer, data, start, epochs, agreement_of(consumer, step, always=epochs > 0))
+            own = OwnSource(consumer, data, start, epochs) if data is not None else None
+            return SentSource(consumer, own, start)
+        return OwnSource(consumer, data, start, epochs, agreement_of(consumer, step, always=epochs > 0))

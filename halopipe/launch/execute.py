@@ -34,17 +34,17 @@ from halopipe.training.optimizer_spec import (
     parse_scheduler,
     require_meant,
 )
-from halopipe.training.rank import Load, Terms, open_rank
+from halopipe.training.rank import JobConfig, Load, open_rank
 from halopipe.training.rank_device import DEVICES
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution, Tensors
 from halopipe.training.single_device import parameters_of
-from halopipe.training.watched_steps import Kept, WatchedSteps
+from halopipe.training.watched_steps import KeptModel, WatchedSteps
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.passes.versions import updates_within
 from profiler import LoadedModel, load_model
-from profiler.source.losses import Loss, own_loss
+from profiler.source.losses import TrainedLoss, own_loss
 from profiler.source.model import owners
 from profiler.source.parts import model_of
 from runtime.numerics.finite import OnNan
@@ -53,7 +53,7 @@ from runtime.optim.optimizer import MakeOptimizer
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
-    from runtime.monitor.activity import Board
+    from runtime.monitor.activity import StatusStore
 
 
 def execute(
@@ -98,18 +98,18 @@ def execute(
     rank = job.rank_of(plan.decision)
     terms, device, check = terms_of_script(plan, optimizer, options)
     store, board = job_stores(job.rank, job.num_ranks)
-    found = joined(
+    execution = joined(
         terms, rank, store, board, lambda: loaded_of_script(plan, model, loss_fn, example), device, check=check
     )
-    found.values = ScriptValues(owners(model, loss_fn), loss_fn) if isinstance(model, nn.Module) else None
-    return found
+    execution.values = ScriptValues(owners(model, loss_fn), loss_fn) if isinstance(model, nn.Module) else None
+    return execution
 
 
-def require_optimizer(given: object) -> None:
+def require_optimizer(optimizer: object) -> None:
     """Raises :class:`UsageError` for what is neither an optimiser object, nor text, nor a function that makes one."""
-    if given is not None and not isinstance(given, (str, torch.optim.Optimizer)) and not callable(given):
+    if optimizer is not None and not isinstance(optimizer, (str, torch.optim.Optimizer)) and not callable(optimizer):
         raise UsageError(
-            f"optimizer is {given!r:.60}, of type {type(given).__name__}",
+            f"optimizer is {optimizer!r:.60}, of type {type(optimizer).__name__}",
             [],
             ["'AdamW:lr=0.001'", "torch.optim.AdamW(module.parameters())", "a function that makes one of parameters"],
         )
@@ -117,7 +117,7 @@ def require_optimizer(given: object) -> None:
 
 def terms_of_script(
     plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, options: ScriptOptions
-) -> tuple[Terms, str | torch.device, bool]:
+) -> tuple[JobConfig, str | torch.device, bool]:
     """What a script asks for: the terms, the device, and whether the first step is compared with one device.
 
     Raises:
@@ -134,7 +134,7 @@ def terms_of_script(
     if isinstance(optimizer, torch.optim.Optimizer) and schedule is not None and not isinstance(schedule, LRScheduler):
         schedule = schedule(optimizer)  # once: the stages follow it
     check = chosen["check_first_step"]
-    terms = Terms(
+    terms = JobConfig(
         plan,
         _maker(plan, optimizer, schedule),
         schedule,
@@ -157,10 +157,10 @@ def terms_of_script(
 
 
 def joined(
-    terms: Terms,
+    terms: JobConfig,
     rank: int,
     store: Store,
-    board: Store | Board,
+    board: Store | StatusStore,
     load: Load,
     device: str | torch.device,
     *,
@@ -176,7 +176,7 @@ def joined(
         followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
         if followed is not None:
             followed.recognise(parameters_of(prepared.model, prepared.captured))
-        kept = Kept.of(terms, prepared, check=check) if rank == 0 else None  # before parameters are moved
+        kept = KeptModel.of(terms, prepared, check=check) if rank == 0 else None  # before parameters are moved
         opened = own.open(prepared)
         watched = WatchedSteps(terms, own.place, opened, kept) if check else None
         user = _users(prepared.model.module)
@@ -207,7 +207,7 @@ def loaded_of_script(
     if model is not None and example is not None:
         return _of_example(model, example, loss_fn)
     made = load_model(plan.inputs.model)
-    own = cast("Loss", made.loss_fn)  # of what a factory gives, ``load_model`` makes one
+    own = cast("TrainedLoss", made.loss_fn)  # of what a factory gives, ``load_model`` makes one
     function = own.function if loss_fn is None else loss_fn
     if example is not None:
         return _of_example(_users(made.module), example, None if function is own_loss else function)

@@ -64,7 +64,7 @@ from runtime.monitor.waits import Waits
 from runtime.monitor.watch import LOOPBACK, SETUP_S, host_store, join_store, run_workers
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
-from runtime.optim.whole_state import Given
+from runtime.optim.whole_state import WholeState
 
 SERVE = "halopipe.launch.worker:serve"
 _PLAN = "script/plan"
@@ -115,7 +115,7 @@ class Parallel:
         self._values = None if module is None else ScriptValues(owners(module, loss_fn), loss_fn)
         terms, device, _ = terms_of_script(plan, optimizer, options or {})
         self._followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
-        given = {**(options or {}), "device": device}
+        rank_options = {**(options or {}), "device": device}
         if isinstance(device, torch.device):
             raise UsageError(
                 f"device {str(device)!r} is one of this process, and ranks have processes of their own",
@@ -131,11 +131,13 @@ class Parallel:
                 )
             self._followed.recognise(named_parameters(owners(module, loss_fn)))
             optimizer = self._followed.described()
-            given.pop("scheduler", None)  # it stays here
+            rank_options.pop("scheduler", None)  # it stays here
             self._hook = self._followed.before_state_dict(self._fetch_kept)
         state = None if module is None or not has_state else state_of(owners(module, loss_fn))
         settings = None if self._own is None or answers else self._own.settings
-        self.ranks = Ranks(plan, optimizer, cast("ScriptOptions", given), state, terms.deadline_s, answers, settings)
+        self.ranks = ScriptRanks(
+            plan, optimizer, cast("ScriptOptions", rank_options), state, terms.deadline_s, answers, settings
+        )
         self._end = weakref.finalize(self, self.ranks.end)
         try:
             ready = self.ranks.answers()
@@ -202,13 +204,13 @@ class Parallel:
         if self._values is not None:
             self._values.require_same()
 
-    def _written(self, what: str, **told: Any) -> dict[str, Any]:
+    def _written(self, what: str, **arguments: Any) -> dict[str, Any]:
         """What rank 0 writes to a file."""
         path = self.ranks.folder / STATE
-        self.ranks.call(what, path=str(path), **told)
-        found: dict[str, Any] = torch.load(path, weights_only=False)
+        self.ranks.call(what, path=str(path), **arguments)
+        state: dict[str, Any] = torch.load(path, weights_only=False)
         path.unlink()
-        return found
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from these parameters and buffers; optimiser and steps stay."""
@@ -243,7 +245,7 @@ class Parallel:
         except UsageError as error:  # one of the user's own, that keeps what only its process can have
             self._followed.leave_with_ranks(f"{error.title}: {', '.join(error.details)}")
         else:
-            give_back(self._followed, Given(kept))
+            give_back(self._followed, WholeState(kept))
         self._kept_of = self.num_steps
 
     def save(self, folder: str | Path, *, keep: int = 0) -> None:
@@ -288,7 +290,7 @@ class Parallel:
             self._end()
 
 
-class Ranks:
+class ScriptRanks:
     """The ranks as the script sees them: a folder, a store, and a thread that watches their processes.
 
     Attributes:
@@ -354,14 +356,14 @@ class Ranks:
         self._thread.join(SETUP_S)
         return self._failure or UsageError("this run is over", ["its ranks have ended"])
 
-    def call(self, what: str, **told: Any) -> dict[str, Any]:
+    def call(self, what: str, **arguments: Any) -> dict[str, Any]:
         """Has all ranks do something, and returns what rank 0 says of it.
 
         Raises:
             UsageError: the run is over; or the ranks refuse what they were told, and wait for the next call.
             HalopipeError: what a rank failed by.
         """
-        self.begin(what, **told)
+        self.begin(what, **arguments)
         return self.end_of_call()
 
     @property
@@ -380,14 +382,14 @@ class Ranks:
         self._link.delete_key(f"call/{self._number}")
         return answer
 
-    def begin(self, what: str, **told: Any) -> None:
+    def begin(self, what: str, **arguments: Any) -> None:
         """Has all ranks do something, and does not wait for it; raises as :meth:`call`."""
         if not self.is_alive:
             why = [self._failure.title] if self._failure is not None else ["it was closed"]
             raise UsageError("this run is over", why, ["hp.parallelize(...) again, and run.load(folder)"])
         self._number, self._what = self._number + 1, what
         path = self.folder / f"call-{self._number}.pt"
-        write(path, told)
+        write(path, arguments)
         self._link.set(f"call/{self._number}", what)
 
     def answers(self) -> dict[str, Any]:
@@ -405,8 +407,8 @@ class Ranks:
             self._is_over.set()
         for error in errors:
             raise error
-        found: dict[str, Any] = answers[0]
-        return found
+        of_rank_0: dict[str, Any] = answers[0]
+        return of_rank_0
 
     def close(self) -> None:
         """Has the ranks end by themselves."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cuda_ops._torch import HashStore
 from halopipe.launch.combine import combine
-from halopipe.launch.processes import Ended, Processes, workers_of
+from halopipe.launch.processes import EndedWorker, Processes, workers_of
 from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
@@ -109,7 +109,7 @@ def _leave(kept: Path, path: Path, why: str) -> None:
             kept.rename(path)
 
 
-def _why(ended: Ended) -> str:
+def _why(ended: EndedWorker) -> str:
     """What a run on one device that failed left behind, as one line."""
     if ended.error:
         return f"one device could not run it: {json.loads(ended.error)['title']}"
@@ -141,11 +141,11 @@ def _watched(job: Job, workers: Sequence[Processes], store: Store, progress: Pro
             raise SystemExit(end.exit_code)
         for beat in beats.values():
             tell(beat.remark)
-        known = [beat for beat in beats.values() if beat.loss is not None]
-        if progress is not None and known and known[0].num_done > last:
-            last, first = known[0].num_done, beats.get(0, known[0])
-            told = (known[0].loss, known[0].step_s, first.slow, first.left_out)
-            progress(RunProgress(last, job.options.steps, *told))
+        with_loss = [beat for beat in beats.values() if beat.loss is not None]
+        if progress is not None and with_loss and with_loss[0].num_done > last:
+            last, first = with_loss[0].num_done, beats.get(0, with_loss[0])
+            latest = (with_loss[0].loss, with_loss[0].step_s, first.slow, first.left_out)
+            progress(RunProgress(last, job.options.steps, *latest))
 
     decision = job.plan.decision
     waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])

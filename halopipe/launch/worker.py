@@ -20,8 +20,8 @@ from halopipe.run_spec.job import (
     NO_ROOM,
     REFERENCE,
     REFERENCE_RANK,
+    EventLog,
     Job,
-    Journal,
     error_path,
     journal_path,
     result_path,
@@ -106,5 +106,5 @@ def work_as(job: Job, rank: int, after_step: AfterStep = _ignore) -> str:
 
     board = join_store(LOOPBACK, job.port)
     store = PrefixStore("job", join_store(LOOPBACK, job.port))
-    journal = Journal(journal_path(job.folder, rank)) if job.options.restarts else None
+    journal = EventLog(journal_path(job.folder, rank)) if job.options.restarts else None
     return work(job, rank, store, board, after_step=after_step, local_rank=rank, journal=journal).to_json()

@@ -134,7 +134,9 @@ def front(
         InfeasibleError: nothing fits at all.
     """
     with Jobs(jobs) as processes:
-        search = _Search(replace(problem, objective=THROUGHPUT, confidence=0.0), solver, show, num_points, processes)
+        search = _FrontSearch(
+            replace(problem, objective=THROUGHPUT, confidence=0.0), solver, show, num_points, processes
+        )
         if num_points > 1:
             search.begin((0, THROUGHPUT), (0, MEMORY))
         fastest = search.under(0)
@@ -154,7 +156,7 @@ def peak_bytes(plan: Plan) -> int:
 
 
 @dataclass(slots=True)
-class _Search:
+class _FrontSearch:
     """The searches of one front; ``exhausted`` once every limit's best plan is known."""
 
     problem: Problem

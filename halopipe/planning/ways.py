@@ -46,7 +46,7 @@ _FULL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class WaysReport:
     """What was found, for people and for programs."""
 
     shape: Transformer
@@ -58,7 +58,7 @@ class Report:
 
     def data(self) -> dict[str, Any]:
         """The answer as plain data; the file that ``-o`` writes."""
-        found = self.found
+        sweep = self.found
         return {
             "transformer": dataclasses.asdict(self.shape),
             "cluster": self.cluster.name,
@@ -66,14 +66,14 @@ class Report:
             "gpus": self.devices,
             "global_batch": self.global_batch,
             "search": {
-                "gap": found.gap,
-                "bound_s": found.bound_s,
-                "ways": found.num_ways,
-                "too_large": found.num_large,
-                "simulated": found.num_simulated,
+                "gap": sweep.gap,
+                "bound_s": sweep.bound_s,
+                "ways": sweep.num_ways,
+                "too_large": sweep.num_large,
+                "simulated": sweep.num_simulated,
             },
-            "best": self._choice(found.best),
-            "rivals": [self._choice(rival) | {"tie": rival in found.ties} for rival in found.rivals],
+            "best": self._choice(sweep.best),
+            "rivals": [self._choice(rival) | {"tie": rival in sweep.ties} for rival in sweep.rivals],
         }
 
     def write(self, path: Path) -> None:
@@ -135,48 +135,48 @@ class Report:
     def _spent(self) -> str:
         best = self.found.best.prediction
         shares = sorted(best.parts.items(), key=lambda item: -item[1])
-        told = [f"{what} {100 * seconds / best.step.seconds:.0f} %" for what, seconds in shares]
-        return ", ".join(text for text in told if not text.endswith(" 0 %"))
+        texts = [f"{what} {100 * seconds / best.step.seconds:.0f} %" for what, seconds in shares]
+        return ", ".join(text for text in texts if not text.endswith(" 0 %"))
 
     def _memory(self, choice: Choice) -> str:
         memory, gib = choice.prediction.memory, 2**30
         parts = (("state", memory.state), ("activations", memory.activations), ("one pass", memory.working))
-        told = ", ".join(f"{what} {size / gib:.1f}" for what, size in parts)
-        return f"{memory.total / gib:.1f} of {self.found.usable_bytes / gib:.1f} GiB ({told})"
+        breakdown = ", ".join(f"{what} {size / gib:.1f}" for what, size in parts)
+        return f"{memory.total / gib:.1f} of {self.found.usable_bytes / gib:.1f} GiB ({breakdown})"
 
     def _bound(self) -> str:
         """What another device, link or batch would better."""
-        best, found = self.found.best.prediction, self.found
+        best, sweep = self.found.best.prediction, self.found
         exchanges = sum(best.parts.get(what, 0.0) for what in (EXCHANGE, GRADIENTS, SENDS))
         reasons = {
             "computing": best.step.seconds - exchanges - best.parts[BUBBLE],
             "bubbles (a larger batch)": best.parts[BUBBLE],
             "links": exchanges,
         }
-        told = [f"{max(reasons, key=lambda reason: reasons[reason])}"]
-        if best.memory.total > _FULL * found.usable_bytes:
-            told.append("memory")
-        return f"{' and '.join(told)}; {found.num_large} of {found.num_ways} ways do not fit"
+        limits = [f"{max(reasons, key=lambda reason: reasons[reason])}"]
+        if best.memory.total > _FULL * sweep.usable_bytes:
+            limits.append("memory")
+        return f"{' and '.join(limits)}; {sweep.num_large} of {sweep.num_ways} ways do not fit"
 
     def _rivals(self) -> list[str]:
-        found = self.found
-        if not found.rivals:
+        sweep = self.found
+        if not sweep.rivals:
             return []
-        first = found.best.prediction.step.seconds
+        first = sweep.best.prediction.step.seconds
         rows = []
-        for rival in found.rivals:
+        for rival in sweep.rivals:
             step = rival.prediction.step
-            verdict = "tie" if rival in found.ties else f"+{100 * (step.seconds / first - 1):.0f} %"
+            verdict = "tie" if rival in sweep.ties else f"+{100 * (step.seconds / first - 1):.0f} %"
             memory = f"{rival.prediction.memory.total / 2**30:.1f} GiB"
             rows.append([str(rival.ways), units.seconds(step.seconds), verdict, memory])
         head = ["the best of other divisions", "step", "beside the best", "memory"]
         return [tables.table(head, rows), f"  (tie: within {100 * TIE:.0f} %, which the model cannot tell apart)", ""]
 
     def _proof(self) -> str:
-        found = self.found
-        proof = "no way is better" if found.gap <= 0 else f"no way is better by more than {100 * found.gap:.2g} %"
-        simulated = f"{found.num_simulated} simulated, the others bounded or too large"
-        return f"  {proof} by this model: {found.num_ways} ways, {simulated}"
+        sweep = self.found
+        proof = "no way is better" if sweep.gap <= 0 else f"no way is better by more than {100 * sweep.gap:.2g} %"
+        simulated = f"{sweep.num_simulated} simulated, the others bounded or too large"
+        return f"  {proof} by this model: {sweep.num_ways} ways, {simulated}"
 
 
 def require_no_search(options: Sequence[str]) -> None:
@@ -190,12 +190,12 @@ def require_no_search(options: Sequence[str]) -> None:
 
 
 def plan_by(
-    profile: Profile, given: str, global_batch: int = 0, micro_batch: Sequence[int] = (), *, memory_bytes: int = 0
+    profile: Profile, source: str, global_batch: int = 0, micro_batch: Sequence[int] = (), *, memory_bytes: int = 0
 ) -> Plan:
     """The plan that a way is, of a profiled network: priced and simulated as any other, and run by ``run``.
 
     Args:
-        given: a file of ``halopipe ways -o``, or names of a way's parts: ``tensor=2,pipeline=2,sequence_parallel=1``.
+        source: a file of ``halopipe ways -o``, or names of a way's parts: ``tensor=2,pipeline=2,sequence_parallel=1``.
         global_batch: samples a step; 0: those of the file, else of the profile's example.
         micro_batch: samples of a micro-batch of all replicas, to be held against the way's; empty: they are.
         memory_bytes: most bytes on any device; 0: the device's memory less a margin.
@@ -209,10 +209,10 @@ def plan_by(
     from planner.solvers.candidates.explain import heuristic_plan, infeasible
     from planner.transformers.placement import schedule_of
 
-    if "=" in given or not given.endswith(".json"):
-        ways, batch = ways_of(given), global_batch or profile.graph.samples
+    if "=" in source or not source.endswith(".json"):
+        ways, batch = ways_of(source), global_batch or profile.graph.samples
     else:
-        _, ways, of_file = read(Path(given))
+        _, ways, of_file = read(Path(source))
         batch = global_batch or of_file
     _require_room(profile, ways, micro_batch)
     candidate = _candidate(profile, ways, ways.micro_batches(batch))
@@ -229,10 +229,10 @@ def plan_by(
         zero=max(1, ways.zero),
     )
     evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = evaluator.evaluate(candidate)
-    if not found.fits:
-        raise infeasible(problem, found)
-    return heuristic_plan(evaluator, found, "ways", f"as asked for: {ways}")
+    evaluated = evaluator.evaluate(candidate)
+    if not evaluated.fits:
+        raise infeasible(problem, evaluated)
+    return heuristic_plan(evaluator, evaluated, "ways", f"as asked for: {ways}")
 
 
 def _require_room(profile: Profile, ways: Ways, micro_batch: Sequence[int]) -> None:
@@ -301,14 +301,14 @@ def ways_of(text: str) -> Ways:
         units.require_known("part of a way", [name], list(kinds))
         return kinds[name](value)
 
-    found = units.parse_pairs(text, part, "is no part of a way", "tensor=2,pipeline=2")
-    given = {name.replace("-", "_"): value for name, value in found.items()}
-    units.require_known("schedule of a way", [given.get("schedule", "1f1b")], ["1f1b", "gpipe"])
-    return Ways(**given)
+    pairs = units.parse_pairs(text, part, "is no part of a way", "tensor=2,pipeline=2")
+    parts = {name.replace("-", "_"): value for name, value in pairs.items()}
+    units.require_known("schedule of a way", [parts.get("schedule", "1f1b")], ["1f1b", "gpipe"])
+    return Ways(**parts)
 
 
 def read(path: Path) -> tuple[Transformer, Ways, int]:
-    """The transformer, the best ways and the global batch of a file that :meth:`Report.write` wrote.
+    """The transformer, the best ways and the global batch of a file that :meth:`WaysReport.write` wrote.
 
     Raises:
         MissingFileError, CorruptFileError: it is not there, or no such file.
@@ -388,7 +388,7 @@ def find(
     time_limit_s: float = 60.0,
     price_per_hour: float = 0.0,
     layers: Path | None = None,
-) -> Report:
+) -> WaysReport:
     """The best ways of a transformer's step on so many devices of a cluster; 0, empty and -1 leave a choice open.
 
     Args:
@@ -409,7 +409,7 @@ def find(
         )
     if recompute:
         units.require_known("recomputation", [recompute], [how.value for how in Recompute])
-    given: dict[str, Any] = {
+    restrictions: dict[str, Any] = {
         "tensor": (tensor,) if tensor else (),
         "pipeline": (pipeline,) if pipeline else (),
         "micro_batch": (micro_batch,) if micro_batch else (),
@@ -417,8 +417,8 @@ def find(
         **({"recompute": (Recompute(recompute),)} if recompute else {}),
         **({"zero": (zero,)} if zero >= 0 else {}),
     }
-    found = search(shape, cluster, devices, global_batch, Space(**given), gap=gap, time_limit_s=time_limit_s)
-    return Report(shape, cluster, devices, global_batch, found, price_per_hour)
+    sweep = search(shape, cluster, devices, global_batch, Space(**restrictions), gap=gap, time_limit_s=time_limit_s)
+    return WaysReport(shape, cluster, devices, global_batch, sweep, price_per_hour)
 
 
 def shape_of(text: str) -> Transformer:
@@ -429,26 +429,26 @@ def shape_of(text: str) -> Transformer:
     """
     if "=" not in text:
         return named_transformer(text)
-    known = {field.name: field for field in fields(Transformer) if field.name != "name"}
+    size_fields = {field.name: field for field in fields(Transformer) if field.name != "name"}
     needed = ["hidden", "ffn", "heads", "layers", "vocab", "seq"]
-    flags = [name for name, field in known.items() if isinstance(field.default, bool)]
+    flags = [name for name, field in size_fields.items() if isinstance(field.default, bool)]
 
     def size(name: str, value: str) -> int | bool:
-        units.require_known("size of a transformer", [name], list(known))
+        units.require_known("size of a transformer", [name], list(size_fields))
         return {"0": False, "1": True}[value] if name in flags else units.whole(value)
 
-    given = units.parse_pairs(text, size, "is no size of a transformer", "hidden=768,heads=12,dropout=0")
-    missing = [name for name in needed if name not in given]
+    sizes = units.parse_pairs(text, size, "is no size of a transformer", "hidden=768,heads=12,dropout=0")
+    missing = [name for name in needed if name not in sizes]
     if missing:
         raise UsageError(f"a transformer needs {', '.join(missing)} too", [f"given: {text}"], [f"{missing[0]}=..."])
-    return _made(text, given)
+    return _made(text, sizes)
 
 
-def _made(text: str, given: Mapping[str, Any]) -> Transformer:
-    if given["hidden"] % given["heads"] and not given.get("head_size"):
+def _made(text: str, sizes: Mapping[str, Any]) -> Transformer:
+    if sizes["hidden"] % sizes["heads"] and not sizes.get("head_size"):
         raise UsageError(
-            f"hidden={given['hidden']} is not divided by heads={given['heads']}",
+            f"hidden={sizes['hidden']} is not divided by heads={sizes['heads']}",
             [f"in {text}"],
             ["head_size=..., where heads are not hidden / heads wide"],
         )
-    return Transformer(name="transformer", **given)
+    return Transformer(name="transformer", **sizes)

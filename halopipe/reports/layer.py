@@ -69,8 +69,8 @@ def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
 def layer_data(plan: Plan, profile: Profile | None, name: str) -> dict[str, Any]:
     """The same for JSON: the lines, and every way to divide the layer with what it costs."""
     lines = describe_layer(plan, profile, name).splitlines()
-    found = data(splits_of(plan, profile, name)) if profile is not None else {}
-    return {"layer": lines, **found}
+    split_data = data(splits_of(plan, profile, name)) if profile is not None else {}
+    return {"layer": lines, **split_data}
 
 
 def _origin(plan: Plan, value: str, stage: int) -> str:
@@ -95,9 +95,9 @@ def _costs(profile: Profile, name: str) -> str:
         for m in measurements
         if m.layer == name
     ]
-    found = tables.table(["device kind", "samples", "forward", "backward", "saved", "workspace", "spread"], cells)
+    table = tables.table(["device kind", "samples", "forward", "backward", "saved", "workspace", "spread"], cells)
     alike = {m.alike: None for each in profile.measurements.values() for m in each if m.layer == name and m.alike}
-    return "\n".join([found, *(f"  seconds measured on {other}, which is alike" for other in alike)])
+    return "\n".join([table, *(f"  seconds measured on {other}, which is alike" for other in alike)])
 
 
 MOST_SHOWN = 8
@@ -131,22 +131,22 @@ class Split:
 
     def data(self) -> dict[str, Any]:
         """For JSON."""
-        found, option = self.rival, self.rival.option
+        rival, option = self.rival, self.rival.option
         return {
             "layout": self.words,
             "cuts": {dim: list(points) for dim, points in option.cuts},
             "ways": option.ways,
             "margin": option.margin,
-            "total_s": found.total_s,
-            "compute_s": found.compute_s,
-            "messages_s": found.messages_s,
-            "statistics_s": found.statistics_s,
-            "reduction_s": found.reduction_s,
-            "update_s": found.update_s,
-            "memory_bytes": found.memory_bytes,
-            "fits": found.fits,
+            "total_s": rival.total_s,
+            "compute_s": rival.compute_s,
+            "messages_s": rival.messages_s,
+            "statistics_s": rival.statistics_s,
+            "reduction_s": rival.reduction_s,
+            "update_s": rival.update_s,
+            "memory_bytes": rival.memory_bytes,
+            "fits": rival.fits,
             "allowed": self.is_allowed,
-            "chosen": found.is_chosen,
+            "chosen": rival.is_chosen,
         }
 
 
@@ -166,15 +166,15 @@ def splits_of(plan: Plan, profile: Profile, name: str) -> tuple[Split, ...]:
         return ()
     problem = problem_of(plan, profile)
     index = {layer.name: position for position, layer in enumerate(profile.graph.layers)}
-    again = {name for span in stage.recomputed for name in span}
+    recomputed = {name for span in stage.recomputed for name in span}
     chosen = {
-        index[each]: Option.placed(decision.layers[each], stage.recompute or each in again)
+        index[each]: Option.placed(decision.layers[each], stage.recompute or each in recomputed)
         for each in decision.layers_of(number)
     }
     layouts = LayoutBook(PriceBook(profile), tuple(FAMILIES), problem.halo_depth)
     prices = layouts.prices(stage.ranks, max(decision.micro_batches))
-    found = rivals(prices, chosen, index[name], _question(problem, decision, number, tuple(sorted(chosen))))
-    return tuple(Split(rival, _is_allowed(rival, plan.inputs.request.allow)) for rival in found)
+    rival_options = rivals(prices, chosen, index[name], _question(problem, decision, number, tuple(sorted(chosen))))
+    return tuple(Split(rival, _is_allowed(rival, plan.inputs.request.allow)) for rival in rival_options)
 
 
 def render(splits: tuple[Split, ...], step_s: float, ranks: int) -> str:
@@ -263,10 +263,10 @@ def _is_allowed(rival: Rival, allow: tuple[str, ...]) -> bool:
     return all(family in allow for family, names in FAMILIES.items() if dims & set(names))
 
 
-def describe_field(found: ReceptiveField) -> str:
+def describe_field(field: ReceptiveField) -> str:
     """What an output reads of each input, by dim: the box; and far from the edges size, stride and offset."""
-    lines = [f"{found.value} {_box_text(found.box)} reads"]
-    for name, box in found.inputs.items():
+    lines = [f"{field.value} {_box_text(field.box)} reads"]
+    for name, box in field.inputs.items():
         rows = [
             [
                 one.dim,
@@ -276,18 +276,18 @@ def describe_field(found: ReceptiveField) -> str:
                 "–" if one.stride is None else str(one.stride),
                 "–" if one.offset is None else str(one.offset),
             ]
-            for one, part in zip(found.along[name], box, strict=True)
+            for one, part in zip(field.along[name], box, strict=True)
         ]
         header = ["dim", "rows", "of", "an output reads", "and the next begins later by", "output 0 begins at"]
         lines += [f"  {name}", tables.table(header, rows, indent=4)]
     return "\n".join(lines)
 
 
-def field_data(found: ReceptiveField) -> dict[str, Any]:
+def field_data(field: ReceptiveField) -> dict[str, Any]:
     """The same for JSON; strides are fractions as text, null where outputs follow no rule."""
     return {
-        "value": found.value,
-        "box": [[part.start, part.stop] for part in found.box],
+        "value": field.value,
+        "box": [[part.start, part.stop] for part in field.box],
         "inputs": {
             name: [
                 {
@@ -299,9 +299,9 @@ def field_data(found: ReceptiveField) -> dict[str, Any]:
                     "stride": None if one.stride is None else str(one.stride),
                     "offset": one.offset,
                 }
-                for one, part in zip(found.along[name], box, strict=True)
+                for one, part in zip(field.along[name], box, strict=True)
             ]
-            for name, box in found.inputs.items()
+            for name, box in field.inputs.items()
         },
     }
 

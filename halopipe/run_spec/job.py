@@ -152,7 +152,7 @@ def journal_path(folder: Path, rank: int) -> Path:
     return folder / f"journal-{rank}.jsonl"
 
 
-class Journal:
+class EventLog:
     """What a rank has done, a line a step and an evaluation, each written at once; open as long as its process.
 
     A disk that is full ends the journal, not the rank.
@@ -181,7 +181,7 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class AttemptRecord:
     """What the ranks of an attempt had done when it ended.
 
     Attributes:
@@ -198,7 +198,7 @@ class Done:
     saves: Saves = field(default_factory=Saves)
 
     @classmethod
-    def read(cls, folder: Path) -> Done:
+    def read(cls, folder: Path) -> AttemptRecord:
         """What their journals say; a rank has one before any begins its first step."""
         notes = [_notes(path) for path in folder.glob("journal-*.jsonl")]
         steps = [{note.step: note for note in each if note.step is not None} for each in notes]
@@ -325,7 +325,7 @@ class RankResult:
     def to_json(self) -> str:
         """As text."""
         spans = {
-            step: [(span.action, span.start_s, span.stop_s) for span in found] for step, found in self.spans.items()
+            step: [(span.action, span.start_s, span.stop_s) for span in of_step] for step, of_step in self.spans.items()
         }
         return json.dumps({**plain(self), "spans": spans})
 
@@ -344,7 +344,7 @@ class RankResult:
             record["first_step"],
             tuple(Score(**each) for each in record["scores"]),
             record["trained"],
-            {int(step): tuple(found) for step, found in record["memory"].items()},
+            {int(step): tuple(samples) for step, samples in record["memory"].items()},
             record["witness"],
             record["skipped"],
             record["data"],

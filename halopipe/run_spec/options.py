@@ -48,7 +48,7 @@ CHECKS, RECORDS, LOSSES = "Checks and limits", "Records", "Machines that come an
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class OptionSpec:
     """How a field is asked for.
 
     Attributes:
@@ -76,8 +76,8 @@ class Option:
 
 
 def option(default: Any, help: str = "", metavar: str = "", panel: str = "", **others: Any) -> Any:
-    """A field of a list of options; ``help``, ``metavar``, ``panel`` and ``others`` as of :class:`Option`."""
-    return dataclasses.field(default=default, metadata={_OPTION: Option(help, metavar, panel, **others)})
+    """A field of a list of options; ``help``, ``metavar``, ``panel`` and ``others`` as of :class:`OptionSpec`."""
+    return dataclasses.field(default=default, metadata={_OPTION: OptionSpec(help, metavar, panel, **others)})
 
 
 def asked_in(group: type[Any]) -> Mapping[str, dataclasses.Field[Any]]:
@@ -85,10 +85,10 @@ def asked_in(group: type[Any]) -> Mapping[str, dataclasses.Field[Any]]:
     return {each.name: each for each in dataclasses.fields(group) if spec(each).help}
 
 
-def spec(field: dataclasses.Field[Any]) -> Option:
+def spec(field: dataclasses.Field[Any]) -> OptionSpec:
     """How the field is asked for."""
-    found: Option = field.metadata[_OPTION]
-    return found
+    option: OptionSpec = field.metadata[_OPTION]
+    return option
 
 
 def flag(field: dataclasses.Field[Any]) -> str:
@@ -345,7 +345,7 @@ ASKED: Mapping[str, dataclasses.Field[Any]] = {**asked_in(RunOptions), **asked_i
 """Those of :class:`RunOptions` and :class:`RunFiles` that the command line and job files know."""
 
 
-def option_of(name: str) -> Option:
+def option_of(name: str) -> OptionSpec:
     """How the field of a run is asked for."""
     return spec(_ALL[name])
 

@@ -84,8 +84,8 @@ def require_fitting(options: ServeOptions) -> None:
     folder, answers = options.source, options.to
     with_folder: dict[str, object] = {"--to": answers, "--reader": options.reader, "--follow": options.follow}
     feeds.require_one({"--from": folder, "--stdin": options.stdin, "--http": options.http}, with_folder)
-    for option, given in with_folder.items():
-        if given and folder is None:
+    for option, asked in with_folder.items():
+        if asked and folder is None:
             named = "--stdin" if options.stdin else "--http"
             raise UsageError(
                 f"{option} goes with --from", [], [f"--from FOLDER in place of {named}", f"leave {option} out"]
@@ -95,8 +95,10 @@ def require_fitting(options: ServeOptions) -> None:
     if folder is not None and answers is not None and folder.resolve() == answers.resolve():
         raise UsageError("answers would replace requests", [f"both are in {folder}"], ["--to another folder"])
     if options.stdin and options.stdin not in feeds.FORMATS:
-        known = ", ".join(feeds.FORMATS)
-        raise UsageError(f"standard input brings no {options.stdin!r}", [f"known: {known}"], [f"--stdin {feeds.JSON}"])
+        formats = ", ".join(feeds.FORMATS)
+        raise UsageError(
+            f"standard input brings no {options.stdin!r}", [f"known: {formats}"], [f"--stdin {feeds.JSON}"]
+        )
 
 
 def _requests(
@@ -108,11 +110,11 @@ def _requests(
         )
     # Files of its own: a thread that still waits on sys.stdin when the interpreter ends would end it with an abort, and
     # what sys.stdout could not write would be tried again there.
-    given = open(os.dup(sys.stdin.fileno()), "rb")  # noqa: SIM115  # read until the process ends
+    requests = open(os.dup(sys.stdin.fileno()), "rb")  # noqa: SIM115  # read until the process ends
     answers = open(os.dup(sys.stdout.fileno()), "wb")  # noqa: SIM115  # likewise written
     if options.stdin == feeds.NPY:
-        return feeds.of_arrays(serving, given, answers, most_bytes)
-    return feeds.of_lines(serving, given, answers, most_bytes)
+        return feeds.of_arrays(serving, requests, answers, most_bytes)
+    return feeds.of_lines(serving, requests, answers, most_bytes)
 
 
 def _http() -> Any:
@@ -155,7 +157,7 @@ def _say_how(serving: Serving, plan: Plan, mode: str) -> None:
 
 def _report(serving: Serving, plan: Plan, *, as_json: bool, to_stderr: bool) -> None:
     counts = serving.counts
-    told = {
+    summary = {
         "requests": counts.requests,
         "samples": counts.samples,
         "refused": counts.refused,
@@ -167,7 +169,7 @@ def _report(serving: Serving, plan: Plan, *, as_json: bool, to_stderr: bool) -> 
         "predicted_latency_s": plan.prediction.step_s,
     }
     if as_json and not to_stderr:
-        console.emit_json(told)
+        console.emit_json(summary)
         return
     refused = f", {units.count(counts.refused, 'request')} refused for want of room" if counts.refused else ""
     latency = " to ".join(units.seconds(counts.latency_s(share)) for share in (0.1, 0.9))

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from halopipe.run_spec.options import STDIN_FORMATS
 from halopipe.serving import arrays
-from halopipe.serving.serving import Answer, Serving
+from halopipe.serving.serving import RequestAnswer, Serving
 from planner.ir.errors import CorruptFileError, FactoryError, FormatError, HalopipeError, MissingFileError, UsageError
 from planner.ir.files import replaced
 from profiler.source.source import find_factory
@@ -54,7 +54,7 @@ def pump(serving: Serving, requests: Iterator[tuple[Any, Any, Put]], draining: D
     Raises:
         HalopipeError: what a rank has failed by, or a request that is not what the model takes.
     """
-    waiting: queue.Queue[tuple[Future[Answer], Put] | None] = queue.Queue(serving.room)
+    waiting: queue.Queue[tuple[Future[RequestAnswer], Put] | None] = queue.Queue(serving.room)
     faults: list[BaseException] = []
 
     def write() -> None:
@@ -105,14 +105,14 @@ def patiently(
     threading.Thread(target=read, name="requests", daemon=True).start()
     while not draining.is_set() and serving.failure is None:
         try:
-            found = ahead.get(timeout=_LOOK_S)
+            request_read = ahead.get(timeout=_LOOK_S)
         except queue.Empty:
             continue
-        if found is over:
+        if request_read is over:
             return
-        if isinstance(found, BaseException):
-            raise found
-        yield found
+        if isinstance(request_read, BaseException):
+            raise request_read
+        yield request_read
 
 
 def of_folder(
@@ -132,17 +132,17 @@ def of_folder(
         raise MissingFileError(f"there is no folder {folder}", [], ["the folder of the files that are to be answered"])
     output.mkdir(parents=True, exist_ok=True)
     read = find_factory(reader) if reader else None
-    seen: set[str] = set()
+    answered: set[str] = set()
     while True:
-        new = [name for name in questions(folder, any_file=read is not None) if name not in seen]
+        new = [name for name in questions(folder, any_file=read is not None) if name not in answered]
         require_free(output, new, any_file=read is not None)
-        if not new and not seen and not follow:
+        if not new and not answered and not follow:
             wanted = "any file" if read else ", ".join(SUFFIXES)
             raise MissingFileError(
                 f"nothing to answer in {folder}", [f"wanted: {wanted}"], ["--reader FACTORY, for other files"]
             )
         for name in new:
-            seen.add(name)
+            answered.add(name)
             inputs, targets = _request_of(serving, folder / name, read, most_bytes)
             yield inputs, targets, _writer(output, name, any_file=read is not None)
         if not follow or draining.is_set():
@@ -192,7 +192,7 @@ def of_lines(serving: Serving, lines: IO[bytes], answers: IO[bytes], most_bytes:
 
 
 def of_arrays(
-    serving: Serving, given: IO[bytes], answers: IO[bytes], most_bytes: int
+    serving: Serving, stream: IO[bytes], answers: IO[bytes], most_bytes: int
 ) -> Iterator[tuple[Any, Any, Put]]:
     """A request of each array of a stream of them, such as a pipe; each of at most ``most_bytes``.
 
@@ -206,10 +206,10 @@ def of_arrays(
     number = 0
     while True:
         try:
-            found = _array_in(serving, given, most_bytes)
-            if found is None:
+            array = _array_in(serving, stream, most_bytes)
+            if array is None:
                 return
-            request = serving.request({serving.input_names[0]: found})
+            request = serving.request({serving.input_names[0]: array})
         except HalopipeError as error:
             raise FormatError(f"array {number}: {error.title}", error.details, error.remedies) from error
         number += 1
@@ -250,10 +250,10 @@ def array_of(serving: Serving, data: IO[bytes], most_bytes: int) -> tuple[Any, A
         FormatError: it is no array, or holds what cannot be kept.
         UsageError: the model takes more inputs than one.
     """
-    found = _array_in(serving, data, most_bytes)
-    if found is None or data.read(1):
-        raise FormatError("this is no array", ["nothing is there" if found is None else "more follows behind it"])
-    return serving.request({serving.input_names[0]: found})
+    array = _array_in(serving, data, most_bytes)
+    if array is None or data.read(1):
+        raise FormatError("this is no array", ["nothing is there" if array is None else "more follows behind it"])
+    return serving.request({serving.input_names[0]: array})
 
 
 def array_bytes(output: Any) -> bytes:
@@ -262,9 +262,9 @@ def array_bytes(output: Any) -> bytes:
     Raises:
         FormatError: it is something else.
     """
-    found = io.BytesIO()
-    np.save(found, _only(output), allow_pickle=False)
-    return found.getvalue()
+    stream = io.BytesIO()
+    np.save(stream, _only(output), allow_pickle=False)
+    return stream.getvalue()
 
 
 def _write(answers: IO[bytes], data: bytes) -> None:
@@ -304,21 +304,21 @@ def _only(output: Any) -> np.ndarray[Any, Any]:
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
     plain = tensor.detach().cpu()
-    found: np.ndarray[Any, Any] = (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy()
-    return found
+    array: np.ndarray[Any, Any] = (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy()
+    return array
 
 
 def _request_of(serving: Serving, path: Path, read: Callable[..., Any] | None, most_bytes: int) -> tuple[Any, Any]:
     if read is not None:
         try:
-            found = read(path)
+            content = read(path)
         except HalopipeError:
             raise
         except Exception as error:  # the user's own may raise anything
             raise FactoryError(
                 f"the reader fails at {path}", [f"{type(error).__name__}: {error}"], ["mend the function of --reader"]
             ) from error
-        return found if isinstance(found, tuple) and len(found) == 2 and serving.learns else (found, None)
+        return content if isinstance(content, tuple) and len(content) == 2 and serving.learns else (content, None)
     try:
         if path.suffix == ".pt":
             loaded = torch.load(path, map_location="cpu", weights_only=True)
@@ -346,8 +346,8 @@ def _tensors_of_file(serving: Serving, path: Path, most_bytes: int) -> dict[str,
     """Of ``.npy`` and ``.npz``, by name; those of names that are not known are not read."""
     if path.suffix != ".npz":
         with path.open("rb") as stream:
-            found = _array_in(serving, stream, most_bytes)
-        return {} if found is None else {serving.input_names[0]: found}
+            tensor = _array_in(serving, stream, most_bytes)
+        return {} if tensor is None else {serving.input_names[0]: tensor}
     tensors: dict[str, Tensor] = {}
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
@@ -355,10 +355,10 @@ def _tensors_of_file(serving: Serving, path: Path, most_bytes: int) -> dict[str,
             tensors[name] = torch.empty(0)
             if name in serving.dtypes:
                 with archive.open(member) as stream:
-                    found = arrays.read_npy(stream, name, serving.dtypes[name], most_bytes)
-                if found is not None:
-                    tensors[name] = found
-                    most_bytes -= found.nbytes
+                    tensor = arrays.read_npy(stream, name, serving.dtypes[name], most_bytes)
+                if tensor is not None:
+                    tensors[name] = tensor
+                    most_bytes -= tensor.nbytes
     return tensors
 
 

@@ -139,9 +139,9 @@ class Application:
         self, headers: Mapping[str, str], receive: Receive, read: Callable[..., tuple[Any, Any]]
     ) -> tuple[Any, Any]:
         """What the body asks, of which nothing is kept."""
-        told = headers.get("content-length", "")
-        if told.isdecimal() and (len(told) > len(str(self._most_bytes)) or int(told) > self._most_bytes):
-            raise RefusedError(413, f"a body has at most {self._most_bytes} bytes, this one {told[:20]}")
+        length = headers.get("content-length", "")
+        if length.isdecimal() and (len(length) > len(str(self._most_bytes)) or int(length) > self._most_bytes):
+            raise RefusedError(413, f"a body has at most {self._most_bytes} bytes, this one {length[:20]}")
         body = io.BytesIO()
         try:
             try:
@@ -308,8 +308,8 @@ def listen(serving: Serving, door: socket.socket, most_bytes: int, draining: Dra
 async def _respond(
     send: Send, status: int, content: bytes, kind: str, headers: Mapping[str, str] | None = None
 ) -> None:
-    told = {"content-type": kind, "content-length": str(len(content)), **(headers or {})}
-    encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in told.items()]
+    all_headers = {"content-type": kind, "content-length": str(len(content)), **(headers or {})}
+    encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in all_headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": content})
 

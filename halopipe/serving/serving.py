@@ -41,7 +41,7 @@ from halopipe.serving.rank_loop import (
     REQUEST,
     SHAPE,
     ZEROS,
-    Told,
+    StreamDescription,
     decoded,
     encoded,
     pieces_of,
@@ -55,8 +55,8 @@ from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from profiler import load_model
 from profiler.source.model import LoadedModel
-from runtime.pipeline.messages import Piece, assemble
 from runtime.pipeline.microbatches import filled
+from runtime.pipeline.routing import Piece, assemble
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ _MOST_LATENCIES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RequestAnswer:
     """What became of a request.
 
     Attributes:
@@ -110,8 +110,8 @@ class Counts:
 
 
 @dataclass(slots=True)
-class _Waiting:
-    future: Future[Answer]
+class _PendingRequest:
+    future: Future[RequestAnswer]
     rows: int
     began_s: float
     is_probe: bool
@@ -163,10 +163,10 @@ class Serving:
         self._is_training = mode == MODULE and any(part.training for part in parts)
         self.room = room or 2 * len(run.plan.decision.stages) + 2
         self._slots = threading.BoundedSemaphore(self.room)
-        self._lock, self._waiting = threading.Lock(), dict[int, _Waiting]()
+        self._lock, self._waiting = threading.Lock(), dict[int, _PendingRequest]()
         self._number, self._is_over = 0, False
         self._failure: HalopipeError | None = None
-        self._output: examples.Form | None = None
+        self._output: examples.OutputPytree | None = None
         if check:
             model = examples.as_trained(run, model)
         path = run.ranks.folder / "stream"
@@ -184,10 +184,10 @@ class Serving:
         self._thread = threading.Thread(target=self._listen, name="answers", daemon=True)
         self._thread.start()
         try:
-            source, told = run.plan.inputs.model, self._told
+            source, stream_spec = run.plan.inputs.model, self._told
             dtype = source.autocast or source.dtype
-            of_example = (model, told.inputs, told.planned, told.fixed, dtype)
-            example = examples.Example.of(*of_example, evaluated=mode != MODULE)
+            of_example = (model, stream_spec.inputs, stream_spec.planned, stream_spec.fixed, dtype)
+            example = examples.ServedExample.of(*of_example, evaluated=mode != MODULE)
             self._output = example.form
             if check:
                 self.checked = example.compare(self._probe)
@@ -207,7 +207,7 @@ class Serving:
 
     def submit(
         self, inputs: Any, targets: Any = None, *, block: bool = True, timeout_s: float | None = None
-    ) -> Future[Answer]:
+    ) -> Future[RequestAnswer]:
         """Takes a request, of up to the plan's global batch of samples; its answer comes in the order of requests.
 
         What was taken is answered: its future cannot be cancelled.  Callbacks of futures run in the thread that gives
@@ -245,7 +245,7 @@ class Serving:
 
         Where stages learn, each batch is ``(inputs, targets)``.
         """
-        on_the_way: deque[Future[Answer]] = deque()
+        on_the_way: deque[Future[RequestAnswer]] = deque()
         for batch in batches:
             inputs, targets = batch if self.learns else (batch, None)
             while len(on_the_way) >= self.room:
@@ -323,14 +323,14 @@ class Serving:
         if targets is None and self.learns and structure.has_targets:
             raise UsageError("stages that learn need targets", ["the request has none"], ["submit(inputs, targets)"])
         if targets is None:
-            given, aims = replace(structure, targets=None).apart(inputs, "the request")
+            values, aims = replace(structure, targets=None).apart(inputs, "the request")
         else:
-            given, aims = structure.apart((inputs, targets), "the request")
+            values, aims = structure.apart((inputs, targets), "the request")
         specs = self._told.inputs
         names = list(specs.specs)
         tensors = [
             examples.cast(tensor, name, getattr(torch, specs.specs[name].dtype))
-            for name, tensor in zip(names, (*given, *aims), strict=False)
+            for name, tensor in zip(names, (*values, *aims), strict=False)
         ]
         missing = [
             torch.empty(examples.shape_of(specs, name, examples.rows_of(specs, names, tensors)), device="meta")
@@ -346,7 +346,7 @@ class Serving:
             )
         return [*tensors, *[None] * len(missing)]
 
-    def _send(self, tensors: Sequence[Tensor | None], *, has_targets: bool, is_probe: bool) -> Future[Answer]:
+    def _send(self, tensors: Sequence[Tensor | None], *, has_targets: bool, is_probe: bool) -> Future[RequestAnswer]:
         specs = self._told.inputs
         names = list(specs.specs)
         rows = examples.rows_of(specs, names, [each for each in tensors if each is not None])
@@ -368,7 +368,7 @@ class Serving:
                     here.append(tensor)
             made[read] = encoded(header, here)
             frames.append(made[read])
-        future: Future[Answer] = Future()
+        future: Future[RequestAnswer] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
             if self._failure is not None:
@@ -378,7 +378,7 @@ class Serving:
             began_s = time.perf_counter()
             if not is_probe:
                 self.counts.first_s = self.counts.first_s or began_s
-            self._waiting[self._number] = _Waiting(future, rows, began_s, is_probe, set(self._told.speakers))
+            self._waiting[self._number] = _PendingRequest(future, rows, began_s, is_probe, set(self._told.speakers))
             self._number += 1
             self._tell_all(frames)
         return future
@@ -392,15 +392,15 @@ class Serving:
 
     def _probe(self, batch: Sequence[Tensor]) -> list[Tensor]:
         """The tensors of the output for a batch that leaves no trace."""
-        given = [*batch, *[None] * (len(self._told.inputs.specs) - len(batch))]
-        found: list[Tensor] = self._send(given, has_targets=False, is_probe=True).result().output
-        return found
+        tensors = [*batch, *[None] * (len(self._told.inputs.specs) - len(batch))]
+        output: list[Tensor] = self._send(tensors, has_targets=False, is_probe=True).result().output
+        return output
 
-    def _opened(self, door: socket.socket) -> tuple[list[Connection], Told]:
+    def _opened(self, door: socket.socket) -> tuple[list[Connection], StreamDescription]:
         """A connection to each rank, in order, and what they say of themselves."""
         door.settimeout(_LOOK_S)
         links: dict[int, Connection] = {}
-        told: dict[int, dict[str, Any]] = {}
+        headers: dict[int, dict[str, Any]] = {}
         while len(links) < self.run.plan.decision.num_ranks:
             try:
                 link = Connection(door.accept()[0].detach())
@@ -412,8 +412,8 @@ class Serving:
             except EOFError:
                 raise self.run.ranks.wait_for_failure() from None
             if header["what"] == READY:
-                links[header["rank"]], told[header["rank"]] = link, header
-        return [links[rank] for rank in sorted(links)], Told.of(told)
+                links[header["rank"]], headers[header["rank"]] = link, header
+        return [links[rank] for rank in sorted(links)], StreamDescription.of(headers)
 
     def _listen(self) -> None:
         """Gives answers until the ranks leave; whatever ends it, everyone who waits hears of it."""
@@ -462,7 +462,7 @@ class Serving:
         try:
             flat = [self._whole(one, len(header["rows"]), *value) for value in self._told.values]
             output = flat if self._output is None or one.is_probe else self._output.filled(flat)
-            answer = Answer(output, one.losses / one.rows if self.learns else None, latency_s)
+            answer = RequestAnswer(output, one.losses / one.rows if self.learns else None, latency_s)
         except Exception as error:  # noqa: BLE001  # whoever waits must hear of it
             self._release(one)
             _settle(one.future, error)
@@ -475,21 +475,23 @@ class Serving:
         self._release(one)
         _settle(one.future, answer)
 
-    def _release(self, one: _Waiting) -> None:
+    def _release(self, one: _PendingRequest) -> None:
         if not one.is_probe:
             self._slots.release()
 
-    def _whole(self, one: _Waiting, num_microbatches: int, value: str, dims: tuple[str, ...], dtype: str) -> Tensor:
+    def _whole(
+        self, one: _PendingRequest, num_microbatches: int, value: str, dims: tuple[str, ...], dtype: str
+    ) -> Tensor:
         """A tensor of the output, of the parts that ranks have of each micro-batch."""
-        found = []
+        parts = []
         for m in range(num_microbatches):
             pieces = one.pieces.get((m, value))
             if pieces:
                 box = pieces[0][0]
                 for part, _ in pieces:
                     box = hull(box, part)
-                found.append(assemble(pieces, box, getattr(torch, dtype)))
-        return found[0] if len(found) == 1 else torch.cat(found, dims.index(SAMPLE) if SAMPLE in dims else 0)
+                parts.append(assemble(pieces, box, getattr(torch, dtype)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dims.index(SAMPLE) if SAMPLE in dims else 0)
 
     def _thread_joined(self) -> None:
         """Waits for the answers that are on their way, however long ranks take: their own deadlines watch them."""
@@ -504,10 +506,10 @@ class Serving:
             link.close()
 
 
-def _settle(future: Future[Answer], outcome: Answer | Exception) -> None:
+def _settle(future: Future[RequestAnswer], outcome: RequestAnswer | Exception) -> None:
     """Gives a future what became of it; what its owner does with it, or by a callback, is the owner's own affair."""
     try:
-        if isinstance(outcome, Answer):
+        if isinstance(outcome, RequestAnswer):
             future.set_result(outcome)
         else:
             future.set_exception(outcome)
@@ -544,12 +546,12 @@ def open_serving(
         )
     if module is not None and not isinstance(module, nn.Module):
         raise no_model(module)
-    given = cast("ScriptOptions", {**(options or {}), "check_first_step": False})
-    run = Parallel(module, plan, profile, None, optimizer, given, has_state=module is not None, answers=True)
+    script_options = cast("ScriptOptions", {**(options or {}), "check_first_step": False})
+    run = Parallel(module, plan, profile, None, optimizer, script_options, has_state=module is not None, answers=True)
     try:
         if checkpoint:
             run.load(checkpoint, step=step)
-        return Serving(run, load_model(plan.inputs.model, given.get("seed", 0)), **setting)
+        return Serving(run, load_model(plan.inputs.model, script_options.get("seed", 0)), **setting)
     except BaseException:
         run.ranks.end()
         raise

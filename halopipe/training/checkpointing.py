@@ -87,7 +87,7 @@ class Checkpoints:
         self._has_history = options.checkpoint_every == AUTO_INTERVAL
         self._saver: checkpoint.BackgroundSaver | None = None
         self._is_writing = self.is_due = False
-        engine.asking.mine = self._wish
+        engine.vote.mine = self._wish
         if options.checkpoint:
             self._saver = checkpoint.BackgroundSaver(
                 options.checkpoint,
@@ -106,7 +106,7 @@ class Checkpoints:
     def stepped(self, step_s: float) -> None:
         """Note a step, which took so long with its waits."""
         self._times.stepped(step_s, beside_writing=self._is_writing)
-        agreed = self._engine.asking.agreed == SAVE
+        agreed = self._engine.vote.agreed == SAVE
         self.is_due = agreed or self._times.is_due_after(self._engine.num_steps)
         if self._saver is not None and self._is_writing and not self._saver.is_writing:
             self._is_writing = False

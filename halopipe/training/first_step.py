@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halopipe.run_spec.job import Compared, failed_path
-from halopipe.training.rank import Opened, Place, Terms
+from halopipe.training.rank import JobConfig, OpenedRank, RankContext
 from halopipe.training.reference import Reference, compare_losses, compare_tensors
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
@@ -48,13 +48,13 @@ class FirstStep:
         explain: called on rank 0 where something is wrong.
     """
 
-    terms: Terms
-    place: Place
+    terms: JobConfig
+    place: RankContext
     read: Callable[[], Reference]
     strict: bool
     explain: Explain
 
-    def compare(self, opened: Opened, losses: Sequence[float]) -> tuple[Reference, tuple[Compared, ...]]:
+    def compare(self, opened: OpenedRank, losses: Sequence[float]) -> tuple[Reference, tuple[Compared, ...]]:
         """One device's step, and this rank's differences from it.
 
         Args:
@@ -86,7 +86,9 @@ class FirstStep:
             raise read_error(verdict)
         return reference, mine
 
-    def _mine(self, reference: Reference, opened: Opened, losses: Sequence[float]) -> tuple[tuple[Compared, ...], str]:
+    def _mine(
+        self, reference: Reference, opened: OpenedRank, losses: Sequence[float]
+    ) -> tuple[tuple[Compared, ...], str]:
         try:
             mine = compare_tensors(reference, opened.engine)
         except NumericsError as error:  # a tensor that one device does not have: the others must not wait
@@ -97,16 +99,16 @@ class FirstStep:
 
     def _verdict(self, reference: Reference) -> str:
         """The error as text; empty where there is none."""
-        found: list[Difference] = []
+        differences: list[Difference] = []
         for rank in range(self.place.num_ranks):
             record = json.loads(self.place.store.get(f"compared/{rank}").decode())
             if isinstance(record, str):
                 return record
-            found += (Difference(**each) for each in record)
+            differences += (Difference(**each) for each in record)
         try:
-            report(found, reference.dtype, witness=reference.witness, strict=self.strict)
+            report(differences, reference.dtype, witness=reference.witness, strict=self.strict)
         except NumericsError as error:
-            wrong = [each for each in found if each.is_wrong]
+            wrong = [each for each in differences if each.is_wrong]
             return write_error(also(error, self._explained(wrong)) if wrong else error)
         return ""
 

@@ -37,8 +37,8 @@ def budget_s(plan: Plan, options: RunOptions, num_steps: int) -> float:
     ranks = plan.prediction.ranks
     busiest_s = max((rank.compute_s for rank in ranks), default=plan.prediction.step_s)
     pass_s = busiest_s / len(plan.decision.micro_batches)
-    found = min(LONGEST_S, LARGEST_SHARE * plan.prediction.step_s * num_steps) / 2
-    return found if num_steps >= LEAST_STEPS and found >= LEAST_PASSES * pass_s else 0.0
+    half_s = min(LONGEST_S, LARGEST_SHARE * plan.prediction.step_s * num_steps) / 2
+    return half_s if num_steps >= LEAST_STEPS and half_s >= LEAST_PASSES * pass_s else 0.0
 
 
 @dataclass(slots=True)
@@ -84,14 +84,14 @@ class Timer:
         self.gather()
         try:
             stages = () if self.skipped else self.stages
-            found = [self._repeated(each.pass_s, self.budget_s / len(stages)) for each in stages]
+            passes_s = [self._repeated(each.pass_s, self.budget_s / len(stages)) for each in stages]
         except Exception as error:  # noqa: BLE001  # the run goes on without: it needs no stage alone
-            self.skipped, found = f"{type(error).__name__}: {str(error).splitlines()[0]}", []
+            self.skipped, passes_s = f"{type(error).__name__}: {str(error).splitlines()[0]}", []
         self.gather()
-        return found
+        return passes_s
 
     def _repeated(self, pass_s: Callable[[], float], budget_s: float) -> tuple[float, ...]:
-        found, ends_s = [pass_s()], time.perf_counter() + budget_s
-        while len(found) < LEAST_PASSES or (len(found) < MOST_PASSES and time.perf_counter() < ends_s):
-            found.append(pass_s())
-        return tuple(found[1:])
+        passes_s, ends_s = [pass_s()], time.perf_counter() + budget_s
+        while len(passes_s) < LEAST_PASSES or (len(passes_s) < MOST_PASSES and time.perf_counter() < ends_s):
+            passes_s.append(pass_s())
+        return tuple(passes_s[1:])

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
-from halopipe.data.ahead import AheadFeed
-from halopipe.data.feeds import COMPARING, Consumer, Feed
-from halopipe.data.sharded_feed import Supply
+from halopipe.data.ahead import AheadSource
+from halopipe.data.feeds import COMPARING, BatchSource, Consumer
+from halopipe.data.sharded_feed import DataSources
 from halopipe.data.sources import Position, ended
-from halopipe.run_spec.job import Compared, Journal, RankResult
+from halopipe.run_spec.job import Compared, EventLog, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Saves, Score
 from halopipe.terminal import units
@@ -57,8 +57,8 @@ class Loop:
     options: RunOptions
     engine: Engine
     consumer: Consumer
-    supply: Supply
-    feed: Feed
+    supply: DataSources
+    feed: BatchSource
     metrics: Metrics | None
     checkpoints: Checkpoints | None
     after_step: AfterStep
@@ -67,7 +67,7 @@ class Loop:
     compare: Callable[[Sequence[float]], tuple[Reference, tuple[Compared, ...]]] | None = None
     reference: Reference | None = None
     lone: Timer | None = None
-    journal: Journal | None = None
+    journal: EventLog | None = None
     _results: list[StepResult] = field(default_factory=list)
     _spans: deque[tuple[int, tuple[Span, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     _scores: list[Score] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         if self.engine.looks_ahead:
-            self.feed = AheadFeed(self.feed, self.engine.expect)
+            self.feed = AheadSource(self.feed, self.engine.expect)
         self._done = self.feed.position
 
     def run(self) -> RankResult:
@@ -194,8 +194,8 @@ class Loop:
     def _run(self, batch: Batch) -> StepResult:
         if self.trained:
             return self.engine.step_on(batch)
-        found = self.engine.evaluate_on(batch)
-        return StepResult(found.loss, found.step_s, found.spans, peak_bytes=found.peak_bytes)
+        evaluation = self.engine.evaluate_on(batch)
+        return StepResult(evaluation.loss, evaluation.step_s, evaluation.spans, peak_bytes=evaluation.peak_bytes)
 
     def _note(self, number: int, batch: Batch, result: StepResult) -> None:
         self._results.append(StepResult(result.loss, result.step_s, (), left_out=result.left_out))

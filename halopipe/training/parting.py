@@ -18,24 +18,26 @@ from torch import Tensor, fx
 
 from cuda_ops._torch import TorchDispatchMode, tree_leaves
 from halopipe.data.factories import Item
-from halopipe.training.rank import Terms
+from halopipe.training.rank import JobConfig
 from halopipe.training.single_device import losses_of, parts_of
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.capture.operators import operation
 from profiler.capture.sample_independence import UNFILLED
 from profiler.source.model import LoadedModel
 from runtime.numerics.compare import TOLERANCES, Difference, Sketch
 from runtime.stage.captured import CapturedModel, captured_model
-from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.random.streams import Draw, Draws
+from runtime.stage.modes import MicrobatchShard
+from runtime.stage.random.streams import CounterRng, RandomNodes
 from runtime.stage.random.user_module import Answers
 
 _GRADIENT = "gradient"
 
 
-def parting(terms: Terms, model: LoadedModel, captured: Captured, item: Item, wrong: Sequence[Difference]) -> list[str]:
+def parting(
+    terms: JobConfig, model: LoadedModel, captured: CapturedModule, item: Item, wrong: Sequence[Difference]
+) -> list[str]:
     """The lines that say it.
 
     Args:
@@ -44,37 +46,39 @@ def parting(terms: Terms, model: LoadedModel, captured: Captured, item: Item, wr
         item: what the first step read.
         wrong: what is not as on one device.
     """
-    decision, found = terms.plan.decision, captured_model(captured)
-    if found.prepared is None:
+    decision, model_graph = terms.plan.decision, captured_model(captured)
+    if model_graph.prepared is None:
         line = _in_the_graph(terms, model, captured, item)
         if line:
             return [line]
-    lines = ["the captured graph does on one device what the user's module does" if found.prepared is None else ""]
+    lines = [
+        "the captured graph does on one device what the user's module does" if model_graph.prepared is None else ""
+    ]
     gradients = {each.name: each for each in wrong if each.kind == _GRADIENT}
-    layers = [layer for layer in found.graph.layers if any(name in gradients for name in layer.parameters)]
+    layers = [layer for layer in model_graph.graph.layers if any(name in gradients for name in layer.parameters)]
     if layers:
         layer = layers[-1]
         first = next(gradients[name] for name in layer.parameters if name in gradients)
         lines.append(f"values part at {_place(decision, layer.name)}: {first}")
     elif any(each.kind == "loss" for each in wrong):
-        lines.append(f"no gradient differs: values part at {_place(decision, producer(found.graph.loss))}")
+        lines.append(f"no gradient differs: values part at {_place(decision, producer(model_graph.graph.loss))}")
     return [line for line in lines if line]
 
 
-def _in_the_graph(terms: Terms, model: LoadedModel, captured: Captured, item: Item) -> str:
+def _in_the_graph(terms: JobConfig, model: LoadedModel, captured: CapturedModule, item: Item) -> str:
     """The first value that the graph makes on one device and the user's module does not; empty: there is none."""
-    found, decision = captured_model(captured), terms.plan.decision
+    model_graph, decision = captured_model(captured), terms.plan.decision
     dtype = next((each.dtype for each in model.module.parameters()), torch.get_default_dtype())
     near = TOLERANCES.get(model.autocast or dtype, TOLERANCES[torch.float32]).tensor
-    loss_of, draw = losses_of(model, captured, terms), Draw(terms.seed)
+    loss_of, draw = losses_of(model, captured, terms), CounterRng(terms.seed)
     for number, (rows, inputs, targets) in enumerate(_micro_batches(item, decision)):
         trace = _Trace()
-        with trace, Answers(found, draw).given((rows,), number):  # answers come first, and need not be looked at
+        with trace, Answers(model_graph, draw).given((rows,), number):  # answers come first, and need not be looked at
             loss_of(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
-        draw.at(MicrobatchSlice(number, rows, 0, rows))
-        run = _Run(found, draw)
+        draw.at(MicrobatchShard(number, rows, 0, rows))
+        run = _SketchingRun(model_graph, draw)
         with nullcontext() if model.autocast is None else torch.autocast(inputs[0].device.type, model.autocast):
-            loss = run.run(*_given(found, rows, (*inputs, *targets)))
+            loss = run.run(*_given(model_graph, rows, (*inputs, *targets)))
         loss.backward()
         for direction, values in (("forward", run.values), ("backward", dict(reversed(run.gradients.items())))):
             for value, sketch in values.items():
@@ -98,13 +102,13 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         self._made: dict[int, list[Sketch]] = defaultdict(list)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in UNFILLED:  # whatever was in memory is in no other run
-            found.zero_()
-        for each in tree_leaves((args, found)):
+            made.zero_()
+        for each in tree_leaves((args, made)):
             if isinstance(each, Tensor) and each.is_floating_point() and each.layout is torch.strided:
                 self._made[each.numel()].append(Sketch.of(each))
-        return found
+        return made
 
     def nearest(self, sketch: Sketch) -> Sketch | None:
         """What is least far from ``sketch``."""
@@ -112,12 +116,12 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         return min(self._made.get(count, []), key=sketch.distance, default=None)
 
 
-class _Run(fx.Interpreter):
+class _SketchingRun(fx.Interpreter):
     """A captured graph, whose layers' values and gradients are kept."""
 
-    def __init__(self, model: CapturedModel, draw: Draw) -> None:
+    def __init__(self, model: CapturedModel, draw: CounterRng) -> None:
         super().__init__(model.graph_module)
-        self._rule = Draws(model).rule(draw)
+        self._rule = RandomNodes(model).rule(draw)
         self._value_of = {node: value for value, node in model.node_of_value.items() if value not in model.graph.inputs}
         self.values: dict[str, Sketch] = {}
         self.gradients: dict[str, Sketch] = {}
@@ -125,23 +129,23 @@ class _Run(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         own = self._rule(n) if n.op == "call_function" else None
         if own is None:
-            found = super().run_node(n)
+            made = super().run_node(n)
             if n.op == "call_function" and operation(n) in UNFILLED:
-                found.zero_()
+                made.zero_()
         else:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            found = own(*args, **kwargs)
+            made = own(*args, **kwargs)
         value = self._value_of.get(n.name)
-        if value is not None and isinstance(found, Tensor) and found.is_floating_point():
-            self.values[value] = Sketch.of(found)
-            if found.requires_grad:
+        if value is not None and isinstance(made, Tensor) and made.is_floating_point():
+            self.values[value] = Sketch.of(made)
+            if made.requires_grad:
                 self.gradients[value] = self.values[value]  # keeps the forward's order
 
                 def note(gradient: Tensor) -> None:
                     self.gradients[value] = Sketch.of(gradient)
 
-                found.register_hook(note)  # type: ignore[no-untyped-call]  # torch does not type it
-        return found
+                made.register_hook(note)  # type: ignore[no-untyped-call]  # torch does not type it
+        return made
 
 
 def _given(model: CapturedModel, rows: int, tensors: Sequence[Tensor]) -> Iterator[Any]:

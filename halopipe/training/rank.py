@@ -38,18 +38,18 @@ from planner.ir.program import Program
 from planner.layers import statistics_text
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
-from profiler.capture.graph import Captured, capture_for
+from profiler.capture.graph import CapturedModule, capture_for
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.memory import limit_memory, out_of_memory
-from runtime.monitor.activity import Activity, Board
+from runtime.monitor.activity import Activity, StatusStore
 from runtime.monitor.failure import also, read_error, write_error
-from runtime.monitor.slow import Watch
-from runtime.monitor.waits import Voice
+from runtime.monitor.slow import SlowWatch
+from runtime.monitor.waits import RankHeartbeat
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.finite import OnNan
 from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
-from runtime.pipeline.messages import CPU
+from runtime.pipeline.routing import CPU
 from runtime.stage.builder import check_layers, groups_of
 from runtime.stage.captured import captured_model
 from runtime.stage.shapes import graph_of_sizes
@@ -70,7 +70,7 @@ _OTHER_MODEL = "profile and plan this model again, or run the plan with the mode
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class JobConfig:
     """What all ranks of a job do alike.
 
     Attributes:
@@ -92,15 +92,15 @@ class Terms:
     answers: bool = False
 
 
-def terms_of(job: Job) -> Terms:
+def terms_of(job: Job) -> JobConfig:
     """What the ranks of a job do alike."""
     options, inputs = job.options, job.plan.inputs
     optimizer, scheduler = makers_of(options, inputs.optimizer)
-    said = {
+    spelled = {
         name: str(getattr(options, name))
         for name in ("optimizer", "scheduler", "data", "data_from", "compiler", "transport", "checkpoint_every")
     }
-    return Terms(
+    return JobConfig(
         job.plan,
         optimizer,
         scheduler,
@@ -110,13 +110,13 @@ def terms_of(job: Job) -> Terms:
         options.deadline_s,
         options.compiler or None,
         options.transport,
-        {**said, "steps": str(options.steps), "dtype": job.source.dtype, "autocast": job.source.autocast},
+        {**spelled, "steps": str(options.steps), "dtype": job.source.dtype, "autocast": job.source.autocast},
         OnNan(options.on_nan),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankContext:
     """Where a rank is, and whom it speaks to.
 
     Attributes:
@@ -126,7 +126,7 @@ class Place:
         meter: counts the memory there.
         spare_core, gives_way: of the thread that prepares batches, as of :class:`runtime.engine.Engine`.
         others: what the other ranks do, as one line.
-        meet: waits for all ranks where others may take long, see :meth:`runtime.monitor.waits.Voice.meet`.
+        meet: waits for all ranks where others may take long, see :meth:`runtime.monitor.waits.RankHeartbeat.meet`.
     """
 
     rank: int
@@ -143,11 +143,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedRank:
     """A rank that can take steps.
 
     Attributes:
-        meet: as of :class:`Place`.
+        meet: as of :class:`RankContext`.
     """
 
     engine: Engine
@@ -165,7 +165,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class RankModel:
     """The model of a rank, which is that of the plan.
 
     Attributes:
@@ -173,15 +173,15 @@ class Prepared:
     """
 
     model: LoadedModel
-    captured: Captured
+    captured: CapturedModule
 
 
 @contextlib.contextmanager
 def open_rank(
-    terms: Terms,
+    terms: JobConfig,
     rank: int,
     store: Store,
-    board: Store | Board,
+    board: Store | StatusStore,
     *,
     device: str | torch.device = rank_device.AS_PLANNED,
     local_rank: int | None = None,
@@ -217,30 +217,40 @@ def open_rank(
 
     with contextlib.ExitStack() as stack:
         slow = _watch(terms) if rank == 0 and decision.num_ranks > 1 else None
-        voice = stack.enter_context(Voice(board, decision, rank, terms.deadline_s, SETUP_S, slow))
+        rank_heartbeat = stack.enter_context(RankHeartbeat(board, decision, rank, terms.deadline_s, SETUP_S, slow))
         meter = meter_of(where or CPU) if is_metered else None
         joins = open_transport or join
-        place = Place(rank, decision.num_ranks, store, joins, voice.activity, voice.others, voice.meet, where, meter)
+        place = RankContext(
+            rank,
+            decision.num_ranks,
+            store,
+            joins,
+            rank_heartbeat.activity,
+            rank_heartbeat.others,
+            rank_heartbeat.meet,
+            where,
+            meter,
+        )
         place = replace(place, spare_core=core, gives_way=gives_way)
         yield Rank(terms, place, stack)
 
 
-def _watch(terms: Terms) -> Watch:
+def _watch(terms: JobConfig) -> SlowWatch:
     """What finds slow ranks; where the job computes otherwise than the profile measured, by their first steps."""
     plan, planned = terms.plan, terms.plan.inputs.model.dtype
     alike = not terms.compiler and terms.said.get("dtype", planned) == planned
-    return Watch(plan.decision, plan.prediction if alike else replace(plan.prediction, ranks=()))
+    return SlowWatch(plan.decision, plan.prediction if alike else replace(plan.prediction, ranks=()))
 
 
 def _require_planned(plan: Plan, graph: Graph) -> None:
     """Raises :class:`StaleFileError` where the graph is not the plan's; the text says in which layers they differ."""
-    found = fingerprint(graph)
-    if found == plan.inputs.model_fingerprint:
+    fingerprint_here = fingerprint(graph)
+    if fingerprint_here == plan.inputs.model_fingerprint:
         return
     planned, here = plan.decision.layers, graph.by_name()
     gone, new = [name for name in planned if name not in here], [name for name in here if name not in planned]
     details = [f"plan: {plan.inputs.model_fingerprint}, of {units.count(len(planned), 'layer')}"]
-    details += [f"here: {found}, of {units.count(len(here), 'layer')}; {plan.inputs.model.factory}"]
+    details += [f"here: {fingerprint_here}, of {units.count(len(here), 'layer')}; {plan.inputs.model.factory}"]
     details += [f"only in the plan: {_some(gone)}"] if gone else []
     details += [f"only here: {_some(new)}"] if new else []
     if not gone and not new:
@@ -261,13 +271,13 @@ def _some(names: list[str]) -> str:
 class Rank:
     """A rank with a device, whom the others hear; made by :func:`open_rank`."""
 
-    terms: Terms
-    place: Place
+    terms: JobConfig
+    place: RankContext
     _stack: contextlib.ExitStack
 
     def prepare(
         self, load: Callable[[], LoadedModel], load_to_run: Callable[[], LoadedModel] | None = None
-    ) -> Prepared:
+    ) -> RankModel:
         """Its model, which is the planned one.
 
         Args:
@@ -291,9 +301,9 @@ class Rank:
         check_layers(plan.decision, captured.graph)
         require_possible(plan.decision, captured.graph)
         validate(Boundaries.of_decision(captured.graph, plan.decision).program(plan.decision))
-        return Prepared(model, captured)
+        return RankModel(model, captured)
 
-    def open(self, prepared: Prepared, seed: Callable[[], int] | None = None) -> Opened:
+    def open(self, prepared: RankModel, seed: Callable[[], int] | None = None) -> OpenedRank:
         """Joins the others; left when the rank is closed.
 
         Args:
@@ -338,7 +348,7 @@ class Rank:
             spare_core=place.spare_core,
             gives_way=place.gives_way,
         )
-        return Opened(engine, consumer, place.meet)
+        return OpenedRank(engine, consumer, place.meet)
 
     @contextlib.contextmanager
     def limited(self, limit_bytes: int) -> Iterator[None]:
@@ -353,21 +363,25 @@ class Rank:
             yield
         except (torch.OutOfMemoryError, OutOfMemoryError) as error:
             limit_memory(self.place.meter, 0)
-            known = error if isinstance(error, OutOfMemoryError) else self._between_actions(error)
+            memory_error = error if isinstance(error, OutOfMemoryError) else self._between_actions(error)
             ranks = {each.rank: each.peak_bytes for each in plan.prediction.ranks}
             predicted = f"predicted for rank {rank}: {size(ranks.get(rank, 0))}"
             if limit_bytes:
-                known.remedies = ("leave out --memory-limit", *(known.remedies or known.usual))
-            raise also(known, [f"{predicted}, limit: {size(limit_bytes)}" if limit_bytes else predicted]) from error
+                memory_error.remedies = ("leave out --memory-limit", *(memory_error.remedies or memory_error.usual))
+            raise also(
+                memory_error, [f"{predicted}, limit: {size(limit_bytes)}" if limit_bytes else predicted]
+            ) from error
         limit_memory(self.place.meter, 0)
 
     def _between_actions(self, error: torch.OutOfMemoryError) -> HalopipeError:
-        told, device = out_of_memory(error), self.terms.plan.decision.device_of(self.place.rank)
+        noted, device = out_of_memory(error), self.terms.plan.decision.device_of(self.place.rank)
         title = f"rank {self.place.rank} ({device}) ran out of memory between two actions"
-        return OutOfMemoryError(title, told.details if told else (), told.remedies if told else ())
+        return OutOfMemoryError(title, noted.details if noted else (), noted.remedies if noted else ())
 
 
-def _of_sizes(model: LoadedModel, captured: Captured, sizes: Mapping[str, int]) -> tuple[LoadedModel, Captured]:
+def _of_sizes(
+    model: LoadedModel, captured: CapturedModule, sizes: Mapping[str, int]
+) -> tuple[LoadedModel, CapturedModule]:
     """What was captured on a small example, for the sizes that the plan is made for."""
     if not sizes:
         return model, captured
@@ -375,7 +389,7 @@ def _of_sizes(model: LoadedModel, captured: Captured, sizes: Mapping[str, int]) 
     return replace(model, sizes=sizes), replace(captured, graph=graph)
 
 
-def _agree(terms: Terms, place: Place, captured: Captured) -> None:
+def _agree(terms: JobConfig, place: RankContext, captured: CapturedModule) -> None:
     """All ranks were given one plan, told the same, and begin with the same weights: else all of them raise why."""
     mine = {
         "plan": _hashed(dumps(terms.plan).encode()),
@@ -404,8 +418,8 @@ def _difference(rank: int, first: Mapping[str, Any], mine: Mapping[str, Any]) ->
     """What this rank was given otherwise than rank 0, as the error to raise; None: nothing."""
 
     def both(name: str, key: str = "") -> list[str]:
-        found = (each[key].get(name) if key else each[name] for each in (first, mine))
-        return [f"{who}: {value}" for who, value in zip(("rank 0", f"rank {rank}"), found, strict=True)]
+        values = (each[key].get(name) if key else each[name] for each in (first, mine))
+        return [f"{who}: {value}" for who, value in zip(("rank 0", f"rank {rank}"), values, strict=True)]
 
     if first["plan"] != mine["plan"]:
         title = f"rank {rank} was given another plan than rank 0"
@@ -429,7 +443,7 @@ def _difference(rank: int, first: Mapping[str, Any], mine: Mapping[str, Any]) ->
     return None
 
 
-def _state(captured: Captured) -> dict[str, Tensor]:
+def _state(captured: CapturedModule) -> dict[str, Tensor]:
     """Parameters, buffers and constants by the graph's names, each once."""
     module = captured.graph_module
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}

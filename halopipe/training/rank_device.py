@@ -48,7 +48,7 @@ _NCCL_INTERFACE, _GLOO_INTERFACE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class DeviceAssignment:
     """Where one rank computes.
 
     Attributes:
@@ -67,7 +67,7 @@ class Seat:
     is_driven: bool = True
 
 
-def seat_of(decision: Decision, rank: int, on: str = AS_PLANNED) -> Seat:
+def seat_of(decision: Decision, rank: int, on: str = AS_PLANNED) -> DeviceAssignment:
     """The seat of ``rank``.
 
     Args:
@@ -76,7 +76,7 @@ def seat_of(decision: Decision, rank: int, on: str = AS_PLANNED) -> Seat:
     return seats_of(decision, on)[rank]
 
 
-def seats_of(decision: Decision, on: str = AS_PLANNED) -> tuple[Seat, ...]:
+def seats_of(decision: Decision, on: str = AS_PLANNED) -> tuple[DeviceAssignment, ...]:
     """The seats of all ranks.
 
     Raises:
@@ -88,21 +88,21 @@ def seats_of(decision: Decision, on: str = AS_PLANNED) -> tuple[Seat, ...]:
     numbers = [_gpu(name) if on == AS_PLANNED else None for name in names]
     places = [(name.rpartition("/")[0], number) for name, number in zip(names, numbers, strict=True)]
     over_nccl = None not in numbers and len(set(places)) == len(places)
-    found = []
+    seats = []
     for rank, (name, (host, number)) in enumerate(zip(names, places, strict=True)):
         mates = sorted({other for there, other in places if there == host and other is not None})
         beside = (0, 1) if number is None else (mates.index(number), len(mates))
         is_driven = on != AS_PLANNED or _DRIVEN.fullmatch(name.rpartition("/")[2]) is not None
-        found.append(Seat(rank, name, number, beside, over_nccl, is_driven))
-    return tuple(found)
+        seats.append(DeviceAssignment(rank, name, number, beside, over_nccl, is_driven))
+    return tuple(seats)
 
 
-def on_gpus(seats: Sequence[Seat]) -> bool:
+def on_gpus(seats: Sequence[DeviceAssignment]) -> bool:
     """Whether a rank computes on a GPU."""
     return any(seat.gpu is not None for seat in seats)
 
 
-def require_devices(seats: Sequence[Seat], ranks: Sequence[RankPrediction] = ()) -> None:
+def require_devices(seats: Sequence[DeviceAssignment], ranks: Sequence[RankPrediction] = ()) -> None:
     """Refuses seats of this host that it does not have.
 
     Args:
@@ -142,7 +142,7 @@ def require_devices(seats: Sequence[Seat], ranks: Sequence[RankPrediction] = ())
             )
 
 
-def number_here(seat: Seat, there: int, environment: Mapping[str, str] = os.environ) -> int:
+def number_here(seat: DeviceAssignment, there: int, environment: Mapping[str, str] = os.environ) -> int:
     """What this process calls the GPU of its seat, of ``there`` GPUs that it sees.
 
     A job whose launcher gives each rank a GPU of its own (Slurm's ``--gpus-per-task=1``) sees but that one.
@@ -151,7 +151,7 @@ def number_here(seat: Seat, there: int, environment: Mapping[str, str] = os.envi
     return 0 if number >= there == 1 and "LOCAL_RANK" in environment else number
 
 
-def prepare(seat: Seat, local_rank: int) -> None:
+def prepare(seat: DeviceAssignment, local_rank: int) -> None:
     """Make this process that of ``seat``: its cores, and its allocator.  Call it before torch is loaded.
 
     Args:
@@ -160,7 +160,7 @@ def prepare(seat: Seat, local_rank: int) -> None:
     prepare_process(core_of(local_rank) if seat.gpu is None else cores_beside(*seat.beside))
 
 
-def beside(seat: Seat, local_rank: int, decision: Decision) -> tuple[int | None, bool]:
+def beside(seat: DeviceAssignment, local_rank: int, decision: Decision) -> tuple[int | None, bool]:
     """Where a thread works beside the rank: (a core of this host that no rank has, or None; whether it gives way).
 
     It gives way where the plan means it to work while the rank waits, and has given the rank a core of its own; ranks
@@ -174,7 +174,7 @@ def beside(seat: Seat, local_rank: int, decision: Decision) -> tuple[int | None,
     return core, decision.prepares_next_step and core is None and num_here <= device_description().num_cores
 
 
-def device_of(seat: Seat, ranks: Sequence[RankPrediction] = ()) -> torch.device | None:
+def device_of(seat: DeviceAssignment, ranks: Sequence[RankPrediction] = ()) -> torch.device | None:
     """Where the rank's stages compute, which is made the current device; None: on the processor.
 
     Args:
@@ -201,8 +201,8 @@ def kind_of(device: torch.device | None, planned: str) -> str:
         planned: a kind of a profile, or a name of the catalogue.
     """
     if device is None or device.type != "cuda":
-        own, words = device_description().processor, _words(planned)
-        return planned if planned and words <= _words(own) | {"core"} else own
+        own, name_parts = device_description().processor, _words(planned)
+        return planned if planned and name_parts <= _words(own) | {"core"} else own
     import torch
 
     from halopipe.planning.clusters import entry_of  # late: only GPUs are called otherwise than in the catalogue
@@ -218,7 +218,7 @@ def _words(name: str) -> frozenset[str]:
 
 
 def opened(
-    seat: Seat,
+    seat: DeviceAssignment,
     device: torch.device | None,
     hosts: Sequence[str],
     store: Store,
@@ -259,23 +259,23 @@ def hosts_of(decision: Decision) -> tuple[str, ...]:
 
 def _devices(decision: Decision) -> list[str]:
     """The device of each rank; empty where the plan names none."""
-    found: dict[int, str] = {}
+    device_of: dict[int, str] = {}
     for stage in decision.stages:
         for rank, device in zip(stage.ranks, stage.devices, strict=False):
-            found.setdefault(rank, device)
-    return [found.get(rank, "") for rank in range(decision.num_ranks)]
+            device_of.setdefault(rank, device)
+    return [device_of.get(rank, "") for rank in range(decision.num_ranks)]
 
 
 def _gpu(name: str) -> int | None:
-    found = _GPU.fullmatch(name.rpartition("/")[2])
-    return int(found.group(1)) if found else None
+    match = _GPU.fullmatch(name.rpartition("/")[2])
+    return int(match.group(1)) if match else None
 
 
 def _here() -> str:
     """What a plan for this host could use, in words."""
-    found = device_description()
+    host = device_description()
     gpus = 0 if why_no_gpu() else num_gpus()
-    cores = f"{found.num_cores} core{'s' if found.num_cores != 1 else ''} of {found.processor}"
+    cores = f"{host.num_cores} core{'s' if host.num_cores != 1 else ''} of {host.processor}"
     return f"{cores} and {gpus or 'no'} GPU{'s' if gpus != 1 else ''}"
 
 

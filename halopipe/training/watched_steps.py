@@ -12,7 +12,7 @@ import torch
 from halopipe.data.factories import Item
 from halopipe.training.first_step import FirstStep
 from halopipe.training.parting import parting
-from halopipe.training.rank import Opened, Place, Prepared, Terms
+from halopipe.training.rank import JobConfig, OpenedRank, RankContext, RankModel
 from halopipe.training.reference import Reference
 from halopipe.training.single_device import reference_of, why_not_compared
 from planner.ir.codec import plain
@@ -24,13 +24,13 @@ from runtime.monitor.failure import write_error
 from runtime.numerics.compare import Difference, NumericsReport, report
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import MakeOptimizer
-from runtime.pipeline.messages import CPU
+from runtime.pipeline.routing import CPU
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptModel:
     """The model as it was before the first step; or why it could not be kept.
 
     Attributes:
@@ -42,7 +42,7 @@ class Kept:
     optimizer: MakeOptimizer | None = None
 
     @classmethod
-    def of(cls, terms: Terms, prepared: Prepared, *, check: bool) -> Kept:
+    def of(cls, terms: JobConfig, prepared: RankModel, *, check: bool) -> KeptModel:
         """A copy, where there is memory for it and one device has such a step."""
         if not check:
             return cls()
@@ -66,7 +66,7 @@ class WatchedSteps:
         is_over: the first update was compared.
     """
 
-    def __init__(self, terms: Terms, place: Place, opened: Opened, kept: Kept | None) -> None:
+    def __init__(self, terms: JobConfig, place: RankContext, opened: OpenedRank, kept: KeptModel | None) -> None:
         self._terms, self._opened, self._kept = terms, opened, kept
         self._items: list[Item] = []
         self._losses: list[float] = []
@@ -91,11 +91,11 @@ class WatchedSteps:
             if self._kept is not None:
                 _log.warning("the first step was not compared with one device: %s", reference.skipped)
             return NumericsReport(reference.dtype, 0, 0, {}, skipped=reference.skipped)
-        found = (Difference(**plain(each)) for each in compared)
-        return report(found, reference.dtype, witness=reference.witness, strict=False)
+        differences = (Difference(**plain(each)) for each in compared)
+        return report(differences, reference.dtype, witness=reference.witness, strict=False)
 
     def _read(self) -> Reference:
-        kept = self._kept or Kept()
+        kept = self._kept or KeptModel()
         if kept.model is None:
             return Reference(skipped=kept.reason)
         try:

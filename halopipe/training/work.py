@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from halopipe.data.sharded_feed import Supply
+from halopipe.data.sharded_feed import DataSources
 from halopipe.data.sources import Position, batches, take
-from halopipe.run_spec.job import Job, Journal, RankResult
+from halopipe.run_spec.job import EventLog, Job, RankResult
 from halopipe.training.first_step import FirstStep, read_when_written
 from halopipe.training.lone_passes import Timer, budget_s
 from halopipe.training.loop import AfterStep, Loop
-from halopipe.training.rank import Opened, OpenTransport, Place, Prepared, Rank, open_rank, terms_of
+from halopipe.training.rank import OpenedRank, OpenTransport, Rank, RankContext, RankModel, open_rank, terms_of
 from halopipe.training.rank_device import kind_of
 from halopipe.training.reference import compare_losses
 from planner.ir.graph import Graph
@@ -27,7 +27,7 @@ from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.memory import with_peak
-from runtime.monitor.activity import Activity, Board
+from runtime.monitor.activity import Activity, StatusStore
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import Difference
 from runtime.stage.captured import captured_model
@@ -46,13 +46,13 @@ def work(
     job: Job,
     rank: int,
     store: Store,
-    board: Store | Board,
+    board: Store | StatusStore,
     open_transport: OpenTransport | None = None,
     after_step: AfterStep = lambda step, result, activity: None,
     *,
     device: torch.device | None = None,
     local_rank: int | None = None,
-    journal: Journal | None = None,
+    journal: EventLog | None = None,
 ) -> RankResult:
     """Do everything that ``rank`` does in ``job``.
 
@@ -76,16 +76,16 @@ def work(
 
             end = EndRequest(job.options.grace_s)
             with end.heard(ends=True):
-                found = _Work(job, opened, after_step, end, journal).run()
+                rank_result = _RankWork(job, opened, after_step, end, journal).run()
         else:
-            found = _Work(job, opened, after_step, None, journal).run()
+            rank_result = _RankWork(job, opened, after_step, None, journal).run()
         planned = next((one.kind for one in job.plan.prediction.ranks if one.rank == rank), "")
-        return replace(found, kind=kind_of(opened.place.device, planned))
+        return replace(rank_result, kind=kind_of(opened.place.device, planned))
 
 
-class _Work:
+class _RankWork:
     def __init__(
-        self, job: Job, rank: Rank, after_step: AfterStep, end: EndRequest | None, journal: Journal | None = None
+        self, job: Job, rank: Rank, after_step: AfterStep, end: EndRequest | None, journal: EventLog | None = None
     ) -> None:
         self._job, self._rank, self._place, self._after_step = job, rank, rank.place, after_step
         self._end, self._journal = end, journal
@@ -110,7 +110,7 @@ class _Work:
         seed = options.seed if saved is None else saved.seed(options.seed)
         position = Position() if saved is None else saved.position
         self._activity.begin("opening the data")
-        supply = Supply(opened.consumer, options, prepared.model, seed)
+        supply = DataSources(opened.consumer, options, prepared.model, seed)
         lone = self._lone(opened, prepared, 0 if saved is None else saved.step)
         del prepared
         gc.collect()  # what others train need not stay alive here; modules and graphs lie in cycles
@@ -130,7 +130,7 @@ class _Work:
             _log.warning("%s", word)
             self._activity.tell(word)
 
-    def _lone(self, opened: Opened, prepared: Prepared, num_done: int) -> Timer | None:
+    def _lone(self, opened: OpenedRank, prepared: RankModel, num_done: int) -> Timer | None:
         """What times the stages of this rank alone; None where nobody is to."""
         plan, options, place = self._job.plan, self._job.options, self._place
         seconds = budget_s(plan, options, options.steps - num_done)
@@ -140,13 +140,13 @@ class _Work:
 
         model, decision = captured_model(prepared.captured), plan.decision
         program = Boundaries.of_decision(model.graph, decision).program(decision)
-        found = lone_stages(decision, model, program, place.rank, prepared.model.tensors, place.device)
-        return Timer(found[0], seconds, opened.gather, self._activity, place.rank, found[1])
+        stages_alone = lone_stages(decision, model, program, place.rank, prepared.model.tensors, place.device)
+        return Timer(stages_alone[0], seconds, opened.gather, self._activity, place.rank, stages_alone[1])
 
     def _steps(
         self,
-        opened: Opened,
-        supply: Supply,
+        opened: OpenedRank,
+        supply: DataSources,
         position: Position,
         seed: int,
         lone: Timer | None,
@@ -185,7 +185,7 @@ class _Work:
             result = replace(result, compared=result.compared + later)
         return result
 
-    def _checkpoints(self, opened: Opened, seed: int, begun: Saved | None) -> Checkpoints | None:
+    def _checkpoints(self, opened: OpenedRank, seed: int, begun: Saved | None) -> Checkpoints | None:
         """What saves; None where nothing is to be saved."""
         if self._end is None:
             return None
@@ -221,7 +221,7 @@ class _Resuming:
         saved: None where there is none, and before it was looked for.
     """
 
-    def __init__(self, job: Job, place: Place, graph: Graph) -> None:
+    def __init__(self, job: Job, place: RankContext, graph: Graph) -> None:
         self._options, self._place, self._graph = job.options, place, graph
         self.saved: Saved | None = None
 

@@ -119,22 +119,22 @@ def best_pipeline(
     """
     require_positive(devices=len(devices.speeds), micro_batches=min(micro_batches, default=0))
     require_positive(speed=min(devices.speeds), bandwidth=devices.bandwidth_bytes_per_s)
-    found: list[tuple[float, Pipeline]] = []
-    known: dict[object, tuple[float, ...] | None] = {}
+    priced: list[tuple[float, Pipeline]] = []
+    balances: dict[object, tuple[float, ...] | None] = {}
     spans = _Spans(instance)
     for count in micro_batches:
         for schedule in schedules:
-            found += _whole_layers(spans, devices, schedule, count, known)
+            priced += _whole_layers(spans, devices, schedule, count, balances)
             if intra_layer:
-                found += _inside_layers(instance, devices, schedule, count)
+                priced += _inside_layers(instance, devices, schedule, count)
         if (
             data_parallel
             and sum(instance.saved_bytes) / count + 2 * sum(instance.parameter_bytes) <= devices.memory_bytes
         ):
-            found.append((_data_parallel_s(instance, devices), Pipeline(DATA_PARALLEL, count, ())))
-    if not found:
+            priced.append((_data_parallel_s(instance, devices), Pipeline(DATA_PARALLEL, count, ())))
+    if not priced:
         return infeasible()
-    value, best = min(found, key=lambda pair: pair[0])
+    value, best = min(priced, key=lambda pair: pair[0])
     plan: dict[str, Json] = {
         "schedule": best.schedule,
         "micro_batches": best.micro_batches,
@@ -177,26 +177,26 @@ def _total_s(schedule: str, count: int, stages: int, costs: Sequence[tuple[float
 
 
 def _whole_layers(
-    spans: _Spans, devices: Row, schedule: str, count: int, known: dict[object, tuple[float, ...] | None]
+    spans: _Spans, devices: Row, schedule: str, count: int, balances: dict[object, tuple[float, ...] | None]
 ) -> list[tuple[float, Pipeline]]:
     """The best pipeline for every threshold of what crosses; cuts behind whole layers.
 
     Args:
-        known: balances found before, by all that they depend on.
+        balances: of cuts, worked out before, by all that they depend on.
     """
-    found = []
+    priced = []
     stages = len(devices.speeds)
     rooms = tuple(kept(schedule, number, stages, count) / count for number in range(1, stages + 1))
     for limit in sorted({0.0, *spans.chain.crossing_bytes}):
         check_time()
         key = (limit, schedule == AS, rooms if devices.memory_bytes < inf else ())
-        if key not in known:
-            known[key] = _balance(spans, devices, schedule, count, limit)
-        cuts = known[key]
+        if key not in balances:
+            balances[key] = _balance(spans, devices, schedule, count, limit)
+        cuts = balances[key]
         if cuts is not None:
             pipeline = Pipeline(schedule, count, cuts)
-            found.append((minibatch_s(spans.chain, devices, pipeline), pipeline))
-    return found
+            priced.append((minibatch_s(spans.chain, devices, pipeline), pipeline))
+    return priced
 
 
 def _balance(spans: _Spans, devices: Row, schedule: str, count: int, limit_bytes: float) -> tuple[float, ...] | None:
@@ -206,7 +206,7 @@ def _balance(spans: _Spans, devices: Row, schedule: str, count: int, limit_bytes
     link_s = limit_bytes / devices.bandwidth_bytes_per_s if schedule == AS else 0.0
     closed = np.array([True, *(size > limit_bytes for size in chain.crossing_bytes[:-1]), True])
     best = np.where(np.arange(layers + 1) == 0, 0.0, inf)
-    came: list[NDArray[np.intp]] = []
+    splits: list[NDArray[np.intp]] = []
     for number, speed in enumerate(devices.speeds, start=1):
         check_time()
         seconds = np.maximum(spans.forward_s / speed, link_s) + np.maximum(spans.backward_s / speed, link_s)
@@ -214,14 +214,14 @@ def _balance(spans: _Spans, devices: Row, schedule: str, count: int, limit_bytes
             kept_bytes = kept(schedule, number, stages, count) / count * spans.saved_bytes
             seconds = np.where(2 * spans.parameter_bytes + kept_bytes <= devices.memory_bytes, seconds, inf)
         cost = np.where(spans.forwards, np.maximum(best[:, None], seconds), inf)
-        came.append(cost.argmin(axis=0))
+        splits.append(cost.argmin(axis=0))
         best = cost.min(axis=0)
         if number < stages:
             best = np.where(closed, inf, best)
     if best[layers] == inf:
         return None
     cuts = [layers]
-    for back in reversed(came):
+    for back in reversed(splits):
         cuts.append(int(back[cuts[-1]]))
     return tuple(float(cut) for cut in reversed(cuts[1:-1]))
 
@@ -234,7 +234,7 @@ class _Spans:
         columns = (chain.forward_s, chain.backward_s, chain.saved_bytes, chain.parameter_bytes)
         running = [np.array(sums(values)) for values in columns]
         self.forward_s, self.backward_s, self.saved_bytes, self.parameter_bytes = (
-            found[None, :] - found[:, None] for found in running
+            total[None, :] - total[:, None] for total in running
         )
         places = np.arange(chain.num_layers + 1)
         self.forwards = places[:, None] < places[None, :]
@@ -311,11 +311,11 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
     schedules = ASYNCHRONOUS if all(devices[rank].streams for rank in ranks) else SYNCHRONOUS
     for size in micro_batch_sizes(problem, book):
         slowest = slowest_kind(problem, book, size)
-        found = network(problem, book, slowest, size)
+        net = network(problem, book, slowest, size)
         seconds = {kind: whole_network_s(book, kind, size) for kind in {book.kind(rank) for rank in ranks}}
         speeds = tuple(seconds[slowest] / seconds[book.kind(rank)] if seconds[slowest] > 0 else 1.0 for rank in ranks)
         row = Row(speeds, bandwidth, memory_bytes)
-        chain, count = chain_of(found.graph), len(micro_batches(problem, size))
+        chain, count = chain_of(net.graph), len(micro_batches(problem, size))
         answer = best_pipeline(chain.scaled(count), row, (count,), schedules, data_parallel=replicas)
         trial.has_plan(
             size, answer, f"one stage of {chain.num_layers} layers on each of {len(ranks)} ranks, and memory"
@@ -326,7 +326,7 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
         stages: list[Placed] = [(tuple(range(len(problem.profile.graph.layers))), ranks)]
         if name != DATA_PARALLEL:
             bounds = [0, *(int(cut) for cut in cuts if isinstance(cut, float)), chain.num_layers]
-            parts = [found.layers(chain.names[first:last]) for first, last in pairwise(bounds)]
+            parts = [net.layers(chain.names[first:last]) for first, last in pairwise(bounds)]
             stages = [(layers, (rank,)) for layers, rank in zip(parts, ranks, strict=True)]
         wanted = _SCHEDULES[name] if _SCHEDULES[name] in schedule_names() else "1f1b"
         yield from candidates(problem, book, stages, size, trial, (wanted,))

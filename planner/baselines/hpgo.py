@@ -138,9 +138,9 @@ class Planner:
     def pipelines(self) -> dict[str, Pipeline]:
         """The best of each family; by name, families that there is none of left out."""
         best: dict[str, Pipeline] = {}
-        for found in (*self._one_stage(), *self._halves(), *self._one_by_one(), *self._two_stages()):
-            if found.family not in best or found.estimate_s < best[found.family].estimate_s:
-                best[found.family] = found
+        for pipeline in (*self._one_stage(), *self._halves(), *self._one_by_one(), *self._two_stages()):
+            if pipeline.family not in best or pipeline.estimate_s < best[pipeline.family].estimate_s:
+                best[pipeline.family] = pipeline
         return best
 
     def layers(self, pipeline: Pipeline) -> list[list[str]]:
@@ -217,24 +217,24 @@ class Planner:
         rows = [{_one_of(machines, 0): _Row(self._done_s, np.zeros(len(self._done_s), dtype=np.intp))}]
         for _ in range(machines.devices - 1):
             level: dict[Counts, _Row] = {}
-            for taken, row in rows[-1].items():
-                for host in _next_hosts(machines, taken):
+            for used, row in rows[-1].items():
+                for host in _next_hosts(machines, used):
                     check_time()
                     rate = np.where(row.hosts == host, machines.within_bytes_per_s, machines.across_bytes_per_s)
                     so_far_s = np.maximum(row.longest_s, 2 * self._crossing / rate)
-                    after = tuple(count + (each == host) for each, count in enumerate(taken))
+                    after = tuple(count + (each == host) for each, count in enumerate(used))
                     grown = level.setdefault(after, _Row.empty(len(so_far_s)))
-                    grown.improve(np.maximum(so_far_s[:, None], own_s), taken, host)
+                    grown.improve(np.maximum(so_far_s[:, None], own_s), used, host)
             rows.append(level)
-        state, taken = self._last, (machines.per_host,) * machines.hosts
-        longest_s = float(rows[-1][taken].longest_s[state])
+        state, used = self._last, (machines.per_host,) * machines.hosts
+        longest_s = float(rows[-1][used].longest_s[state])
         if longest_s == inf:
             return
         ends, groups = [], []
         for level in reversed(rows):
             ends.append(state)
-            groups.append(_one_of(machines, int(level[taken].hosts[state])))
-            state, taken = level[taken].came.get(state, (state, taken))
+            groups.append(_one_of(machines, int(level[used].hosts[state])))
+            state, used = level[used].came.get(state, (state, used))
         yield self._made(ONE_BY_ONE, 1, ends[::-1], groups[::-1], longest_s)
 
 
@@ -256,12 +256,12 @@ class _Row:
     def empty(cls, num_states: int) -> _Row:
         return cls(np.full(num_states, inf), np.zeros(num_states, dtype=np.intp))
 
-    def improve(self, seconds: Floats, taken: Counts, host: int) -> None:
+    def improve(self, seconds: Floats, used: Counts, host: int) -> None:
         """Takes what is better of ``seconds``, by the states before and behind the last stage."""
-        came, least = seconds.argmin(axis=0), seconds.min(axis=0)
+        origin, least = seconds.argmin(axis=0), seconds.min(axis=0)
         for state in np.flatnonzero(least < self.longest_s).tolist():
             self.longest_s[state], self.hosts[state] = least[state], host
-            self.came[state] = int(came[state]), taken
+            self.came[state] = int(origin[state]), used
 
 
 def _filled(machines: Machines, count: int) -> Counts:
@@ -275,18 +275,18 @@ def _scattered(machines: Machines, count: int) -> Counts:
     return tuple(each + (host < more) for host in range(machines.hosts))
 
 
-def _rest(machines: Machines, taken: Counts) -> Counts:
-    return tuple(machines.per_host - count for count in taken)
+def _rest(machines: Machines, used: Counts) -> Counts:
+    return tuple(machines.per_host - count for count in used)
 
 
 def _one_of(machines: Machines, host: int) -> Counts:
     return tuple(int(each == host) for each in range(machines.hosts))
 
 
-def _next_hosts(machines: Machines, taken: Counts) -> list[int]:
+def _next_hosts(machines: Machines, used: Counts) -> list[int]:
     """Hosts of one more device: the first that is fresh, and the first that is in use and has room."""
-    fresh = [host for host, count in enumerate(taken) if not count]
-    begun = [host for host, count in enumerate(taken) if 0 < count < machines.per_host]
+    fresh = [host for host, count in enumerate(used) if not count]
+    begun = [host for host, count in enumerate(used) if 0 < count < machines.per_host]
     return [*fresh[:1], *begun[:1]]
 
 
@@ -308,10 +308,10 @@ def search(graph: LayerGraph, machines: Machines, global_batch: int, micro_batch
         if not count:
             continue
         planner = planners.setdefault(count, Planner(graph, machines, count, global_batch / micro_batch))
-        for found in planner.pipelines().values():
-            speed_up = planner.batch_s / found.estimate_s if found.estimate_s > 0 else inf
-            if found.copies == copies and (best is None or speed_up > best[0]):
-                best = speed_up, found
+        for pipeline in planner.pipelines().values():
+            speed_up = planner.batch_s / pipeline.estimate_s if pipeline.estimate_s > 0 else inf
+            if pipeline.copies == copies and (best is None or speed_up > best[0]):
+                best = speed_up, pipeline
     if best is None:
         raise UsageError(
             "there is nothing to choose",

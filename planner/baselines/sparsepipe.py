@@ -96,8 +96,8 @@ def best_pipeline(
     """
     counts = tuple(kind.count for kind in instance)
     if not counts or min(counts) < 0 or not sum(counts) or not 0 < bandwidth_bytes_per_s < inf:
-        found = f"devices {list(counts)}, {bandwidth_bytes_per_s:g} bytes a second"
-        raise UsageError("no devices, or no bandwidth", [found], ["give numbers above 0"])
+        detail = f"devices {list(counts)}, {bandwidth_bytes_per_s:g} bytes a second"
+        raise UsageError("no devices, or no bandwidth", [detail], ["give numbers above 0"])
     prices = _Prices(instance, bandwidth_bytes_per_s, communication, memory_bytes)
     value, stages = _fixed(prices, counts) if fixed_order else _free(prices, counts)
     if value == inf:
@@ -160,9 +160,9 @@ def _free(prices: _Prices, counts: Counts) -> tuple[float, list[_Stage]]:
                 continue
             cost = np.maximum(prices.stage_s(group, sum(rest)), best[rest][1:])
             ends = cost.argmin(axis=1)
-            found = np.append(cost[np.arange(num_starts), ends], inf)[:num_starts]
-            for start in np.flatnonzero(found < value).tolist():
-                value[start] = found[start]
+            values = np.append(cost[np.arange(num_starts), ends], inf)[:num_starts]
+            for start in np.flatnonzero(values < value).tolist():
+                value[start] = values[start]
                 steps[start] = _Stage(start, int(ends[start]), group)
         best[whole], chosen[whole] = value, steps
     whole = min(chosen, key=lambda v: (float(best[v][0]), sum(v)))
@@ -193,9 +193,9 @@ def _fixed(prices: _Prices, counts: Counts) -> tuple[float, list[_Stage]]:
             check_time()
             devices = group(used - last, used)
             cost = np.maximum(best[used - last][:, None], prices.stage_s(devices, total - used)[1:])
-            found, splits = cost.min(axis=0), cost.argmin(axis=0)
-            for state in np.flatnonzero(found < best[used]).tolist():
-                best[used, state] = found[state]
+            values, splits = cost.min(axis=0), cost.argmin(axis=0)
+            for state in np.flatnonzero(values < best[used]).tolist():
+                best[used, state] = values[state]
                 steps[used, state] = _Stage(int(splits[state]) + 1, state, devices)
     stages: list[_Stage] = []
     used, state = total, prices.states.num_states - 1
@@ -216,9 +216,9 @@ def _spans(sums: Floats) -> Floats:
     return spans
 
 
-def _largest(found: Sequence[Floats]) -> Floats:
-    largest = found[0]
-    for other in found[1:]:
+def _largest(arrays: Sequence[Floats]) -> Floats:
+    largest = arrays[0]
+    for other in arrays[1:]:
         largest = np.maximum(largest, other)
     return largest
 
@@ -260,10 +260,10 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
         for stage in stages_in(answer):
             devices = stage["devices"]
             counts = devices if isinstance(devices, dict) else {}
-            taken = [
+            members = [
                 free[kind].pop(0) for kind, count in counts.items() if isinstance(count, int) for _ in range(count)
             ]
-            stages.append((next(iter(networks.values())).layers(names_in(stage)), tuple(sorted(taken))))
+            stages.append((next(iter(networks.values())).layers(names_in(stage)), tuple(sorted(members))))
         if trial.has_plan(size, answer):
             offered = candidates(problem, book, stages, size, trial)
             yield from (replace(each, prepares_ahead=False) for each in offered)
@@ -271,6 +271,6 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
 
 def _networks(problem: Problem, book: PriceBook, kinds: list[str], size: int) -> dict[str, Network]:
     """The network on each kind; if one must be a chain of blocks, the same blocks on all."""
-    found = {kind: network(problem, book, kind, size, prepares=True) for kind in kinds}
-    ends = block_ends(found[kinds[0]], len(problem.ranks))
-    return found if ends is None else {kind: blocks_at(fine, ends) for kind, fine in found.items()}
+    networks = {kind: network(problem, book, kind, size, prepares=True) for kind in kinds}
+    ends = block_ends(networks[kinds[0]], len(problem.ranks))
+    return networks if ends is None else {kind: blocks_at(fine, ends) for kind, fine in networks.items()}

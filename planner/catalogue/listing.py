@@ -57,8 +57,8 @@ class DeviceEntry:
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Every figure with its name."""
-        found = (self.memory_bytes, self.memory_bytes_per_s, self.on_chip_bytes, self.on_chip_bytes_per_s)
-        yield from ((name, figure) for name, figure in zip(FIGURES, found, strict=True) if figure is not None)
+        values = (self.memory_bytes, self.memory_bytes_per_s, self.on_chip_bytes, self.on_chip_bytes_per_s)
+        yield from ((name, figure) for name, figure in zip(FIGURES, values, strict=True) if figure is not None)
         yield from ((f"peak {dtype}", figure) for dtype, figure in self.peak_flop_per_s.items())
 
 
@@ -101,17 +101,17 @@ def devices() -> Mapping[str, DeviceEntry]:
         CorruptFileError: a file of the catalogue is wrong; all its faults are named.
     """
     paths = sorted(path for path in _FOLDER.glob("*.yaml") if path.name != _LINKS)
-    found = [read_device(path.read_text("utf-8"), path.name) for path in paths]
-    _require_distinct(found)
-    return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.name.lower())}
+    entries = [read_device(path.read_text("utf-8"), path.name) for path in paths]
+    _require_distinct(entries)
+    return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name.lower())}
 
 
 @functools.cache
 def links() -> Mapping[str, LinkEntry]:
     """All links by name, in the file's order: from slow to fast of each make."""
-    found = read_links((_FOLDER / _LINKS).read_text("utf-8"), _LINKS)
-    _require_distinct(found)
-    return {entry.name: entry for entry in found}
+    entries = read_links((_FOLDER / _LINKS).read_text("utf-8"), _LINKS)
+    _require_distinct(entries)
+    return {entry.name: entry for entry in entries}
 
 
 def device(name: str) -> DeviceEntry:
@@ -167,10 +167,10 @@ def read_links(text: str, source: str) -> tuple[LinkEntry, ...]:
     """The links that the catalogue's file of links describes."""
     reader = Reader()
     root = reader.mapping(parse_yaml(text, source), "", ("links",))
-    found = []
+    entries = []
     for path, value in reader.items(root["links"], "links"):
         node = reader.mapping(value, path, ("link", "bandwidth"), ("latency", "aliases", "note"))
-        found.append(
+        entries.append(
             LinkEntry(
                 name=reader.text(node["link"], f"{path}.link"),
                 bandwidth_bytes_per_s=_figure(reader, node["bandwidth"], f"{path}.bandwidth", BYTES_PER_S),
@@ -180,7 +180,7 @@ def read_links(text: str, source: str) -> tuple[LinkEntry, ...]:
             )
         )
     reader.finish(source, "catalogue file")
-    return tuple(found)
+    return tuple(entries)
 
 
 def names_of(entries: Iterable[DeviceEntry] | Iterable[LinkEntry]) -> dict[str, str]:
@@ -189,13 +189,13 @@ def names_of(entries: Iterable[DeviceEntry] | Iterable[LinkEntry]) -> dict[str, 
 
 
 def _found(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
-    known = names_of(entries.values())
-    if name.lower() not in known:
-        near = suggestion(name, known.values())
+    names = names_of(entries.values())
+    if name.lower() not in names:
+        near = suggestion(name, names.values())
         raise UnknownNameError(
             f"no {what} {name!r} in the catalogue{near}", [f"known: {', '.join(entries)}"], ["halopipe devices"]
         )
-    return entries[known[name.lower()]]
+    return entries[names[name.lower()]]
 
 
 def _figure(reader: Reader, value: Any, path: str, dimension: str) -> Figure:
@@ -219,7 +219,7 @@ def _aliases(reader: Reader, node: Mapping[str, Any], path: str) -> tuple[str, .
 
 
 def _require_distinct(entries: Iterable[DeviceEntry] | Iterable[LinkEntry]) -> None:
-    words = [word.lower() for entry in entries for word in (entry.name, *entry.aliases)]
-    twice = sorted({word for word in words if words.count(word) > 1})
+    names = [word.lower() for entry in entries for word in (entry.name, *entry.aliases)]
+    twice = sorted({word for word in names if names.count(word) > 1})
     if twice:
         raise CorruptFileError("the catalogue has a name twice", twice)

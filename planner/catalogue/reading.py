@@ -153,14 +153,14 @@ class Reader:
             if value is not ABSENT:
                 self.fault(path, f"should be a mapping, got {_shown(value)}")
             return dict.fromkeys(needed, ABSENT)
-        known = (*needed, *optional)
+        allowed = (*needed, *optional)
         for key in value:
-            if key not in known:
-                self.fault(f"{path}.{key}".lstrip("."), f"unknown key{suggestion(str(key), known)}")
+            if key not in allowed:
+                self.fault(f"{path}.{key}".lstrip("."), f"unknown key{suggestion(str(key), allowed)}")
         for key in needed:
             if key not in value:
                 self.fault(f"{path}.{key}".lstrip("."), "missing")
-        return {**dict.fromkeys(needed, ABSENT), **{key: entry for key, entry in value.items() if key in known}}
+        return {**dict.fromkeys(needed, ABSENT), **{key: entry for key, entry in value.items() if key in allowed}}
 
     def items(self, value: Any, path: str) -> Iterator[tuple[str, Any]]:
         """(path, entry) of a list that is not empty."""
@@ -193,18 +193,18 @@ class Reader:
         if value is ABSENT:
             return 1.0
         try:
-            found = parse_quantity(str(value), dimension)
+            amount = parse_quantity(str(value), dimension)
         except ValueError as error:
             self.fault(path, str(error))
             return 1.0
-        if found <= 0 and dimension != "seconds":
+        if amount <= 0 and dimension != "seconds":
             self.fault(path, f"should be above zero, got {_shown(value)}")
             return 1.0
         most = _MOST[dimension]
-        if found > most:
+        if amount > most:
             self.fault(path, f"should be at most {most:g}, got {_shown(value)}")
             return 1.0
-        return found
+        return amount
 
     def finish(self, source: str, what: str) -> None:
         """Raises :class:`CorruptFileError` with all faults, if there are any."""
@@ -216,9 +216,9 @@ class Reader:
             raise CorruptFileError(f"{source} is not a valid {what}: {count}", shown)
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, candidates: Iterable[str]) -> str:
     """``; did you mean V100-16GB?``, or nothing; case does not matter."""
-    names = {candidate.lower(): candidate for candidate in known}
+    names = {candidate.lower(): candidate for candidate in candidates}
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     return f"; did you mean {names[near[0]]}?" if near else ""
 

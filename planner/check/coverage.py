@@ -189,16 +189,16 @@ def fields_of(kind: object = Plan, path: str = "") -> Iterator[str]:
 
 def not_checked(has_profile: bool) -> tuple[str, ...]:
     """The fields of which some change would not be noticed, history apart."""
-    found = []
+    lines = []
     for path, row in ROWS.items():
         how_far, by = (row.against, row.against_by) if has_profile else (row.alone, row.alone_by)
         if how_far in (PARTLY, NOT):
-            found.append(f"{path} (only: {by})" if by else path)
-    return tuple(found)
+            lines.append(f"{path} (only: {by})" if by else path)
+    return tuple(lines)
 
 
 def needs_profile() -> tuple[str, ...]:
     """The fields of which more is checked with a profile than without."""
     order = (NOT, PARTLY, WHOLLY)
-    known = {path: row for path, row in ROWS.items() if HISTORY not in (row.alone, row.against)}
-    return tuple(path for path, row in known.items() if order.index(row.against) > order.index(row.alone))
+    checked = {path: row for path, row in ROWS.items() if HISTORY not in (row.alone, row.against)}
+    return tuple(path for path, row in checked.items() if order.index(row.against) > order.index(row.alone))

@@ -33,7 +33,7 @@ def rows_of(decision: Decision) -> tuple[Rows, tuple[str, ...]]:
     rows: list[tuple[Action, ...]] = []
     faults = []
     for rank, row in enumerate(decision.program):
-        found = []
+        actions = []
         for index, text in enumerate(row):
             try:
                 action = Action.parse(text)
@@ -54,8 +54,8 @@ def rows_of(decision: Decision) -> tuple[Rows, tuple[str, ...]]:
                 where = f"stage {action.stage} is on ranks {list(decision.stages[action.stage].ranks)}"
                 faults.append(f"decision.program[{rank}][{index}]: {text} on rank {rank}; {where}")
             else:
-                found.append(action)
-        rows.append(tuple(found))
+                actions.append(action)
+        rows.append(tuple(actions))
     return tuple(rows), tuple(faults)
 
 
@@ -127,11 +127,11 @@ def _spans(decision: Decision, stage: int, samples: int) -> dict[int, tuple[int,
     ranks, at = decision.stages[stage].ranks, 0
     if len(ranks) == 1:
         return {ranks[0]: (0, samples)}
-    found = {}
+    spans = {}
     for rank, count in zip(ranks, decision.layout_of(stage).samples(samples), strict=True):
-        found[rank] = (at, at + count)
+        spans[rank] = (at, at + count)
         at += count
-    return found
+    return spans
 
 
 def _staleness(decision: Decision, program: Program) -> tuple[int, ...]:
@@ -149,8 +149,8 @@ def _pipeline(decision: Decision, program: Program, windows: tuple[int, ...]) ->
     return Pipeline(program.stages, () if apart else positions, windows)
 
 
-def schedule_order(decision: Decision, program: Program, name: str) -> tuple[Decision, Program]:
-    """The decision with another schedule, and its program: the same windows, where those say anything.
+def schedule_order(decision: Decision, program: Program, name: str) -> Decision:
+    """The decision under another schedule: the same windows, where those say anything.
 
     Raises:
         HalopipeError: that schedule cannot order these stages.
@@ -160,7 +160,7 @@ def schedule_order(decision: Decision, program: Program, name: str) -> tuple[Dec
     is_ahead = not program.stages.prepares or _first_difference(decision, program, windows, True) is None
     order = schedules.schedule(name)(_pipeline(decision, program, windows))
     ordered = lower(order, program.stages, program.ranks, program.messages, len(program.rows), ahead=is_ahead)
-    return replace(decision, schedule=name), ordered
+    return replace(decision, schedule=name, program=tuple(tuple(map(str, row)) for row in ordered.rows))
 
 
 def _schedule_faults(decision: Decision, program: Program) -> Iterator[str]:
@@ -171,8 +171,8 @@ def _schedule_faults(decision: Decision, program: Program) -> Iterator[str]:
         return
     traits = schedules.traits(name)
     if traits.trains != program.trains:
-        words = ("forward passes alone", "training")
-        yield f"decision.schedule: {name} is for {words[traits.trains]}, the program is {words[program.trains]}"
+        passes = ("forward passes alone", "training")
+        yield f"decision.schedule: {name} is for {passes[traits.trains]}, the program is {passes[program.trains]}"
         return
     split = any(action.op in _HALVES for row in program.rows for action in row)
     if program.trains and traits.splits_backward != split:
@@ -183,10 +183,10 @@ def _schedule_faults(decision: Decision, program: Program) -> Iterator[str]:
     differing: list[str] = []
     for each in dict.fromkeys(windows):
         for ahead in (True, False) if program.stages.prepares else (True,):
-            found = _first_difference(decision, program, each, ahead)
-            if found is None:
+            difference = _first_difference(decision, program, each, ahead)
+            if difference is None:
                 return
-            differing.append(found)
+            differing.append(difference)
     if not traits.timed:  # those are ordered by costs, which nobody wrote down
         yield differing[-1]
 
@@ -198,12 +198,12 @@ def _first_difference(decision: Decision, program: Program, windows: tuple[int, 
         expected = lower(order, program.stages, program.ranks, program.messages, len(program.rows), ahead=ahead)
     except (ValueError, HalopipeError) as error:
         return f"decision.schedule: {name} cannot order these stages: {error}"
-    for rank, (given, row) in enumerate(zip(program.rows, expected.rows, strict=True)):
-        for index, (here, there) in enumerate(zip_longest(given, row)):
+    for rank, (stated_row, expected_row) in enumerate(zip(program.rows, expected.rows, strict=True)):
+        for index, (here, there) in enumerate(zip_longest(stated_row, expected_row)):
             if str(here) != str(there):
-                said = "nothing" if here is None else str(here)
+                stated = "nothing" if here is None else str(here)
                 path = f"decision.program[{rank}][{index}]"
-                return f"{path}: the program has {said} where schedule {name} has {there or 'nothing'}"
+                return f"{path}: the program has {stated} where schedule {name} has {there or 'nothing'}"
     return None
 
 

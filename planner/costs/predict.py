@@ -20,7 +20,7 @@ from planner.costs.memory.peak import RankMemory
 from planner.costs.pricing import PricedProgram, Pricing
 from planner.costs.simulator.breakdown import Parts, breakdown
 from planner.costs.simulator.events import run, timeline
-from planner.costs.simulator.prices import Prices
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.timeline import Trace
 from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, deciles_of, paired_steps, varies
 from planner.ir.cluster import Evidence
@@ -214,7 +214,7 @@ def _indexed(pricing: Pricing, decision: Decision | Candidate) -> Candidate:
     return decision if isinstance(decision, Candidate) else candidate_of(pricing.graph, decision)
 
 
-def _parts(priced: PricedProgram, prices: Prices, steps: Timeline, trace: Trace) -> tuple[Parts, ...]:
+def _parts(priced: PricedProgram, prices: SlotPrices, steps: Timeline, trace: Trace) -> tuple[Parts, ...]:
     """Where the time of each rank goes."""
     costs, grid = priced.costs, priced.compiled.grid
     exchanged_s = [costs.exchange_s(action) if action.op in COMPUTE else 0.0 for row in grid for action in row]

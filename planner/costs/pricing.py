@@ -25,7 +25,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of, span
 from planner.costs.memory.messages import Carried
 from planner.costs.memory.peak import RankMemory, rank_memories
-from planner.costs.simulator.prices import Prices, prices_of, resources
+from planner.costs.simulator.prices import SlotPrices, prices_of, resources
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.symmetry import Symmetry, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
@@ -79,7 +79,7 @@ class PricedProgram:
     wires: Sequence[int]
     symmetry: Symmetry | None = None
 
-    def prices(self) -> Prices:
+    def prices(self) -> SlotPrices:
         """Of every action and message."""
         return prices_of(self.compiled, self.costs, self.sizes, self.wires)
 
@@ -95,7 +95,7 @@ class PricedProgram:
 
 @dataclass(eq=False)
 class Pricing:
-    """Prices of decisions on one profile; what several of them have in common is worked out once.
+    """SlotPrices of decisions on one profile; what several of them have in common is worked out once.
 
     Attributes:
         layouts: prices of layouts of layers; None: those of each decision's own.

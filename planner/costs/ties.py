@@ -79,19 +79,19 @@ class Ties:
             candidate: the decision in indices, from those who have it.
         """
         name = fingerprint(decision)
-        judged = self._judged.get(name)
-        if judged is None:
+        judgement = self._judged.get(name)
+        if judgement is None:
             paired = paired_forecast(self.pricing, candidate or decision, DRAWS)
             normal = np.zeros(DRAWS)
             for what, deviation in self._errors(decision, name):
                 normal += deviation * keyed(what).standard_normal(DRAWS)
-            judged = self._judged[name] = Judged(
+            judgement = self._judged[name] = Judged(
                 paired.steps * np.exp(normal),
                 paired.step_s / decision.global_batch,
                 len(decision.used_ranks),
                 paired.num_exchanges,
             )
-        return judged
+        return judgement
 
     def confidence(self, faster: Decision, slower: Decision) -> float:
         """With what probability the first takes less time for a sample than the second."""

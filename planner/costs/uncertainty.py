@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import Measured, Noise
 from planner.costs.layers.cost_table import layers_of
-from planner.costs.simulator.prices import Prices
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import (
     PREPARE_STEP,
     PREPARED_STEP,
@@ -97,7 +97,7 @@ def _of_model(costs: StageCosts, num_draws: int) -> Draws:
 
 
 def deciles(
-    compiled: CompiledProgram, costs: StageCosts, prices: Prices, trace: Trace, num_draws: int = DRAWS
+    compiled: CompiledProgram, costs: StageCosts, prices: SlotPrices, trace: Trace, num_draws: int = DRAWS
 ) -> Deciles:
     """Of the step that ``trace`` is without noise."""
     noises = _noises(compiled, costs)
@@ -107,7 +107,9 @@ def deciles(
     return deciles_of(replayed(compiled, prices, trace, factors, num_draws), costs)
 
 
-def paired_steps(compiled: CompiledProgram, costs: StageCosts, prices: Prices, trace: Trace, num_draws: int) -> Draws:
+def paired_steps(
+    compiled: CompiledProgram, costs: StageCosts, prices: SlotPrices, trace: Trace, num_draws: int
+) -> Draws:
     """What a step takes on average over many, by draw; draws of two plans of a profile may be held against one another.
 
     A rank's process, its pass in common, and the factor of layers of a kind on a kind of device are the same in a draw,
@@ -163,7 +165,7 @@ def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, Noise]:
 def _factors(
     compiled: CompiledProgram,
     costs: StageCosts,
-    prices: Prices,
+    prices: SlotPrices,
     noises: Mapping[int, Noise],
     num_draws: int,
     drawn: _Drawn | None = None,
@@ -271,7 +273,7 @@ def _ranges(
 
 def replayed(
     compiled: CompiledProgram,
-    prices: Prices,
+    prices: SlotPrices,
     trace: Trace,
     factors: Mapping[tuple[int, int], Draws],
     num_draws: int,
@@ -296,7 +298,7 @@ class _Replay:
     def __init__(
         self,
         compiled: CompiledProgram,
-        prices: Prices,
+        prices: SlotPrices,
         trace: Trace,
         factors: Mapping[tuple[int, int], Draws],
         num_draws: int,
@@ -413,7 +415,7 @@ class _Replay:
         return self.released[reduction]
 
 
-def _before(compiled: CompiledProgram, prices: Prices, trace: Trace) -> dict[int, int]:
+def _before(compiled: CompiledProgram, prices: SlotPrices, trace: Trace) -> dict[int, int]:
     """The message that was on the wire before each message, if one was."""
     in_rows = [number for row in compiled.rows for code, _, numbers in row if code == SEND_STEP for number in numbers]
     last: dict[int, int] = {}

@@ -29,7 +29,7 @@ class Options:
 
 def megatron(shape: Transformer, ways: Ways, global_batch: int) -> Options:
     """Options of Megatron-LM's ``pretrain_gpt.py``."""
-    told = [
+    arguments = [
         f"--tensor-model-parallel-size {ways.tensor}",
         f"--pipeline-model-parallel-size {ways.pipeline}",
         f"--micro-batch-size {ways.micro_batch}",
@@ -58,13 +58,13 @@ def megatron(shape: Transformer, ways: Ways, global_batch: int) -> Options:
             ways.recompute is Recompute.FULL
         ),
     }
-    told += [flag for flag, wanted in flags.items() if wanted]
+    arguments += [flag for flag, wanted in flags.items() if wanted]
     missing = _of_stages(ways)
     blocks = ways.chunks(shape.layers)
     if ways.interleave > 1:
-        told.append(f"--num-layers-per-virtual-pipeline-stage {shape.layers // len(blocks)}")
+        arguments.append(f"--num-layers-per-virtual-pipeline-stage {shape.layers // len(blocks)}")
     elif len(set(blocks)) > 1:
-        told += [
+        arguments += [
             f"--decoder-first-pipeline-num-layers {blocks[0]}",
             f"--decoder-last-pipeline-num-layers {blocks[-1]}",
         ]
@@ -74,14 +74,14 @@ def megatron(shape: Transformer, ways: Ways, global_batch: int) -> Options:
         missing.append(f"ZeRO-{ways.zero}: its distributed optimiser is ZeRO-1")
     if ways.schedule == "gpipe":
         missing.append("GPipe: its schedule is 1F1B")
-    return Options("\n".join(told) + "\n", tuple(missing))
+    return Options("\n".join(arguments) + "\n", tuple(missing))
 
 
 def torchtitan(shape: Transformer, ways: Ways, global_batch: int) -> Options:
     """Options of torchtitan's command line, beside those that name a model and its configuration."""
     sharded = ways.zero >= 2
     local = ways.micro_batch * (ways.micro_batches(global_batch) if ways.pipeline > 1 else 1)
-    told = [
+    arguments = [
         f"--training.local_batch_size {local}",
         f"--training.global_batch_size {global_batch}",
         f"--training.seq_len {shape.seq}",
@@ -94,7 +94,7 @@ def torchtitan(shape: Transformer, ways: Ways, global_batch: int) -> Options:
         f"--parallelism.pipeline_parallel_microbatch_size {ways.micro_batch}",
     ]
     if ways.tensor > 1 and not ways.sequence_parallel:
-        told.append("--parallelism.no-enable_sequence_parallel")
+        arguments.append("--parallelism.no-enable_sequence_parallel")
     missing = [f"sizes of {shape.name}: they are a flavour of a model there", *_of_stages(ways)]
     if ways.zero == 1:
         missing.append("ZeRO-1: replicas there divide nothing, or gradients too")
@@ -104,7 +104,7 @@ def torchtitan(shape: Transformer, ways: Ways, global_batch: int) -> Options:
         missing.append("full recomputation: FullAC as activation_checkpoint of the model's configuration function")
     if len(set(ways.chunks(shape.layers))) > 1:
         missing.append("stages of unlike numbers of blocks: it divides them itself")
-    return Options("\n".join(told) + "\n", tuple(missing))
+    return Options("\n".join(arguments) + "\n", tuple(missing))
 
 
 def _of_stages(ways: Ways) -> list[str]:

@@ -71,11 +71,11 @@ class HeldBack:
     @classmethod
     def of(cls, logs: Sequence[float] | np.ndarray) -> HeldBack:
         """Of log(predicted / measured)."""
-        found = np.asarray(logs, dtype=float)
-        low, high = (exp(-float(np.quantile(found, share))) for share in (0.9, 0.1))
-        sizes = np.abs(found)
+        errors = np.asarray(logs, dtype=float)
+        low, high = (exp(-float(np.quantile(errors, share))) for share in (0.9, 0.1))
+        sizes = np.abs(errors)
         median, p90 = float(np.median(sizes)), float(np.quantile(sizes, 0.9))
-        return cls(len(found), round(median, 4), round(p90, 4), round(min(low, 1.0), 4), round(max(high, 1.0), 4))
+        return cls(len(errors), round(median, 4), round(p90, 4), round(min(low, 1.0), 4), round(max(high, 1.0), 4))
 
     @property
     def text(self) -> str:

@@ -63,20 +63,20 @@ class Fit:
 
 def fit_rows(rows: Iterable[Row]) -> list[Fit]:
     """The fits of all kinds, devices and dtypes that ``rows`` have enough of; a device must be of the catalogue."""
-    found = []
+    fits = []
     for (name, dtype, kind), of_kind in by_kind(rows).items():
         if len(of_kind) >= _LEAST_ROWS:
-            found.append(_fit(Device.named(name, dtype), dtype, kind, of_kind))
-    return found
+            fits.append(_fit(Device.named(name, dtype), dtype, kind, of_kind))
+    return fits
 
 
 def by_kind(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
     """Rows by device, dtype and kind of kernel, as they are fitted."""
-    found: dict[tuple[str, str, str], list[Row]] = {}
+    tables: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         kind = BATCHED if row.kind == GEMM and row.extents[3] > 1 else row.kind
-        found.setdefault((row.device, row.dtype, kind), []).append(row)
-    return found
+        tables.setdefault((row.device, row.dtype, kind), []).append(row)
+    return tables
 
 
 def arrays(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -148,7 +148,7 @@ def _rounded(value: Any) -> Any:
 def from_json(nodes: Iterable[Mapping[str, Any]], rows: Iterable[Row]) -> list[Fit]:
     """The reverse of :func:`as_json`; neighbours are the ``rows``, which are those of the fit."""
     tables = by_kind(rows)
-    found = []
+    fits = []
     for node in nodes:
         name, dtype, kind = node["device"], node["dtype"], node["kind"]
         curve, near = curve_of(node["curve"]), NO_NEIGHBOURS
@@ -157,8 +157,8 @@ def from_json(nodes: Iterable[Mapping[str, Any]], rows: Iterable[Row]) -> list[F
             errors = np.log(curve.seconds(extents, Device.named(name, dtype), WIDTHS[dtype]) / seconds)
             near = Neighbours(logs(extents), errors)
         held_back = HeldBack(**node["held_back"])
-        found.append(Fit(name, dtype, kind, curve, held_back, node["uses_neighbours"], node["curve_error"], near))
-    return found
+        fits.append(Fit(name, dtype, kind, curve, held_back, node["uses_neighbours"], node["curve_error"], near))
+    return fits
 
 
 def general(fits: Sequence[Fit], rows: Iterable[Row]) -> list[Fit]:
@@ -166,7 +166,7 @@ def general(fits: Sequence[Fit], rows: Iterable[Row]) -> list[Fit]:
 
     Products without tensor cores, which are nearer to their lower peak, are apart from those in them.
     """
-    tables, found = by_kind(rows), []
+    tables, general_fits = by_kind(rows), []
     sorts = dict.fromkeys((fit.kind, general_dtype(fit.kind, fit.dtype)) for fit in fits)
     for kind, dtype in sorts:
         of_kind = [fit for fit in fits if (fit.kind, general_dtype(fit.kind, fit.dtype)) == (kind, dtype)]
@@ -180,8 +180,8 @@ def general(fits: Sequence[Fit], rows: Iterable[Row]) -> list[Fit]:
                 errors_of += np.quantile(errors, np.linspace(0.05, 0.95, 19)).tolist()  # a device counts once
         if errors_of:
             error, curve = HeldBack.of(errors_of), mean_curve([fit.curve for fit in of_kind])
-            found.append(Fit(ANY_DEVICE, dtype, kind, curve, error, False, error.median, NO_NEIGHBOURS))
-    return found
+            general_fits.append(Fit(ANY_DEVICE, dtype, kind, curve, error, False, error.median, NO_NEIGHBOURS))
+    return general_fits
 
 
 def general_dtype(kind: str, dtype: str) -> str:

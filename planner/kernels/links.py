@@ -102,9 +102,9 @@ class Links:
         """From the table of another number of members, or of another collective."""
         inside = members == per_host
         for other in (name, ALL_REDUCE, SEND):
-            known = [key for key in self.tables if key[0] == other and (key[1] == key[2]) == inside]
-            if known:
-                key = min(known, key=lambda key: (abs(log(key[2] / per_host)), abs(log(key[1] / members)), key))
+            keys = [key for key in self.tables if key[0] == other and (key[1] == key[2]) == inside]
+            if keys:
+                key = min(keys, key=lambda key: (abs(log(key[2] / per_host)), abs(log(key[1] / members)), key))
                 ratio = bus_factor(name, members) / bus_factor(other, key[1])
                 seconds = _scaled(self.tables[key], num_bytes, ratio)
                 what = "" if key[1:] == (members, per_host) and other == name else f", from {other} of {key[1]}"
@@ -135,10 +135,10 @@ def links(system: str | Cluster, network_bytes_per_s: float | None = None, alpha
     tables = _tables()
     if system not in tables:
         raise UnknownNameError(f"no system {system!r} was measured", [f"known: {', '.join(tables)}"])
-    found = Links(system, tables[system])
+    measured_links = Links(system, tables[system])
     if network_bytes_per_s is None:
-        return found
-    return replace(found, across=Wire(alpha_s, network_bytes_per_s * EFFICIENCY))
+        return measured_links
+    return replace(measured_links, across=Wire(alpha_s, network_bytes_per_s * EFFICIENCY))
 
 
 def systems() -> tuple[str, ...]:
@@ -152,15 +152,15 @@ def _tables() -> Mapping[str, Mapping[Key, Points]]:
     wanted = {"system", "collective", "workers", "workers_per_host", "bytes", "median_ms"}
     if not wanted <= set(header):
         raise CorruptFileError("collectives.csv.xz is no table of collectives", [f"its columns: {', '.join(header)}"])
-    found: dict[str, dict[Key, list[tuple[float, float]]]] = {}
+    tables: dict[str, dict[Key, list[tuple[float, float]]]] = {}
     for _, line in lines:
         name = _TABLE_NAMES.get(line["collective"], line["collective"])
         members, per_host = int(line["workers"]), int(line["workers_per_host"])
         key = name, members, min(members, per_host)
-        found.setdefault(line["system"], {}).setdefault(key, []).append(
+        tables.setdefault(line["system"], {}).setdefault(key, []).append(
             (float(line["bytes"]), 1e-3 * float(line["median_ms"]))
         )
-    return {system: {key: tuple(sorted(points)) for key, points in of.items()} for system, of in found.items()}
+    return {system: {key: tuple(sorted(points)) for key, points in of.items()} for system, of in tables.items()}
 
 
 def _of_cluster(cluster: Cluster) -> Links:

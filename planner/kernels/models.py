@@ -94,8 +94,8 @@ class Kernels:
         return launches * self._estimate(kind, (max(1, round(num_bytes / launches)), 1))
 
     def _estimate(self, kind: str, extents: tuple[int, ...]) -> Estimate:
-        found = self._known.get((kind, extents))
-        if found is None:
+        estimate = self._known.get((kind, extents))
+        if estimate is None:
             fit, source = self.fits[kind]
             seconds, far = fit.seconds(extents, self.device, self.width)
             widened = 1 + max(0.0, far - _INSIDE) if np.isfinite(far) else 1.0
@@ -106,8 +106,8 @@ class Kernels:
                 evidence = f"{TABLE}{source}"
             else:
                 evidence = f"fitted{source}, {fit.held_back.text}"
-            found = self._known[kind, extents] = Estimate(seconds, seconds * low, seconds * high, evidence)
-        return found
+            estimate = self._known[kind, extents] = Estimate(seconds, seconds * low, seconds * high, evidence)
+        return estimate
 
     def _attention(self, kind: str, extents: tuple[int, ...], fused: bool) -> Estimate:
         batch, heads, _, queries, keys, size, _ = extents
@@ -169,11 +169,11 @@ def kernels_of(figures: Device, dtype: str, own: Sequence[Fit] = ()) -> Kernels:
     """As :func:`kernels`, of a device by its figures; fits of ``own`` tables come first."""
     every = (*own, *stored_fits())
     kinds = (GEMM, BATCHED, ATTENTION, ATTENTION_BACKWARD, *MEMORY_BOUND)
-    found = {kind: _found(every, figures.name, dtype_of(dtype), kind) for kind in kinds}
-    known = {kind: fit for kind, fit in found.items() if fit is not None}
+    fits_by_kind = {kind: _found(every, figures.name, dtype_of(dtype), kind) for kind in kinds}
+    fits = {kind: fit for kind, fit in fits_by_kind.items() if fit is not None}
     for kind in MEMORY_BOUND:
-        known.setdefault(kind, known[_STAND_INS.get(kind, "elementwise")])
-    return Kernels(figures, dtype, WIDTHS[dtype], known)
+        fits.setdefault(kind, fits[_STAND_INS.get(kind, "elementwise")])
+    return Kernels(figures, dtype, WIDTHS[dtype], fits)
 
 
 def _found(every: Sequence[Fit], name: str, dtype: str, kind: str) -> tuple[Fit, str] | None:
@@ -182,8 +182,8 @@ def _found(every: Sequence[Fit], name: str, dtype: str, kind: str) -> tuple[Fit,
     for device in (name, *(other for other in chip if other != name)):
         own = [fit for fit in of_kind if fit.device == device]
         exact = next((fit for fit in own if fit.dtype == dtype), None)
-        found = exact or (own[0] if own and kind in MEMORY_BOUND else None)
-        if found is not None:
-            return found, "" if device == name else f" on {device}"
+        best = exact or (own[0] if own and kind in MEMORY_BOUND else None)
+        if best is not None:
+            return best, "" if device == name else f" on {device}"
     general = [fit for fit in of_kind if fit.device == ANY_DEVICE and fit.dtype == general_dtype(kind, dtype)]
     return (general[0], "") if general else None

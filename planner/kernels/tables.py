@@ -100,7 +100,7 @@ def read_table(path: str | Path) -> list[Row]:
     Raises:
         MissingFileError, CorruptFileError: it cannot be read, or is no table of kernels; lines are named.
     """
-    found: list[Row] = []
+    rows: list[Row] = []
     faults: list[str] = []
     header, lines = read_csv(path)
     reader = next((read for columns, read in _READERS if set(columns.split(", ")) <= set(header)), None)
@@ -111,12 +111,12 @@ def read_table(path: str | Path) -> list[Row]:
         )
     for number, line in lines:
         try:
-            found += [row for row in reader(line) if row.seconds > 0]
+            rows += [row for row in reader(line) if row.seconds > 0]
         except (KeyError, ValueError, ZeroDivisionError, TypeError) as error:
             faults.append(f"line {number}: {type(error).__name__}: {error}")
-    if faults or not found:
+    if faults or not rows:
         raise CorruptFileError(f"{path} is no table of kernels", faults[:20] or ["it has no rows"])
-    return found
+    return rows
 
 
 def read_csv(path: str | Path) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
@@ -138,10 +138,10 @@ def _seconds(line: Mapping[str, str], name: str, unit_s: float) -> float:
     Raises:
         ValueError: it is none.
     """
-    found = unit_s * float(line[name])
-    if not 0 <= found <= _MOST_S:
+    seconds = unit_s * float(line[name])
+    if not 0 <= seconds <= _MOST_S:
         raise ValueError(f"{name} is {line[name]}, which no kernel takes")
-    return found
+    return seconds
 
 
 def _of_block(line: Mapping[str, str]) -> Iterator[Row]:

@@ -17,7 +17,7 @@ from planner.layers._rules import (
 from planner.layers.sparse import own_rows
 
 
-class Pointwise(Kind, name="pointwise"):
+class PointwiseKind(Kind, name="pointwise"):
     """Elementwise operations: activations, sums, products, dropout, and what is broadcast in them."""
 
     @staticmethod

@@ -19,7 +19,7 @@ from planner.layers._rules import (
 )
 
 
-class BatchNorm(Kind, name="batch_norm"):
+class BatchNormKind(Kind, name="batch_norm"):
     """Batch normalisation: elementwise, once the statistics of every channel are known.
 
     The statistics are over all samples and all of space, or all sites; where these are divided, counts, sums and sums
@@ -53,7 +53,7 @@ class BatchNorm(Kind, name="batch_norm"):
 _CHANNEL = 1
 
 
-class LayerNorm(Kind, name="layer_norm"):
+class LayerNormKind(Kind, name="layer_norm"):
     """Normalisation inside a sample (layer, group, instance, RMS): attribute ``dims``, those that statistics are over.
 
     Of a group normalisation dim 1 is among them, and attribute ``groups`` says into how many parts it is divided.

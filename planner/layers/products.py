@@ -18,7 +18,7 @@ from planner.layers._rules import (
 )
 
 
-class Linear(Kind, name="linear"):
+class LinearKind(Kind, name="linear"):
     """Linear map of the last dim: ``[..., in] -> [..., out]``, weight ``[out, in]``, bias ``[out]``."""
 
     @staticmethod
@@ -79,13 +79,13 @@ class Attention(Kind, name="attention"):
         output = layer.outputs[0]
         query, key, value, *rest = inputs
         *sample_and_head, time, feature = work_box
-        seen = _all(key, -2)
+        key_times = _all(key, -2)
         if layer.attributes.get("causal"):
-            seen = Interval(0, min(time.stop, seen.stop))
+            key_times = Interval(0, min(time.stop, key_times.stop))
         return (
             (*sample_and_head, time, _all(query, -1)),
-            (*_batch(output, work_box, key), seen, _all(key, -1)),
-            (*_batch(output, work_box, value), seen, feature),
+            (*_batch(output, work_box, key), key_times, _all(key, -1)),
+            (*_batch(output, work_box, value), key_times, feature),
             *(_mask(output, work_box, spec) for spec in rest),
         )
 
@@ -104,11 +104,11 @@ def _all(spec: TensorSpec, dim: int) -> Interval:
 def _batch(output: TensorSpec, work_box: Box, spec: TensorSpec) -> Box:
     """The same place; of fewer heads than the queries have, those that the queries' groups share."""
     pairs = zip(work_box[:-2], output.shape[:-2], spec.shape[:-2], strict=True)
-    found = [interval if extent == total else Interval(0, extent) for interval, total, extent in pairs]
+    box = [interval if extent == total else Interval(0, extent) for interval, total, extent in pairs]
     heads, shared = output.shape[-3:-2], spec.shape[-3:-2]
     if heads != shared and shared[0] > 1 and not heads[0] % shared[0]:
-        found[-1] = group_inputs(work_box[-3], heads[0], shared[0], shared[0])
-    return tuple(found)
+        box[-1] = group_inputs(work_box[-3], heads[0], shared[0], shared[0])
+    return tuple(box)
 
 
 def _mask(output: TensorSpec, work_box: Box, spec: TensorSpec) -> Box:

@@ -87,8 +87,8 @@ class Space:
         if layers.batch_wide_layers(self.graph) or layers.fixes_samples(self.graph):
             return (batch if layers.batch_wide_layers(self.graph) else self.graph.samples,)
         most = min(batch, sum(self.covered[k] * len(p) for k, p in zip(self.kinds, self.pools, strict=True)))
-        known = {m.samples for by_layer in self.measured.values() for of in by_layer for m in of}
-        sizes = (n for n in range(1, most + 1) if batch % n == 0 or batch <= FEW_SAMPLES or n in known)
+        measured_sizes = {m.samples for by_layer in self.measured.values() for of in by_layer for m in of}
+        sizes = (n for n in range(1, most + 1) if batch % n == 0 or batch <= FEW_SAMPLES or n in measured_sizes)
         return tuple(sorted({min(size, batch) for size in asked} or sizes))
 
     def _read_graph(self) -> None:
@@ -187,12 +187,12 @@ def _by_layer(measured: Sequence[Measurement], of: Sequence[Layer]) -> list[list
 
 def _ideals(needs: Sequence[int]) -> tuple[list[int], bool]:
     """Places to cut as bit sets of the layers before; where they are too many, those of the graph's own order."""
-    known, pending = {0}, [0]
+    reached, pending = {0}, [0]
     for ideal in pending:
         for layer, needed in enumerate(needs):
-            if not ideal >> layer & 1 and needed & ~ideal == 0 and (grown := ideal | 1 << layer) not in known:
-                known.add(grown)
+            if not ideal >> layer & 1 and needed & ~ideal == 0 and (grown := ideal | 1 << layer) not in reached:
+                reached.add(grown)
                 pending.append(grown)
-        if len(known) > MOST_CUTS:
+        if len(reached) > MOST_CUTS:
             return [(1 << n) - 1 for n in range(len(needs) + 1)], False
-    return sorted(known, key=lambda ideal: (ideal.bit_count(), ideal)), True
+    return sorted(reached, key=lambda ideal: (ideal.bit_count(), ideal)), True

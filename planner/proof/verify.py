@@ -117,13 +117,13 @@ class Account:
             least, mine = np.full((4, space.last + 1), inf), space.groups(devices, "nothing", size)
             for behind in self.options(left) if mine else ():
                 keys = (self.key(size, left, behind, recompute) for recompute in space.recompute)
-                known = [self.potentials[each] for each in keys if each in self.potentials]
-                if known:
+                potentials = [self.potentials[each] for each in keys if each in self.potentials]
+                if potentials:
                     groups = [mine, space.groups(behind, "nothing", size)]
                     shares = [each[0].shares if len(each) == 1 else () for each in groups]
                     messages = self.prices.messages((devices, behind), shares, size, space.meeting[:2])
                     there, all_there, load_there, back, _, load_back = messages
-                    for trip, end, total, free in known:
+                    for trip, end, total, free in potentials:
                         late = trip + np.maximum(load_there + back, all_there + load_back)
                         end = np.maximum(all_there + end + back, late)
                         least = np.minimum(least, [there + trip + back, end, all_there + total, free])
@@ -141,8 +141,12 @@ class Account:
         handed = [space.crossing(np.array([a]), b, first, last)[:, 0] for a, b in pairwise(prefix.cuts)]
         twins = [pair for like in space.like for pair in pairwise(like) if history[pair[0]] == history[pair[1]]]
         for devices, recompute in product(self.options(unused), space.recompute):
-            known = self.potentials.get(self.key(size, unused, devices, recompute))
-            if any(devices[a] < devices[b] for a, b in twins) or known is None or known[3, first] >= self.claim_s:
+            potential = self.potentials.get(self.key(size, unused, devices, recompute))
+            if (
+                any(devices[a] < devices[b] for a, b in twins)
+                or potential is None
+                or potential[3, first] >= self.claim_s
+            ):
                 continue
             left = tuple(a - b for a, b in zip(unused, devices, strict=True))
             for group in space.groups(devices, recompute, size):

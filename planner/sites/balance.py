@@ -88,8 +88,8 @@ def halo(ownership: Ownership, levels: Sequence[Level], maps: Sequence[SiteMap])
     for table in maps:
         rows, read = len(owners[table.source]), np.shape(table.neighbours)
         if len(read) != 2 or read[1] != len(owners[table.target]) or np.max(table.neighbours, initial=-1) >= rows:
-            found = f"{rows} input sites, {len(owners[table.target])} output sites, neighbours {list(read)}"
-            raise UsageError("a map does not fit its levels", [found], ["give input rows [K, outputs], or -1"])
+            sizes = f"{rows} input sites, {len(owners[table.target])} output sites, neighbours {list(read)}"
+            raise UsageError("a map does not fit its levels", [sizes], ["give input rows [K, outputs], or -1"])
         sites.append(halo_sites(owners[table.source], owners[table.target], table.neighbours, ownership.num_ranks))
         received += table.bytes_per_site * sites[-1].sum(axis=0)
         inputs += table.bytes_per_site * rows

@@ -239,8 +239,8 @@ def block_work(levels: Sequence[Level], loads: Sequence[Load]) -> BlockWork:
         _require_load(levels, load)
     runs = [_runs(block_keys(level.samples, level.coordinates, level.stride)) for level in levels]
     empty = np.zeros(0, np.int64)
-    keys = np.unique(np.concatenate([empty, *(found for found, _ in runs)]))
-    rows = [np.searchsorted(keys, found) for found, _ in runs]
+    keys = np.unique(np.concatenate([empty, *(run_keys for run_keys, _ in runs)]))
+    rows = [np.searchsorted(keys, run_keys) for run_keys, _ in runs]
     work_s = np.zeros(len(keys))
     for load in loads:
         starts, row = runs[load.level][1], rows[load.level]

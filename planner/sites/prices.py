@@ -77,9 +77,9 @@ def network_work(levels: Mapping[str, Level], maps: Mapping[str, Pairs], price: 
     places = {name: place for place, name in enumerate(levels)}
     loads = []
     for name, cost in price.pair.items():
-        found = maps[name]  # forward and the weights' gradient go by outputs, the inputs' gradient by inputs
-        loads.append(Load(places[found.target], found.outputs, 2 * cost))
-        loads.append(Load(places[found.source], found.inputs, cost))
+        pairs = maps[name]  # forward and the weights' gradient go by outputs, the inputs' gradient by inputs
+        loads.append(Load(places[pairs.target], pairs.outputs, 2 * cost))
+        loads.append(Load(places[pairs.source], pairs.inputs, cost))
     for name, cost in price.site.items():
         nothing = np.zeros(len(levels[name].samples), np.int64)
         loads.append(Load(places[name], nothing, 0.0, cost))

@@ -29,6 +29,7 @@ from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, running
 from planner.costs.layers.token_slices import SlicePrices
+from planner.costs.sentences import binding
 from planner.ir.errors import HalopipeError, InfeasibleError
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import equal_shares
@@ -37,7 +38,7 @@ from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, TIME_DIMS, Probl
 from planner.layers.token_slices import require_sliceable
 from planner.solvers.candidates.candidate import micro_batches, plan_of
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import binding, slower, written
+from planner.solvers.candidates.explain import slower, written
 from planner.solvers.candidates.feasibility import cut_positions, micro_batch_sizes, uncut
 
 METHOD = "token slices by TeraPipe's DP over measured times, the best by its formula simulated"
@@ -80,13 +81,13 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         if formula_s >= step_s or evaluator.unmet(candidate):
             continue
         try:
-            outlook = evaluator.forecast(evaluator.pricing.with_rows(candidate), num_draws=0)
+            predicted = evaluator.forecast(evaluator.pricing.with_rows(candidate), num_draws=0)
         except HalopipeError:  # a schedule that cannot order these stages, a size of which nothing is known
             continue
         num_simulated += 1
-        fits = all(rank.peak_bytes <= rank.memory_limit_bytes for rank in outlook.prediction.ranks)
-        if fits and outlook.prediction.step_s < step_s:
-            best, step_s = candidate, outlook.prediction.step_s
+        fits = all(rank.peak_bytes <= rank.memory_limit_bytes for rank in predicted.prediction.ranks)
+        if fits and predicted.prediction.step_s < step_s:
+            best, step_s = candidate, predicted.prediction.step_s
     tried = f"{num_simulated} plans simulated, without a proof"
     if best is None and problem.token_slices:
         raise InfeasibleError(
@@ -102,9 +103,9 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
     if best is None:
         missed = Rejected("token slices", f"none is faster: {tried}")
         return replace(plan, search=replace(plan.search, rejected=(*rejected, missed)))
-    decision, outlook = written(problem, evaluator.pricing, best)
+    decision, predicted = written(problem, evaluator.pricing, best)
     peak = max(rank.peak_bytes for rank in plan.prediction.ranks)
-    whole = slower("no token slices", plan.prediction.step_s, peak, outlook.prediction.step_s, "")
+    whole = slower("no token slices", plan.prediction.step_s, peak, predicted.prediction.step_s, "")
     search = Search(
         METHOD,
         plan.search.solver,
@@ -113,10 +114,10 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         0.0,
         plan.search.num_simulated + num_simulated,
         plan.search.num_candidates + num_simulated,
-        binding=binding(problem, best, outlook),
+        binding=binding(decision.stages, predicted),
         rejected=rejected,
     )
-    return plan_of(problem, decision, outlook.prediction, search, (whole,))
+    return plan_of(problem, decision, predicted.prediction, search, (whole,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +139,7 @@ def best_slices(times: SliceTimes, num_stages: int, num_micro_batches: int) -> t
     last = len(times.points) - 1
     limits = np.unique(times.seconds[np.isfinite(times.seconds)])
     least_s = float("inf")
-    found: tuple[int, ...] = ()
+    slices: tuple[int, ...] = ()
     unlimited = _shortest(times.seconds, float("inf"))[0][last]
     for limit in limits:
         if num_micro_batches * unlimited + (num_stages - 1) * limit >= least_s:
@@ -150,8 +151,8 @@ def best_slices(times: SliceTimes, num_stages: int, num_micro_batches: int) -> t
             while path[-1]:
                 path.append(int(before[path[-1]]))
             least_s = total
-            found = tuple(times.points[b] - times.points[a] for a, b in pairwise(reversed(path)))
-    return found, least_s
+            slices = tuple(times.points[b] - times.points[a] for a, b in pairwise(reversed(path)))
+    return slices, least_s
 
 
 def _shortest(seconds: Array, limit: float) -> tuple[Array, Array]:
@@ -213,9 +214,9 @@ def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[flo
             groups, shares = tuple((rank,) for rank in ranks), ((samples,),) * num_stages
             for slices in {problem.token_slices} if problem.token_slices else ways:
                 formula_s = _formula_s(times, slices, num_stages, len(batches))
-                for name, again in product(names, _RECOMPUTES.get(problem.recompute, ())):
+                for name, recomputed in product(names, _RECOMPUTES.get(problem.recompute, ())):
                     plain = Candidate.chain(bounds, groups, shares, batches, name)
-                    yield formula_s, replace(plain, token_slices=slices, recompute=(again,) * num_stages)
+                    yield formula_s, replace(plain, token_slices=slices, recompute=(recomputed,) * num_stages)
 
 
 def _stages(
@@ -241,11 +242,11 @@ def _crossing_bytes(graph: Graph, positions: Sequence[int]) -> Array:
     last: dict[str, int] = {}
     for at, layer in enumerate(graph.layers):
         last.update({value: at for value in layer.inputs if producer(value) in index})
-    found = np.zeros(len(positions))
+    crossing_bytes = np.zeros(len(positions))
     places = np.array(positions)
     for value, reader in last.items():
-        found[(places > index[producer(value)]) & (places <= reader)] += specs[value].num_bytes
-    return found
+        crossing_bytes[(places > index[producer(value)]) & (places <= reader)] += specs[value].num_bytes
+    return crossing_bytes
 
 
 def _times(

@@ -172,11 +172,11 @@ def by_data_sheet(seconds: float) -> Estimate:
 @functools.cache
 def clusters() -> Mapping[str, Cluster]:
     """The clusters that have a name."""
-    known = [
+    named = [
         Cluster(name, system.device, system.per_host, system.tables, _cards(system), of_network=EFFICIENCY)
         for name, system in SYSTEMS.items()
     ]
-    known += [
+    named += [
         # Pairs of A100 that NVLink joins, two to a host, and PCIe between them (Azure's NC96ads v4; 80 Gbit/s a host).
         Cluster("a100-pairs", "A100-80GB", 4, "a100_pairwise_nvlink", Wire(60e-6, 80 * GBIT), island=2),
         # p3.16xlarge: NVLink-2 by tables of hosts of 2 and 4 V100; 25 Gbit/s a host.
@@ -186,7 +186,7 @@ def clusters() -> Mapping[str, Cluster]:
         # g4dn.12xlarge: 4 T4, 50 Gbit/s between them by PCIe (Li et al. 2022, AMP) and a host.
         Cluster("g4dn.12xlarge", "T4", 4, Wire(30e-6, 50 * GBIT), Wire(60e-6, 50 * GBIT)),
     ]
-    return {cluster.name: cluster for cluster in known}
+    return {cluster.name: cluster for cluster in named}
 
 
 def _cards(system: System) -> Wire:
@@ -200,9 +200,9 @@ def named_cluster(name: str) -> Cluster:
     Raises:
         UnknownNameError: none is known.
     """
-    found = clusters().get(name)
-    if found is None:
+    cluster = clusters().get(name)
+    if cluster is None:
         near = difflib.get_close_matches(name, clusters(), n=1)
-        known = [f"known: {', '.join(clusters())}"]
-        raise UnknownNameError(f"no cluster {name!r}", known, [f"{name} (did you mean that?)" for name in near])
-    return found
+        listing = [f"known: {', '.join(clusters())}"]
+        raise UnknownNameError(f"no cluster {name!r}", listing, [f"{name} (did you mean that?)" for name in near])
+    return cluster

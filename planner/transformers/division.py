@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.transformers.cluster import Cluster
-from planner.transformers.memory import memory_with, parameters_of
+from planner.transformers.memory import chain_in_flight, memory_with, parameters_of
 from planner.transformers.passes import Layers
 from planner.transformers.pipeline import even_s, stay_s
 from planner.transformers.pools import Place, Pool, Pools
@@ -361,7 +361,7 @@ class Division:
         @functools.cache
         def most(number: int, window: int, first: bool, last: bool) -> int:
             seat = self.seats[number]
-            held = self._micro_batches if self.ways.schedule == "gpipe" else min(self._micro_batches, window)
+            held = chain_in_flight(self.ways.schedule, window, self._micro_batches)[0]
             none, one = (
                 memory_with(self.shape, seat.ways, blocks, held, (first, last), self.cluster.width).total
                 for blocks in (0, 1)

@@ -47,8 +47,8 @@ def layers_of(
     """The passes of a rank; everything else of the ways does not change them."""
     rank = _Rank(shape, cluster, tensor, sequence_parallel, micro_batch, overlap, fp32_gradients, fusion)
     forward, backward = rank.block_forward(), rank.block_backward()
-    again = {Recompute.NONE: Cost(), Recompute.SELECTIVE: rank.core(), Recompute.FULL: forward}[recompute]
-    return Layers(rank.embedding(), Pass(forward, backward + again), rank.head())
+    recomputed = {Recompute.NONE: Cost(), Recompute.SELECTIVE: rank.core(), Recompute.FULL: forward}[recompute]
+    return Layers(rank.embedding(), Pass(forward, backward + recomputed), rank.head())
 
 
 def layers_for(shape: Transformer, cluster: Cluster, ways: Ways) -> Layers:
@@ -58,15 +58,15 @@ def layers_for(shape: Transformer, cluster: Cluster, ways: Ways) -> Layers:
         UsageError: the cluster's passes were measured, and these were not.
     """
     if cluster.timed is not None:
-        found = cluster.timed.of(ways)
-        if found is None:
+        measured = cluster.timed.of(ways)
+        if measured is None:
             raise UsageError(
                 f"no time of a layer on {cluster.device} at {ways}",
                 [f"measured: tensor {tensor}, micro-batch {size}" for tensor, size in sorted(cluster.timed.layers)][
                     :20
                 ],
             )
-        return found
+        return measured
     return layers_of(
         shape, cluster, ways.tensor, ways.sequence_parallel, ways.micro_batch, ways.recompute, ways.overlap_tensor,
         ways.fp32_gradients, ways.kernels,
@@ -225,8 +225,8 @@ class _Rank:
         looked_up = self.moved(tokens * s.hidden, 4, "embedding") + self.residual()
         exchange = self.summed("reduce_scatter" if self.sequence_parallel else "all_reduce", tokens * s.hidden)
         backward = self.moved(tokens * s.hidden, 2 + 8) + self.moved(self.own_tokens * s.hidden * s.dropout, 5)
-        again = self.summed("all_gather", tokens * s.hidden) if self.sequence_parallel else Cost()
-        return Pass(looked_up + exchange, backward + again)
+        gathered = self.summed("all_gather", tokens * s.hidden) if self.sequence_parallel else Cost()
+        return Pass(looked_up + exchange, backward + gathered)
 
     def head(self) -> Pass:
         s, tokens = self.shape, self.tokens

@@ -12,8 +12,13 @@ divided by ZeRO's levels (Rajbhandari et al. 2020).
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
+from planner.ir.errors import UsageError
+from planner.ir.schedule import Pipeline, StageGraph
+from planner.schedules import max_in_flight
+from planner.schedules.one_f_one_b import chunks_in_flight
 from planner.transformers.shape import Recompute, Transformer, Ways
 
 WEIGHT_BYTES, MASTER_BYTES = 2, 12
@@ -74,12 +79,22 @@ def _score_bytes(shape: Transformer, width: int) -> int:
 
 def in_flight(ways: Ways, stage: int, micro_batches: int) -> float:
     """Of a stage's chunks of one micro-batch, how many are held at once at most, in micro-batches."""
-    p, v = ways.pipeline, ways.interleave
-    if ways.schedule == "gpipe":
-        return micro_batches
-    if v > 1:
-        return min(micro_batches, (2 * (p - stage - 1) + (v - 1) * p + 1) / v)
-    return min(micro_batches, p - stage)
+    if ways.interleave > 1:
+        return min(micro_batches, chunks_in_flight(ways.pipeline, ways.interleave, stage) / ways.interleave)
+    return chain_in_flight(ways.schedule, ways.pipeline, micro_batches)[stage]
+
+
+@functools.lru_cache(maxsize=1024)
+def chain_in_flight(schedule: str, num_stages: int, micro_batches: int) -> tuple[int, ...]:
+    """The most micro-batches in flight of a schedule with a stage a position, by stage.
+
+    Raises:
+        UsageError: the schedule does not state them.
+    """
+    stated = max_in_flight(schedule, Pipeline(StageGraph.chain(num_stages, micro_batches)))
+    if stated is None:
+        raise UsageError(f"schedule {schedule} does not state its micro-batches in flight")
+    return stated
 
 
 def stage_parameters(shape: Transformer, ways: Ways, stage: int) -> float:

@@ -231,8 +231,8 @@ def pools_of(name: str, machines: Machines, timed: Mapping[str, Timed] | None = 
         (one, other): _wire(_worst(machines, members_of[one], members_of[other]))
         for one, other in permutations(names, 2)
     }
-    found = Pools(name, tuple(pools), between).joined()
-    return replace(found, whole=_whole(found))
+    joined = Pools(name, tuple(pools), between).joined()
+    return replace(joined, whole=_whole(joined))
 
 
 def _whole(pools: Pools) -> Cluster | None:

@@ -108,24 +108,24 @@ def search(
         InfeasibleError: nothing fits in memory.
     """
     start_s = time.monotonic()
-    found = _Search(shape, cluster, global_batch, space or Space(), gap, start_s + time_limit_s)
+    solver = _Search(shape, cluster, global_batch, space or Space(), gap, start_s + time_limit_s)
     if isinstance(cluster, Cluster):
         grounds = [(cluster, devices)]
     else:
         grounds = [(pool.cluster, pool.devices) for pool in cluster.pools]
         grounds += [(cluster.whole, devices)] if cluster.whole is not None else []
     for ground, number in grounds:
-        found.divide(ground, number)
+        solver.divide(ground, number)
     if isinstance(cluster, Pools):
-        found.take_all(start_s + time_limit_s / 2)  # each pool alone: with others it is never worse
-        found.divide_pools(cluster)
-    if not found.num_ways:
+        solver.take_all(start_s + time_limit_s / 2)  # each pool alone: with others it is never worse
+        solver.divide_pools(cluster)
+    if not solver.num_ways:
         raise UsageError(
             f"no way divides {shape.name} and a global batch of {global_batch} over {devices} devices",
             [f"{shape.layers} blocks, {shape.heads} heads; hosts of {', '.join(str(c.per_host) for c, _ in grounds)}"],
             ["another --global-batch or --gpus; leave --tensor, --pipeline and --micro-batch open"],
         )
-    return found.run(rivals)
+    return solver.run(rivals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,14 +336,14 @@ class _Search:
         """What a division can still take at least, with all that it dropped for a pipeline that took longer."""
         if bound_s * (1 + self.gap) >= self.best_s:
             return bound_s
-        again = replace(division, keep_all=True, above_s=self.best_s, labels_met=0, _heap=[], _known={})
-        while again.bound_s * (1 + self.gap) < self.best_s:
-            if again.labels_met > _MOST_AGAIN or self._is_late():
-                return max(bound_s, again.bound_s)
-            made = again.advance()
+        complete = replace(division, keep_all=True, above_s=self.best_s, labels_met=0, _heap=[], _known={})
+        while complete.bound_s * (1 + self.gap) < self.best_s:
+            if complete.labels_met > _MOST_AGAIN or self._is_late():
+                return max(bound_s, complete.bound_s)
+            made = complete.advance()
             if made is not None:
                 self._simulate(made[0])
-        return again.bound_s
+        return complete.bound_s
 
     def _rivals(self, number: int) -> tuple[Choice, ...]:
         """Of each further division the way that can be the shortest, simulated."""

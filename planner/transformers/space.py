@@ -74,12 +74,12 @@ class Space:
         fused = shape.fused_attention  # whose scores are never kept: of several choices this is none
         recomputes = [how for how in self.recompute if not (fused and how is Recompute.SELECTIVE)] or self.recompute
         zeros = [level for level in self.zero if level == 0 or (ways.data > 1 and (level < 2 or ways.pipeline == 1))]
-        found = [
+        choices = [
             replace(ways, interleave=interleave, sequence_parallel=sequence, recompute=recompute, zero=zero)
             for interleave, sequence, recompute, zero in product(interleaves, fitting, recomputes, zeros)
         ]
         timed = cluster.timed if isinstance(cluster, Cluster) else None
-        return found if timed is None else [each for each in found if timed.of(each) is not None]
+        return choices if timed is None else [each for each in choices if timed.of(each) is not None]
 
     def through_pools(self, shape: Transformer, pools: Pools, global_batch: int) -> Iterator[Ways]:
         """Replicas, micro-batches and details of pipelines through several pools."""

@@ -72,25 +72,25 @@ class Views:
 
     def chain(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """``node``, what it is a view of, and so on up to what is none."""
-        found = [node]
-        while found[-1] in self._whole:
-            found.append(self._whole[found[-1]])
-        return tuple(found)
+        nodes = [node]
+        while nodes[-1] in self._whole:
+            nodes.append(self._whole[nodes[-1]])
+        return tuple(nodes)
 
     def under(self, root: fx.Node) -> tuple[fx.Node, ...]:
         """All views of ``root``, and of these, which come later."""
-        found = [self.chain(node) for node in self._whole]
-        return tuple(chain[0] for chain in sorted(found, key=len) if chain[-1] is root)
+        chains = [self.chain(node) for node in self._whole]
+        return tuple(chain[0] for chain in sorted(chains, key=len) if chain[-1] is root)
 
     def read_later(self, chain: Collection[fx.Node], node: fx.Node) -> list[fx.Node]:
         """Other views of what ``chain`` ends with that are read after ``node``, each behind what it is a view of.
 
         Those that nobody reads any more are left: a loop that writes place by place has made two for each place.
         """
-        found = [view for view in self.under(tuple(chain)[-1]) if view not in chain]
-        late = [view for view in found if any(node < user for user in view.users)]
+        others = [view for view in self.under(tuple(chain)[-1]) if view not in chain]
+        late = [view for view in others if any(node < user for user in view.users)]
         wanted = {part for view in late for part in self.chain(view)}
-        return [view for view in found if view in wanted]
+        return [view for view in others if view in wanted]
 
     def whole(self, graph: fx.Graph, part: fx.Node, written: fx.Node) -> fx.Node | None:
         """A new node: what ``part`` is a view of, where ``written`` is in its place; None for views of other kinds."""
@@ -225,8 +225,8 @@ def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
     written = {part for node in buffers for part in views.chain(node_argument(node, 0))}
     roots = {node: views.chain(node_argument(node, 0))[-1] for node in buffers}
     for node in buffers:
-        again = [other for other in buffers if other is not node and roots[other] is roots[node]]
-        _copy_for_readers(graph, node, written, again)
+        rewrites = [other for other in buffers if other is not node and roots[other] is roots[node]]
+        _copy_for_readers(graph, node, written, rewrites)
 
 
 def _require_parameters_kept(node: fx.Node, views: Views, attributes: Mapping[str, Any]) -> None:
@@ -257,11 +257,13 @@ def _writes_of(node: fx.Node, attributes: Mapping[str, Any]) -> list[fx.Node]:
     return [cast("fx.Node", node.args[2 + places.index(root)]) for root in roots if root in places]
 
 
-def _copy_for_readers(graph: fx.Graph, node: fx.Node, written: Collection[fx.Node], again: Iterable[fx.Node]) -> None:
+def _copy_for_readers(
+    graph: fx.Graph, node: fx.Node, written: Collection[fx.Node], rewrites: Iterable[fx.Node]
+) -> None:
     """Others read a copy of a buffer that ``node`` wrote: it is written again before their backward, or elsewhere.
 
     Views of the buffer that are ``written`` themselves stay views of it.  Between two writes of the same buffer,
-    ``again`` among them, readers share a copy.
+    ``rewrites`` among them, readers share a copy.
     """
     others = [user for user in node.users if user not in written and user.op != "output"]
     readers = [user for user in others if not (is_write(user) and user.args[0] is node)]
@@ -270,7 +272,7 @@ def _copy_for_readers(graph: fx.Graph, node: fx.Node, written: Collection[fx.Nod
     made: fx.Node | None = None
     for reader in sorted(readers):
         since = node if made is None else made
-        is_old = any(since < other < reader for other in again)
+        is_old = any(since < other < reader for other in rewrites)
         if made is None or is_old:
             with graph.inserting_before(reader) if is_old else graph.inserting_after(node):
                 made = graph.call_function(torch.ops.aten.clone.default, (node,))
@@ -403,14 +405,14 @@ def keep_indices_home(graph: fx.Graph, indices: Iterable[str]) -> None:
     """
     names = frozenset(indices)
     _select_rather_than_unbind(graph, names)
-    found: list[fx.Node] = []
+    index_views: list[fx.Node] = []
     for node in graph.nodes:
         source = node.args[0] if node.op == "call_function" and node.args else None
         is_view = isinstance(source, fx.Node) and (source.target in names or INDEX in source.meta)
         if is_view and operation(node) in _INDEX_VIEWS:
             node.meta[INDEX] = True
-            found.append(node)
-    for node in reversed(found):
+            index_views.append(node)
+    for node in reversed(index_views):
         for user in list(node.users)[1:]:
             with graph.inserting_before(user):
                 own = graph.node_copy(node)
@@ -484,10 +486,10 @@ def keep_rows_apart(graph: fx.Graph) -> None:
 
 def _sole_input(node: fx.Node | None) -> fx.Node | None:
     """What a tensor is made of first, if nothing else is made of that."""
-    found = node.args[0] if node is not None and node.op == "call_function" and node.args else None
-    if not isinstance(found, fx.Node) or found.op != "call_function" or len(found.users) > 1:
+    source = node.args[0] if node is not None and node.op == "call_function" and node.args else None
+    if not isinstance(source, fx.Node) or source.op != "call_function" or len(source.users) > 1:
         return None
-    return found if isinstance(found.meta.get("val"), Tensor) else None
+    return source if isinstance(source.meta.get("val"), Tensor) else None
 
 
 def _is_fixed(shape: tuple[Any, ...]) -> bool:

@@ -24,15 +24,15 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops.dense.data_dependent import is_unit
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.capture.trace import attribute
-from profiler.measure.noise import Clock
+from profiler.measure.noise import LapClock
 from profiler.measure.timing import (
     BackwardTimes,
-    Effort,
-    LayerTimes,
-    Segment,
+    LayerSegment,
     SegmentedPass,
+    TimedLayer,
+    TimingEffort,
     run_pass,
     segments,
     time_segments,
@@ -57,19 +57,19 @@ class StandIn:
         nearer: that of the two whose figures count.
     """
 
-    first: Segment
-    last: Segment
+    first: LayerSegment
+    last: LayerSegment
     nearer: str
 
 
 def time_alike(
-    captured: Captured,
+    captured: CapturedModule,
     tensors: Mapping[str, Tensor],
     samples: int,
-    effort: Effort,
+    effort: TimingEffort,
     after_pass: Callable[[str, float, float], None],
-    clock: Clock | None = None,
-) -> dict[str, LayerTimes]:
+    clock: LapClock | None = None,
+) -> dict[str, TimedLayer]:
     """As :func:`profiler.measure.timing.time_layers`, with some layers' times standing for others that are alike.
 
     The first warm-up is the pass that says which.
@@ -87,33 +87,35 @@ def time_alike(
     stand_ins = stand_ins_of(captured, parts, runs.pop(), times) if whole_s >= LEAST_PASS_S else {}
     rest = replace(effort, num_warm_ups=max(0, effort.num_warm_ups - 1))
 
-    def timed(without: Mapping[str, StandIn]) -> dict[str, LayerTimes]:
+    def timed(without: Mapping[str, StandIn]) -> dict[str, TimedLayer]:
         asked = [part for part in parts if part.name not in without]
 
         def shorter(split: bool) -> SegmentedPass:
             return ShorterPass(parts, without, captured, tensors, samples, clock, split)
 
-        found = time_segments(asked, shorter, rest, after_pass, clock)
-        others = {name: replace(found[each.nearer], alike=each.nearer) for name, each in without.items()}
-        return {part.name: (found | others)[part.name] for part in parts}
+        of_asked = time_segments(asked, shorter, rest, after_pass, clock)
+        others = {name: replace(of_asked[each.nearer], alike=each.nearer) for name, each in without.items()}
+        return {part.name: (of_asked | others)[part.name] for part in parts}
 
-    found = timed(stand_ins)
-    sum_s = sum(each.forward_s + each.backward_s for each in found.values())
+    measured = timed(stand_ins)
+    sum_s = sum(each.forward_s + each.backward_s for each in measured.values())
     if not stand_ins or abs(sum_s / whole_s - 1) <= MOST_SUM:
-        return found
+        return measured
     again_s = sum(map(_seconds, run_pass(parts, start, split=False).values()))  # the first one was a warm-up as well
     runs.clear()
-    return timed({}) if abs(sum_s / again_s - 1) > MOST_SUM else found
+    return timed({}) if abs(sum_s / again_s - 1) > MOST_SUM else measured
 
 
-def stand_ins_of(captured: Captured, parts: Sequence[Segment], run: SegmentedPass, times: _Times) -> dict[str, StandIn]:
+def stand_ins_of(
+    captured: CapturedModule, parts: Sequence[LayerSegment], run: SegmentedPass, times: _Times
+) -> dict[str, StandIn]:
     """By name, the layers that others stand for.
 
     Args:
         run: a pass over all ``parts``, which took ``times``.
     """
     whole_s = sum(map(_seconds, times.values()))
-    found: dict[str, StandIn] = {}
+    stand_ins: dict[str, StandIn] = {}
     for layers in _classes(captured, parts, run):
         first, last, between = layers[0], layers[-1], layers[1:-1]
         if len(layers) < _FEWEST:
@@ -129,8 +131,8 @@ def stand_ins_of(captured: Captured, parts: Sequence[Segment], run: SegmentedPas
             end = 0 if 2 * index < len(between) else 1
             off_s = abs(own_s - ends_s[end])
             if off_s <= max(_MOST_OF_ONE * ends_s[end], _MATTERS * whole_s):
-                found[part.name] = StandIn(first, last, (first, last)[end].name)
-    return found
+                stand_ins[part.name] = StandIn(first, last, (first, last)[end].name)
+    return stand_ins
 
 
 class ShorterPass(SegmentedPass):
@@ -141,27 +143,27 @@ class ShorterPass(SegmentedPass):
         stand_ins: by name, of those that do not run.
     """
 
-    def __init__(self, parts: Sequence[Segment], stand_ins: Mapping[str, StandIn], *arguments: Any) -> None:
+    def __init__(self, parts: Sequence[LayerSegment], stand_ins: Mapping[str, StandIn], *arguments: Any) -> None:
         super().__init__(*arguments)
         self._stand_ins = stand_ins
         self._lasts = {each.last.name for each in stand_ins.values()}
         self._handed: dict[str, dict[int, Tensor]] = {}
-        self._ahead: dict[str, list[Segment]] = {}
-        waiting: list[Segment] = []
+        self._ahead: dict[str, list[LayerSegment]] = {}
+        waiting: list[LayerSegment] = []
         for part in parts:
             if part.name in stand_ins:
                 waiting.append(part)
             else:
                 self._ahead[part.name], waiting = waiting, []
 
-    def forward(self, segment: Segment) -> None:
+    def forward(self, segment: LayerSegment) -> None:
         """Runs ``segment``; what lies before it and does not run is there first."""
         for part in self._ahead[segment.name]:
             for node, twin in zip(part.calls, self._stand_ins[part.name].first.calls, strict=True):
                 self._values[node] = self._values[twin]
         super().forward(segment)
 
-    def backward(self, segment: Segment) -> None:
+    def backward(self, segment: LayerSegment) -> None:
         """As of all passes; gradients go on through what lies before ``segment``."""
         super().backward(segment)
         for part in reversed(self._ahead[segment.name]):
@@ -170,19 +172,19 @@ class ShorterPass(SegmentedPass):
             handed = self._handed.get(self._stand_ins[part.name].last.name, {})
             self._hand_on(part, [(part.reads[index], gradient) for index, gradient in handed.items()])
 
-    def _hand_on(self, segment: Segment, given: Sequence[tuple[fx.Node, Tensor]]) -> list[Any]:
+    def _hand_on(self, segment: LayerSegment, gradients: Sequence[tuple[fx.Node, Tensor]]) -> list[Any]:
         if segment.name in self._lasts:
-            self._handed[segment.name] = {segment.reads.index(node): gradient for node, gradient in given}
-        return super()._hand_on(segment, given)
+            self._handed[segment.name] = {segment.reads.index(node): gradient for node, gradient in gradients}
+        return super()._hand_on(segment, gradients)
 
 
-def _classes(captured: Captured, parts: Sequence[Segment], run: SegmentedPass) -> list[list[Segment]]:
+def _classes(captured: CapturedModule, parts: Sequence[LayerSegment], run: SegmentedPass) -> list[list[LayerSegment]]:
     """Layers that are alike, each class in order; of those that nothing can stand in for nothing."""
     readers: dict[object, list[int]] = {}
     for index, part in enumerate(parts):
         for each in (*part.reads, *part.parameters):
             readers.setdefault(each, []).append(index)
-    found: dict[object, list[Segment]] = {}
+    classes: dict[object, list[LayerSegment]] = {}
     for index, part in enumerate(parts):
         values = [run.value(node) for node in part.results]
         if all(isinstance(value, Tensor) and value.is_floating_point() for value in values) and not any(
@@ -190,11 +192,11 @@ def _classes(captured: Captured, parts: Sequence[Segment], run: SegmentedPass) -
         ):
             later = [each for each in (*part.reads, *part.parameters) if readers[each][-1] > index]
             key = _key(captured, part, run, frozenset(map(id, later)))
-            found.setdefault(key, []).append(part)
-    return list(found.values())
+            classes.setdefault(key, []).append(part)
+    return list(classes.values())
 
 
-def _key(captured: Captured, part: Segment, run: SegmentedPass, later: frozenset[int]) -> object:
+def _key(captured: CapturedModule, part: LayerSegment, run: SegmentedPass, later: frozenset[int]) -> object:
     """What decides what a layer does, and how long it takes.
 
     Args:
@@ -213,10 +215,10 @@ def _key(captured: Captured, part: Segment, run: SegmentedPass, later: frozenset
     for node in part.calls:
         arguments = fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: _Word(repr(described(each))))
         calls.append((node.target, repr(arguments)))
-    given = tuple((_described(run.value(node)), id(node) in later) for node in part.reads)
+    reads = tuple((_described(run.value(node)), id(node) in later) for node in part.reads)
     weights = tuple((_described(weight), id(weight) in later) for weight in part.parameters)
     results = tuple((part.calls.index(node), bool(node.users), _described(run.value(node))) for node in part.results)
-    return tuple(calls), given, weights, results
+    return tuple(calls), reads, weights, results
 
 
 class _Word(str):

@@ -47,7 +47,7 @@ Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class OperatorPrices:
     """Prices operators for one kind of device.
 
     Attributes:
@@ -110,26 +110,26 @@ def _linear(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estim
 def _convolution(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
     transposed = bool(arguments["transposed"])
     source, result = arguments["input"], made[0]
-    away = _Window(arguments, source if transposed else result)
+    away = _ConvolutionProducts(arguments, source if transposed else result)
     return away.depthwise(kernels, source, result) or (away.spread(kernels) if transposed else away.gather(kernels))
 
 
 def _convolution_backward(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
     transposed = bool(arguments["transposed"])
-    given, source = arguments["grad_output"], arguments["input"]
-    of = _Window(arguments, source if transposed else given)
+    gradient, source = arguments["grad_output"], arguments["input"]
+    of = _ConvolutionProducts(arguments, source if transposed else gradient)
     of_input, of_weight, of_bias = arguments["output_mask"]
-    found = NOTHING
+    estimate = NOTHING
     if of_input:
         product = of.gather(kernels) if transposed else of.spread(kernels)
-        found += of.depthwise(kernels, given, source) or product
+        estimate += of.depthwise(kernels, gradient, source) or product
     if of_weight:
-        found += of.depthwise(kernels, given, source) or of.weight(kernels)
-    return found + kernels.memory_bound(given.nbytes) if of_bias else found
+        estimate += of.depthwise(kernels, gradient, source) or of.weight(kernels)
+    return estimate + kernels.memory_bound(gradient.nbytes) if of_bias else estimate
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _ConvolutionProducts:
     """A convolution as products over the places of its smaller side: its output, or what a transposed one reads.
 
     The weight is [channels of that side, channels of the other side / groups, *window].
@@ -184,8 +184,8 @@ def _attention(kernels: Kernels, name: str, arguments: Arguments) -> Estimate:
     shape = prod(outer), heads, key.shape[-3], queries, key.shape[-2], size, bool(arguments.get("is_causal"))
     is_backward = name.endswith(_BACKWARD)
     price = kernels.attention_backward if is_backward else kernels.attention
-    found: Estimate = price(*shape, fused=True)
-    return found
+    estimate: Estimate = price(*shape, fused=True)
+    return estimate
 
 
 def _recurrent(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:

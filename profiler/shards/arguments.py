@@ -44,7 +44,7 @@ class Operand:
 
 
 @dataclass(eq=False)
-class Pieces:
+class PartReads:
     """What of each tensor a part reads.
 
     Attributes:
@@ -65,7 +65,7 @@ class Pieces:
     found: dict[tuple[fx.Node, Box], Operand] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: Graph, value_of: ValueOf, samples: int, name: str, shape: PartShape) -> Pieces:
+    def of(cls, graph: Graph, value_of: ValueOf, samples: int, name: str, shape: PartShape) -> PartReads:
         layer, inputs, parameters = graph.layer_at(graph.by_name()[name], samples, graph.values())
         relation = kind(layer.kind)
         work = relation.work(layer, inputs)
@@ -162,8 +162,8 @@ class LocalWork:
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """An attribute with a number a dim of space."""
-        found = self.layer.attributes.get(name, ())
-        return found if isinstance(found, tuple) else ()
+        attribute = self.layer.attributes.get(name, ())
+        return attribute if isinstance(attribute, tuple) else ()
 
     @property
     def extents(self) -> list[int]:

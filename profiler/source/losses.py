@@ -24,7 +24,7 @@ _LOOKED_AT = "what is only looked at: run.evaluate(batch, metric=...), halopipe 
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class TrainedLoss:
     """The loss that is trained: the user's own, summed where there are several.
 
     Attributes:
@@ -97,11 +97,11 @@ def _made_of(value: Tensor) -> frozenset[Any]:
 
 
 def _behind(function: Any) -> Iterator[Any]:
-    seen, waiting = {None}, [function]
+    visited, waiting = {None}, [function]
     while waiting:
         each = waiting.pop()
-        if each not in seen:
-            seen.add(each)
+        if each not in visited:
+            visited.add(each)
             yield each
             waiting += [before for before, _ in each.next_functions]
 

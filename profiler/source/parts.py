@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from planner.ir.errors import FactoryError
 from profiler.capture.user_module import users_line_of
-from profiler.source.losses import Loss, own_loss
+from profiler.source.losses import TrainedLoss, own_loss
 from profiler.source.model import LoadedModel, parse_varying
 from profiler.source.structure import BatchStructure, is_loader
 
@@ -29,8 +29,8 @@ def import_remedies(error: BaseException) -> list[str]:
     """
     cause: BaseException | None = error
     while cause is not None:
-        if found := re.search(r"operator (\w+)::\w+ does not exist", str(cause)):
-            package = found[1]
+        if match := re.search(r"operator (\w+)::\w+ does not exist", str(cause)):
+            package = match[1]
             return [
                 f"{package} was built for another torch: `halopipe doctor` says how to mend it",
                 f"pip uninstall {package}",
@@ -129,7 +129,7 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
                 ],
             )
         inputs, targets = example
-    loss = Loss(own_loss if loss_fn is None else loss_fn, isinstance(targets, Tensor))
+    loss = TrainedLoss(own_loss if loss_fn is None else loss_fn, isinstance(targets, Tensor))
     if _is_clouds(module, inputs):
         from profiler.source.clouds import load_clouds
 

@@ -19,7 +19,7 @@ from profiler import Captured, LoadedModel
 from profiler.capture.graph import capture
 from profiler.capture.verify_capture import _own_result
 from profiler.measure.timing import SegmentedPass, segments
-from profiler.measure.worker import Job, measure_model
+from profiler.measure.worker import MeasuringJob, measure_model
 from tests.profiler.capture.test_graph import loaded
 from tests.profiler.test_models import TINY
 from tests.profiler.varying_models import model_of
@@ -122,7 +122,7 @@ def test_a_model_is_measured_in_mixed_precision() -> None:
     measured = {}
     for lowered in ("", "bfloat16"):
         source = ModelSource("profiler.models.gpt:gpt", arguments, (4, 32), autocast=lowered)
-        costs = measure_model(lambda report: None, Job(source, Optimizer(), (4,), quick=True))
+        costs = measure_model(lambda report: None, MeasuringJob(source, Optimizer(), (4,), quick=True))
         measured[lowered] = {each.layer: each for each in costs.measurements}
         assert costs.iteration_s["4"] > 0
         assert all(each.forward_s > 0 for each in costs.measurements if each.layer.endswith("query"))

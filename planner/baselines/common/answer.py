@@ -153,8 +153,8 @@ def rival_plan(problem: Problem, pipelines: Pipelines, name: str, method: str) -
     """
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     trial = Trial(min(budget_s(name, problem.time_limit_s), (1 - _TO_PRICE) * problem.time_limit_s))
-    found = best_of(evaluator, pipelines(problem, evaluator.book, trial), why=trial.reasons)
-    return heuristic_plan(evaluator, found, name, method)
+    best = best_of(evaluator, pipelines(problem, evaluator.book, trial), why=trial.reasons)
+    return heuristic_plan(evaluator, best, name, method)
 
 
 _TO_PRICE = 0.1
@@ -175,10 +175,10 @@ def slowest_kind(problem: Problem, book: PriceBook, size: int) -> str:
 
 def hosts_of(problem: Problem) -> dict[str, tuple[int, ...]]:
     """The usable ranks by host."""
-    found: dict[str, list[int]] = {}
+    hosts: dict[str, list[int]] = {}
     for rank in problem.ranks:
-        found.setdefault(problem.profile.cluster.devices[rank].host, []).append(rank)
-    return {host: tuple(ranks) for host, ranks in found.items()}
+        hosts.setdefault(problem.profile.cluster.devices[rank].host, []).append(rank)
+    return {host: tuple(ranks) for host, ranks in hosts.items()}
 
 
 def like_hosts(problem: Problem) -> tuple[tuple[int, ...], ...]:
@@ -187,12 +187,12 @@ def like_hosts(problem: Problem) -> tuple[tuple[int, ...], ...]:
     Raises:
         InfeasibleError: hosts have different numbers of them.
     """
-    found = hosts_of(problem)
-    counts = {host: len(ranks) for host, ranks in found.items()}
+    hosts = hosts_of(problem)
+    counts = {host: len(ranks) for host, ranks in hosts.items()}
     if len(set(counts.values())) > 1:
         named = ", ".join(f"{host} {count}" for host, count in counts.items())
         raise InfeasibleError("this planner wants like hosts", [f"devices: {named}"], ["plan with another solver"])
-    return tuple(found.values())
+    return tuple(hosts.values())
 
 
 def bandwidth_bytes_per_s(problem: Problem, ranks: Sequence[int]) -> float:

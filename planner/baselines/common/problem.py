@@ -50,8 +50,8 @@ class Chain:
 
     def scaled(self, factor: float) -> Chain:
         """The chain for ``factor`` mini-batches; parameters stay."""
-        seconds = [tuple(factor * s for s in found) for found in (self.forward_s, self.backward_s)]
-        sizes = [tuple(factor * s for s in found) for found in (self.saved_bytes, self.crossing_bytes)]
+        seconds = [tuple(factor * s for s in column) for column in (self.forward_s, self.backward_s)]
+        sizes = [tuple(factor * s for s in column) for column in (self.saved_bytes, self.crossing_bytes)]
         return Chain(self.names, seconds[0], seconds[1], sizes[0], self.parameter_bytes, sizes[1])
 
 
@@ -209,33 +209,33 @@ def network(problem: Problem, book: PriceBook, kind: str, size: int, prepares: b
     return Network(LayerGraph("the profile's network", nodes, tuple(edges)), members)
 
 
-def searchable(found: Network, machines: int) -> Network:
+def searchable(net: Network, machines: int) -> Network:
     """The network, or its blocks if it has too many states to be searched on so many machines."""
-    ends = block_ends(found, machines)
-    return found if ends is None else blocks_at(found, ends)
+    ends = block_ends(net, machines)
+    return net if ends is None else blocks_at(net, ends)
 
 
-def block_ends(found: Network, machines: int) -> tuple[int, ...] | None:
+def block_ends(net: Network, machines: int) -> tuple[int, ...] | None:
     """Where blocks end, in the order of layers, if there are too many states for so many machines; None if not."""
     most = max(_FEWEST_BLOCKS, int((_WORK / max(1, machines) ** 2) ** 0.5))
     try:
-        if states_of(found.graph).num_states <= most:
+        if states_of(net.graph).num_states <= most:
             return None
     except UsageError:  # more states than can be held at all
         pass
-    return coarse_ends(chain_of(found.graph), most)
+    return coarse_ends(chain_of(net.graph), most)
 
 
-def blocks_at(found: Network, ends: Sequence[int]) -> Network:
+def blocks_at(net: Network, ends: Sequence[int]) -> Network:
     """The network as a chain of blocks that end at ``ends``."""
-    fine = chain_of(found.graph)
+    fine = chain_of(net.graph)
     chain = merged(fine, ends)
     costs = zip(chain.forward_s, chain.backward_s, chain.crossing_bytes, chain.parameter_bytes, strict=True)
     nodes = tuple(Node(f"n{k}", "layer", *cost) for k, cost in enumerate(costs))
     bounds = pairwise([0, *(end + 1 for end in ends)])
-    members = {f"n{k}": found.layers(fine.names[first:last]) for k, (first, last) in enumerate(bounds)}
+    members = {f"n{k}": net.layers(fine.names[first:last]) for k, (first, last) in enumerate(bounds)}
     edges = tuple((k, k + 1) for k in range(len(nodes) - 1))
-    return Network(LayerGraph(found.graph.source, nodes, edges), members)
+    return Network(LayerGraph(net.graph.source, nodes, edges), members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,20 +253,20 @@ class Held:
     inputs: tuple[float, ...]
 
 
-def held(book: PriceBook, found: Network, kind: str, size: int) -> Held:
+def held(book: PriceBook, net: Network, kind: str, size: int) -> Held:
     """What each node holds on a device of ``kind`` with micro-batches of ``size`` samples."""
     each = 2 + book.profile.optimizer.state_bytes_per_parameter_byte
-    nodes = found.graph.nodes
+    nodes = net.graph.nodes
     reads = [0.0] * len(nodes)
-    for src, dst in found.graph.edges:
+    for src, dst in net.graph.edges:
         reads[dst] += nodes[src].activation_bytes
     table, factor = priced(book, kind, size)
-    saved = _by_node(factor * table.saved_bytes, found)
-    buffers = _by_node(book.tables.graph.buffer_bytes, found)
+    saved = _by_node(factor * table.saved_bytes, net)
+    buffers = _by_node(book.tables.graph.buffer_bytes, net)
     always = tuple(each * node.parameter_bytes + kept for node, kept in zip(nodes, buffers, strict=True))
     return Held(always, saved, tuple(min(a, b) for a, b in zip(reads, saved, strict=True)))
 
 
-def _by_node(sums: Array, found: Network) -> tuple[float, ...]:
+def _by_node(sums: Array, net: Network) -> tuple[float, ...]:
     by_layer = np.diff(sums)
-    return tuple(float(by_layer[list(found.members[node.name])].sum()) for node in found.graph.nodes)
+    return tuple(float(by_layer[list(net.members[node.name])].sum()) for node in net.graph.nodes)

@@ -146,12 +146,12 @@ def _parse(file: FileText) -> LayerGraph:
     nodes: list[Node] = []
     numbers: dict[str, int] = {}
     node_lines: list[int] = []
-    found: list[tuple[int, str, str]] = []
+    edge_lines: list[tuple[int, str, str]] = []
     for number, line in file.lines():
         parts = [part.strip() for part in line.split(_SEPARATOR)]
         costs = next((k for k in reversed(range(len(parts))) if f"{_FIELDS[0]}=" in parts[k].replace(" ", "")), None)
         if costs is None and len(parts) == 2:
-            found.append((number, parts[0], parts[1]))
+            edge_lines.append((number, parts[0], parts[1]))
             continue
         if costs is None or costs < 2 or not parts[0]:
             raise file.fault(number, "neither a layer nor an edge", f"found: {_shown(line)}", _EXPECTED)
@@ -164,11 +164,11 @@ def _parse(file: FileText) -> LayerGraph:
     if not nodes:
         raise FormatError(f"{file.source}: no layers", ["the file has no line with costs"], [_EXPECTED])
     edges: dict[tuple[int, int], int] = {}
-    for number, src, dst in found:
+    for number, src, dst in edge_lines:
         for name in (src, dst):
             if name not in numbers:
-                known = f"{len(nodes)} layers, such as {nodes[0].name!r}"
-                raise file.fault(number, f"an edge of {name!r}, which is no layer", f"found: {src} -- {dst}", known)
+                available = f"{len(nodes)} layers, such as {nodes[0].name!r}"
+                raise file.fault(number, f"an edge of {name!r}, which is no layer", f"found: {src} -- {dst}", available)
         edges.setdefault((numbers[src], numbers[dst]), number)
     _require_no_cycle(file, nodes, edges)
     return LayerGraph(file.source, tuple(nodes), tuple(edges))
@@ -198,8 +198,8 @@ def _node(file: FileText, number: int, name: str, description: str, costs: str) 
 
 
 def _number(file: FileText, number: int, name: str, field: str, text: str) -> float:
-    words = text.strip("[] ").replace("[", "").replace("]", "")
-    listed = [word.strip() for word in re.split(r"[;,]", words)] if text.startswith("[") else [words]
+    unwrapped = text.strip("[] ").replace("[", "").replace("]", "")
+    listed = [word.strip() for word in re.split(r"[;,]", unwrapped)] if text.startswith("[") else [unwrapped]
     try:
         values = [float(word) for word in listed if word or not text.startswith("[")]
     except ValueError:
@@ -321,24 +321,24 @@ def _dag(graph: LayerGraph) -> _Dag:
 def _walk(graph: LayerGraph, dag: _Dag, every_ideal: bool) -> set[int]:
     needs = [bits | 1 << layer for layer, bits in enumerate(dag.ancestors)]
     starts = list(dag.sources) if every_ideal else _starts(dag)
-    found = {needs[starts[0]]} if not every_ideal else {needs[start] for start in starts}
-    queue = list(found)
+    reached = {needs[starts[0]]} if not every_ideal else {needs[start] for start in starts}
+    queue = list(reached)
     while queue:
         check_time()
         done = queue.pop()
         nexts = {after for layer in bits_of(done) for after in dag.successors[layer] if not done >> after & 1}
         for layer in (*nexts, *(start for start in starts if not done >> start & 1)):
             grown = done | needs[layer]
-            if grown not in found:
-                found.add(grown)
+            if grown not in reached:
+                reached.add(grown)
                 queue.append(grown)
-        if len(found) > MAX_STATES:
+        if len(reached) > MAX_STATES:
             raise UsageError(
                 f"{graph.source}: too many states",
                 [f"more than {MAX_STATES} antichains in {len(dag.nodes)} layers"],
                 ["merge parallel branches of the network into single layers"],
             )
-    return found
+    return reached
 
 
 def _starts(dag: _Dag) -> list[int]:
@@ -367,19 +367,19 @@ def _met_from(dag: _Dag, source: int) -> int:
 
 def _crossing(dag: _Dag, done: Sequence[int]) -> Floats:
     """By state, the bytes of the augmented antichain."""
-    readers = [sum(1 << after for after in found) for found in dag.successors]
+    readers = [sum(1 << after for after in followers) for followers in dag.successors]
     augmented = []
     for layer, needed in enumerate(dag.ancestors):
         own = needed | 1 << layer
         augmented.append(sum((1 << k for k in bits_of(needed) if readers[k] & ~own), 1 << layer))
-    found = np.empty(len(done))
+    crossing_bytes = np.empty(len(done))
     for state, bits in enumerate(done):
         crossing = 0
         for layer in bits_of(bits):
             if not readers[layer] & bits:
                 crossing |= augmented[layer]
-        found[state] = sum(dag.nodes[layer].activation_bytes for layer in bits_of(crossing))
-    return found
+        crossing_bytes[state] = sum(dag.nodes[layer].activation_bytes for layer in bits_of(crossing))
+    return crossing_bytes
 
 
 def _inside(member: Floats) -> Bools:
@@ -387,5 +387,5 @@ def _inside(member: Floats) -> Bools:
     small = member.astype(np.float32)  # counts up to 2^24 are exact, and twice as quick
     common = small @ small.T
     size = small.sum(axis=1)
-    found: Bools = (common == size[:, None]) & (size[:, None] < size[None, :])
-    return found
+    inside: Bools = (common == size[:, None]) & (size[:, None] < size[None, :])
+    return inside

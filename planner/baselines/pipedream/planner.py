@@ -148,8 +148,8 @@ class Level:
 
     def fits(self, stash_bytes: Floats, used: int, machines: int) -> Bools:
         """Whether a stage of ``machines``, the last of ``used`` so far, keeps within memory."""
-        found: Bools = stashes(self.machines - used, machines) * stash_bytes <= self.options.memory_bytes
-        return found
+        within: Bools = stashes(self.machines - used, machines) * stash_bytes <= self.options.memory_bytes
+        return within
 
     def _span(self, sums: Floats, start: int, first: int) -> Floats:
         return sums[first:] - (sums[start - 1] if start else 0.0)
@@ -193,10 +193,10 @@ def best_row(level: Level, start: int, traced: bool = False) -> Row:
                 cost = np.maximum(best[m - replicas - 1, : here.stop, None], later[replicas - 1])
                 if stash is not None:
                     cost = np.where(level.fits(stash, m, replicas), cost, inf)
-                found = cost.min(axis=0)
-                better = found < best[m - 1, here]
+                cheapest = cost.min(axis=0)
+                better = cheapest < best[m - 1, here]
                 if better.any():
-                    best[m - 1, here][better] = found[better]
+                    best[m - 1, here][better] = cheapest[better]
                     if traced:
                         split[m - 1, here][better] = start + cost.argmin(axis=0)[better]
                         last[m - 1, here][better] = replicas
@@ -205,13 +205,13 @@ def best_row(level: Level, start: int, traced: bool = False) -> Row:
 
 def trace(row: Row, first: int | None, last: int) -> list[Choice]:
     """The stages of the best pipeline of all machines from state ``first`` to state ``last``; the row was traced."""
-    found: list[Choice] = []
+    stages: list[Choice] = []
     used, state = row.best_s.shape[0], last
     while True:
         replicas, split = int(row.last[used - 1, state - row.start]), int(row.split[used - 1, state - row.start])
-        found.append(Choice(split if split >= 0 else first, state, replicas))
+        stages.append(Choice(split if split >= 0 else first, state, replicas))
         if split < 0:
-            return found[::-1]
+            return stages[::-1]
         used, state = used - replicas, split
 
 
@@ -348,11 +348,11 @@ def best_in_order(
         tried = [(used, best) for used in range(1, total + 1)]
     else:  # what a stage stashes depends on how many machines come behind it
         tried = [(used, _best(states, topology, used, options)) for used in range(1, total + 1)]
-    used, found = min(tried, key=lambda pair: float(pair[1].seconds[pair[0], -1]))
-    seconds = float(found.seconds[used, -1])
+    used, chosen = min(tried, key=lambda pair: float(pair[1].seconds[pair[0], -1]))
+    seconds = float(chosen.seconds[used, -1])
     if seconds == inf:
         return infeasible()
-    return Answer(seconds, seconds, OPTIMAL, {"machines": total, "stages": _stages_in_order(states, found, used)})
+    return Answer(seconds, seconds, OPTIMAL, {"machines": total, "stages": _stages_in_order(states, chosen, used)})
 
 
 def _best(states: States, topology: _Topology, total: int, options: Options) -> _Best:
@@ -428,11 +428,11 @@ class _Prices:
         return seconds
 
 
-def _stages_in_order(states: States, found: _Best, used: int) -> list[Json]:
+def _stages_in_order(states: States, best: _Best, used: int) -> list[Json]:
     stages: list[Json] = []
     passed, state = used, states.num_states - 1
     while state >= 0:
-        step, split = found.steps[passed, state], int(found.split[passed, state])
+        step, split = best.steps[passed, state], int(best.split[passed, state])
         stages.append(
             {
                 "layers": list[Json](states.layers(split if split >= 0 else None, state)),

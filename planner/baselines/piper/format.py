@@ -128,14 +128,14 @@ def parse(text: str, source: str = "instance.json") -> Instance:
 
 def _parse(file: FileText) -> Instance:
     top = parse_object(file)
-    found, index = numbered_nodes(top)
+    items, index = numbered_nodes(top)
     edges = _edges(top, index)
-    reads: list[set[int]] = [set() for _ in found]
-    readers: list[set[int]] = [set() for _ in found]
+    reads: list[set[int]] = [set() for _ in items]
+    readers: list[set[int]] = [set() for _ in items]
     for src, dst, _ in edges:
         readers[src].add(dst)
         reads[dst].add(src)
-    nodes = tuple(_node(item, index, reads[k], readers[k]) for k, item in enumerate(found))
+    nodes = tuple(_node(item, index, reads[k], readers[k]) for k, item in enumerate(items))
     require_no_cycle(top, [f"{node.number} ({node.name})" for node in nodes], [(src, dst) for src, dst, _ in edges])
     devices = top.whole("maxDevices", least=1)
     if devices > _MOST_DEVICES:
@@ -171,12 +171,12 @@ def _node(item: Item, index: Mapping[int, int], reads: set[int], readers: set[in
         degree = whole_number(key)
         if degree is None or not 1 <= degree <= _MOST_DEVICES:
             raise lists.fault(f"{key!r} is no tensor degree", [f"a whole number from 1 to {_MOST_DEVICES} is needed"])
-        found = tuple(_option(each, index, reads, readers) for each in lists.items(key))
-        names = [option.name for option in found]
+        choices = tuple(_option(each, index, reads, readers) for each in lists.items(key))
+        names = [option.name for option in choices]
         if len(set(names)) < len(names):
             raise lists.fault(f"two options of degree {degree} have one id", [f"found: {', '.join(names)}"])
-        if found:
-            options[degree] = found
+        if choices:
+            options[degree] = choices
     if not options:
         raise lists.fault("no options", ["a layer needs at least one way to run"])
     return Node(number, name, options)
@@ -196,17 +196,17 @@ def _option(item: Item, index: Mapping[int, int], reads: set[int], readers: set[
 
 def _by_layer(item: Item, index: Mapping[int, int], wanted: set[int], relation: str) -> dict[int, float]:
     """Numbers by neighbour: exactly those that an edge leads from or to."""
-    found: dict[int, float] = {}
+    numbers: dict[int, float] = {}
     for key in item.fields:
         number = whole_number(key)
         position = index.get(number) if number is not None else None
         if position is None or position not in wanted:
             raise item.fault(f"{key!r} is no layer that this one {relation}", _numbers(index, wanted))
-        found[position] = item.number(key)
-    if len(found) < len(wanted):
-        missing = _numbers(index, wanted - set(found))
+        numbers[position] = item.number(key)
+    if len(numbers) < len(wanted):
+        missing = _numbers(index, wanted - set(numbers))
         raise item.fault(f"a layer that this one {relation} is missing", missing, ["give a number for every edge"])
-    return found
+    return numbers
 
 
 def _numbers(index: Mapping[int, int], wanted: Sequence[int] | set[int]) -> list[str]:
@@ -285,9 +285,9 @@ class Room:
     @property
     def hopeful(self) -> Bools:
         """Whether a plan may be cut at an ideal."""
-        found: Bools = self.behind + self.front <= self.devices
-        found[[0, -1]] = True
-        return found
+        may_cut: Bools = self.behind + self.front <= self.devices
+        may_cut[[0, -1]] = True
+        return may_cut
 
 
 def devices_for(work: Floats, below: float) -> Ints:

@@ -121,9 +121,9 @@ def _on_lattice(
         return Sweep(instance, machine, lattice, tuple(of), out_of_time, high, fractional)
 
     for degree in degrees:
-        found = sweep([degree]).smallest()
-        if found:
-            best = Cuts(lattice, found)
+        cuts = sweep([degree]).smallest()
+        if cuts:
+            best = Cuts(lattice, cuts)
             high = best.value
     return _halve(sweep(degrees), best, _work_bound(instance, machine), high) if len(degrees) > 1 else (best, high)
 
@@ -134,10 +134,10 @@ def _halve(sweep: Sweep, best: Cuts | None, low: float, high: float) -> tuple[Cu
     while low < high * (1 - SAME):
         just_below = step % 4 == 0
         limit = _ANY_TIME if high == inf else high * (1 - SAME) if just_below else (low + high) / 2
-        found, least = sweep.fewest(limit)
+        cuts, least = sweep.fewest(limit)
         step += 1
-        if found:
-            best = Cuts(sweep.lattice, found)
+        if cuts:
+            best = Cuts(sweep.lattice, cuts)
             high = best.value
         else:
             low = min(high, least)
@@ -213,8 +213,8 @@ class Sweep:
             TimeoutError: there was no time.
         """
 
-        def slower(behind: Floats, taken: Floats, devices: int) -> Floats:
-            return np.maximum(behind, taken)
+        def slower(behind: Floats, times: Floats, devices: int) -> Floats:
+            return np.maximum(behind, times)
 
         states = self._states(slower)
         return self._cuts(states, slower) if states[-1, -1] < self.below else None
@@ -227,10 +227,10 @@ class Sweep:
         """
         least = inf
 
-        def used(behind: Floats, taken: Floats, devices: int) -> Floats:
+        def used(behind: Floats, times: Floats, devices: int) -> Floats:
             nonlocal least
-            within = taken <= limit
-            least = min(least, float(np.min(taken, where=~within, initial=inf)))
+            within = times <= limit
+            least = min(least, float(np.min(times, where=~within, initial=inf)))
             return np.where(within, behind + devices, inf)
 
         states = self._states(used)
@@ -247,9 +247,9 @@ class Sweep:
                 kept = np.flatnonzero(pairs.fastest(d) < self.below)
                 if d > most or not len(kept):
                     continue
-                taken = pairs.times(kept, d, -(-np.arange(d, most + 1) // d))
+                times = pairs.times(kept, d, -(-np.arange(d, most + 1) // d))
                 behind = states[pairs.below[kept], : most + 1 - d]
-                states_here = combine(behind, taken, d * pairs.degree).min(axis=0)
+                states_here = combine(behind, times, d * pairs.degree).min(axis=0)
                 np.minimum(row[d : most + 1], states_here, out=row[d : most + 1])
             np.minimum.accumulate(row, out=row)
         return states
@@ -264,11 +264,11 @@ class Sweep:
                 if d > s:
                     continue
                 every = np.arange(len(pairs.below))
-                taken = pairs.times(every, d, np.array([-(-s // d)]))
-                found = combine(states[pairs.below, s - d][:, None], taken, d * pairs.degree)[:, 0]
-                if len(found) and found.min() <= states[at, s]:
-                    best = int(found.argmin())
-                    cuts.append(Cut(int(pairs.below[best]), at, d, pairs.degree, float(taken[best, 0])))
+                times = pairs.times(every, d, np.array([-(-s // d)]))
+                values = combine(states[pairs.below, s - d][:, None], times, d * pairs.degree)[:, 0]
+                if len(values) and values.min() <= states[at, s]:
+                    best = int(values.argmin())
+                    cuts.append(Cut(int(pairs.below[best]), at, d, pairs.degree, float(times[best, 0])))
                     break
             at, s = cuts[-1].below, s - cuts[-1].replicas
         return tuple(cuts)
@@ -299,8 +299,8 @@ def equal_stages(instance: Instance, machine: Machine) -> tuple[Stage, ...] | No
         options = [node.options[degree][choice] for node in instance.nodes]
         for num_stages in range(1, min(machine.devices // degree, instance.micro_batches) + 1):
             most = min(machine.devices // degree, instance.micro_batches) // num_stages
-            for taken, replicas in _times(instance, machine, options, _stage_of(order, num_stages), most):
-                best = min(best, (taken, choice, num_stages, replicas, degree), key=lambda each: each[0])
+            for time, replicas in _times(instance, machine, options, _stage_of(order, num_stages), most):
+                best = min(best, (time, choice, num_stages, replicas, degree), key=lambda each: each[0])
     value, choice, num_stages, replicas, degree = best
     if value == inf:
         return None
@@ -368,11 +368,11 @@ def _times(
             moved[stage_of[src]] += 2 * (size + options[src].sync_backward_bytes[dst])
     time = by_stage([option.time_per_sample for option in options])
     parameter_bytes = by_stage([option.parameter_bytes for option in options])
-    found = []
+    plans = []
     for d in machine.replicas(instance.micro_batches, most):
         moved_bytes = moved + 4 * (d - 1) * parameter_bytes / instance.micro_batches
-        found.append((float((time + moved_bytes / machine.bandwidth_bytes_per_s).max()) / d, d))
-    return found
+        plans.append((float((time + moved_bytes / machine.bandwidth_bytes_per_s).max()) / d, d))
+    return plans
 
 
 VARIANTS = ("piper", "equal", "released")
@@ -407,8 +407,8 @@ def solve(
         most_replicas,
     )
     if min(machine.devices, most_replicas) < 1 or machine.memory_bytes < 0 or not machine.bandwidth_bytes_per_s > 0:
-        words = f"{machine.devices} devices, {machine.memory_bytes:g} bytes, {machine.bandwidth_bytes_per_s:g} bytes/s"
-        raise UsageError("nothing to plan for", [words], ["give at least one device, and a bandwidth above 0"])
+        shown = f"{machine.devices} devices, {machine.memory_bytes:g} bytes, {machine.bandwidth_bytes_per_s:g} bytes/s"
+        raise UsageError("nothing to plan for", [shown], ["give at least one device, and a bandwidth above 0"])
     if variant not in VARIANTS:
         raise UnknownNameError(f"no variant {variant!r}", [f"known: {', '.join(VARIANTS)}"])
     out_of_time = part_of_current(time_limit_s).ends
@@ -417,22 +417,22 @@ def solve(
         return _answer(instance, machine, equal, value_of(instance, machine, equal) if equal else inf)
     start = value_of(instance, machine, equal) if equal else inf
     cuts, bound = search(instance, machine, start, out_of_time)
-    found = _stages(instance, machine, cuts) if cuts else equal
-    if variant == "released" and found:
-        known = value_of(instance, machine, found)
-        bound = min(bound, search(instance, machine, known, out_of_time, fractional=True)[1])
-    return _answer(instance, machine, found, bound)
+    stages = _stages(instance, machine, cuts) if cuts else equal
+    if variant == "released" and stages:
+        upper = value_of(instance, machine, stages)
+        bound = min(bound, search(instance, machine, upper, out_of_time, fractional=True)[1])
+    return _answer(instance, machine, stages, bound)
 
 
-def _stages(instance: Instance, machine: Machine, found: Cuts) -> tuple[Stage, ...]:
+def _stages(instance: Instance, machine: Machine, cuts: Cuts) -> tuple[Stage, ...]:
     """With the options of each layer.
 
     A rule of thumb may do better for more micro-batches in flight than there are: that choice is then taken.
     """
     stages = []
-    behind = sum(cut.replicas for cut in found.cuts)
-    for cut in found.cuts:
-        nodes = tuple(bits_of(found.lattice.bits[cut.above] & ~found.lattice.bits[cut.below]))
+    behind = sum(cut.replicas for cut in cuts.cuts)
+    for cut in cuts.cuts:
+        nodes = tuple(bits_of(cuts.lattice.bits[cut.above] & ~cuts.lattice.bits[cut.below]))
         in_flight = ceil(behind / cut.replicas)
         behind -= cut.replicas
         while True:

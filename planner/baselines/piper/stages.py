@@ -80,8 +80,8 @@ class Pairs:
 
     def times(self, kept: Ints, replicas: int, in_flight: Ints) -> Floats:
         """``[pair, n]``: time of the stages ``kept`` with ``in_flight[n]`` micro-batches in flight."""
-        found: Floats = self.fastest(replicas)[kept][:, None] + self.extra[kept[:, None], in_flight] / replicas
-        return found
+        seconds: Floats = self.fastest(replicas)[kept][:, None] + self.extra[kept[:, None], in_flight] / replicas
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +145,13 @@ class StageCosts:
             room: what stages must leave for others; ``Pairs.extra`` is infinite beyond.
             fractional: switch the last layer in part only.
         """
-        found: list[tuple[Ints, Ints, Floats]] = []
+        chunks: list[tuple[Ints, Ints, Floats]] = []
         count, last, most = 0, first, int(room.most.max())
         while last < len(self.inside) and count * (most + 1) < most_cells:
-            found.append(self._stages(room, last, min(last + _CHUNK, len(self.inside))))
-            count += len(found[-1][0])
+            chunks.append(self._stages(room, last, min(last + _CHUNK, len(self.inside))))
+            count += len(chunks[-1][0])
             last += _CHUNK
-        below, above, crossing = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        below, above, crossing = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
         time = self.time[above] - self.time[below]
         in_flight = room.in_flight(below, above, np.maximum(1, devices_for(time, room.below)), self.degree)
         return Pairs(
@@ -194,9 +194,9 @@ class StageCosts:
             extra[asked[need <= 0], y] = 0.0
             tight, need = asked[need > 0], need[need > 0]
             if len(tight):
-                found = self._switched(y, need, below[tight], above[tight], fractional)
-                extra[tight, y] = found
-                largest[tight[found == inf]] = y  # more in flight fit even less
+                switched = self._switched(y, need, below[tight], above[tight], fractional)
+                extra[tight, y] = switched
+                largest[tight[switched == inf]] = y  # more in flight fit even less
         # A choice for more in flight also serves for fewer, and the rule of thumb may find a better one there.
         reversed_columns = extra[:, ::-1]
         np.minimum.accumulate(reversed_columns, axis=1, out=reversed_columns)
@@ -218,12 +218,12 @@ class StageCosts:
             done = savings[above, middle] - savings[below, middle] >= need - _ENOUGH_BYTES
             low, high = np.where(done, low, middle + 1), np.where(done, middle, high)
         high = np.minimum(high, len(order))
-        found = times[above, high] - times[below, high]
+        extra = times[above, high] - times[below, high]
         if fractional and len(order):
             last = np.maximum(high - 1, 0)
             over = savings[above, high] - savings[below, high] - need
-            found -= np.maximum(over, 0.0) * time[order[last]] / saved[order[last]]
-        return np.where(enough, found, inf)
+            extra -= np.maximum(over, 0.0) * time[order[last]] / saved[order[last]]
+        return np.where(enough, extra, inf)
 
 
 def are_alike(instance: Instance) -> bool:
@@ -383,14 +383,14 @@ class PlainPairs:
         """``[pair, n]``: time of the stages ``kept`` with ``in_flight[n]`` micro-batches in flight."""
         table = np.full((len(kept), len(in_flight)), inf)
         for row, index in enumerate(kept.tolist()):
-            known = {y: self._one(self.sets[index], replicas, y) for y in set(in_flight.tolist())}
-            table[row] = [known[y] for y in in_flight.tolist()]
+            by_depth = {y: self._one(self.sets[index], replicas, y) for y in set(in_flight.tolist())}
+            table[row] = [by_depth[y] for y in in_flight.tolist()]
         return table
 
     def _one(self, nodes: tuple[int, ...], replicas: int, in_flight: int | None) -> float:
         machine = self.machine if in_flight else self.machine.with_endless_memory()
-        found = choose_options(self.instance, machine, nodes, self.degree, replicas, in_flight or 1)
-        return inf if found is None else found[1]
+        choice = choose_options(self.instance, machine, nodes, self.degree, replicas, in_flight or 1)
+        return inf if choice is None else choice[1]
 
 
 def _time(

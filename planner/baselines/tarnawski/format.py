@@ -114,9 +114,9 @@ def parse(text: str, source: str = "instance.json") -> Instance:
 
 def _parse(file: FileText) -> Instance:
     top = parse_object(file)
-    found, index = numbered_nodes(top)
+    items, index = numbered_nodes(top)
     edges, costs = _edges(top, index)
-    nodes = tuple(_node(item, costs.get(position, 0.0)) for position, item in enumerate(found))
+    nodes = tuple(_node(item, costs.get(position, 0.0)) for position, item in enumerate(items))
     _require_order(top, nodes, edges)
     accelerators, cpus = top.whole("maxFPGAs", least=0), top.whole("maxCPUs", least=0)
     return Instance(file.source, accelerators, cpus, top.number("maxSizePerFPGA"), nodes, edges)
@@ -251,7 +251,7 @@ def blocks_of(
         blocks = _blocks(instance, merged)
         moves = _moves(blocks, careful, ordered)
         if not moves:
-            return Coloured(blocks, tuple(min(colour[node] for node in found) for found in merged.blocks))
+            return Coloured(blocks, tuple(min(colour[node] for node in members) for members in merged.blocks))
         for block, home in moves:
             groups.append((merged.blocks[home][0], merged.blocks[block][0]))
             for node in merged.blocks[block]:
@@ -286,7 +286,7 @@ def crowded_groups(instance: Instance) -> list[tuple[int, ...]]:
     for component in nx.biconnected_component_edges(nx.Graph(sorted(kept))):
         pairs = {pair for src, dst in component for pair in ((src, dst), (dst, src))}
         senders.append(tuple(sorted({src for src, dst in pairs & kept})))
-    at = {vertex: [n for n, found in enumerate(merged) if found == vertex] for vertex in set(merged)}
+    at = {vertex: [n for n, merged_into in enumerate(merged) if merged_into == vertex] for vertex in set(merged)}
     return [tuple(node for sender in group for node in at[sender]) for group in senders]
 
 
@@ -300,8 +300,8 @@ def depth_first(coloured: Coloured, largest_first: bool = False) -> tuple[int, .
     """
     successors, key = coloured.blocks.successors, coloured.colours.__getitem__
     missing = [0] * len(successors)
-    for found in successors:
-        for after in found:
+    for followers in successors:
+        for after in followers:
             missing[after] += 1
     sources = (block for block, count in enumerate(missing) if not count)
     ready = sorted(sources, key=key, reverse=not largest_first)
@@ -316,10 +316,10 @@ def depth_first(coloured: Coloured, largest_first: bool = False) -> tuple[int, .
 
 
 def _classes(colour: Sequence[int]) -> list[tuple[int, ...]]:
-    found: dict[int, list[int]] = {}
+    classes: dict[int, list[int]] = {}
     for node, each in enumerate(colour):
-        found.setdefault(each, []).append(node)
-    return [tuple(nodes) for nodes in found.values()]
+        classes.setdefault(each, []).append(node)
+    return [tuple(nodes) for nodes in classes.values()]
 
 
 def _order(instance: Instance, colour: Sequence[int]) -> list[tuple[int, int]]:
@@ -357,9 +357,9 @@ def _blocks(instance: Instance, merged: Contraction) -> Blocks:
 
 def _moves(blocks: Blocks, careful: bool, ordered: bool) -> list[tuple[int, int]]:
     """(block, neighbour to move it to), no block in two of them."""
-    near = [sum(1 << after for after in found) for found in blocks.successors]
-    for block, found in enumerate(blocks.successors):
-        for after in found:
+    near = [sum(1 << after for after in followers) for followers in blocks.successors]
+    for block, followers in enumerate(blocks.successors):
+        for after in followers:
             near[after] |= 1 << block
     sharing = [((1 << blocks.num_blocks) - 1) ^ 1 << block for block in range(blocks.num_blocks)]
     for bits, _ in blocks.values:

@@ -128,15 +128,15 @@ def _contiguous(instance: Instance, devices: Devices) -> Answer:
     # be few enough; what it finds is a plan, and bounded by the best one that memory does not limit.
     moved = blocks_of(instance, devices.memory_bytes, move_bytes=True)
     bound = lower_bound(moved.blocks, devices.accelerators, devices.cpus)
-    found = _over_ideals(instance, moved, devices)
-    if found is None:
+    relaxed = _over_ideals(instance, moved, devices)
+    if relaxed is None:
         start, _ = _on_chain(moved.blocks, devices, depth_first(moved))
         return _answer(instance, moved.blocks, start, bound)
     endless = Devices(devices.accelerators, devices.cpus, inf, devices.budget)
     free = _over_ideals(instance, moved, endless)
     bound = max(bound, free.bound if free is not None else 0.0)
-    proved = found.found and found.value <= bound * (1 + SAME)
-    return Answer(found.value, min(bound, found.value), OPTIMAL if proved else TIME_LIMIT, found.plan)
+    proved = relaxed.found and relaxed.value <= bound * (1 + SAME)
+    return Answer(relaxed.value, min(bound, relaxed.value), OPTIMAL if proved else TIME_LIMIT, relaxed.plan)
 
 
 def _over_ideals(instance: Instance, coloured: Coloured, devices: Devices) -> Answer | None:
@@ -149,8 +149,8 @@ def _over_ideals(instance: Instance, coloured: Coloured, devices: Devices) -> An
     start, _ = _on_chain(blocks, devices, depth_first(coloured))
     loads = Loads.of(blocks, lattice, devices.memory_bytes)
     bound = lower_bound(blocks, devices.accelerators, devices.cpus)
-    found, bound = search(blocks, loads, devices.accelerators, devices.cpus, start, bound, devices.budget.ends)
-    return _answer(instance, blocks, found, bound)
+    chain, bound = search(blocks, loads, devices.accelerators, devices.cpus, start, bound, devices.budget.ends)
+    return _answer(instance, blocks, chain, bound)
 
 
 def _linearized(instance: Instance, devices: Devices) -> Answer:
@@ -164,16 +164,16 @@ def _pipedream(instance: Instance, devices: Devices) -> Answer:
 
 
 def _of_chain(instance: Instance, coloured: Coloured, devices: Devices, order: Sequence[int]) -> Answer:
-    found, bound = _on_chain(coloured.blocks, devices, order)
-    return _answer(instance, coloured.blocks, found, bound)
+    chain, bound = _on_chain(coloured.blocks, devices, order)
+    return _answer(instance, coloured.blocks, chain, bound)
 
 
 def _on_chain(blocks: Blocks, devices: Devices, order: Sequence[int]) -> tuple[Chain | None, float]:
     """The best pipeline whose stages follow one another in ``order``, and a bound for such pipelines."""
     loads = Loads.of(blocks, chain_of(order), devices.memory_bytes)
     if blocks.num_blocks < MOST_IN_TABLE:
-        found = direct(loads, devices.accelerators, devices.cpus)
-        return found, found.value if found else inf
+        chain = direct(loads, devices.accelerators, devices.cpus)
+        return chain, chain.value if chain else inf
     bound = lower_bound(blocks, devices.accelerators, devices.cpus)
     return search(blocks, loads, devices.accelerators, devices.cpus, None, bound, devices.budget.ends)
 
@@ -200,11 +200,11 @@ def _free(instance: Instance, devices: Devices) -> Answer:
     return _answer(instance, blocks, Chain(0.0, sets), bound)
 
 
-def _answer(instance: Instance, blocks: Blocks, found: Chain | None, bound: float) -> Answer:
+def _answer(instance: Instance, blocks: Blocks, chain: Chain | None, bound: float) -> Answer:
     """With the value summed afresh from the instance's own nodes and edges."""
-    if found is None:
+    if chain is None:
         return infeasible() if bound == inf else Answer(inf, bound, TIME_LIMIT)
-    stages = [([n for b in bits_of(inside) for n in blocks.nodes[b]], kind) for inside, kind in found.stages]
+    stages = [([n for b in bits_of(inside) for n in blocks.nodes[b]], kind) for inside, kind in chain.stages]
     value = max(load_of(instance, nodes, kind) for nodes, kind in stages)
     proved = value <= bound * (1 + 2 * SAME)
     return Answer(value, value if proved else bound, OPTIMAL if proved else TIME_LIMIT, plan_of(instance, stages))
@@ -294,7 +294,7 @@ def _crossings(
     problem: pulp.LpProblem, blocks: Blocks, device: int, column: Sequence[pulp.LpVariable | None]
 ) -> list[tuple[pulp.LpVariable, float]]:
     """The values that cross the border of an accelerator, with their costs."""
-    found = []
+    crossings = []
     for value, (bits, cost) in enumerate(blocks.values):
         crosses = problem.add_variable(f"y_{value}_{device}", 0, 1)
         around = list(bits_of(bits))
@@ -302,8 +302,8 @@ def _crossings(
             inside, outside = column[here], column[there]
             if inside is not None:
                 problem.addConstraint(crosses >= (inside if outside is None else inside - outside))
-        found.append((crosses, cost))
-    return found
+        crossings.append((crosses, cost))
+    return crossings
 
 
 def _read(

@@ -113,11 +113,11 @@ def corrected_cluster(profile: Profile) -> Cluster:
 def _measured(
     measurements: Mapping[str, tuple[Measurement, ...]], factors: Factors
 ) -> dict[str, tuple[Measurement, ...]]:
-    found = {}
+    corrected = {}
     for kind, those in measurements.items():
         forward, backward = factors.least(FORWARD, kind), factors.least(BACKWARD, kind)
-        found[kind] = those if forward == backward == 1 else tuple(_times(one, forward, backward) for one in those)
-    return found
+        corrected[kind] = those if forward == backward == 1 else tuple(_times(one, forward, backward) for one in those)
+    return corrected
 
 
 def _times(one: Measurement, forward: float, backward: float) -> Measurement:

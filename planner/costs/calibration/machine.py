@@ -91,13 +91,15 @@ def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -
         now[kind] += alone_s
         then[kind] += priced_s
     before_s, after_s = (sum(median(getattr(each, at)) for each in passes) for at in ("before_s", "after_s"))
-    found = {kind: now[kind] / then[kind] for kind in now if then[kind] > 0}
+    slowdowns = {kind: now[kind] / then[kind] for kind in now if then[kind] > 0}
     during = after_s / before_s - 1
     noise = max(_between_processes(profile, passes), abs(during))
-    return Speeds(sum(now.values()), sum(then.values()), found, noise, during)
+    return Speeds(sum(now.values()), sum(then.values()), slowdowns, noise, during)
 
 
-def drift(profile: Profile, decision: Decision, seen: Speeds, counted: Sequence[Correction], step_s: float) -> Drift:
+def drift(
+    profile: Profile, decision: Decision, machine_speeds: Speeds, counted: Sequence[Correction], step_s: float
+) -> Drift:
     """Splits the error of a prediction.
 
     Args:
@@ -105,12 +107,18 @@ def drift(profile: Profile, decision: Decision, seen: Speeds, counted: Sequence[
         step_s: measured.
     """
     rest = tuple(one for one in counted if one.of.what != MACHINE)
-    now = tuple(Correction(CostClass(MACHINE, kind), of, 1) for kind, of in sorted(seen.of.items()))
+    now = tuple(Correction(CostClass(MACHINE, kind), of, 1) for kind, of in sorted(machine_speeds.of.items()))
     before_s, now_s = (
         predict(profile.corrected_by(each), decision)[0].step_s for each in (tuple(counted), (*now, *rest))
     )
     return Drift(
-        seen.alone_s, seen.priced_s, dict(seen.of), seen.noise, seen.during, now_s / before_s - 1, step_s / now_s - 1
+        machine_speeds.alone_s,
+        machine_speeds.priced_s,
+        dict(machine_speeds.of),
+        machine_speeds.noise,
+        machine_speeds.during,
+        now_s / before_s - 1,
+        step_s / now_s - 1,
     )
 
 

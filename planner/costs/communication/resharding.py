@@ -88,10 +88,10 @@ def crossing(
         element = BYTES_PER_ELEMENT[maker.sized.layer.outputs[values[0][0]].dtype]
         of_dy = BYTES_PER_ELEMENT[reader.sized.layer.outputs[0].dtype]
         for k, l in np.argwhere(is_halo & (total.moved > 0)):
-            found = halo_of_dy(maker, values[0][0], k, reader, l)
-            if found is not None and found.sum() < total.moved[k, l] / element:
-                total.seconds[1, k, l] = exchange_s(found * of_dy, ranks, network)
-                total.standing[1, k, l] = _standing(found * of_dy)
+            dy_counts = halo_of_dy(maker, values[0][0], k, reader, l)
+            if dy_counts is not None and dy_counts.sum() < total.moved[k, l] / element:
+                total.seconds[1, k, l] = exchange_s(dy_counts * of_dy, ranks, network)
+                total.standing[1, k, l] = _standing(dy_counts * of_dy)
     seconds, standing = total.seconds, total.standing.sum(axis=0)
     return Crossing(seconds[0], seconds[1], total.received, standing, total.moved, is_halo, total.ways)
 
@@ -128,8 +128,8 @@ def exchange_s(part: Counts, ranks: tuple[int, ...], network: Network) -> Array:
         np.bincount(choice * num_ranks + rank, seconds, count).reshape(*shape, num_ranks) for rank in (src, dst)
     )
     busy = np.maximum(sent, received) if duplex else sent + received
-    found: Array = busy.max(axis=-1)
-    return found
+    slowest: Array = busy.max(axis=-1)
+    return slowest
 
 
 class _Total:
@@ -186,12 +186,12 @@ def _contractions(reader: Shards) -> tuple[NDArray[np.int64], Boxes, Counts, NDA
 
 def _cheapest(seconds: Array, number: NDArray[np.int64], shape: tuple[int, int]) -> NDArray[np.intp]:
     """The cheapest way (by position in the flat list) for each pair of options; of equal ones the first."""
-    found = np.zeros(shape, dtype=np.intp)
+    cheapest = np.zeros(shape, dtype=np.intp)
     for k in range(shape[1]):
         rows = np.flatnonzero(number == k)
         least = seconds[:, rows].min(axis=1, keepdims=True)
-        found[:, k] = rows[np.argmax(seconds[:, rows] <= least * (1 + _ROUNDING), axis=1)]
-    return found
+        cheapest[:, k] = rows[np.argmax(seconds[:, rows] <= least * (1 + _ROUNDING), axis=1)]
+    return cheapest
 
 
 def exposed(

@@ -30,8 +30,8 @@ def weakest(evidences: Iterable[Evidence]) -> Evidence:
 
 
 def _strength(evidence: Evidence) -> int:
-    known = evidence in _FROM_STRONG_TO_WEAK
-    return _FROM_STRONG_TO_WEAK.index(evidence) if known else len(_FROM_STRONG_TO_WEAK) - 1
+    is_ranked = evidence in _FROM_STRONG_TO_WEAK
+    return _FROM_STRONG_TO_WEAK.index(evidence) if is_ranked else len(_FROM_STRONG_TO_WEAK) - 1
 
 
 Range = tuple[float, float]
@@ -112,12 +112,12 @@ class Measured:
             by_layer = self._by_layer[kind] = {}
             for each in self.profile.measurements.get(kind, ()):
                 by_layer.setdefault(each.layer, []).append(each)
-        found = {}
+        by_index = {}
         for index in layers:
             of_layer = by_layer.get(self.profile.graph.layers[index].name)
             if of_layer:
-                found[index] = min(of_layer, key=lambda each: (abs(log(each.samples / samples)), each.samples))
-        return found
+                by_index[index] = min(of_layer, key=lambda each: (abs(log(each.samples / samples)), each.samples))
+        return by_index
 
     def num_processes(self, kind: str, length: int) -> int:
         """The processes that made ``length`` runs, as many each; 1 if that is not known."""
@@ -138,16 +138,16 @@ class Measured:
         total_s = sum(weights.values())
         if total_s <= 0:
             return QUIET
-        length = max((len(found.raw_s) for found in nearest.values()), default=0)
-        known = [index for index, found in nearest.items() if length and len(found.raw_s) == length]
-        spread = sum(weights[index] * nearest[index].spread for index in nearest if index not in known) / total_s
-        sums = np.sum([nearest[index].raw_s for index in known], axis=0) if known else np.zeros(1)
+        length = max((len(measurement.raw_s) for measurement in nearest.values()), default=0)
+        with_runs = [index for index, measurement in nearest.items() if length and len(measurement.raw_s) == length]
+        spread = sum(weights[index] * nearest[index].spread for index in nearest if index not in with_runs) / total_s
+        sums = np.sum([nearest[index].raw_s for index in with_runs], axis=0) if with_runs else np.zeros(1)
         if np.median(sums) <= 0:
             return replace(QUIET, spread=spread / _QUARTILES, ranges=ranges)
         runs = (sums / np.median(sums)).reshape(self.num_processes(kind, length), -1)
         levels = np.median(runs, axis=1)
         passes = runs - levels[:, None]
-        measured = sum(weights[index] for index in known) / total_s
+        measured = sum(weights[index] for index in with_runs) / total_s
         return Noise(levels, passes, _drift(passes), measured, spread / _QUARTILES, ranges)
 
 
@@ -159,5 +159,5 @@ def _drift(passes: NDArray[np.float64]) -> float:
     variance = float(np.mean(passes**2))
     if variance <= 0 or passes.shape[1] < _FEW:
         return 0.0
-    found = float(np.mean(passes[:, 1:] * passes[:, :-1])) / variance
-    return min(1.0, found) if found > 2 / sqrt(passes.size) else 0.0
+    correlation = float(np.mean(passes[:, 1:] * passes[:, :-1])) / variance
+    return min(1.0, correlation) if correlation > 2 / sqrt(passes.size) else 0.0

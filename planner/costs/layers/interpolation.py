@@ -81,8 +81,8 @@ def layer_cost(
     line = neighbours(measured, samples)
     if line is not None:
         return _read(line, samples)
-    for known in otherwise():
-        return known
+    for fallback in otherwise():
+        return fallback
     layer = measured[0].layer if measured else "a layer"
     raise MissingMeasurementError(
         f"the profile does not say what {layer} costs at {samples} samples",
@@ -189,12 +189,13 @@ def measured_alike(by_layer: Sequence[Sequence[Measurement]]) -> tuple[MeasuredA
     """The measurements as arrays; nothing if layers differ in sizes or change their back end, or have one size."""
     sizes = tuple(m.samples for m in by_layer[0]) if by_layer else ()
     uniform = len(sizes) > 1 and all(
-        tuple(m.samples for m in found) == sizes and len({m.key for m in found}) == 1 for found in by_layer
+        tuple(m.samples for m in of_layer) == sizes and len({m.key for m in of_layer}) == 1 for of_layer in by_layer
     )
     if not uniform or len(set(sizes)) < len(sizes):
         return ()
     values = np.array(
-        [[[float(getattr(m, name)) for name in QUANTITIES] for m in found] for found in by_layer], dtype=np.float64
+        [[[float(getattr(m, name)) for name in QUANTITIES] for m in of_layer] for of_layer in by_layer],
+        dtype=np.float64,
     )
-    evidence = tuple(tuple(found[k].evidence for found in by_layer) for k in range(len(sizes)))
+    evidence = tuple(tuple(of_layer[k].evidence for of_layer in by_layer) for k in range(len(sizes)))
     return (MeasuredAlike(by_layer[0], values.transpose(1, 0, 2), evidence),)

@@ -59,8 +59,8 @@ def on_cluster(profile: Profile, cluster: Cluster, measured_on: Mapping[str, Dev
     """
     if not profile.measurements:
         raise MissingMeasurementError("the profile has no measurements", [], ["measure it: halopipe profile MODEL"])
-    given = measured_on or {}
-    own = {device.kind: device for device in profile.cluster.devices if _is_known(device)} | dict(given)
+    stated = measured_on or {}
+    own = {device.kind: device for device in profile.cluster.devices if _is_known(device)} | dict(stated)
     source = next((kind for kind in profile.measurements if kind in own), next(iter(profile.measurements)))
     here = own.get(source)
     wanted = {device.kind: device for device in cluster.devices}
@@ -110,10 +110,10 @@ def roof_s(work: Work, device: DeviceSpec, dtype: str, layer: str) -> float:
     if work.flops:
         peak = device.peak_flop_per_s.get(dtype)
         if not peak:
-            known = ", ".join(device.peak_flop_per_s) or "nothing"
+            dtypes = ", ".join(device.peak_flop_per_s) or "nothing"
             raise MissingMeasurementError(
                 f"nothing says how fast {device.kind} computes in {dtype}",
-                [f"needed for {layer}; known: {known}"],
+                [f"needed for {layer}; known: {dtypes}"],
                 [f"give it in cluster.yaml: peak: {{{dtype}: 10TFLOP/s}}"],
             )
         seconds = work.flops / peak
@@ -167,9 +167,9 @@ def _as_kinds(devices: Sequence[DeviceSpec], kind: str) -> Iterator[DeviceSpec]:
     """The devices that have costs of this kind, reading their parameters as it says."""
     two = any(device.on_chip_bytes for device in devices if kind in (device.kind, off_chip(device.kind)))
     for device in devices:
-        found = _memories(device, two).get(kind)
-        if found is not None:
-            yield found
+        spec = _memories(device, two).get(kind)
+        if spec is not None:
+            yield spec
 
 
 def _is_known(device: DeviceSpec) -> bool:
@@ -177,7 +177,7 @@ def _is_known(device: DeviceSpec) -> bool:
 
 
 def _works(profile: Profile) -> dict[tuple[str, int], Work]:
-    sizes = {m.samples for found in profile.measurements.values() for m in found}
+    sizes = {m.samples for measured in profile.measurements.values() for m in measured}
     values = profile.graph.values()
     return {(x.name, n): _work(profile.graph, values, x, n) for x in profile.graph.layers for n in sizes}
 
@@ -189,7 +189,7 @@ def _measurements(
     here: DeviceSpec | None,
     there: DeviceSpec,
 ) -> tuple[Measurement, ...]:
-    found = []
+    converted = []
     for m in profile.measurements[source]:
         work = works.get((m.layer, m.samples))
         if work is None:  # a layer that the graph does not have
@@ -202,7 +202,7 @@ def _measurements(
             base = roof_s(work, here, profile.model.dtype, m.layer)
             seconds = tuple(measured * (roof / base if base else 1.0) for measured in _passes(m))
         forward_s, backward_s, backward_input_s, backward_weight_s = seconds
-        found.append(
+        converted.append(
             replace(
                 m,
                 forward_s=forward_s,
@@ -214,7 +214,7 @@ def _measurements(
                 evidence=DATASHEET,
             )
         )
-    return tuple(found)
+    return tuple(converted)
 
 
 def _passes(m: Measurement) -> tuple[float, float, float, float]:
@@ -224,7 +224,7 @@ def _passes(m: Measurement) -> tuple[float, float, float, float]:
 def _parameters(profile: Profile, source: str, here: DeviceSpec | None, there: DeviceSpec) -> dict[str, ParameterCost]:
     layers = profile.graph.by_name()
     state = profile.optimizer.state_bytes_per_parameter_byte
-    found = {}
+    converted = {}
     for name, cost in profile.parameters.get(source, {}).items():
         if name not in layers:
             continue
@@ -236,8 +236,8 @@ def _parameters(profile: Profile, source: str, here: DeviceSpec | None, there: D
             bases = [roof_s(work, here, "", name) for work in (add, update)]
             add_s = cost.accumulate_s * (add_s / bases[0] if bases[0] else 1.0)
             update_s = cost.update_s * (update_s / bases[1] if bases[1] else 1.0)
-        found[name] = ParameterCost(add_s, update_s)
-    return found
+        converted[name] = ParameterCost(add_s, update_s)
+    return converted
 
 
 def _num_bytes(specs: Sequence[TensorSpec]) -> int:

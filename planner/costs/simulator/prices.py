@@ -45,14 +45,14 @@ from planner.ir.schedule import IN_PAIRS, Op
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class SlotPrices:
     """Prices of one program.
 
     Attributes:
         action_s: by action slot; of a send without what each of its messages costs.
         transfer_s: by transfer slot, from the call that sends to the arrival.
-        sending_s: by transfer slot, how long that call keeps its rank; empty: not at all.
         wires: by channel (:func:`resources`).
+        sending_s: by transfer slot, how long that call keeps its rank; empty: not at all.
         beside: by rank, whether its host prepares while it computes; empty: nowhere.
         traffic: what messages share; None if nothing of it can make a difference.
         next_step: by rank, what it prepares of the next step; empty: nothing.
@@ -60,16 +60,16 @@ class Prices:
 
     action_s: Sequence[float]
     transfer_s: Sequence[float]
-    sending_s: Sequence[float]
     wires: Sequence[int]
-    beside: Sequence[bool]
-    traffic: Traffic | None
+    sending_s: Sequence[float] = ()
+    beside: Sequence[bool] = ()
+    traffic: Traffic | None = None
     next_step: Sequence[NextStep] = ()
 
 
 def prices_of(
     compiled: CompiledProgram, costs: StageCosts, sizes: Sequence[int], wires: Sequence[int] | None = None
-) -> Prices:
+) -> SlotPrices:
     """All prices of a program.
 
     Args:
@@ -81,11 +81,11 @@ def prices_of(
     sending_s = sending_prices(compiled, sizes, network)
     if compiled.streams:
         action_s, transfer_s, sending_s = streamed(compiled, costs, action_s, transfer_s, sending_s)
-    return Prices(
+    return SlotPrices(
         action_s,
         transfer_s,
-        sending_s,
         resources(compiled, network) if wires is None else wires,
+        sending_s,
         hosts_beside(compiled, costs),
         traffic_of(compiled, costs, sizes, transfer_s),
         next_steps(compiled, costs),
@@ -109,8 +109,8 @@ def transfer_prices(compiled: CompiledProgram, sizes: Sequence[int], network: Ne
 
 def sending_prices(compiled: CompiledProgram, sizes: Sequence[int], network: Network) -> list[float]:
     """Seconds of the call that sends, by transfer slot; empty if none of them takes any."""
-    found = _by_slot(compiled, sizes, network.sending_s)
-    return found if any(found) else []
+    sending_s = _by_slot(compiled, sizes, network.sending_s)
+    return sending_s if any(sending_s) else []
 
 
 def _by_slot(compiled: CompiledProgram, sizes: Sequence[int], price: Callable[[int, int, int], float]) -> list[float]:
@@ -160,7 +160,7 @@ def streamed(
         for rank, stage in ((slot.src, maker), (slot.dst, reader)):
             own = channels.setdefault((rank, stage, op, costs.micro_batches[microbatch]), {})
             own[slot.src, slot.dst] = own.get((slot.src, slot.dst), 0.0) + seconds * is_streamed
-    found = []
+    lasting_s = []
     for one, seconds in zip(compiled.actions, action_s, strict=True):
         rank, action = one.rank, one.action
         op = Op.BACKWARD if action.op is Op.BACKWARD_INPUT else action.op
@@ -169,9 +169,9 @@ def streamed(
         if least_s and compiled.streams == IN_PAIRS:
             halves = [costs.action_s(rank, replace(action, op=each)) for each in (Op.FORWARD, Op.BACKWARD)]
             least_s *= halves[op is Op.BACKWARD] / sum(halves) if sum(halves) > 0 else 0.5
-        found.append(max(seconds, least_s))
+        lasting_s.append(max(seconds, least_s))
     rest = 1.0 - np.array(flows, dtype=np.float64)
-    return found, (rest * transfer_s).tolist(), (rest * sending_s).tolist() if sending_s else []
+    return lasting_s, (rest * transfer_s).tolist(), (rest * sending_s).tolist() if sending_s else []
 
 
 def resources(compiled: CompiledProgram, network: Network) -> list[int]:
@@ -307,13 +307,13 @@ class Speeds:
         for places, held in ((self.traffic.flows[flow].cards, self._on_card), self._ranks(flow)):
             for place in places:
                 held.setdefault(place, set()).symmetric_difference_update((flow,))
-        found = self._changes.get(key)
-        if found is None:
-            found = self._changes[key] = self._change(flow)
-        of_flows, of_ranks = found
+        change = self._changes.get(key)
+        if change is None:
+            change = self._changes[key] = self._change(flow)
+        of_flows, of_ranks = change
         self._speeds.update(of_flows)
         self._rates.update(of_ranks)
-        return found
+        return change
 
     def _ranks(self, flow: int) -> tuple[Ends, dict[int, set[int]]]:
         return tuple(dict.fromkeys(rank for rank, _ in self.traffic.flows[flow].losses)), self._at_rank

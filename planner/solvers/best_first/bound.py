@@ -108,8 +108,8 @@ class Suffixes:
 
     def of(self, state: Counts) -> tuple[tuple[GroupChoice, ...], Array]:
         """The choices with the devices ``state``, and their labels by (sort of label, choice, first slot)."""
-        found = self._known.get(state)
-        if found is None:
+        labels_of_choices = self._known.get(state)
+        if labels_of_choices is None:
             choices = self.choices(state)
             firsts = self._capacity.window(state, self.upper_s)
             labels = np.full((len(SORTS), len(choices), self.prices.cuts.num_slots), np.inf)
@@ -118,8 +118,8 @@ class Suffixes:
                     self.budget.require()
                 if len(firsts):
                     self._fill(labels[:, number], choice, firsts)
-            found = self._known[state] = (choices, labels)
-        return found
+            labels_of_choices = self._known[state] = (choices, labels)
+        return labels_of_choices
 
     def root_s(self) -> float:
         """What every pipeline takes at least."""
@@ -147,11 +147,11 @@ class Suffixes:
         free = total
         if may_follow and not is_end.all():
             behind = self._continuation(choice)
-            found = [
+            by_sort = [
                 self._followed(choice, stage, rounds, behind, cuts.column[sort, first, last])
                 for sort in range(len(cuts.column))
             ]
-            followed = np.minimum.reduce(found)
+            followed = np.minimum.reduce(by_sort)
             fits &= is_end | np.isfinite(followed[2])
             trip, end, total, free = (
                 np.where(is_end, alone, other) for alone, other in zip((trip, end, total, free), followed, strict=True)
@@ -185,14 +185,14 @@ class Suffixes:
     def _in_time(self, group: Group) -> Flags:
         """By first and last cut, whether the group does the layers between in less than the upper bound."""
         key = id(group.prices)
-        found = self._timely.get(key)
-        if found is None:
-            found = self.prices.cuts.inside
+        in_time = self._timely.get(key)
+        if in_time is None:
+            in_time = self.prices.cuts.inside
             if np.isfinite(self.upper_s):
-                every = np.arange(len(found))
-                found = found & (group.largest_work_s(every[:, None], every[None, :]) <= self.upper_s)
-            self._timely[key] = found
-        return found
+                every = np.arange(len(in_time))
+                in_time = in_time & (group.largest_work_s(every[:, None], every[None, :]) <= self.upper_s)
+            self._timely[key] = in_time
+        return in_time
 
     def _fill(self, labels: Array, choice: GroupChoice, firsts: Numbers) -> None:
         """Writes the choice's labels: (sort of label, slot)."""
@@ -202,13 +202,13 @@ class Suffixes:
             return
         if self.budget is not None:
             self.budget.spend(_NUMBERS_OF_A_STAGE * NUMBER_S * len(first))
-        _, found = self.stages(choice, first, last)
-        possible = found.free <= self.upper_s
+        _, own_labels = self.stages(choice, first, last)
+        possible = own_labels.free <= self.upper_s
         first, last = first[possible], last[possible]
         if not len(first):
             return
         slots = cuts.slots[first, cuts.content[first, last]]
-        stacked = np.stack([found.trip, found.end, found.total, found.free])[:, possible]
+        stacked = np.stack([own_labels.trip, own_labels.end, own_labels.total, own_labels.free])[:, possible]
         if cuts.slots.shape[1] > 1:
             order = np.argsort(slots, kind="stable")
             slots, stacked = slots[order], stacked[:, order]
@@ -217,10 +217,10 @@ class Suffixes:
 
     def _continuation(self, choice: GroupChoice) -> Continuation:
         key = (choice.option.left, choice.option.renamed, choice.group.shares)
-        found = self._continuations.get(key)
-        if found is None:
-            found = self._continuations[key] = self._best_after(choice)
-        return found
+        continuation = self._continuations.get(key)
+        if continuation is None:
+            continuation = self._continuations[key] = self._best_after(choice)
+        return continuation
 
     def _best_after(self, choice: GroupChoice) -> Continuation:
         slots = self.prices.cuts.columns.slot
@@ -270,8 +270,8 @@ class _Capacity:
         usable = [bool(np.isfinite(seconds).all()) for seconds in least]
         reference = least[usable.index(True)] if any(usable) else np.zeros(least.shape[1])
         speeds = {}
-        for kind, seconds, known in zip(kinds, least, usable, strict=True):
-            if not known:
+        for kind, seconds, is_usable in zip(kinds, least, usable, strict=True):
+            if not is_usable:
                 speeds[kind] = np.inf
                 continue
             ratio = np.divide(reference, seconds, out=np.zeros_like(reference), where=reference > 0)
@@ -285,11 +285,11 @@ class _Capacity:
             return np.arange(len(self.weight) - 1)
         used = np.array(self.all_unused) - np.array(state)
         before = self._done(used, upper_s) >= self.weight
-        found = before & self.fits_after(state, upper_s)
-        found[-1] = False
+        starts = before & self.fits_after(state, upper_s)
+        starts[-1] = False
         if not used.any():
-            found[1:] = False
-        return np.flatnonzero(found)
+            starts[1:] = False
+        return np.flatnonzero(starts)
 
     def fits_after(self, state: Counts, upper_s: float) -> Flags:
         """By cut, whether the devices ``state`` can do all layers behind it in time."""
@@ -346,8 +346,8 @@ def _least_of_parts(evaluator: Evaluator, size: int, backward: str, kind: str) -
         whole = part_of(sized, sized.work.shape)
         share = math.prod(part) / max(1, math.prod(whole))
         for samples in (count for count in sizes if count <= size):
-            for known in parts.cost(kind, name, samples, part, whole):
-                forward_s, whole_s, input_s, weight_s = known.values[:4]
+            for estimate in parts.cost(kind, name, samples, part, whole):
+                forward_s, whole_s, input_s, weight_s = estimate.values[:4]
                 back_s = float(least_backward_s(whole_s, input_s, weight_s, backward != WHOLE))
                 seconds = forward_s + (0.0 if backward == NONE else back_s)
                 least[index[name]] = min(least[index[name]], seconds / (samples * share))

@@ -97,9 +97,9 @@ def capacity(seconds: Array, counts: Sequence[int]) -> Capacity:
     for _ in range(_ROUNDS if usable.sum() > 1 else 0):
         one = np.eye(len(weights))
         moved = [weights * step ** (sign * row) for row in one for sign in (1, -1)]
-        found = [at(other) for other in moved]
-        if max(found) > best:
-            best, weights = max(found), moved[int(np.argmax(found))]
+        bounds = [at(other) for other in moved]
+        if max(bounds) > best:
+            best, weights = max(bounds), moved[int(np.argmax(bounds))]
         else:
             step = 1 + (step - 1) / 2
     weights = weights / weights.max()
@@ -159,15 +159,15 @@ def least_step_s(prices: Prices, capacity: Capacity, upper_s: float = float("inf
 
 def _devices(size: int, ends: _Ends, weight: float, step_s: float, is_mixed: bool) -> Array:
     """The devices, by weight, that a stage needs to end in time; by first and last place."""
-    found = np.full(ends.end_s.shape[1:], np.inf)
+    needed = np.full(ends.end_s.shape[1:], np.inf)
     for number, end_s in enumerate(ends.end_s):
         if is_mixed:  # in a group of several kinds, of which this one does more than any
             most = ends.samples[number + 1] - 1 if number + 1 < len(ends.samples) else ends.samples[number]
             devices = size / most
         else:
             devices = float(-(-size // ends.samples[number]))
-        found = np.where(end_s <= step_s, weight * devices, found)
-    return found
+        needed = np.where(end_s <= step_s, weight * devices, needed)
+    return needed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,7 +220,7 @@ def _ends(prices: Prices, kind: str, places: _Places, is_mixed: bool) -> _Ends:
     num_bytes = cuts.sums(np.diff(book.tables.graph.parameter_bytes))
     if 8 * len(samples) * possible.size > MOST_BYTES // 4:
         raise OutOfTimeError
-    found = np.full((len(samples), *possible.shape), np.inf)
+    earliest_s = np.full((len(samples), *possible.shape), np.inf)
     for number, rows in enumerate(samples):
         check_time(_PASSES * NUMBER_S * possible.size)
         least = _least_s(prices, kind, rows, size)
@@ -241,8 +241,8 @@ def _ends(prices: Prices, kind: str, places: _Places, is_mixed: bool) -> _Ends:
             sums_s = np.maximum(0.0, per_byte[fewest] * (num_bytes[last] - num_bytes[first]) - hides_s)
         end_s = np.maximum(work_s + behind[:, None], all_work_s + sums_s + update_s)
         fits = possible & _fits(prices, kind, ranks, first, last)
-        found[number] = np.where(fits, before[:, None] + end_s, np.inf)
-    return _Ends(samples, found)
+        earliest_s[number] = np.where(fits, before[:, None] + end_s, np.inf)
+    return _Ends(samples, earliest_s)
 
 
 def _fits(prices: Prices, kind: str, num_ranks: int, first: Numbers, last: Numbers) -> Flags:
@@ -273,7 +273,7 @@ def _least_s(prices: Prices, kind: str, least: int, most: int) -> tuple[Array, A
     book, splits, trains = prices.book, prices.freedom.splits, prices.freedom.trains
     if not is_covered(prices.problem, book, kind, least):
         return None
-    found = []
+    by_size = []
     for samples in _sizes(prices, kind, least, most):
         for shared in (False, True):
             try:
@@ -281,22 +281,22 @@ def _least_s(prices: Prices, kind: str, least: int, most: int) -> tuple[Array, A
             except MissingMeasurementError:
                 continue
             backs = trains * sums.path_back_s(splits), trains * sums.whole_back_s(splits)
-            found.append(np.diff([sums.forward_s, *backs], axis=1))
-    if not found:
+            by_size.append(np.diff([sums.forward_s, *backs], axis=1))
+    if not by_size:
         return None
-    forward, path, whole = np.minimum.reduce(found)
+    forward, path, whole = np.minimum.reduce(by_size)
     return forward, path, whole
 
 
 def _longest_back_s(prices: Prices, most: int) -> Array:
     """The longest B of each layer, of so many samples at most, on any kind."""
-    found = np.zeros(len(prices.problem.profile.graph.layers))
+    longest = np.zeros(len(prices.problem.profile.graph.layers))
     for kind in {pool.kind for pool in prices.pools}:
         for samples in _sizes(prices, kind, 1, most):
             for shared in (False, True):
                 with suppress(MissingMeasurementError):
-                    found = np.maximum(found, np.diff(prices.book.at(kind, samples, shared).backward_s))
-    return found
+                    longest = np.maximum(longest, np.diff(prices.book.at(kind, samples, shared).backward_s))
+    return longest
 
 
 def _around(prices: Prices, places: _Places, is_mixed: bool) -> tuple[Array, Array]:
@@ -304,10 +304,10 @@ def _around(prices: Prices, places: _Places, is_mixed: bool) -> tuple[Array, Arr
     cuts, smallest = prices.cuts, min(prices.micro_batches)
     fewest = 1 if is_mixed else max(1, smallest // len(prices.problem.ranks))
     sized = [_least_s(prices, kind, fewest, prices.micro_batches[0]) for kind in {pool.kind for pool in prices.pools}]
-    known = [of_kind[:2] for of_kind in sized if of_kind is not None]
-    if not known:
+    of_kinds = [of_kind[:2] for of_kind in sized if of_kind is not None]
+    if not of_kinds:
         return np.zeros(len(places.cuts)), np.zeros(len(places.cuts))
-    layer_s = np.minimum.reduce(known)
+    layer_s = np.minimum.reduce(of_kinds)
     count = layer_s.shape[1]
     longest = np.zeros((2, count))  # F, B: of the layers on the longest path to each layer, without its own
     reads: list[list[tuple[int, bool]]] = [[] for _ in range(count)]

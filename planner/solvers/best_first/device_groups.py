@@ -87,14 +87,16 @@ class Devices:
     @property
     def restrictions(self) -> tuple[tuple[str, str], ...]:
         """What the search leaves out: (what, why)."""
-        found = []
+        left_out = []
         if self.unit > 1:
             text = f"groups of other sizes than multiples of {self.unit} devices"
-            found.append((text, f"{sum(len(pool.ranks) for pool in self.pools)} devices are too many for all groups"))
+            left_out.append(
+                (text, f"{sum(len(pool.ranks) for pool in self.pools)} devices are too many for all groups")
+            )
         kinds = {pool.kind for pool in self.pools}
         if len(kinds) > 1 and not self.mixes_kinds:
-            found.append(("stages on several kinds of devices", "too many devices for all compositions"))
-        return tuple(found)
+            left_out.append(("stages on several kinds of devices", "too many devices for all compositions"))
+        return tuple(left_out)
 
     def canonical(self, counts: Counts) -> tuple[Counts, Counts]:
         """The state with like groups in order of what they have left, and the order of pools that makes it so."""
@@ -109,29 +111,29 @@ class Devices:
 
     def options(self, state: Counts) -> tuple[Option, ...]:
         """Every group that can be taken from ``state``, a canonical one; of groups that are alike the first."""
-        found = self._options.get(state)
-        if found is None:
-            seen: dict[tuple[Counts, Counts], Option] = {}
+        known_options = self._options.get(state)
+        if known_options is None:
+            by_rest: dict[tuple[Counts, Counts], Option] = {}
             for group in self._groups(state):
                 after = tuple(a - b for a, b in zip(state, group, strict=True))
                 left, order = self.canonical(after)
                 renamed = tuple(group[number] for number in order)
-                seen.setdefault((left, renamed), Option(group, left, order, renamed))
-            found = self._options[state] = tuple(seen.values())
-        return found
+                by_rest.setdefault((left, renamed), Option(group, left, order, renamed))
+            known_options = self._options[state] = tuple(by_rest.values())
+        return known_options
 
     def groups(self) -> Iterator[Counts]:
         """Every group there is, whatever hosts of a kind are called."""
-        seen = set()
+        states = set()
         pending = [self.all_unused]
         for state in pending:
             for option in self.options(state):
-                if option.left not in seen:
-                    seen.add(option.left)
+                if option.left not in states:
+                    states.add(option.left)
                     pending.append(option.left)
-        found = {option.group for state in pending for option in self.options(state)}
-        found |= {option.renamed for state in pending for option in self.options(state)}
-        yield from sorted(found)
+        counts = {option.group for state in pending for option in self.options(state)}
+        counts |= {option.renamed for state in pending for option in self.options(state)}
+        yield from sorted(counts)
 
     def _groups(self, state: Counts) -> Iterator[Counts]:
         nothing = (0,) * len(state)
@@ -145,18 +147,18 @@ class Devices:
             yield from self._across(state, members)
         if self.mixes_kinds:
             members = [n for n, count in enumerate(state) if count]
-            for taken in product(*(range(state[n] + 1) for n in members)):
-                if len({self.pools[n].kind for n, count in zip(members, taken, strict=True) if count}) > 1:
-                    yield _spread(nothing, members, taken)
+            for composition in product(*(range(state[n] + 1) for n in members)):
+                if len({self.pools[n].kind for n, count in zip(members, composition, strict=True) if count}) > 1:
+                    yield _spread(nothing, members, composition)
 
     def _across(self, state: Counts, members: list[int]) -> Iterator[Counts]:
         """Groups over several pools of one kind."""
         nothing = (0,) * len(state)
         sizes = [(0, *self._sizes(state[n])) for n in members]
         if prod(len(size) for size in sizes) <= FEW_COMPOSITIONS:
-            for taken in product(*sizes):
-                if sum(count > 0 for count in taken) > 1:
-                    yield _spread(nothing, members, taken)
+            for composition in product(*sizes):
+                if sum(count > 0 for count in composition) > 1:
+                    yield _spread(nothing, members, composition)
             return
         for first in range(1, len(members)):  # whole pools, then a part of the next
             whole = tuple(state[n] for n in members[:first])
@@ -216,25 +218,25 @@ def member_orders(pools: tuple[Pool, ...], counts: Counts) -> tuple[tuple[int, .
 
 def first_ranks(pools: tuple[Pool, ...], members: tuple[int, ...]) -> tuple[int, ...]:
     """Ranks for members of the given pools: the first ones of each."""
-    taken = Counter[int]()
-    found = []
+    num_used = Counter[int]()
+    ranks = []
     for number in members:
-        found.append(pools[number].ranks[taken[number]])
-        taken[number] += 1
-    return tuple(found)
+        ranks.append(pools[number].ranks[num_used[number]])
+        num_used[number] += 1
+    return tuple(ranks)
 
 
 def ranks_apart(pools: tuple[Pool, ...], stages: Iterable[Counts]) -> tuple[tuple[int, ...], ...]:
     """The ranks of each stage: the first of each pool that no stage before has."""
     used = Counter[int]()
-    found = []
+    by_stage = []
     for counts in stages:
         ranks = []
         for number in member_orders(pools, counts)[0]:
             ranks.append(pools[number].ranks[used[number]])
             used[number] += 1
-        found.append(tuple(ranks))
-    return tuple(found)
+        by_stage.append(tuple(ranks))
+    return tuple(by_stage)
 
 
 def orders_known(pools: tuple[Pool, ...], counts: Counts) -> bool:
@@ -243,8 +245,8 @@ def orders_known(pools: tuple[Pool, ...], counts: Counts) -> bool:
     return prod(factorial(number) for number in alike.values()) <= FEW_ORDERS
 
 
-def _spread(nothing: Counts, members: list[int], taken: tuple[int, ...]) -> Counts:
-    found = list(nothing)
-    for number, count in zip(members, taken, strict=True):
-        found[number] = count
-    return tuple(found)
+def _spread(nothing: Counts, members: list[int], composition: tuple[int, ...]) -> Counts:
+    counts = list(nothing)
+    for number, count in zip(members, composition, strict=True):
+        counts[number] = count
+    return tuple(counts)

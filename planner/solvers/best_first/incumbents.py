@@ -131,10 +131,10 @@ def mixed_replicas(
                 continue
 
 
-def replica_candidate(problem: Problem, found: Replicas, schedule: str) -> Candidate:
+def replica_candidate(problem: Problem, replicas: Replicas, schedule: str) -> Candidate:
     """The replicas as a candidate."""
     last = len(problem.profile.graph.layers)
-    plain = Candidate.chain((0, last), (found.ranks,), (found.shares,), found.micro_batches, schedule)
+    plain = Candidate.chain((0, last), (replicas.ranks,), (replicas.shares,), replicas.micro_batches, schedule)
     return as_asked(problem, plain)
 
 

@@ -74,10 +74,10 @@ class GroupTable:
         part = self.graph.part(range(first, last)) if self.graph is not None else None
         if part is None or not (order := order_of(part)).is_narrow:
             return {}
-        found = eliminate(part, order)
-        if not found.cost < self.by_samples_s[first, last]:
+        least = eliminate(part, order)
+        if not least.cost < self.by_samples_s[first, last]:
             return {}
-        return {first + k: self.options[first + k][choice] for k, choice in enumerate(found.assignment)}
+        return {first + k: self.options[first + k][choice] for k, choice in enumerate(least.assignment)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,12 +166,12 @@ class TableMaker:
 
     def _options(self, prices: LayoutPrices) -> tuple[Options, ...]:
         recompute = ALWAYS if self.problem.recompute == ALWAYS else NEVER
-        found = options_of(prices, Question(tuple(range(len(prices.layers))), recompute=recompute))
+        every = options_of(prices, Question(tuple(range(len(prices.layers))), recompute=recompute))
         if not self.constraints.rules:
-            return found
+            return every
         return tuple(
             tuple(option for option in each if self.constraints.allows_layer(index, Ways.of(dict(option.cuts))))
-            for index, each in enumerate(found)
+            for index, each in enumerate(every)
         )
 
     def _graph(self, prices: LayoutPrices, options: tuple[Options, ...]) -> LabelledGraph:
@@ -208,7 +208,7 @@ class TableMaker:
             return np.full((4, count + 1, count + 1), np.inf)
         exchanged = self._exchanged(ranks)
         least = samples_of(shares, self.rest) if self.rest else (0,) * len(ranks)
-        found: Array = np.max(
+        slowest: Array = np.max(
             [
                 self._member(book.kind(rank), samples, rest, exchanged, len(ranks) > 1)
                 for rank, samples, rest in zip(ranks, shares, least, strict=True)
@@ -217,11 +217,11 @@ class TableMaker:
         )
         if len(ranks) > 1:
             if self.backward != NONE:
-                found[0] += self._reduction_s(ranks, shares, least)
+                slowest[0] += self._reduction_s(ranks, shares, least)
             mixing = mixing_layers(problem.profile.graph)
             mixes = _between(running(np.array([layer.name in mixing for layer in problem.profile.graph.layers], float)))
-            found[:, mixes > 0] = np.inf
-        return found
+            slowest[:, mixes > 0] = np.inf
+        return slowest
 
     def _reduction_s(self, ranks: tuple[int, ...], shares: tuple[int, ...], rest: tuple[int, ...]) -> Array:
         """The least that stages cut along samples alone wait for the sum of their gradients."""
@@ -238,8 +238,8 @@ class TableMaker:
         """Exchanges of statistics of one F and B, and of F alone."""
         if len(ranks) < 2:
             return np.zeros((1, 1)), np.zeros((1, 1))
-        again, trains = self.problem.recompute == ALWAYS, self.backward != NONE
-        forward, backward = self.evaluator.book.exchanges_s(ranks, self.rest or self.size, again, trains)
+        recomputes, trains = self.problem.recompute == ALWAYS, self.backward != NONE
+        forward, backward = self.evaluator.book.exchanges_s(ranks, self.rest or self.size, recomputes, trains)
         of_forward = self.evaluator.book.exchanges_s(ranks, self.rest or self.size, False, False)[0]
         return _between(forward) + (_between(backward) if trains else 0.0), _between(of_forward)
 
@@ -249,8 +249,8 @@ class TableMaker:
         whole_s, once_s, forward_s = self._passes(kind, samples, shared)
         step_s = self.num_full * (whole_s + both) + (self._passes(kind, rest, shared)[0] + both if rest else 0.0)
         if self.backward != NONE:
-            again, updates = self.num_full - (not self.rest), _between(book.tables.parameters(kind).update_s)
-            step_s = step_s + again * _between(book.accumulate_s(kind, shared)) + updates
+            num_additions, updates = self.num_full - (not self.rest), _between(book.tables.parameters(kind).update_s)
+            step_s = step_s + num_additions * _between(book.accumulate_s(kind, shared)) + updates
         return np.stack([step_s, once_s + both, forward_s + of_forward, once_s - forward_s + both - of_forward])
 
     def _passes(self, kind: str, samples: int, shared: bool) -> tuple[Array, Array, Array]:
@@ -277,5 +277,5 @@ def _less(graph: LabelledGraph, part: LabelledGraph) -> LabelledGraph:
 
 def _between(sums: Array) -> Array:
     """``[first, last]`` of a running sum."""
-    found: Array = sums[None, :] - sums[:, None]
-    return found
+    differences: Array = sums[None, :] - sums[:, None]
+    return differences

@@ -215,15 +215,15 @@ class Chains:
         """A, V, E, T by layer, those of fewer free devices being known; 0 where nobody waits, and behind all layers."""
         count, stops = self.positions[-1], np.array(self.positions)
         behind = stops[None, :] > np.arange(count)[:, None]
-        found = np.full((4, count + 1), np.inf)
+        least_ahead = np.full((4, count + 1), np.inf)
         for _, _, table, rest in self._groups(free):
             least = np.stack([getattr(table, name)[:count, stops] for name in _LEAST])
             each_s = np.where(behind, self._with_stage(least, self._ahead[rest][:, None, stops], stops), np.inf)
-            found[:, :count] = np.minimum(found[:, :count], each_s.min(axis=-1))
-        found[:, count] = 0.0
-        found[:3] = np.where(self.links.reader >= 0, found[:3, self.links.reader], 0.0)
-        found[3] = found.max(axis=0)
-        return found
+            least_ahead[:, :count] = np.minimum(least_ahead[:, :count], each_s.min(axis=-1))
+        least_ahead[:, count] = 0.0
+        least_ahead[:3] = np.where(self.links.reader >= 0, least_ahead[:3, self.links.reader], 0.0)
+        least_ahead[3] = least_ahead.max(axis=0)
+        return least_ahead
 
     def _with_stage(self, least: Array, after: Array, stops: NDArray[np.intp]) -> Array:
         """``[4, ..., stops]``: A, V, E, T of a stage of ``least`` times that ends at ``stops``, all ``after`` it."""
@@ -256,10 +256,10 @@ def links_of(problem: Problem, samples: int, backward: str) -> Links:
             answers = backward == NONE or (values[value].is_float and value not in silent)
             at = names.get(producer(value), -1) + 1
             if at and answers:
-                again = reader[at] == index
+                is_same_reader = reader[at] == index
                 size = _bytes_read(graph, index, value, values, samples)
                 least_s = _least_message_s(problem, size)
-                reader[at], message_s[at] = index, max(least_s, message_s[at] if again else 0.0)
+                reader[at], message_s[at] = index, max(least_s, message_s[at] if is_same_reader else 0.0)
     return Links(reader, message_s, 1 if backward == NONE else 2)
 
 

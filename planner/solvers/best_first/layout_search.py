@@ -97,15 +97,15 @@ def left_out(problem: Problem) -> tuple[Rejected, ...]:
     """What the search over layouts does not look at; nothing where samples alone may be cut."""
     if not beyond_samples(problem):
         return ()
-    found = []
+    rejected = []
     if SPATIAL_DIMS in problem.allow and not problem.halo_depth and not runs_in_blocks(problem):
-        found.append(Rejected("rows computed twice to save halos", "not asked for (--halo-depth)"))
+        rejected.append(Rejected("rows computed twice to save halos", "not asked for (--halo-depth)"))
     graph = problem.profile.graph
-    found += uncut(graph.tied_layers(), graph, "where layers are cut along more than samples: they share parameters")
+    rejected += uncut(graph.tied_layers(), graph, "where layers are cut along more than samples: they share parameters")
     if len(pools(problem)) > 1:
         why = "all ranks together are looked at, else groups within a host and kind"
-        found.append(Rejected("layers cut along space or channels over ranks of several pools", why))
-    return tuple(found)
+        rejected.append(Rejected("layers cut along space or channels over ranks of several pools", why))
+    return tuple(rejected)
 
 
 @dataclass(slots=True, eq=False)
@@ -177,8 +177,12 @@ class _Search:
 
     def _refine(self) -> None:
         """The best pipelines of the search over samples, with the best layouts of their stages."""
-        known = [found for found in (self.outcome.best, *self.outcome.by_num_stages.values()) if found is not None]
-        for candidate in dict.fromkeys(found.candidate for found in known):
+        incumbents = [
+            incumbent
+            for incumbent in (self.outcome.best, *self.outcome.by_num_stages.values())
+            if incumbent is not None
+        ]
+        for candidate in dict.fromkeys(incumbent.candidate for incumbent in incumbents):
             if self._is_late():
                 return
             self._take(self.plans.refined(candidate))
@@ -271,14 +275,14 @@ class _Search:
 
     def _simulate(self, maker: TableMaker, chain: Chain) -> None:
         self.num_candidates += 1
-        for found in self.plans.of_chain(maker.size, chain) if chain.stages else ():
-            self._take(found)
+        for evaluation in self.plans.of_chain(maker.size, chain) if chain.stages else ():
+            self._take(evaluation)
 
-    def _take(self, found: Evaluation | None) -> None:
-        if found is not None and found.fits:
-            self.best = better(self.best, found)
-            stages = found.candidate.num_stages
-            self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
+    def _take(self, evaluation: Evaluation | None) -> None:
+        if evaluation is not None and evaluation.fits:
+            self.best = better(self.best, evaluation)
+            stages = evaluation.candidate.num_stages
+            self.by_num_stages[stages] = better(self.by_num_stages.get(stages), evaluation)
 
     def _is_late(self) -> bool:
         late = self.budget.is_over
@@ -286,7 +290,7 @@ class _Search:
         return late
 
     def _outcome(self, bound_s: float, stopped: bool) -> Outcome:
-        found = replace(
+        outcome = replace(
             self.outcome,
             best=self.best,
             bound_s=bound_s,
@@ -295,13 +299,13 @@ class _Search:
         )
         if self.is_restricted:
             why = "there are too many for the time and the memory of this search; those of few axes were"
-            found = replace(found, rejected=(Rejected("some layouts of layers", why),))
+            outcome = replace(outcome, rejected=(Rejected("some layouts of layers", why),))
         if stopped or self.outcome.status == STOPPED:
-            return replace(found, status=STOPPED)
+            return replace(outcome, status=STOPPED)
         if self.best is None:
-            return replace(found, status=PROVEN)
+            return replace(outcome, status=PROVEN)
         ended = TIME_LIMIT if self.is_cut_short else self.outcome.status
-        return replace(found, status=status_of(ended, self.best.step_s, bound_s, self.evaluator.problem.gap))
+        return replace(outcome, status=status_of(ended, self.best.step_s, bound_s, self.evaluator.problem.gap))
 
 
 def _ranks_of_few_hosts(problem: Problem) -> int:
@@ -333,10 +337,10 @@ class LayoutPlans:
     @property
     def backward(self) -> str:
         """Which backward passes the schedules that may be used have (``Question.backward``)."""
-        known = [traits(name) for name in schedule_names(self.evaluator.problem)]
-        if not all(one.trains for one in known):
+        open_traits = [traits(name) for name in schedule_names(self.evaluator.problem)]
+        if not all(one.trains for one in open_traits):
             return NONE
-        return LEAST if any(one.splits_backward for one in known) else WHOLE
+        return LEAST if any(one.splits_backward for one in open_traits) else WHOLE
 
     def refined(self, candidate: Candidate) -> Evaluation | None:
         """The pipeline with the best layouts for each of its stages, or for some; None if none of these fits."""
@@ -349,9 +353,9 @@ class LayoutPlans:
         choices += list(by_stage.values())
         best: Evaluation | None = None
         for options in choices:
-            found = self._evaluated(candidate, options, best.step_s if best is not None else float("inf"))
-            if found is not None and found.fits and (best is None or found.step_s < best.step_s):
-                best = found
+            evaluation = self._evaluated(candidate, options, best.step_s if best is not None else float("inf"))
+            if evaluation is not None and evaluation.fits and (best is None or evaluation.step_s < best.step_s):
+                best = evaluation
         return best
 
     def of_chain(self, size: int, chain: Chain) -> Iterator[Evaluation]:
@@ -366,20 +370,20 @@ class LayoutPlans:
         for schedule in schedule_names(problem):
             if traits(schedule).stages_per_position > 1:
                 continue
-            for again in recompute_choices(problem):
+            for recomputes in recompute_choices(problem):
                 plain = Candidate.chain(bounds, groups, shares, batches, schedule)
-                candidate = replace(plain, recompute=(again,) * len(groups) if again else ())
-                found = self._evaluated(candidate, options)
-                if found is not None and not found.fits:
-                    found = self._fitted(candidate, found)
-                if found is not None:
-                    yield found
+                candidate = replace(plain, recompute=(recomputes,) * len(groups) if recomputes else ())
+                evaluation = self._evaluated(candidate, options)
+                if evaluation is not None and not evaluation.fits:
+                    evaluation = self._fitted(candidate, evaluation)
+                if evaluation is not None:
+                    yield evaluation
 
     def _evaluated(self, candidate: Candidate, options: Layouts, known_s: float = float("inf")) -> Evaluation | None:
         """What the simulator says (``Evaluator.evaluate``); None if it is no plan that is allowed."""
-        found = with_options(self.evaluator.layouts, candidate, options)
+        laid_out = with_options(self.evaluator.layouts, candidate, options)
         try:
-            return self.evaluator.evaluate(found, known_s) if self._is_allowed(found) else None
+            return self.evaluator.evaluate(laid_out, known_s) if self._is_allowed(laid_out) else None
         except MissingMeasurementError:
             return None
 
@@ -412,10 +416,10 @@ class LayoutPlans:
                 if len(group) == 1:
                     continue
                 limit = tuple(max(0, problem.memory_limit_bytes(rank) - beside[rank]) for rank in group)
-                found = self._best(candidate, stage, limit)
-                if not found:
+                layouts = self._best(candidate, stage, limit)
+                if not layouts:
                     return None
-                options.update(found)
+                options.update(layouts)
             evaluated = self._evaluated(candidate, options) if options else None
             if evaluated is None or evaluated.fits:
                 return evaluated

@@ -70,17 +70,17 @@ class Links:
     def between(self, source: Group, destination: Group) -> Handover:
         """Messages from ``source`` to ``destination``, and gradients back."""
         key = (source.counts, source.shares, destination.counts, destination.shares)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._work_out(source, destination)
-        return found
+        handover = self._known.get(key)
+        if handover is None:
+            handover = self._known[key] = self._work_out(source, destination)
+        return handover
 
     def handed(self, source: Group, destination: Group, handed: Handed) -> tuple[float, float]:
         """As ``there`` and ``back_all`` of :class:`Handover`, for given bytes and without overhead."""
         ends = (source.counts, source.shares, destination.counts, destination.shares)
         key = (*ends, handed.forward_bytes, handed.backward_bytes)
-        found = self._handed.get(key)
-        if found is None:
+        seconds = self._handed.get(key)
+        if seconds is None:
             patterns = [
                 pattern
                 for first in source.orders
@@ -89,8 +89,8 @@ class Links:
             ]
             there = min(self._slowest(rank, handed.forward_bytes) for p in patterns for rank in p.by_receiver)
             back = min(self._slowest(rank, handed.backward_bytes) for p in patterns for rank in p.by_sender)
-            found = self._handed[key] = (there, back)
-        return found
+            seconds = self._handed[key] = (there, back)
+        return seconds
 
     def _slowest(self, own: PiecesOfOne, bytes_per_sample: float) -> float:
         return max(float(transfer_s(self._links[link], bytes_per_sample * samples)) for link, samples in own)
@@ -114,23 +114,25 @@ class Links:
 
     def _any_of(self, names: list[str]) -> str:
         """A name for links of which none is known to be slower than another."""
-        found = " or ".join(names)
-        if found not in self._links:
-            self._links[found] = least_link(fastest([self._links[name] for name in names if name in self._links]))
-        return found
+        joined = " or ".join(names)
+        if joined not in self._links:
+            self._links[joined] = least_link(fastest([self._links[name] for name in names if name in self._links]))
+        return joined
 
     def _work_out(self, source: Group, destination: Group) -> Handover:
         if len(source.orders) * len(destination.orders) == 1:
             return self._in_order(source, source.orders[0], destination, destination.orders[0])
-        found = [self._in_order(source, a, destination, b) for a in source.orders for b in destination.orders]
-        return Handover(*(np.minimum.reduce([getattr(one, name.name) for one in found]) for name in fields(Handover)))
+        handovers = [self._in_order(source, a, destination, b) for a in source.orders for b in destination.orders]
+        return Handover(
+            *(np.minimum.reduce([getattr(one, name.name) for one in handovers]) for name in fields(Handover))
+        )
 
     def _in_order(self, source: Group, first: tuple[int, ...], destination: Group, second: tuple[int, ...]) -> Handover:
         batches = self.prices.micro_batches
         overhead_s = min(source.prices.overhead_s, destination.prices.overhead_s)
         by_size = self._patterns(source, first, destination, second)
-        receivers = frozenset[PiecesOfOne]().union(*(found.by_receiver for found in by_size.values()))
-        senders = frozenset[PiecesOfOne]().union(*(found.by_sender for found in by_size.values()))
+        receivers = frozenset[PiecesOfOne]().union(*(pieces_of_size.by_receiver for pieces_of_size in by_size.values()))
+        senders = frozenset[PiecesOfOne]().union(*(pieces_of_size.by_sender for pieces_of_size in by_size.values()))
         full: PiecesOfOne = frozenset().union(*by_size[batches[0]].by_receiver)
         key = (receivers, senders, full, overhead_s)
         if key not in self._alike:
@@ -167,9 +169,9 @@ class Links:
         return np.asarray(np.minimum.reduce([self._of(link, samples, forward) for link, samples in own]))
 
     def _of(self, link: str, samples: float, forward: bool) -> Array:
-        found = self._seconds.get((link, samples, forward))
-        if found is None:
+        seconds = self._seconds.get((link, samples, forward))
+        if seconds is None:
             columns = self.prices.cuts.columns
             per_sample = columns.forward_bytes if forward else columns.backward_bytes
-            found = self._seconds[link, samples, forward] = transfer_s(self._links[link], per_sample * samples)
-        return found
+            seconds = self._seconds[link, samples, forward] = transfer_s(self._links[link], per_sample * samples)
+        return seconds

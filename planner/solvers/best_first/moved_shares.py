@@ -23,7 +23,7 @@ from planner.solvers.candidates.feasibility import usable
 _MOST_MOVES = 12
 
 
-def made_to_fit(evaluator: Evaluator, candidate: Candidate, found: Evaluation) -> Evaluation:
+def made_to_fit(evaluator: Evaluator, candidate: Candidate, evaluation: Evaluation) -> Evaluation:
     """The candidate's evaluation, or that of one with fewer samples where memory is too small, if that may be.
 
     Members of one kind and memory size get no more than so much of what is too much as fits in proportion; the others
@@ -31,7 +31,7 @@ def made_to_fit(evaluator: Evaluator, candidate: Candidate, found: Evaluation) -
     """
     devices, full = evaluator.problem.profile.cluster.devices, set[int]()
     for _ in range(_MOST_MOVES):
-        rank = found.excess_rank
+        rank = evaluation.excess_rank
         if rank is None:
             break
         stage = next(stage for stage, ranks in enumerate(candidate.groups) if rank in ranks)
@@ -40,7 +40,7 @@ def made_to_fit(evaluator: Evaluator, candidate: Candidate, found: Evaluation) -
             break
         kinds = [(devices[member].kind, devices[member].memory_bytes) for member in ranks]
         mine, own = kinds[ranks.index(rank)], shares[ranks.index(rank)]
-        most = min(own - 1, int(own / evaluator.excess(found)))
+        most = min(own - 1, int(own / evaluator.excess(evaluation)))
         full |= {member for member, kind in zip(ranks, kinds, strict=True) if kind == mine}
         left = [min(share, most) if kind == mine else share for share, kind in zip(shares, kinds, strict=True)]
         takers = [n for n, member in enumerate(ranks) if member not in full]
@@ -53,8 +53,8 @@ def made_to_fit(evaluator: Evaluator, candidate: Candidate, found: Evaluation) -
         tried = _evaluated(evaluator, candidate)
         if tried is None:
             break
-        found = tried
-    return found
+        evaluation = tried
+    return evaluation
 
 
 def with_moved_shares(evaluator: Evaluator, best: Evaluation) -> Evaluation:
@@ -68,10 +68,10 @@ def with_moved_shares(evaluator: Evaluator, best: Evaluation) -> Evaluation:
 
 def _better(evaluator: Evaluator, best: Evaluation) -> Iterator[Evaluation]:
     for candidate in _neighbours(evaluator.problem, best.candidate):
-        found = _evaluated(evaluator, candidate, best.step_s)
-        shorter = found is not None and found.fits and found.step_s < best.step_s * (1 - ROUNDING)
-        if found is not None and shorter and not evaluator.unmet(found.candidate):
-            yield found
+        evaluation = _evaluated(evaluator, candidate, best.step_s)
+        shorter = evaluation is not None and evaluation.fits and evaluation.step_s < best.step_s * (1 - ROUNDING)
+        if evaluation is not None and shorter and not evaluator.unmet(evaluation.candidate):
+            yield evaluation
 
 
 def _evaluated(evaluator: Evaluator, candidate: Candidate, known_s: float = float("inf")) -> Evaluation | None:

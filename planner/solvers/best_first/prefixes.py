@@ -192,8 +192,8 @@ class Frontier:
 
     def stage_groups(self, prefix: Prefix) -> list[Group]:
         """The group of each stage, hosts called by their own numbers."""
-        found = zip(self._hosts(prefix), prefix.choices, strict=True)
-        return [self._version(counts, choice.group.version) for counts, choice in found]
+        pairs = zip(self._hosts(prefix), prefix.choices, strict=True)
+        return [self._version(counts, choice.group.version) for counts, choice in pairs]
 
     def next_groups(self, prefix: Prefix, table: Table) -> list[Group]:
         """The same of each choice of a stage behind ``prefix``."""
@@ -221,10 +221,10 @@ class Frontier:
         return self._version(choice.option.renamed, choice.group.version)
 
     def _table(self, state: Counts, first: int) -> Table:
-        found = self._tables.get((state, first))
-        if found is None:
-            found = self._tables[state, first] = self._make_table(state, first)
-        return found
+        table = self._tables.get((state, first))
+        if table is None:
+            table = self._tables[state, first] = self._make_table(state, first)
+        return table
 
     def _make_table(self, state: Counts, first: int) -> Table:
         suffixes = self.suffixes
@@ -269,13 +269,13 @@ class Frontier:
         source = self._renamed(prefix.choices[-1])
         columns = self.columns(prefix, table)[rows]
         names = [one.name for one in fields(Handover)]
-        found = {name: np.zeros(len(rows)) for name in names}
+        seconds = {name: np.zeros(len(rows)) for name in names}
         for number in np.unique(table.choice[rows]):
             link = self.suffixes.links.between(source, table.choices[number].group)
             mine = table.choice[rows] == number
             for name in names:
-                found[name][mine] = getattr(link, name)[columns[mine]]
-        return found
+                seconds[name][mine] = getattr(link, name)[columns[mine]]
+        return seconds
 
     def _arrival(self, prefix: Prefix, table: Table) -> _Arrival:
         """How the stages of ``table`` are tied to the last stage of ``prefix``."""
@@ -301,7 +301,7 @@ class Frontier:
 
 def _named(counts: Counts, names: Counts) -> Counts:
     """``counts`` of pools that are called ``names``, by the pools' own numbers."""
-    found = [0] * len(counts)
+    by_pool = [0] * len(counts)
     for place, count in enumerate(counts):
-        found[names[place]] = count
-    return tuple(found)
+        by_pool[names[place]] = count
+    return tuple(by_pool)

@@ -163,8 +163,8 @@ class BestFirstSearch:
         """What is known now."""
         unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space | virtual_pipelines.Item)]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
-        known = self.num_candidates, self.by_num_stages, self.unshared
-        return Outcome(status, self.best, self._bound_s(), root_s, *known)
+        so_far = self.num_candidates, self.by_num_stages, self.unshared
+        return Outcome(status, self.best, self._bound_s(), root_s, *so_far)
 
     @property
     def upper_s(self) -> float:
@@ -183,15 +183,15 @@ class BestFirstSearch:
         forecast_s = self.evaluator.forecast_s(self.best.candidate)
         return _ANSWER_TAKES * takes_s + forecast_s + self.evaluator.writing_s + ties_s
 
-    def take(self, found: Evaluation | None) -> None:
+    def take(self, evaluation: Evaluation | None) -> None:
         """Remembers a plan."""
-        if found is not None and found.fits and not self.evaluator.unmet(found.candidate):
-            self.best = better(self.best, found)
+        if evaluation is not None and evaluation.fits and not self.evaluator.unmet(evaluation.candidate):
+            self.best = better(self.best, evaluation)
             self._budget.reserve(self.answer_s)
-            stages = found.candidate.num_stages
-            self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
-            if _is_unshared(found.candidate):
-                self.unshared = better(self.unshared, found)
+            stages = evaluation.candidate.num_stages
+            self.by_num_stages[stages] = better(self.by_num_stages.get(stages), evaluation)
+            if _is_unshared(evaluation.candidate):
+                self.unshared = better(self.unshared, evaluation)
 
     def _search(self) -> str:
         while True:
@@ -311,15 +311,15 @@ class BestFirstSearch:
         last = frontier.suffixes.prices.cuts.last
         while prefixes and not self._budget.ends(CALL_S * len(prefixes)):
             expansions = [frontier.expand(prefix, self.upper_s) for prefix in prefixes]
-            found: list[tuple[float, Expansion, int]] = []
+            longer: list[tuple[float, Expansion, int]] = []
             for expansion in expansions:
                 ends = expansion.table.last[expansion.row] == last
                 if ends.any():
                     complete.append((expansion, np.flatnonzero(ends)))
                 others = np.flatnonzero(~ends)[:_BEAM]
-                found += [(float(expansion.bound_s[position]), expansion, int(position)) for position in others]
-            found.sort(key=lambda one: one[0])
-            prefixes = [expansion.child(position) for _, expansion, position in found[:_BEAM]]
+                longer += [(float(expansion.bound_s[position]), expansion, int(position)) for position in others]
+            longer.sort(key=lambda one: one[0])
+            prefixes = [expansion.child(position) for _, expansion, position in longer[:_BEAM]]
         for leaf in self._bounded(frontier, _most_promising(complete))[:_PROMISING]:
             if leaf.bound_s < self.upper_s:
                 self._simulate(frontier, leaf, leaf.bound_s)
@@ -336,20 +336,20 @@ class BestFirstSearch:
         waiting, self._leaves, self._num_leaves = self._leaves, {}, 0
         self._least_leaf_s = float("inf")
         self._enough_leaves = min(_MANY_LEAVES, 2 * self._enough_leaves)
-        for frontier, found in waiting.items():
-            self.num_candidates += sum(len(positions) for _, positions in found)
-            leaves = self._bounded(frontier, found)
+        for frontier, children in waiting.items():
+            self.num_candidates += sum(len(positions) for _, positions in children)
+            leaves = self._bounded(frontier, children)
             for leaf in leaves:
                 self._push(leaf.bound_s, Simulate(frontier, leaf))
             if leaves:
                 self._simulate(frontier, leaves[0], leaves[0].bound_s)  # now, so that a good plan is known early
 
-    def _bounded(self, frontier: Frontier, found: list[tuple[Expansion, Numbers]]) -> list[Leaf]:
+    def _bounded(self, frontier: Frontier, children: list[tuple[Expansion, Numbers]]) -> list[Leaf]:
         """Complete pipelines under every schedule that may be better than the best, the most promising first."""
         prices = frontier.suffixes.prices
         leaves = [
             leaf
-            for alike in Leaves.of(frontier, found)
+            for alike in Leaves.of(frontier, children)
             for schedule in prices.freedom.schedules
             for leaf in alike.under(schedule, len(prices.micro_batches), self.upper_s, prices.freedom.schedules)
         ]
@@ -393,10 +393,12 @@ def _resumed(suffixes: Suffixes, _upper_s: float, budget: Budget) -> Suffixes:
     return suffixes
 
 
-def _most_promising(found: list[tuple[Expansion, Numbers]]) -> list[tuple[Expansion, Numbers]]:
+def _most_promising(children: list[tuple[Expansion, Numbers]]) -> list[tuple[Expansion, Numbers]]:
     """The complete pipelines of least bound, a few of them."""
-    bounds = np.sort(np.concatenate([expansion.bound_s[positions] for expansion, positions in found] or [np.zeros(0)]))
+    bounds = np.sort(
+        np.concatenate([expansion.bound_s[positions] for expansion, positions in children] or [np.zeros(0)])
+    )
     if len(bounds) <= _FEW:
-        return found
-    kept = ((expansion, positions[expansion.bound_s[positions] <= bounds[_FEW]]) for expansion, positions in found)
+        return children
+    kept = ((expansion, positions[expansion.bound_s[positions] <= bounds[_FEW]]) for expansion, positions in children)
     return [(expansion, positions) for expansion, positions in kept if len(positions)]

@@ -58,13 +58,13 @@ class Freedom:
     def of(cls, problem: Problem) -> Freedom:
         """What ``problem`` leaves open."""
         names, virtual = schedule_names(problem), virtual_schedule_names(problem)
-        known = [traits(name) for name in (*names, *virtual)]
+        own_traits = [traits(name) for name in (*names, *virtual)]
         return cls(
             problem,
             names,
             virtual,
-            all(found.trains for found in known),
-            any(found.splits_backward for found in known),
+            all(each.trains for each in own_traits),
+            any(each.splits_backward for each in own_traits),
             recompute_choices(problem),
             mixing_layers(problem.profile.graph),
             Constraints.of(problem),
@@ -87,8 +87,8 @@ class Freedom:
         """
         if not self.trains or any(traits(name).windowed for name in self.schedules):
             return 1, num_microbatches
-        found = [kept_by(name, d, num_microbatches)[0] for name in self.schedules for d in {1, depth}]
-        return min(found), max(found)
+        kept = [kept_by(name, d, num_microbatches)[0] for name in self.schedules for d in {1, depth}]
+        return min(kept), max(kept)
 
     def allowed(self, cuts: Cuts, ranks: tuple[int, ...], recompute: Recomputes) -> Flags | None:
         """Which stages side constraints allow on ``ranks``, by first and last cut; None: all."""
@@ -109,9 +109,9 @@ class Window:
 def windows(schedule: str, num_stages: int, num_microbatches: int) -> tuple[Window, ...] | None:
     """The window of each stage of a chain; None if the schedule splits backwards or leaves the order."""
     rows = schedule_named(schedule)(Pipeline(StageGraph.chain(num_stages, num_microbatches))).rows
-    found = [_window(row, num_microbatches) for row in rows]
-    known = tuple(window for window in found if window is not None)
-    return known if len(known) == len(found) else None
+    by_stage = [_window(row, num_microbatches) for row in rows]
+    in_order = tuple(window for window in by_stage if window is not None)
+    return in_order if len(in_order) == len(by_stage) else None
 
 
 def _window(row: tuple[Action, ...], num_microbatches: int) -> Window | None:

@@ -53,11 +53,11 @@ def other_shares_s(prices: Prices, devices: Devices, upper_s: float, within: Bud
 class _AnyShares(Prices):
     """The groups of one way to cut the batch, full micro-batches alone, each with whatever shares are best for it."""
 
-    def __init__(self, known: Prices, upper_s: float) -> None:
-        size = known.micro_batches[0]
-        full = tuple(rows for rows in known.micro_batches if rows == size)
-        super().__init__(known.problem, known.book, known.pools, known.cuts, full, known.freedom)
-        self.known, self.upper_s = known, upper_s
+    def __init__(self, prices: Prices, upper_s: float) -> None:
+        size = prices.micro_batches[0]
+        full = tuple(rows for rows in prices.micro_batches if rows == size)
+        super().__init__(prices.problem, prices.book, prices.pools, prices.cuts, full, prices.freedom)
+        self.known, self.upper_s = prices, upper_s
 
     def capacity_s(self) -> Array:
         """As of all micro-batches."""
@@ -69,14 +69,14 @@ class _AnyShares(Prices):
 
     def versions(self, counts: Counts) -> tuple[Group, ...]:
         """The devices ``counts`` as a stage; where all members are the same, that alone is the mean."""
-        found = self._versions.get(counts)
-        if found is None:
+        groups = self._versions.get(counts)
+        if groups is None:
             alike = super().versions(counts) if not self.known.leaves_out(counts) else ()
             if not alike or len({(kind, n) for kind, n in self._members(alike[0])}) > 1:
-                made = [self._any(counts, again) for again in self.freedom.recompute]
+                made = [self._any(counts, recompute) for recompute in self.freedom.recompute]
                 alike = tuple(group for group in made if group is not None)
-            found = self._versions[counts] = alike
-        return found
+            groups = self._versions[counts] = alike
+        return groups
 
     def _members(self, group: Group) -> list[tuple[str, float]]:
         return list(zip(map(self.book.kind, group.ranks), group.samples[self.micro_batches[0]], strict=True))
@@ -122,10 +122,10 @@ class _MeanLinks(Links):
         pools = [tuple(dict.fromkeys(group.orders[0])) for group in (source, destination)]
         overhead_s = min(source.prices.overhead_s, destination.prices.overhead_s)
         key = (num_pieces, *pools, overhead_s)
-        found = self._alike.get(key)
-        if found is None:
-            found = self._alike[key] = self._mean(num_pieces, pools, overhead_s)
-        return found
+        handover = self._alike.get(key)
+        if handover is None:
+            handover = self._alike[key] = self._mean(num_pieces, pools, overhead_s)
+        return handover
 
     def _mean(self, num_pieces: int, pools: list[tuple[int, ...]], overhead_s: float) -> Handover:
         name = self._any_of(sorted(set(chain.from_iterable(self._tiers[np.ix_(*pools)].tolist()))))
@@ -142,8 +142,8 @@ class _MeanLinks(Links):
         per_sample = columns.forward_bytes if forward else columns.backward_bytes
         sizes = range(1, self.prices.micro_batches[0] + 1)
         each = np.minimum.reduce([transfer_s(self._links[name], per_sample * size) / size for size in sizes])
-        found: Array = np.maximum(self._of(name, 1.0, forward), samples * each)
-        return found
+        least_s: Array = np.maximum(self._of(name, 1.0, forward), samples * each)
+        return least_s
 
 
 class _Bounded(Suffixes):

@@ -58,6 +58,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.costs.cost_model import PriceBook
+from planner.costs.sentences import binding
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
 from planner.solvers.best_first.block_search import with_blocks
@@ -71,7 +72,7 @@ from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import plan_of
 from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ties
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import binding, out_of_time, written
+from planner.solvers.candidates.explain import out_of_time, written
 from planner.solvers.progress import Progress
 from planner.solvers.token_slices import require_slices, slices_time, with_token_slices
 
@@ -88,12 +89,12 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         MissingMeasurementError: the profile says nothing about any size that may be used.
         UnsupportedModelError: time may be cut, and the network cannot be run in token slices.
     """
-    words: tuple[str, ...] = ()
+    certainty: tuple[str, ...] = ()
     limited, budget = problem, part_of_current(problem.time_limit_s)
     if problem.objective == MEMORY:
-        limited, words = least_memory(problem)
+        limited, certainty = least_memory(problem)
     elif is_stream(problem):
-        limited, words = highest_rate(problem)
+        limited, certainty = highest_rate(problem)
     book = PriceBook(problem.profile)
     if slices_time(problem):
         require_slices(problem, book)
@@ -119,10 +120,10 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     choices = [choice.best for choice in start.choices.values()]
     finalists = [*choices, first.best, first.unshared, *first.by_num_stages.values(), *outcome.by_num_stages.values()]
     budget.reserve(evaluator.forecast_s(outcome.best.candidate) + evaluator.writing_s)
-    taken, tie = without_ties(evaluator, outcome.best, [found for found in finalists if found is not None])
-    decision, outlook = written(problem, evaluator.pricing, taken.candidate)
+    chosen, tie = without_ties(evaluator, outcome.best, [rival for rival in finalists if rival is not None])
+    decision, predicted = written(problem, evaluator.pricing, chosen.candidate)
     budget.reserve(evaluator.writing_s)
-    step_s = tie.step_s if tie is not None else outlook.prediction.step_s
+    step_s = tie.step_s if tie is not None else predicted.prediction.step_s
     bound_s = min(outcome.bound_s, start.least_work_s, others_s, step_s)
     proof = Search(
         method=METHOD,
@@ -138,13 +139,13 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
             **({"every group of devices": min(start.whole_s, bound_s)} if not beyond_samples(limited) else {}),
             "work over capacity": min(start.capacity_s, bound_s),
         },
-        binding=words + binding(problem, taken.candidate, outlook),
+        binding=certainty + binding(decision.stages, predicted),
         rejected=(*start.rejected, *left_out(limited), *outcome.rejected),
         tie=tie,
     )
     fastest = outcome.best if tie is not None else None
-    others = alternatives(evaluator, taken, start.choices, outcome.by_num_stages, fastest)
-    plan = plan_of(problem, decision, outlook.prediction, proof, others)
+    others = alternatives(evaluator, chosen, start.choices, outcome.by_num_stages, fastest)
+    plan = plan_of(problem, decision, predicted.prediction, proof, others)
     return with_token_slices(evaluator, plan) if slices_time(problem) else plan
 
 

@@ -48,15 +48,15 @@ def highest_rate(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     budget = part_of_current(problem.time_limit_s)
     within = budget.part(_SHARE_OF_WORK * budget.limit_s)
     best_per_s, refused_per_s = 0.0, float("inf")
-    found, _ = _sustaining(asked, 0.0, budget)
-    if found is None:
+    reached_per_s, _ = _sustaining(asked, 0.0, budget)
+    if reached_per_s is None:
         return asked, ()
-    best_per_s = found
+    best_per_s = reached_per_s
     while refused_per_s > best_per_s * (1 + _PRECISION) and not within.is_over:
         wanted = best_per_s * _FASTER if refused_per_s == float("inf") else (best_per_s + refused_per_s) / 2
-        found, is_certain = _sustaining(asked, wanted, within)
-        if found is not None:
-            best_per_s = found
+        reached_per_s, is_certain = _sustaining(asked, wanted, within)
+        if reached_per_s is not None:
+            best_per_s = reached_per_s
         elif is_certain:
             refused_per_s = wanted
         else:
@@ -101,5 +101,5 @@ def _sustaining(problem: Problem, rate_per_s: float, within: Budget) -> tuple[fl
     evaluator = Evaluator(limited, PriceBook(problem.profile), within=within)
     outcome = BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items)
     best: Evaluation | None = outcome.best
-    found = None if best is None else evaluator.sustained_per_s(best.candidate)
-    return found, best is None and outcome.status == PROVEN
+    sustained_per_s = None if best is None else evaluator.sustained_per_s(best.candidate)
+    return sustained_per_s, best is None and outcome.status == PROVEN

@@ -81,7 +81,7 @@ class Families:
         if self.waiting is None:
             if upper_s == float("inf"):  # any plan, before tables of all families are made
                 simple = (family.good(evaluator, 0.0) for family in islice(self.members(), _FEW))
-                yield from islice((found for found in simple if found is not None), 1)
+                yield from islice((evaluation for evaluation in simple if evaluation is not None), 1)
             yield from self._in_order(self._weighed(evaluator, upper_s))
             return
         budget, number = evaluator.budget, 0
@@ -132,9 +132,9 @@ class Families:
     def _versions(self, counts: Sequence[Counts]) -> Iterator[tuple[Group, ...]]:
         """The groups of all positions, which compute the same activations again; none if one cannot be priced."""
         prices = self.stage_prices.prices
-        for again in prices.freedom.recompute:
+        for recompute in prices.freedom.recompute:
             by_position = [
-                [group for group in prices.versions(own) if group.recompute == again and not group.version[1]]
+                [group for group in prices.versions(own) if group.recompute == recompute and not group.version[1]]
                 for own in counts
             ]
             if self.stage_prices.mirrored:
@@ -190,14 +190,14 @@ class Family:
         prices, count = self.stage_prices.prices, len(self.where)
         free = [list(pool.ranks) for pool in prices.pools]
         ranks = [tuple(free[number].pop(0) for number in group.orders[0]) for group in self.groups]
-        mirrored, again = self.stage_prices.mirrored, self.groups[0].recompute
+        mirrored, recompute_of_all = self.stage_prices.mirrored, self.groups[0].recompute
         return Candidate(
             prices.cuts.stage_of(tuple(cuts)),
             tuple(ranks[r][::-1] if mirrored and 2 * s >= count else ranks[r] for s, r in enumerate(self.where)),
             tuple(self.groups[r].shares for r in self.where),
             prices.micro_batches,
             self.schedule,
-            recompute=(again,) * count if again else (),
+            recompute=(recompute_of_all,) * count if recompute_of_all else (),
         )
 
     def leanest(self) -> tuple[float, list[int] | None]:
@@ -309,26 +309,26 @@ def families(every: Iterable[Prices], devices: Devices, names: Sequence[str]) ->
             formed[mirrored] = sequences(devices, mirrored, prices.freedom.max_stages)
         work_s = float(prices.capacity_s().min(axis=0).sum())
         bound_s = work_s / len(prices.problem.ranks) if np.isfinite(work_s) else 0.0
-        for mirrored, found in formed.items():
+        for mirrored, own in formed.items():
             stage_prices = StagePrices(prices, Links(prices), mirrored)
             for name in names:
                 if traits(name).bidirectional is mirrored:
-                    yield Families(bound_s, stage_prices, name, found.groups)
+                    yield Families(bound_s, stage_prices, name, own.groups)
 
 
 def not_searched(devices: Devices, names: Sequence[str], recompute: str) -> Iterator[Rejected]:
     """What lies outside of these, and why."""
     for name in names:
-        known = traits(name)
-        if not known.stages_per_position:
+        own_traits = traits(name)
+        if not own_traits.stages_per_position:
             yield Rejected(f"{name}: more than {WAYS[-1]} stages a device", "each stage more costs messages")
-        if sequences(devices, known.bidirectional).is_restricted:
+        if sequences(devices, own_traits.bidirectional).is_restricted:
             why = f"more than {MANY_SEQUENCES} ways to form them; groups of one size are tried, filled host by host"
             yield Rejected(f"{name}: unequal groups of devices", why)
-        if len({pool.kind for pool in devices.pools}) > 1 and devices.groups_allowed and not known.bidirectional:
+        if len({pool.kind for pool in devices.pools}) > 1 and devices.groups_allowed and not own_traits.bidirectional:
             why = f"where groups can share samples in more than {MANY_SHARES} ways, each takes the fastest"
             yield Rejected(f"{name}: some shares of unlike devices", why)
-        if known.windowed:
+        if own_traits.windowed:
             yield Rejected(f"{name}: other windows than its own", "it works them out for each stage")
         if recompute == AUTO:
             yield Rejected(f"{name}: recomputation of some stages", "all stages compute activations again, or none")
@@ -345,9 +345,9 @@ def sequences(devices: Devices, mirrored: bool, max_stages: int = 0) -> Sequence
     state = devices.all_unused
     _, names = devices.canonical(tuple(len(pool.ranks) for pool in devices.pools))
     every = _every(devices, mirrored, state, names)
-    found = list(islice((each for each in every if len(each) >= fewest), MANY_SEQUENCES + 1))
-    if len(found) <= MANY_SEQUENCES and devices.unit == 1:
-        return Sequences(found, False)
+    groups = list(islice((each for each in every if len(each) >= fewest), MANY_SEQUENCES + 1))
+    if len(groups) <= MANY_SEQUENCES and devices.unit == 1:
+        return Sequences(groups, False)
     return Sequences([each for each in _uniform(devices, mirrored) if len(each) >= fewest], True)
 
 
@@ -374,13 +374,13 @@ def _uniform(devices: Devices, mirrored: bool) -> Iterator[tuple[Counts, ...]]:
     inside = [size for size in range(1, largest + 1) if largest % size == 0]
     sizes = [2] if mirrored else [*inside, *(largest * number for number in range(2, hosts // 2 + 1))]
     orders = list(permutations(kinds)) if len(kinds) <= _FEW_KINDS else [tuple(kinds)]
-    found: dict[tuple[Counts, ...], None] = {}
+    distinct: dict[tuple[Counts, ...], None] = {}
     for size in sizes if devices.groups_allowed else [1]:
         for order in orders:
             groups = [group for kind in order for group in _filled(pools, kind, size)]
             counts = {len(groups), *(count for count in _COUNTS if count < len(groups))}
-            found.update(dict.fromkeys(tuple(groups[:count]) for count in sorted(counts)))
-    yield from found
+            distinct.update(dict.fromkeys(tuple(groups[:count]) for count in sorted(counts)))
+    yield from distinct
 
 
 def _filled(pools: Sequence[Pool], kind: str, size: int) -> Iterator[Counts]:
@@ -389,9 +389,9 @@ def _filled(pools: Sequence[Pool], kind: str, size: int) -> Iterator[Counts]:
     for number, pool in enumerate(pools):
         left = len(pool.ranks) if pool.kind == kind else 0
         while left and (size > len(pool.ranks) or left + filled >= size):
-            taken = min(left, size - filled)
-            counts[number] += taken
-            left, filled = left - taken, filled + taken
+            count = min(left, size - filled)
+            counts[number] += count
+            left, filled = left - count, filled + count
             if filled == size:
                 yield tuple(counts)
                 counts, filled = [0] * len(pools), 0

@@ -79,11 +79,11 @@ class Start:
 
     def other_shares_s(self, upper_s: float, within: Budget) -> float:
         """No plan with shares that were not looked at is faster; infinity if all of them take ``upper_s``."""
-        found = float("inf")
+        least_s = float("inf")
         for space, prices, devices in self._made:
             if space.bound_s < upper_s:
-                found = min(found, max(space.bound_s, other_shares_s(prices, devices, upper_s, within)))
-        return found
+                least_s = min(least_s, max(space.bound_s, other_shares_s(prices, devices, upper_s, within)))
+        return least_s
 
     def items(self) -> Iterator[Choice | Evaluation | Space | Replicas | Families]:
         """Hybrids and strategies first, as their steps prune what follows."""
@@ -96,13 +96,13 @@ class Start:
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         spaces = self._bounded(list(self._spaces(devices, cuts)))
         best: Evaluation | None = None
-        for found in self._hybrids_on_parts(cuts):
-            best = self._better(best, found)
-            yield found
+        for evaluation in self._hybrids_on_parts(cuts):
+            best = self._better(best, evaluation)
+            yield evaluation
         self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
-        for found in hybrids(self.evaluator, [prices for _, prices in spaces]):
-            best = self._better(best, found)
-            yield found
+        for evaluation in hybrids(self.evaluator, [prices for _, prices in spaces]):
+            best = self._better(best, evaluation)
+            yield evaluation
         self._made = [(space, prices, devices) for space, prices in spaces]
         for choice in () if self.is_part else promising(self.evaluator):
             best = self._better(best, choice.best)
@@ -113,9 +113,9 @@ class Start:
                 best = self._better(best, choice.best)
                 yield choice
         if devices.restrictions and freedom.schedules and not self.is_part:
-            for found in self.on_parts(best):
-                best = self._better(best, found)
-                yield found
+            for evaluation in self.on_parts(best):
+                best = self._better(best, evaluation)
+                yield evaluation
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
             yield from families([prices for _, prices in spaces], devices, freedom.virtual)
@@ -194,20 +194,20 @@ class Start:
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
         if self.is_part or len(self.evaluator.problem.ranks) <= _FEW_RANKS:  # the DP knows more as soon
             return list(spaces)
-        found = []
+        bounded = []
         within = self.evaluator.budget.part(_SHARE_OF_BOUNDS * self.evaluator.budget.left_s)
         for space, prices in spaces:
             bound_s = space.bound_s
             with suppress(OutOfTimeError), under(within):
                 bound_s = max(bound_s, least_step_s(prices, _capacity(prices)))
-            found.append((replace(space, bound_s=bound_s), prices))
-        return found
+            bounded.append((replace(space, bound_s=bound_s), prices))
+        return bounded
 
-    def _better(self, best: Evaluation | None, found: Evaluation | None) -> Evaluation | None:
+    def _better(self, best: Evaluation | None, evaluation: Evaluation | None) -> Evaluation | None:
         """The faster of two, as far as they may be an answer."""
-        if found is None or not found.fits or self.evaluator.unmet(found.candidate):
+        if evaluation is None or not evaluation.fits or self.evaluator.unmet(evaluation.candidate):
             return best
-        return better(best, found)
+        return better(best, evaluation)
 
     def _quick_look(
         self, spaces: list[tuple[Space, Prices]], devices: Devices, best: Evaluation | None
@@ -228,10 +228,10 @@ class Start:
                 return
             search = BestFirstSearch(self.evaluator, None, within=within, most_candidates=_FEW)
             search.best = best
-            found = search.run(functools.partial(_only, thin, devices)).best
-            if found is not None and found is not best:
-                best = found
-                yield found
+            evaluation = search.run(functools.partial(_only, thin, devices)).best
+            if evaluation is not None and evaluation is not best:
+                best = evaluation
+                yield evaluation
 
     def _note(self, cuts: Cuts, devices: Devices) -> None:
         if cuts.num_left_out:
@@ -256,9 +256,9 @@ def _parts(problem: Problem) -> list[int]:
     """Numbers of ranks: 1, 2, 4, ... of the first host, then 1, 2, 4, ... hosts."""
     ends, num_ranks = ends_of_hosts(problem), len(problem.ranks)
     first = ends[0] if ends else num_ranks
-    found = [1 << power for power in range(first.bit_length()) if 1 << power < first]
-    found += [ends[(1 << power) - 1] for power in range(len(ends).bit_length()) if 1 << power <= len(ends)]
-    return [count for count in found if count <= _MOST_OF_PART and count < num_ranks]
+    counts = [1 << power for power in range(first.bit_length()) if 1 << power < first]
+    counts += [ends[(1 << power) - 1] for power in range(len(ends).bit_length()) if 1 << power <= len(ends)]
+    return [count for count in counts if count <= _MOST_OF_PART and count < num_ranks]
 
 
 def priced(evaluator: Evaluator, cuts: Cuts) -> Iterator[Prices]:

@@ -128,30 +128,39 @@ def divided(problem: Problem, candidate: Candidate) -> Candidate:
     return replace(candidate, zero=zero) if any(zero) else candidate
 
 
+def stages_of(problem: Problem, candidate: Candidate) -> tuple[Stage, ...]:
+    """The candidate's stages as a plan writes them down."""
+    graph, devices = problem.profile.graph, problem.profile.cluster.devices
+    by_stage: list[list[str]] = [[] for _ in candidate.groups]
+    for layer, stage in zip(graph.layers, candidate.stage_of, strict=True):
+        by_stage[stage].append(layer.name)
+    levels = [
+        0 if candidate.has_own_options(stage) else problem.zero_over(len(group))
+        for stage, group in enumerate(candidate.groups)
+    ]
+    return tuple(
+        Stage(
+            group,
+            tuple(devices[rank].name for rank in group),
+            candidate.recomputes(stage),
+            levels[stage] > 0,
+            candidate.blocks_of(stage),
+            max(1, levels[stage]),
+            cores_among(graph, by_stage[stage]) if candidate.recomputes_cores(stage) else (),
+        )
+        for stage, group in enumerate(candidate.groups)
+    )
+
+
 def decision_of(problem: Problem, candidate: Candidate) -> Decision:
     """The candidate as a plan writes it down."""
-    profile = problem.profile
-    devices = profile.cluster.devices
-    rows = candidate.rows or program_of(profile.graph, candidate).rows
-    by_stage: list[list[str]] = [[] for _ in candidate.groups]
-    for layer, stage in zip(profile.graph.layers, candidate.stage_of, strict=True):
-        by_stage[stage].append(layer.name)
+    graph = problem.profile.graph
+    rows = candidate.rows or program_of(graph, candidate).rows
     return Decision(
         schedule=candidate.schedule,
         micro_batches=candidate.micro_batches,
-        stages=tuple(
-            Stage(
-                group,
-                tuple(devices[rank].name for rank in group),
-                candidate.recomputes(stage),
-                problem.shards(len(group)) and not candidate.has_own_options(stage),
-                candidate.blocks_of(stage),
-                max(1, problem.zero_over(len(group))) if not candidate.has_own_options(stage) else 1,
-                cores_among(profile.graph, by_stage[stage]) if candidate.recomputes_cores(stage) else (),
-            )
-            for stage, group in enumerate(candidate.groups)
-        ),
-        layers={layer.name: candidate.placement_of(index) for index, layer in enumerate(profile.graph.layers)},
+        stages=stages_of(problem, candidate),
+        layers={layer.name: candidate.placement_of(index) for index, layer in enumerate(graph.layers)},
         program=tuple(tuple(str(action) for action in row) for row in rows),
         token_slices=candidate.token_slices,
         prepares_next_step=candidate.prepares_next_step,

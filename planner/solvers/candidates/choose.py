@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
+from planner.costs.sentences import binding
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
 from planner.ir.plan import Alternative, Decision, Plan, Tie
 from planner.ir.problem import THROUGHPUT, Problem
 from planner.solvers.budget import Budget, made_within
-from planner.solvers.candidates.candidate import decision_of, divided
+from planner.solvers.candidates.candidate import decision_of, divided, stages_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import binding, heuristic_plan, infeasible, out_of_time, slower, too_large
+from planner.solvers.candidates.explain import heuristic_plan, infeasible, out_of_time, slower, too_large
 from planner.solvers.candidates.feasibility import as_asked, schedule_names
 
 ROUNDING = 1e-9
@@ -296,5 +297,5 @@ def _reason(evaluator: Evaluator, found: Evaluation) -> str:
     """What the other plan spends its time on, beside computing; empty if there is no time to find out."""
     if not evaluator.has_time_for(found.candidate):
         return ""
-    limits = binding(evaluator.problem, found.candidate, evaluator.forecast(found.candidate, num_draws=0))
+    limits = binding(stages_of(evaluator.problem, found.candidate), evaluator.forecast(found.candidate, num_draws=0))
     return next((limit for limit in limits if "computes" not in limit), next(iter(limits), ""))

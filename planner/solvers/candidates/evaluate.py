@@ -1,4 +1,4 @@
-"""Prices candidates by the true simulator, quickly: programs of the same shape are lowered and compiled once."""
+"""SlotPrices candidates by the true simulator, quickly: programs of the same shape are lowered and compiled once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.costs.memory.peak import RankMemory
 from planner.costs.predict import Forecast, forecast, sustained
 from planner.costs.pricing import Pricing
 from planner.costs.simulator.events import least_s, run
-from planner.costs.simulator.prices import Prices
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import CompiledProgram
 from planner.costs.simulator.symmetry import slices
 from planner.costs.stages.input_pipeline import is_core
@@ -206,7 +206,7 @@ class Evaluator:
         period_s = sustained(self.pricing, candidate).period_s
         return sum(candidate.micro_batches) / period_s if period_s > 0 else float("inf")
 
-    def _step_s(self, compiled: CompiledProgram, prices: Prices, known_s: float) -> float:
+    def _step_s(self, compiled: CompiledProgram, prices: SlotPrices, known_s: float) -> float:
         if prices.traffic is not None and known_s < float("inf"):
             bound_s = least_s(compiled, prices)
             if bound_s > known_s * (1 + _ROUNDING):

@@ -116,12 +116,12 @@ class Program:
         bound = float(problem.solverModel.getInfo().mip_dual_bound)
         bound_s = max(0.0, bound * self._model.unit_s * (1 - _TOLERANCE)) if np.isfinite(bound) else 0.0
         optimal, feasible = pulp.constants.LpSolutionOptimal, pulp.constants.LpSolutionIntegerFeasible
-        found = self._rounded() if problem.sol_status in (optimal, feasible) else ()
-        if not found:
+        chain = self._rounded() if problem.sol_status in (optimal, feasible) else ()
+        if not chain:
             return Solution(TIME_LIMIT, float("inf"), bound_s)
-        value_s = objective_s(self.instance, found)
+        value_s = objective_s(self.instance, chain)
         proved = problem.sol_status == optimal and status == highspy.HighsModelStatus.kOptimal
-        return Solution(OPTIMAL if proved else TIME_LIMIT, value_s, min(bound_s, value_s), found)
+        return Solution(OPTIMAL if proved else TIME_LIMIT, value_s, min(bound_s, value_s), chain)
 
     def limit(self, upper_s: float) -> None:
         """From now on only solutions of at most ``upper_s`` are looked for."""
@@ -190,9 +190,9 @@ class Model:
 
     def running(self, name: str, before: Any, more: Any) -> Any:
         """A variable that is ``before + more``."""
-        found = self.variable(name)
-        self.add(found == before + more, f"is_{name}")
-        return found
+        total = self.variable(name)
+        self.add(total == before + more, f"is_{name}")
+        return total
 
     def scaled(self, seconds: float) -> float:
         """Seconds in the unit of the rows."""
@@ -211,11 +211,11 @@ def path(model: Model) -> None:
     """A stage starts at the first cut; where one ends, its group hands over to that of the next."""
     spans, handovers = model.instance.spans, model.instance.handovers
     starts, ends = _by(spans.first, spans.group), _by(spans.last, spans.group)
-    given, taken = _by(handovers.cut, handovers.source), _by(handovers.cut, handovers.destination)
+    sources, destinations = _by(handovers.cut, handovers.source), _by(handovers.cut, handovers.destination)
     model.add(model.number(model.stages, np.flatnonzero(spans.first == 0)) == 1, "start")
     for cut in range(1, model.instance.end):
         for group in range(len(model.instance.groups)):
-            for name, stages, over in (("end", ends, given), ("begin", starts, taken)):
+            for name, stages, over in (("end", ends, sources), ("begin", starts, destinations)):
                 here, there = stages.get((cut, group), []), over.get((cut, group), [])
                 if here or there:
                     row = model.number(model.stages, here) == model.number(model.handovers, there)
@@ -231,13 +231,13 @@ def resources(model: Model) -> None:
     counts = np.array([group.takes for group in instance.groups])[spans.group]
     used = [pulp.lpSum(int(count[v]) * model.stages[v] for v in np.flatnonzero(count)) for count in counts.T]
     across = any(len({member.groups for member in group.classes}) > 1 for group in instance.groups)
-    for number, found in enumerate(instance.classes):
-        model.add(used[number] <= len(found.ranks), f"devices{number}")
-        if found.twin >= 0 and not across:  # else the order of a stage's hosts tells them apart
-            model.add(used[number] <= used[found.twin], f"twin{number}")
+    for number, device_class in enumerate(instance.classes):
+        model.add(used[number] <= len(device_class.ranks), f"devices{number}")
+        if device_class.twin >= 0 and not across:  # else the order of a stage's hosts tells them apart
+            model.add(used[number] <= used[device_class.twin], f"twin{number}")
         work_s = counts[:, number] * (spans.work_s + spans.last_s)
         busy = model.seconds(work_s, model.stages, np.flatnonzero(work_s))
-        model.add(busy <= len(found.ranks) * model.step, f"capacity{number}")
+        model.add(busy <= len(device_class.ranks) * model.step, f"capacity{number}")
     model.add(pulp.lpSum(model.stages) <= instance.most_stages, "stages")
 
 
@@ -272,10 +272,10 @@ def stage_numbers(model: Model) -> None:
 
 def _by(cut: Iterable[int], group: Iterable[int]) -> dict[tuple[int, int], list[int]]:
     """Indices by (cut, group)."""
-    found: dict[tuple[int, int], list[int]] = {}
+    indices: dict[tuple[int, int], list[int]] = {}
     for index, key in enumerate(zip(map(int, cut), map(int, group), strict=True)):
-        found.setdefault(key, []).append(index)
-    return found
+        indices.setdefault(key, []).append(index)
+    return indices
 
 
 def round_trips(model: Model) -> None:
@@ -423,11 +423,11 @@ def _message(instance: Instance, source: int, destination: int) -> tuple[float, 
         & (handovers.source == spans.group[source])
         & (handovers.destination == spans.group[destination])
     )
-    found = next(iter(np.flatnonzero(match)), None)
-    if found is None:  # it was pruned
+    row = next(iter(np.flatnonzero(match)), None)
+    if row is None:  # it was pruned
         return (float("inf"),) * 4
     columns = (handovers.there_s, handovers.round_s, handovers.wire_s, handovers.shared_s)
-    there_s, round_s, wire_s, shared_s = (float(seconds[found]) for seconds in columns)
+    there_s, round_s, wire_s, shared_s = (float(seconds[row]) for seconds in columns)
     return there_s, round_s, wire_s, shared_s
 
 

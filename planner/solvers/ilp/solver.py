@@ -19,6 +19,7 @@ from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.communication.handover import without_time
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import fewest_kept
+from planner.costs.sentences import binding
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Plan, Rejected, Search, status_of
@@ -28,7 +29,7 @@ from planner.solvers.candidates.candidate import FEW_SHARES, all_shares, micro_b
 from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import binding, infeasible, out_of_time, written
+from planner.solvers.candidates.explain import infeasible, out_of_time, written
 from planner.solvers.candidates.feasibility import (
     as_asked,
     cut_positions,
@@ -65,9 +66,9 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     constraints = Constraints.of(problem)
     enumeration = Enumeration(evaluator, constraints, progress)
-    found = enumeration.run()
-    if found.best is None:
-        if found.status == TIME_LIMIT:
+    outcome = enumeration.run()
+    if outcome.best is None:
+        if outcome.status == TIME_LIMIT:
             raise out_of_time(problem, f"after {problem.time_limit_s:g} s")
         rules = [f"--fix {format_rule(rule)}" for rule in problem.fix]
         rules += [f"--forbid {format_rule(rule)}" for rule in problem.forbid]
@@ -77,22 +78,22 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         if closest is not None:
             raise infeasible(problem, closest)
         raise InfeasibleError("no plan fits", [f"on {len(problem.ranks)} devices"], ["use more devices"])
-    decision, outlook = written(problem, evaluator.pricing, found.best.candidate)
-    step_s = outlook.prediction.step_s
-    bound_s = min(found.bound_s, step_s)
+    decision, predicted = written(problem, evaluator.pricing, outcome.best.candidate)
+    step_s = predicted.prediction.step_s
+    bound_s = min(outcome.bound_s, step_s)
     search = Search(
         method=METHOD,
         solver="span-ilp",
-        status=found.status,
+        status=outcome.status,
         bound_s=bound_s,
         gap=step_s / bound_s - 1 if bound_s > 0 else 0.0,
         num_simulated=evaluator.num_simulated,
-        num_candidates=found.num_solutions,
-        bounds_s={"integer program": bound_s, "root": min(found.root_s, bound_s)},
-        binding=binding(problem, found.best.candidate, outlook),
+        num_candidates=outcome.num_solutions,
+        bounds_s={"integer program": bound_s, "root": min(outcome.root_s, bound_s)},
+        binding=binding(decision.stages, predicted),
         rejected=enumeration.rejected,
     )
-    return plan_of(problem, decision, outlook.prediction, search)
+    return plan_of(problem, decision, predicted.prediction, search)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +148,15 @@ def priced_schedules(problem: Problem) -> tuple[str, ...]:
         UsageError: there are none.
     """
     names = schedule_names(problem)
-    known = [(name, traits(name)) for name in names]
-    found = tuple(name for name, t in known if t.synchronous and t.trains and t.stages_per_position in (0, 1))
-    if not found:
+    named_traits = [(name, traits(name)) for name in names]
+    priced = tuple(name for name, t in named_traits if t.synchronous and t.trains and t.stages_per_position in (0, 1))
+    if not priced:
         raise UsageError(
             f"span-ilp knows no schedule of {', '.join(problem.schedules or names)}",
             ["it prices synchronous schedules with one stage a rank"],
             ["use --solver best-first, or --schedule 1f1b"],
         )
-    return found
+    return priced
 
 
 @dataclass(slots=True, eq=False)
@@ -194,8 +195,8 @@ class Enumeration:
         return free.run().best is not None
 
     def _try_known(self) -> None:
-        found = known(self.evaluator.problem, self.evaluator.book)
-        for candidate in cheapest_first(self.evaluator, found, self.evaluator.budget):
+        candidates = known(self.evaluator.problem, self.evaluator.book)
+        for candidate in cheapest_first(self.evaluator, candidates, self.evaluator.budget):
             if self.best is not None and not self.evaluator.has_time_for(candidate):
                 continue
             if not self.evaluator.unmet(candidate):
@@ -250,12 +251,12 @@ class Enumeration:
 
     def _schedules(self, most: int, count: int) -> dict[bool, dict[tuple[int, ...], tuple[str, ...]]]:
         """By whether they split backwards and by what they keep in flight, where times do not decide that."""
-        found: dict[bool, dict[tuple[int, ...], tuple[str, ...]]] = {}
+        by_split: dict[bool, dict[tuple[int, ...], tuple[str, ...]]] = {}
         for name in priced_schedules(self.evaluator.problem):
             flight = (1,) * most if traits(name).timed else fewest_kept(name, most, count)
-            by_flight = found.setdefault(traits(name).splits_backward, {})
+            by_flight = by_split.setdefault(traits(name).splits_backward, {})
             by_flight[flight] = (*by_flight.get(flight, ()), name)
-        return found
+        return by_split
 
     def _search(self) -> str:
         while self._heap and not self._is_done(self._heap[0][0]):
@@ -293,17 +294,17 @@ class Enumeration:
         instance = way.instance
         chosen = tuple(instance.groups[int(instance.spans.group[v])] for v in chain)
         shares = tuple(group.shares for group in chosen)
-        again = tuple(Recomputes(int(instance.spans.recompute[v])) for v in chain)
+        recomputes = tuple(Recomputes(int(instance.spans.recompute[v])) for v in chain)
         for name in way.schedules:
             candidate = Candidate.chain(
                 cuts_of(instance, chain), assign(instance.classes, chosen), shares, way.micro_batches, name
             )
-            candidate = replace(candidate, recompute=again if any(again) else ())
+            candidate = replace(candidate, recompute=recomputes if any(recomputes) else ())
             self._take(self.evaluator.evaluate(candidate, self._upper_s()))
 
-    def _take(self, found: Evaluation) -> None:
-        if found.fits:
-            self.best = better(self.best, found)
+    def _take(self, evaluation: Evaluation) -> None:
+        if evaluation.fits:
+            self.best = better(self.best, evaluation)
 
     def _upper_s(self) -> float:
         return self.best.step_s if self.best is not None else float("inf")

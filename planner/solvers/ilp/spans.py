@@ -140,10 +140,10 @@ class Chain:
         """[a, b] = the largest of the layers between cuts a and b."""
         count = len(self.positions)
         of_block = np.maximum.reduceat(by_layer, self.positions[:-1])
-        found = np.zeros((count, count))
+        table = np.zeros((count, count))
         for a in range(count - 1):
-            found[a, a + 1 :] = np.maximum.accumulate(of_block[a:])
-        return found
+            table[a, a + 1 :] = np.maximum.accumulate(of_block[a:])
+        return table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,7 +186,7 @@ class Builder:
         Args:
             in_flight: micro-batches by stages downstream, from 1; None: as if memory had no end.
         """
-        parts = [self._of_group(number, again, stage, in_flight) for number, again, stage in self._stages()]
+        parts = [self._of_group(number, recompute, stage, in_flight) for number, recompute, stage in self._stages()]
         empty = [np.zeros(0, dtype=kind) for kind in "llll" + "dddddd" + "l??"]
         return Spans(*(np.concatenate(column) for column in zip(empty, *parts, strict=True)))
 
@@ -198,15 +198,15 @@ class Builder:
         received = np.where(fed, self.crossing.least(self.crossing.forward_bytes), 0.0)
         bounds = StageBounds(self.book, Chain(self.cuts), self.micro_batches, True, self.splits, received)
         sizes = (self.micro_batches[0], self.micro_batches[-1])
-        for (number, group), again in product(enumerate(self.groups), options):
+        for (number, group), recompute in product(enumerate(self.groups), options):
             samples = zip(*map(group.samples, sizes), strict=True)
             members = [(c.kind, c.memory_limit_bytes, own) for c, own in zip(group.classes, samples, strict=True)]
             zero = self.problem.zero_over(group.size)
             try:
-                bound = bounds.of(group.ranks, members, again_of(again, cores), zero)
+                bound = bounds.of(group.ranks, members, again_of(recompute, cores), zero)
             except MissingMeasurementError:
                 continue
-            yield number, again, bound.stage(at[:, None], at[None, :], len(self.micro_batches))
+            yield number, recompute, bound.stage(at[:, None], at[None, :], len(self.micro_batches))
 
     def _surely_fed(self) -> Flags:
         """By cut: whether whatever stage ends there feeds the one that starts there."""
@@ -215,10 +215,10 @@ class Builder:
         return np.asarray((self.crossing.linked | ~before).all(axis=0)) & (at > 0)
 
     def _of_group(
-        self, number: int, again: Recomputes, stage: Stage, in_flight: Sequence[int] | None
+        self, number: int, recompute: Recomputes, stage: Stage, in_flight: Sequence[int] | None
     ) -> tuple[NDArray[np.generic], ...]:
         group, crossing = self.groups[number], self.crossing
-        allowed = self.constraints.mask(self.cuts, group.ranks, again == Recomputes.ALL, Ways(sample=group.size))
+        allowed = self.constraints.mask(self.cuts, group.ranks, recompute == Recomputes.ALL, Ways(sample=group.size))
         chain = Chain(self.cuts)
         if group.size > 1:
             mixing = chain.sums(self.mixing.astype(np.float64))
@@ -236,7 +236,7 @@ class Builder:
             first.astype(np.int64),
             last.astype(np.int64),
             np.full(len(first), number, dtype=np.int64),
-            np.full(len(first), again, dtype=np.int64),
+            np.full(len(first), recompute, dtype=np.int64),
             stage.head[at] + more_there,
             stage.head[at] + stage.back[at] + more_round,
             stage.head[at] + stage.back[at],
@@ -255,18 +255,18 @@ class Builder:
 
     def _depth(self, stage: Stage, in_flight: Sequence[int] | None) -> Indices:
         """The most stages downstream with which a span fits; 0 if it never does."""
-        found = np.zeros(stage.window.shape, dtype=np.int64)
+        depth = np.zeros(stage.window.shape, dtype=np.int64)
         if in_flight is None:
-            return found + len(self.problem.ranks)
+            return depth + len(self.problem.ranks)
         for downstream, count in enumerate(in_flight, start=1):
-            found[stage.window >= count] = downstream
-        return found
+            depth[stage.window >= count] = downstream
+        return depth
 
     def _followers(self, number: int) -> Iterator[int]:
         """Groups, by number, that have devices enough to run beside this one."""
         for other, group in enumerate(self.groups):
-            taken = [a + b for a, b in zip(self.groups[number].takes, group.takes, strict=True)]
-            if all(count <= len(c.ranks) for count, c in zip(taken, self.classes, strict=True)):
+            total = [a + b for a, b in zip(self.groups[number].takes, group.takes, strict=True)]
+            if all(count <= len(c.ranks) for count, c in zip(total, self.classes, strict=True)):
                 yield other
 
     def _least(self, source: Group, destination: Group) -> tuple[Array, Array, Array, Array]:

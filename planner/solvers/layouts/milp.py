@@ -160,15 +160,15 @@ def _edges(columns: Columns) -> Iterator[Rows]:
 
 def _memory(graph: LabelledGraph, columns: Columns) -> Iterator[Rows]:
     """What options and pairs take of each resource, with the workspace, stays within the budget."""
-    held = [(where, taken) for where, taken in zip(columns.nodes, graph.node_memory, strict=False)]
+    held = [(where, usage) for where, usage in zip(columns.nodes, graph.node_memory, strict=False)]
     held += [
-        (columns.edges[edge].ravel(), taken.reshape(-1, len(graph.budget))) for edge, taken in graph.edge_memory.items()
+        (columns.edges[edge].ravel(), usage.reshape(-1, len(graph.budget))) for edge, usage in graph.edge_memory.items()
     ]
     if graph.workspace:
         held.append((columns.workspace, np.diag(_units(graph))))
     for resource, unit in enumerate(_units(graph) if graph.is_limited else ()):
         column = np.concatenate([where for where, _ in held])
-        value = np.concatenate([taken[:, resource] for _, taken in held]) / unit
+        value = np.concatenate([usage[:, resource] for _, usage in held]) / unit
         budget = graph.budget[[resource]] / unit
         yield Rows(np.zeros(len(column), dtype=np.intp), column, value, np.full(1, -np.inf), budget)
 

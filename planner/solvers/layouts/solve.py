@@ -82,8 +82,8 @@ def minimise(graph: LabelledGraph, within: Budget | None = None, gap: float = 0.
         return search.answer()
     search.graph = graph.without_slack_resources()
     search.bound, marginals, met = lagrangian(search.graph, order, free, search.budget)
-    for found in met:
-        search.offer(found)
+    for assignment in met:
+        search.offer(assignment)
     search.solve_cores(marginals)
     return search.answer()
 
@@ -111,11 +111,11 @@ class _Search:
             return bool(np.isposinf(self.bound))
         return self.cost <= self.bound + abs(self.bound) * self.gap + ROUNDING * abs(self.cost)
 
-    def offer(self, found: Assignment) -> None:
-        """Takes ``found`` if it fits and costs less."""
-        cost = self.graph.cost(found)
-        if cost < self.cost and self.graph.fits(found):
-            self.best, self.cost = found, cost
+    def offer(self, assignment: Assignment) -> None:
+        """Takes ``assignment`` if it fits and costs less."""
+        cost = self.graph.cost(assignment)
+        if cost < self.cost and self.graph.fits(assignment):
+            self.best, self.cost = assignment, cost
 
     def solve_cores(self, marginals: tuple[Array, ...]) -> None:
         """Solves cores of more and more options, until the best is proven or time is up."""
@@ -187,7 +187,7 @@ def lagrangian(
     tables = (*graph.node_cost, *graph.edge_cost.values())
     dearest = sum(float(np.max(table, initial=0.0, where=np.isfinite(table))) for table in tables)
     limits = [(0.0, 1e4 * max(dearest, abs(free.cost)))] * len(unit) + [(None, None)]
-    best, found, prices = free.cost, free, np.zeros(len(unit))
+    best, at_best, prices = free.cost, free, np.zeros(len(unit))
     met: dict[Assignment, tuple[float, Array]] = {}
     asked = free
     for _ in range(_ROUNDS):
@@ -203,9 +203,13 @@ def lagrangian(
         asked = eliminate(graph.priced(now), order)
         value = asked.cost - float(now @ graph.budget)
         if value > best:
-            best, found, prices = value, asked, now
+            best, at_best, prices = value, asked, now
         if best > dearest * (1 + 1e-6):
             return float("inf"), tuple(np.full(count, np.inf) for count in graph.num_options), ()
         if -highest.fun <= best + ROUNDING * dearest:
             break
-    return best, tuple(each - float(prices @ graph.budget) for each in found.min_marginals()), (*met, asked.assignment)
+    return (
+        best,
+        tuple(each - float(prices @ graph.budget) for each in at_best.min_marginals()),
+        (*met, asked.assignment),
+    )

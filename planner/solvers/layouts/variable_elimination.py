@@ -87,12 +87,12 @@ class Elimination:
         if np.isinf(self.cost):
             return tuple(np.full(options, np.inf) for options in self._num_options())
         beliefs = _calibrated(self.order, self.tables)
-        found: dict[int, Array] = {}
+        marginals: dict[int, Array] = {}
         for scope, belief in zip(self.order.scopes, beliefs, strict=True):
-            found[scope[-1]] = belief.min(axis=tuple(range(len(scope) - 1)))
+            marginals[scope[-1]] = belief.min(axis=tuple(range(len(scope) - 1)))
         # Components meet nowhere: the least of each other component is added.
-        least = {node: float(marginal.min()) for node, marginal in found.items()}
-        return tuple(found[node] + (self.cost - least[node]) for node in range(len(found)))
+        least = {node: float(marginal.min()) for node, marginal in marginals.items()}
+        return tuple(marginals[node] + (self.cost - least[node]) for node in range(len(marginals)))
 
     def _num_options(self) -> list[int]:
         last = {scope[-1]: table.shape[-1] for scope, table in zip(self.order.scopes, self.tables, strict=True)}
@@ -252,8 +252,8 @@ def _calibrated(order: Order, tables: tuple[Array, ...]) -> list[Array]:
         least = beliefs[parent].min(axis=dropped) if dropped else beliefs[parent]
         passed = tables[index].min(axis=-1)
         place = {node: axis for axis, node in enumerate(scope[:-1])}
-        seen = _aligned(kept, least, place)
+        outside = _aligned(kept, least, place)
         with np.errstate(invalid="ignore"):
-            rest = np.where(np.isinf(passed), np.inf, seen - passed)
+            rest = np.where(np.isinf(passed), np.inf, outside - passed)
         beliefs[index] = tables[index] + rest[..., None]
     return beliefs

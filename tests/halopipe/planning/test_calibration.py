@@ -16,12 +16,12 @@ from halopipe.reports import explain
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from halopipe.terminal.output_files import in_turn
-from planner.check import check
 from planner.costs.calibration.fit import RUNS_KEPT
 from planner.ir.codec import dump, fingerprint, load
 from planner.ir.errors import MissingFileError
 from planner.ir.plan import Plan
 from planner.ir.profile import FORWARD, MESSAGES, Correction, CostClass, Profile
+from tests.oracles.plans import check
 from tests.planner.costs.calibration.test_machine import passes
 from tests.planner.costs.machines import Machine, decision, machine
 from tests.planner.factories import plan_of
@@ -56,7 +56,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def teach(folder: Path, plan: Plan, options: RunOptions | None = None, given: Path | None = None) -> calibration.Lesson:
+def teach(
+    folder: Path, plan: Plan, options: RunOptions | None = None, given: Path | None = None
+) -> calibration.CalibrationUpdate:
     return calibration.teach(plan, folder / "plan.json", given, options or RunOptions(), run(plan))
 
 

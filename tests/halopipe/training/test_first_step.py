@@ -38,7 +38,7 @@ from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from runtime.monitor.activity import Activity
-from runtime.optim.finishing import Finishing
+from runtime.optim.gradient_sync import GradientSync
 from tests.captures import capture
 from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
@@ -176,15 +176,15 @@ def test_what_a_lower_precision_within_rounds_is_accepted_and_said(tmp_path: Pat
 
 
 def test_a_mistake_shows_where_a_lower_precision_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Finishing.run
+    honest = GradientSync.run
 
-    def scaling(self: Finishing) -> Any:
-        for resident in self._residents.values():
-            if "first.weight" in resident.parameters:
-                resident.parameters["first.weight"].grad.mul_(1.001)
+    def scaling(self: GradientSync) -> Any:
+        for local_stage in self._local_stages.values():
+            if "first.weight" in local_stage.parameters:
+                local_stage.parameters["first.weight"].grad.mul_(1.001)
         return honest(self)
 
-    monkeypatch.setattr(Finishing, "run", scaling)
+    monkeypatch.setattr(GradientSync, "run", scaling)
     with pytest.raises(NumericsError, match="the plan does not compute what one device does") as caught:
         checked(plan("within"), tmp_path)
     assert any("values pass through float32" in line for line in caught.value.details)
@@ -325,15 +325,15 @@ def test_gradients_that_part_in_the_captured_graph_are_named_by_layer() -> None:
 def test_what_the_plan_does_wrong_is_named_by_the_layer_nearest_to_the_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Finishing.run
+    honest = GradientSync.run
 
-    def doubling(self: Finishing) -> Any:
-        for resident in self._residents.values():
-            if "first.weight" in resident.parameters:
-                resident.parameters["first.weight"].grad.mul_(2)
+    def doubling(self: GradientSync) -> Any:
+        for local_stage in self._local_stages.values():
+            if "first.weight" in local_stage.parameters:
+                local_stage.parameters["first.weight"].grad.mul_(2)
         return honest(self)
 
-    monkeypatch.setattr(Finishing, "run", doubling)
+    monkeypatch.setattr(GradientSync, "run", doubling)
     with pytest.raises(NumericsError) as caught:
         checked(plan(), tmp_path)
     assert "the captured graph does on one device what the user's module does" in caught.value.details
@@ -405,18 +405,20 @@ def _no_room(path: Path) -> None:
     raise MissingFileError(f"cannot write {path}")
 
 
-def terms(**given: Any) -> opening.Terms:
+def terms(**given: Any) -> opening.JobConfig:
     found = terms_of(Job(plan(), RunOptions(), Path()))
     return replace(found, **given)
 
 
-def agreed(mine: opening.Terms, first: opening.Terms, model: str = "plain_net", seed: int = 0) -> None:
+def agreed(mine: opening.JobConfig, first: opening.JobConfig, model: str = "plain_net", seed: int = 0) -> None:
     """Two ranks compare what they hold; the error of rank 1, which rank 0 raises too."""
     store, errors = dist.HashStore(), {}
 
-    def one(rank: int, each: opening.Terms, captured: Any) -> None:
+    def one(rank: int, each: opening.JobConfig, captured: Any) -> None:
         try:
-            opening._agree(each, opening.Place(rank, 2, store, lambda groups, program: None, Activity()), captured)
+            opening._agree(
+                each, opening.RankContext(rank, 2, store, lambda groups, program: None, Activity()), captured
+            )
         except HalopipeError as error:
             errors[rank] = error
 

@@ -11,12 +11,12 @@ import torch
 from benchmarks.chains import cluster
 from cuda_ops.device import host
 from cuda_ops.device.host import DeviceDescription
-from halopipe.launch.parallelize import Ranks
+from halopipe.launch.parallelize import ScriptRanks
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from halopipe.training import rank_device
-from halopipe.training.rank import Terms, open_rank
-from halopipe.training.rank_device import Seat, device_of, number_here, require_devices, seat_of, seats_of
+from halopipe.training.rank import JobConfig, open_rank
+from halopipe.training.rank_device import DeviceAssignment, device_of, number_here, require_devices, seat_of, seats_of
 from planner.costs.stages.input_pipeline import spare_cores
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.ir.plan import Decision, RankPrediction, Stage
@@ -100,7 +100,7 @@ def test_a_gpu_that_is_not_there_is_named_with_what_is(monkeypatch: pytest.Monke
 
 
 def test_a_process_that_was_given_one_gpu_calls_it_the_first() -> None:
-    seat = Seat(3, "n0/gpu3", 3)
+    seat = DeviceAssignment(3, "n0/gpu3", 3)
     assert number_here(seat, 1, {"LOCAL_RANK": "3"}) == 0
     assert number_here(seat, 1, {}) == 3  # nobody gave it one: the plan's third is missing
     assert number_here(seat, 4, {"LOCAL_RANK": "3"}) == 3
@@ -181,8 +181,8 @@ def test_a_plan_for_boards_is_refused_by_every_way_to_start_it(monkeypatch: pyte
     with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/fpga0"):
         run_plan(there, RunOptions(steps=1))
     with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/fpga0"):  # hp.parallelize, halopipe serve
-        Ranks(there, None, {"device": ""}, None, 60.0, answers=False)
-    terms = Terms(there, lambda _: [])  # hp.execute, torchrun and mpiexec: each rank for itself
+        ScriptRanks(there, None, {"device": ""}, None, 60.0, answers=False)
+    terms = JobConfig(there, lambda _: [])  # hp.execute, torchrun and mpiexec: each rank for itself
     with pytest.raises(MissingDeviceError, match="rank 1 is to run on n0/fpga1"), open_rank(terms, 1, None, None):
         pytest.fail("it was opened")
 

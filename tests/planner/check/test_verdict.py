@@ -14,7 +14,7 @@ from planner.costs.predict import predict
 from planner.ir.cluster import DATASHEET
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Decision, Measured, Placement, Plan, RankPrediction, Stage
-from planner.ir.problem import ALWAYS, NEVER, Problem, Request
+from planner.ir.problem import ALWAYS, LATENCY, NEVER, Problem, Request
 from planner.ir.profile import Optimizer, Profile
 from planner.solvers import solver
 from tests.planner.factories import chain_decision, plan_of
@@ -141,6 +141,13 @@ SPOILS: dict[str, Callable[[], Plan]] = {
 def test_a_spoilt_plan_is_found_out(words: str) -> None:
     faults = check(SPOILS[words](), profile())
     assert any(words in fault for fault in faults), faults
+
+
+def test_a_stream_with_an_action_that_is_none_is_a_fault_and_no_exception() -> None:
+    plan = solver("best-first")(Problem(profile(), 4, objective=LATENCY))
+    assert plan.prediction.sustained_per_s > 0
+    spoilt = decided(plan, program=(("0X0",), *plan.decision.program[1:]))
+    assert any("'0X0' is not an action" in fault for fault in check(spoilt, None))
 
 
 @pytest.mark.parametrize("ranks", [((0,), (1,), (2,)), ((0, 1), (2,), (3, 4))])

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check.recompute import reckon
 from planner.costs.predict import predict, unflushed_step_s
 from planner.costs.pricing import Pricing
 from planner.ir.cluster import DATASHEET, GRADIENT_SUMS, INTERPOLATED, MEASURED, MEMORY, WITHIN_HOST, Collective
@@ -13,7 +12,7 @@ from planner.ir.errors import IllegalProgramError
 from planner.ir.graph import TensorSpec
 from planner.ir.profile import Optimizer, Profile
 from planner.ir.schedule import Action, Op
-from planner.layers.boundary import Boundaries
+from tests.oracles.evaluation import evaluate
 from tests.planner.factories import batch_bytes, chain_decision
 
 
@@ -49,7 +48,7 @@ def test_ranks_of_a_host_that_update_and_copy_gradients_at_once_share_its_memory
         known = replace(profile, cluster=cluster)
         decision = chain_decision(known, (), (2,), (ranks,), ((1,) * len(ranks),))
         prediction, timeline = predict(known, decision)
-        found = reckon(known, decision, Boundaries.of_decision(known.graph, decision).program(decision))
+        found = evaluate(known, decision)
         assert found.step_s == pytest.approx(prediction.step_s, rel=1e-12)
         return sum(s.stop_s - s.start_s for s in timeline.spans if s.rank == 0 and Action.parse(s.action).op is op)
 

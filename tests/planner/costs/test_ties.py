@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check import check
 from planner.costs.pricing import Pricing
 from planner.costs.ties import DRAWS, OWN, Judged, Ties
 from planner.costs.uncertainty import MODEL
@@ -20,6 +19,7 @@ from planner.ir.problem import Problem
 from planner.ir.profile import ONE_DEVICE, PIPELINE, MeasuringProcess, Profile
 from planner.solvers import solver
 from planner.solvers.candidates.choose import FASTEST
+from tests.oracles.plans import check
 from tests.planner.factories import chain_decision
 
 SURE = 0.03

@@ -17,7 +17,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
 from planner.costs.pricing import Pricing
 from planner.costs.simulator.events import run
-from planner.costs.simulator.prices import Prices, prices_of, transfer_bytes
+from planner.costs.simulator.prices import SlotPrices, prices_of, transfer_bytes
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.timeline import Trace
@@ -43,7 +43,7 @@ from tests.planner.shared_hosts import random_plan
 NUM_MICROBATCHES = 16
 
 
-def simulated(profile: Profile, decision: Decision) -> tuple[CompiledProgram, StageCosts, Prices, Trace]:
+def simulated(profile: Profile, decision: Decision) -> tuple[CompiledProgram, StageCosts, SlotPrices, Trace]:
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
     book = PriceBook(profile)
     costs = StageCosts(book, Pricing(book).stages(candidate_of(book.profile.graph, decision)), decision.micro_batches)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.ir.constraints import FAMILIES, Ways, broken, parse_rule
 from planner.ir.errors import HalopipeError, InfeasibleError, UsageError
@@ -21,6 +20,7 @@ from planner.ir.problem import Problem
 from planner.schedules import default_names, traits
 from planner.solvers import baselines, names, solver
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from tests.oracles.plans import check
 from tests.planner.networks import Network, priced, residual, with_running_statistics
 from tests.planner.solvers.instances import random_problem
 from tests.sampling import some

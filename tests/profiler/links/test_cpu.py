@@ -33,12 +33,12 @@ from profiler.links import host_pairs, messages
 from profiler.links.cpu import LinkCosts, groups_of, measure_together, opened
 from profiler.links.host_pairs import CoreCosts, differ
 from profiler.links.host_pairs import _link as link_of
-from profiler.links.messages import LEAST_LAST_BYTES, SIZES, Effort, PeerLink, burst_bytes, most_bent
+from profiler.links.messages import LEAST_LAST_BYTES, SIZES, LinkEffort, PeerLink, burst_bytes, most_bent
 from profiler.measure.child_process import Child, Report
 from runtime.transport import Hub, InProcessTransport
 
 HOSTS = ("n0", "n0", "n1")
-LEAST = Effort(rounds=1, most=1, each_s=1e-4, longest_s=5e-4, stream_s=1e-3, bends=True)
+LEAST = LinkEffort(rounds=1, most=1, each_s=1e-4, longest_s=5e-4, stream_s=1e-3, bends=True)
 
 
 def one_rank(report: Report, rank: int, meeting: str) -> LinkCosts:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.measure import alike
 from profiler.measure.alike import ShorterPass, StandIn, stand_ins_of, time_alike
-from profiler.measure.timing import QUICK, BackwardTimes, Segment, SegmentedPass, run_pass, segments
+from profiler.measure.timing import QUICK, BackwardTimes, LayerSegment, SegmentedPass, run_pass, segments
 from profiler.source.model import LoadedModel
 from profiler.source.parts import model_of
 
@@ -50,13 +50,13 @@ class Net(nn.Module):
 BATCH = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 3
 
 
-def captured(net: nn.Module) -> tuple[Captured, LoadedModel, dict[str, Tensor]]:
+def captured(net: nn.Module) -> tuple[CapturedModule, LoadedModel, dict[str, Tensor]]:
     model = model_of("net", (net, BATCH, nn.functional.cross_entropy))
     graph = capture(model)
     return graph, model, dict(zip(graph.graph.inputs, BATCH, strict=True))
 
 
-def passed(net: nn.Module, **seconds: float) -> tuple[Captured, dict[str, Tensor], dict[str, StandIn]]:
+def passed(net: nn.Module, **seconds: float) -> tuple[CapturedModule, dict[str, Tensor], dict[str, StandIn]]:
     """The stand-ins where every layer takes a second, but for those that take ``seconds``."""
     graph, _, tensors = captured(net)
     parts, runs = segments(graph), list[SegmentedPass]()
@@ -134,7 +134,7 @@ def test_all_are_timed_where_the_sum_is_another_one(monkeypatch: pytest.MonkeyPa
     graph, _, tensors = captured(Net(6))
     asked: list[int] = []
 
-    def timed(parts: list[Segment], *_: object) -> dict[str, alike.LayerTimes]:
+    def timed(parts: list[LayerSegment], *_: object) -> dict[str, alike.LayerTimes]:
         asked.append(len(parts))
         return {part.name: alike.LayerTimes(off, 0.0, 0.0, 0.0, 1, 0.0) for part in parts}
 

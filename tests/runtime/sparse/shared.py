@@ -23,7 +23,7 @@ from planner.sites.balance import random_blocks
 from planner.sites.partition import Level, Load, bisection, block_work, morton
 from runtime.sparse.rules import SharedSites
 from runtime.spatial.exchange import PeerGroup
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchShard
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 
@@ -170,7 +170,7 @@ class Sharing:
                 self.shares,
             )
             shared = SharedSites({"neighbours": "map", "starts": "segments"}, wire)
-            shared.at(MicrobatchSlice(0, 1, 0, 1, sites=given))  # type: ignore[arg-type]
+            shared.at(MicrobatchShard(0, 1, 0, 1, sites=given))  # type: ignore[arg-type]
             form = shared.rule(node_of(target, (*(x for x, _ in tensors.values()), *rest)))
             assert form is not None
             parts = {name: self.part(x, where, me).requires_grad_(leaves) for name, (x, where) in tensors.items()}

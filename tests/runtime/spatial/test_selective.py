@@ -144,7 +144,7 @@ def test_a_core_draws_other_numbers_where_the_second_run_is_not_told(monkeypatch
     """What the tests above rest on: with several micro-batches under way the last one told is another."""
     graph = network("gpt, dropout")[1].graph
     plain = decide(graph, [], (2, 2), schedule="gpipe")
-    monkeypatch.setattr(rooms.Again, "at", lambda self, portion: None)
+    monkeypatch.setattr(rooms.SpanRecompute, "at", lambda self, microbatch_shard: None)
     found = trained(network("gpt, dropout"), selective(graph, plain), 1)
     with pytest.raises(AssertionError):
         assert_equal(found, trained(network("gpt, dropout"), plain, 1))

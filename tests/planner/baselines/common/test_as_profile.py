@@ -9,13 +9,13 @@ from planner.baselines.common import as_profile as clusters
 from planner.baselines.common.as_profile import as_profile
 from planner.baselines.everyday import solve_one_device
 from planner.baselines.pipedream.format import LayerGraph, Node, parse, read
-from planner.check import check
 from planner.ir import codec
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST
 from planner.ir.errors import FormatError, UsageError
 from planner.ir.graph import producer
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
+from tests.oracles.plans import check
 
 PROFILES = Path(__file__).parents[3] / "data" / "profiles"
 NETWORKS = (("pipedream/vgg16", 128), ("pipedream/resnet50", 128), ("pipedream/gnmt", 64), ("sparsepipe/b64_tv", 64))

@@ -13,7 +13,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.pricing import Pricing
 from planner.costs.simulator.contention import execute_shared
 from planner.costs.simulator.events import execute, least_s, run
-from planner.costs.simulator.prices import Flow, Prices, Speeds, Traffic, prices_of, transfer_bytes
+from planner.costs.simulator.prices import Flow, SlotPrices, Speeds, Traffic, prices_of, transfer_bytes
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.timeline import Trace
@@ -27,7 +27,7 @@ from tests.planner.shared_hosts import random_plan
 BANDWIDTH = 1e6
 
 
-def priced(profile: Profile, decision: Decision) -> tuple[CompiledProgram, Prices]:
+def priced(profile: Profile, decision: Decision) -> tuple[CompiledProgram, SlotPrices]:
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
     book = PriceBook(profile)
     costs = StageCosts(book, Pricing(book).stages(candidate_of(book.profile.graph, decision)), decision.micro_batches)
@@ -144,7 +144,7 @@ def test_a_sum_of_gradients_shares_cards_with_messages() -> None:
     decision = chain_decision(profile, (1,), (2,), [(0, 1), (2, 3)], [(1, 1), (1, 1)])
     compiled, prices = priced(profile, decision)
     assert prices.traffic is not None
-    apart = execute(compiled, prices.action_s, prices.transfer_s, prices.wires)
+    apart = execute(compiled, prices)
     trace = run(compiled, prices)
     overlap = apart.released[0] - apart.released[1]
     assert 0 < overlap < 8e-3
@@ -168,7 +168,7 @@ def test_only_programs_that_share_something_have_traffic() -> None:
 def test_where_nothing_is_shared_both_engines_agree_to_the_bit(seed: int, schedule: str) -> None:
     compiled, prices = priced(*random_plan(random.Random(seed), schedule, alone=True))
     wide = Traffic(tuple(Flow(seconds) for seconds in prices.transfer_s) + (Flow(0.0),) * 8, ())
-    plain = execute(compiled, prices.action_s, prices.transfer_s, prices.wires, prices.beside)
+    plain = execute(compiled, prices)
     assert execute_shared(compiled, prices, wide) == plain
 
 
@@ -178,7 +178,7 @@ def test_sharing_takes_time_and_never_gives_any(seed: int, schedule: str) -> Non
     trace = run(compiled, prices)
     assert trace.step_s >= least_s(compiled, prices) * (1 - 1e-12)
     if len(set(prices.wires)) == len(prices.wires):
-        alone = execute(compiled, prices.action_s, prices.transfer_s, prices.wires, prices.beside, prices.sending_s)
+        alone = execute(compiled, prices)
         for mine, theirs in zip((*trace.stops, trace.arrived), (*alone.stops, alone.arrived), strict=True):
             assert all(a >= b * (1 - 1e-12) for a, b in zip(mine, theirs, strict=True))
 

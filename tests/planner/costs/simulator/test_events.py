@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check.recompute import reckon
 from planner.costs.candidate import candidate_of
 from planner.costs.communication.links import Network, transfer_s
 from planner.costs.cost_model import PriceBook
@@ -29,6 +28,7 @@ from planner.layers.boundary import Boundaries
 from planner.passes import lower, validate
 from planner.schedules import positions
 from planner.schedules import schedule as schedule_named
+from tests.oracles.evaluation import evaluate
 from tests.planner.factories import batch_bytes, chain_decision
 
 TINY = 4
@@ -279,7 +279,7 @@ def test_sums_in_shared_memory_hide_behind_no_backward() -> None:
         sum_s = Network(each.cluster).all_reduce_s((0, 1), BUCKET_BYTES)
         assert span.stop_s - span.start_s == pytest.approx(number * sum_s, rel=1e-6)
         predicted = predict(each, decision)[0].step_s
-        assert reckon(each, decision, program_of(each, decision)).step_s == pytest.approx(predicted, rel=1e-9)
+        assert evaluate(each, decision).step_s == pytest.approx(predicted, rel=1e-9)
 
 
 def test_two_sends_of_an_action_to_one_rank_cost_one_latency() -> None:

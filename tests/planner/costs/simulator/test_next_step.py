@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from benchmarks.chains import cluster
-from planner.check import check
-from planner.check.recompute import reckon
 from planner.costs.candidate import candidate_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
@@ -30,6 +28,8 @@ from planner.ir.profile import Profile
 from planner.ir.schedule import Op
 from planner.layers.boundary import Boundaries
 from planner.solvers.best_first import solver as best_first
+from tests.oracles.evaluation import evaluate
+from tests.oracles.plans import check
 from tests.planner.factories import chain_decision, plan_of
 from tests.planner.sparse_networks import classifier, segmenter, sparse_profile
 
@@ -110,7 +110,7 @@ def test_the_checker_counts_waits_alike_and_a_replay_without_noise_is_the_step(s
     profile, decision = decision_of(random.Random(seed))
     prediction, _ = predict(profile, decision)
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
-    found = reckon(profile, decision, program)
+    found = evaluate(profile, decision)
     assert found.step_s == pytest.approx(prediction.step_s, rel=1e-12)
     assert found.peak_bytes == tuple(rank.peak_bytes for rank in prediction.ranks)
     for rank, times in zip(prediction.ranks, found.times, strict=True):

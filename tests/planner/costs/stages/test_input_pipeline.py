@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.chains import cluster
-from planner.check.recompute import reckon
 from planner.costs.candidate import candidate_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
@@ -19,7 +18,7 @@ from planner.ir.profile import PreparationCost, Profile
 from planner.ir.schedule import Action, Op
 from planner.ir.timeline import Timeline
 from planner.layers import prepared_inputs
-from planner.layers.boundary import Boundaries
+from tests.oracles.evaluation import evaluate
 from tests.planner.factories import chain_decision
 from tests.planner.sparse_networks import classifier, segmenter, sparse_profile
 
@@ -38,8 +37,7 @@ def spans(timeline: Timeline, op: Op, rank: int = 0) -> list[tuple[float, float]
 def reckoned(profile: Profile, decision: Decision) -> None:
     """The checker finds the same."""
     prediction, _ = predict(profile, decision)
-    program = Boundaries.of_decision(profile.graph, decision).program(decision)
-    found = reckon(profile, decision, program)
+    found = evaluate(profile, decision)
     assert found.step_s == pytest.approx(prediction.step_s, rel=1e-12)
     assert found.peak_bytes == tuple(rank.peak_bytes for rank in prediction.ranks)
 

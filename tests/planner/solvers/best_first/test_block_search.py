@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from planner.check import check
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
@@ -20,6 +19,7 @@ from planner.ir.profile import Profile
 from planner.layers.tiling import overlap
 from planner.solvers.best_first.solver import solve
 from planner.solvers.candidates.evaluate import Evaluator
+from tests.oracles.plans import check
 from tests.planner.networks import Network, priced
 
 

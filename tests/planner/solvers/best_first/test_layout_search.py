@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from planner.check import check
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import SHARED_MEMORY
@@ -24,6 +23,7 @@ from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import micro_batches, with_options
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import gives_all_work, joins_all_ranks
+from tests.oracles.plans import check
 from tests.planner.networks import mesh_like, plain, priced, residual
 from tests.planner.solvers.laid_out_plans import EVERYTHING, plan_of_candidate
 from tests.sampling import everything, some

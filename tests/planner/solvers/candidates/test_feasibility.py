@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check import check
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
@@ -19,6 +18,7 @@ from planner.ir.profile import Profile
 from planner.solvers import solver
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import cut_positions, may_part_ties
+from tests.oracles.plans import check
 
 APART = tuple(map(parse_rule, ("l1=stage:0", "l3=stage:1")))
 

@@ -10,7 +10,6 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check import check
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.constraints import Ways, broken, parse_rule
@@ -28,6 +27,7 @@ from planner.solvers.ilp.formulas import INFEASIBLE, OPTIMAL, TIME_LIMIT, Progra
 from planner.solvers.ilp.solver import Enumeration, Way, solve
 from planner.solvers.ilp.spans import Instance, prune
 from planner.solvers.progress import SearchProgress
+from tests.oracles.plans import check
 from tests.planner.solvers.instances import branching_problem, plans, random_problem, tied_problem
 from tests.sampling import everything, some
 

@@ -1,4 +1,4 @@
-"""A second, plain account of what a rank holds: one loop over its row, in each action one over the stage's layers.
+"""A second, plain account of what ranks hold (``peaks``): a loop over each row, in each action one over layers.
 
 Follows the same model as ``planner.costs.memory.peak`` (its docstring says what that is) but none of its code; how high
 memory rises in an action is worked out in ``stage_memory``, what one layer saves and needs is a price, and given.
@@ -10,16 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from planner.check.stage_memory import (
-    Holding,
-    Received,
-    Rises,
-    buckets_in,
-    buckets_of,
-    exchanged_sums,
-    readers_of,
-    still_there,
-)
+from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import PAIR_SUM_BYTES, SHARED_MEMORY, STANDING_BYTES
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
@@ -36,11 +27,48 @@ from planner.ir.program import (
 )
 from planner.ir.schedule import ADDS_GRADIENTS, RECEIVE, SEND, Action, Op
 from planner.layers import prepared_inputs
+from planner.layers.boundary import Boundaries
+from tests.oracles.stage_memory import (
+    Holding,
+    Received,
+    Rises,
+    buckets_in,
+    buckets_of,
+    exchanged_sums,
+    readers_of,
+    still_there,
+)
+from tests.oracles.stages import Stages
 
 _COMPUTES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _Like = tuple[int, int, int, int]
 """Of a message: its receiver, its bytes, those of them in a frame, which the next message like it uses again, and of
 clouds, of which no two are alike, the micro-batch."""
+
+
+def peaks(profile: Profile | PriceBook, decision: Decision) -> tuple[int, ...]:
+    """The most bytes that each rank holds in a step of ``decision``, whose program is legal.
+
+    Args:
+        profile: or its prices, looked up before.
+    """
+    book = profile if isinstance(profile, PriceBook) else PriceBook(profile)
+    program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
+    return peaks_of(Stages(book, decision, program))
+
+
+def peaks_of(stages: Stages) -> tuple[int, ...]:
+    """The same of a program's stages."""
+    book, decision, program = stages.book, stages.decision, stages.program
+    times = 2 if decision.prepares_next_step or book.preparations.look_ahead else 1  # this step's, the next one's
+    is_shared = any(len(group) > 1 for group in program.ranks)
+    sites = times * sum(book.preparations.found_bytes(rows, shared=is_shared) for rows in decision.micro_batches)
+    places: dict[int, dict[Action, int]] = {}
+    accounts = (
+        Account(book.profile, decision, program, rank, stages.holding, places, sites)
+        for rank in range(len(program.rows))
+    )
+    return tuple(account.peak_bytes() for account in accounts)
 
 
 @dataclass(slots=True)

@@ -14,13 +14,13 @@ from torch import nn
 from planner.ir.errors import UsageError
 from planner.ir.program import Program
 from planner.ir.schedule import Action, StageGraph
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from runtime.numerics.finite import OnNan
-from runtime.optim.finishing import Finishing, check_finishing
+from runtime.optim.gradient_sync import GradientSync, check_finishing
 from runtime.optim.of_stage import Updates
 from runtime.optim.sharding import GradientBuckets
-from runtime.stage.local_stage import Phase
+from runtime.stage.local_stage import AccumulationStep
 from runtime.transport import InProcessTransport
 from tests.captures import capture
 from tests.runtime.plans import Trained, assert_equal, batch_of, decide, folded, run_ranks, sgd
@@ -42,7 +42,7 @@ def one_thread() -> None:
 
 
 @cache
-def network() -> tuple[LoadedModel, Captured]:
+def network() -> tuple[LoadedModel, CapturedModule]:
     model = tied_model()
     return model, capture(model)
 
@@ -106,10 +106,10 @@ def test_nothing_is_summed_before_the_last_of_several_batches() -> None:
     assert Counting.num_sums == 0
 
 
-def resident(parameters: Mapping[str, nn.Parameter], ranks: tuple[int, ...]) -> SimpleNamespace:
+def local_stage(parameters: Mapping[str, nn.Parameter], ranks: tuple[int, ...]) -> SimpleNamespace:
     """What finishing sees of a stage whose gradients have been summed."""
     updates = Updates(frozenset(), GradientBuckets([], lambda flat: None), None, frozenset())
-    named = {"parameters": parameters, "ranks": ranks, "updates": updates, "phase": Phase()}
+    named = {"parameters": parameters, "ranks": ranks, "updates": updates, "phase": AccumulationStep()}
     return SimpleNamespace(**named, is_finite=lambda *, gradients=True: True)
 
 
@@ -119,9 +119,9 @@ def finish(end: InProcessTransport, gradient: float, **options: object) -> tuple
     for parameter in parameters.values():
         parameter.grad = torch.full_like(parameter, gradient)
     ranks = (0, 1) if end.rank < 2 else (2,)
-    finishing = Finishing({0: resident(parameters, ranks)}, (), end, deadline_s=10.0, **options)
-    finishing.begin()
-    norm = finishing.run()
+    gradient_sync = GradientSync({0: local_stage(parameters, ranks)}, (), end, deadline_s=10.0, **options)
+    gradient_sync.begin()
+    norm = gradient_sync.run()
     return norm, [value for parameter in parameters.values() for value in parameter.grad.tolist()]
 
 
@@ -162,12 +162,12 @@ def test_of_a_norm_that_is_not_finite_all_ranks_know(gradient: float, left: floa
 @pytest.mark.parametrize("bad_rank", [0, 2, 3])
 def test_where_bad_steps_are_skipped_all_ranks_skip_the_same(bad_rank: int) -> None:
     def is_skipped(end: InProcessTransport) -> bool:
-        stage = resident({}, (end.rank,))
+        stage = local_stage({}, (end.rank,))
         stage.is_finite = lambda *, gradients=True: end.rank != bad_rank
-        finishing = Finishing({0: stage}, (), end, on_nan=OnNan.SKIP, deadline_s=10.0)
-        finishing.begin()
-        finishing.run()
-        return finishing.is_spoilt
+        gradient_sync = GradientSync({0: stage}, (), end, on_nan=OnNan.SKIP, deadline_s=10.0)
+        gradient_sync.begin()
+        gradient_sync.run()
+        return gradient_sync.is_spoilt
 
     assert on_ranks(3, is_skipped) == [bad_rank < 3] * 3
 

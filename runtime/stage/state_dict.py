@@ -19,7 +19,7 @@ from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Decision
 from runtime.stage.captured import CapturedModel, attribute
 from runtime.stage.cut import stages_using
-from runtime.stage.local_stage import Resident
+from runtime.stage.local_stage import LocalStage
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from runtime.optim.optimizer_state import StateSource
     from runtime.optim.pass_shards import PassShards
     from runtime.optim.sharding import ParameterSlice
-    from runtime.spatial.parameters import Part
+    from runtime.spatial.parameters import ParameterPart
 
 
-class HeldState:
+class StateDict:
     """Parameters, buffers and optimisers of one rank's stages, and the number of steps that made them.
 
     The engine is one that also takes steps.
 
     Args:
-        residents: the stages of this rank.
+        local_stages: the stages of this rank.
         model, module: as of :class:`runtime.engine.Engine`; of these nothing is kept but what stages use.
         transport: to the other ranks.
         deadline_s: longest wait for them.
@@ -48,17 +48,17 @@ class HeldState:
 
     def __init__(
         self,
-        residents: Mapping[int, Resident],
+        local_stages: Mapping[int, LocalStage],
         decision: Decision,
         model: CapturedModel,
         module: nn.Module,
         transport: Transport,
         deadline_s: float,
     ) -> None:
-        self._residents, self._transport, self._deadline_s = residents, transport, deadline_s
+        self._local_stages, self._transport, self._deadline_s = local_stages, transport, deadline_s
         self.num_steps = 0
-        self.named = named_state(residents, model, module)
-        self._parts, self._sliced = named_parts(residents, self.named), named_slices(residents, self.named)
+        self.named = named_state(local_stages, model, module)
+        self._parts, self._sliced = named_parts(local_stages, self.named), named_slices(local_stages, self.named)
         self._speaks = speakers(model, decision)
         self._unread = unread_state(model, module, self._speaks)
 
@@ -104,54 +104,56 @@ class HeldState:
 
         Where the ranks of a stage divide its optimiser or parameters, all of them have to call this together.
         """
-        found: dict[str, Tensor] = {}
-        for resident in self._residents.values():
-            own = resident.gradients()
-            for name, parameter in resident.parameters.items():
-                part = resident.updates.parts.get(name)
+        by_name: dict[str, Tensor] = {}
+        for local_stage in self._local_stages.values():
+            own = local_stage.gradients()
+            for name, parameter in local_stage.parameters.items():
+                part = local_stage.updates.parts.get(name)
                 if part is not None and part.is_divided:
                     mine = own.get(name)
                     own[name] = self._whole(torch.zeros_like(parameter) if mine is None else mine, part)
-            found |= own
-        return found
+            by_name |= own
+        return by_name
 
     def held_tensors(self) -> list[Tensor]:
         """What stays between steps, but gradients: parameters, buffers and the optimisers' state."""
         held: list[Tensor] = []
-        for resident in self._residents.values():
-            shards = resident.gathered
+        for local_stage in self._local_stages.values():
+            shards = local_stage.gathered
             names = () if shards is None else shards.names
-            held += [each for name, each in resident.parameters.items() if name not in names]
+            held += [each for name, each in local_stage.parameters.items() if name not in names]
             held += [] if shards is None else [part.view for part in shards.slices.values()]
-            held += resident.buffers.values()
-            states = resident.optimizer.state.values() if resident.optimizer is not None else ()
+            held += local_stage.buffers.values()
+            states = local_stage.optimizer.state.values() if local_stage.optimizer is not None else ()
             held += [value for state in states for value in state.values() if isinstance(value, Tensor)]
         return held
 
     @property
     def device(self) -> torch.device:
         """Where the stages are."""
-        tensors = chain.from_iterable((*r.parameters.values(), *r.buffers.values()) for r in self._residents.values())
+        tensors = chain.from_iterable(
+            (*r.parameters.values(), *r.buffers.values()) for r in self._local_stages.values()
+        )
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     def forget_step(self) -> None:
         """Let go of the last step's gradients and losses; each step does so first."""
-        for resident in self._residents.values():
-            resident.reset()
+        for local_stage in self._local_stages.values():
+            local_stage.reset()
 
     def state(self) -> RankState:
         """All that this rank has to save for training to go on, also under another plan; no copies."""
         from runtime.checkpoint.training_state import rank_state  # late: most runs save nothing
 
         named = self.named, self._parts, self._sliced
-        return rank_state(self._residents, *named, self._speaks, self._transport.rank, self.num_steps, self._unread)
+        return rank_state(self._local_stages, *named, self._speaks, self._transport.rank, self.num_steps, self._unread)
 
     def load_state(self, source: StateSource) -> None:
         """Goes on from what was saved, under whatever plan of the same model."""
         from runtime.checkpoint.training_state import load_rank_state
 
         named = self.named, self._parts, self._sliced
-        self.num_steps = load_rank_state(self._residents, *named, source, self._unread)
+        self.num_steps = load_rank_state(self._local_stages, *named, source, self._unread)
 
     def whole_optimizer_state(self) -> dict[str, Any]:
         """What the optimisers of all stages keep, on every rank, by names of parameters; all ranks call this together.
@@ -160,7 +162,7 @@ class HeldState:
         """
         from runtime.optim.whole_state import pieces_of, whole_of
 
-        return whole_of(self._united(pieces_of(HeldState.state(self), self._transport.rank)), self.num_steps)
+        return whole_of(self._united(pieces_of(StateDict.state(self), self._transport.rank)), self.num_steps)
 
     def load_optimizer_state(self, state: Mapping[str, Any]) -> None:
         """Goes on with what :meth:`whole_optimizer_state` gave, under whatever plan of the same model.
@@ -169,18 +171,18 @@ class HeldState:
             UsageError: it is not that, or lacks something.
         """
         from runtime.optim.optimizer_state import load_state
-        from runtime.optim.whole_state import Given
+        from runtime.optim.whole_state import WholeState
 
-        given = Given(state)
-        for resident in self._residents.values():
-            if resident.optimizer is not None:
-                load_state(resident.optimizer, given)
-        self.num_steps = given.num_steps
+        whole_state = WholeState(state)
+        for local_stage in self._local_stages.values():
+            if local_stage.optimizer is not None:
+                load_state(local_stage.optimizer, whole_state)
+        self.num_steps = whole_state.num_steps
 
     def _gathered(self) -> list[PassShards]:
-        return [shards for resident in self._residents.values() if (shards := resident.gathered) is not None]
+        return [shards for local_stage in self._local_stages.values() if (shards := local_stage.gathered) is not None]
 
-    def _whole(self, tensor: Tensor, part: Part | None) -> Tensor:
+    def _whole(self, tensor: Tensor, part: ParameterPart | None) -> Tensor:
         if part is None:
             return tensor
         from runtime.optim.whole_state import gathered  # late: few plans divide parameters
@@ -193,28 +195,28 @@ class HeldState:
         return united(own, self._transport, self._deadline_s)
 
 
-def named_state(residents: Mapping[int, Resident], model: CapturedModel, module: nn.Module) -> dict[str, Tensor]:
+def named_state(local_stages: Mapping[int, LocalStage], model: CapturedModel, module: nn.Module) -> dict[str, Tensor]:
     """What this rank's stages have of the state dict of ``module``, by each of its names, in its order; or parts of it.
 
     Args:
         model: whose parameters and buffers are those of ``module``.
     """
     here: dict[int, Tensor] = {}
-    for resident in residents.values():
-        for name, tensor in (*resident.parameters.items(), *resident.buffers.items()):
+    for local_stage in local_stages.values():
+        for name, tensor in (*local_stage.parameters.items(), *local_stage.buffers.items()):
             here[id(attribute(model.graph_module, name))] = tensor
-    everything = {**module.state_dict(keep_vars=True), **_of_loss(residents, model)}
+    everything = {**module.state_dict(keep_vars=True), **_of_loss(local_stages, model)}
     return {name: here[id(tensor)] for name, tensor in everything.items() if id(tensor) in here}
 
 
-def _of_loss(residents: Mapping[int, Resident], model: CapturedModel) -> dict[str, Tensor]:
+def _of_loss(local_stages: Mapping[int, LocalStage], model: CapturedModel) -> dict[str, Tensor]:
     """What a loss with a state of its own changes: its parameters, and buffers that it writes."""
     behind = attributes_behind(model.graph_module.graph)
     changing = {name for node in model.graph_module.graph.nodes for name in written(node, behind)}
     names = [
         name
-        for resident in residents.values()
-        for name in (*resident.parameters, *(changing & resident.buffers.keys()))
+        for local_stage in local_stages.values()
+        for name in (*local_stage.parameters, *(changing & local_stage.buffers.keys()))
         if name.startswith(LOSS_PREFIX)
     ]
     return {name: attribute(model.graph_module, name) for name in sorted(names)}
@@ -231,24 +233,26 @@ def unread_state(model: CapturedModel, module: nn.Module, speaks: Mapping[str, i
     return {name: value for name, value in own.items() if isinstance(value, Tensor) and id(value) not in read}
 
 
-def named_parts(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) -> dict[str, Part]:
+def named_parts(local_stages: Mapping[int, LocalStage], named: Mapping[str, Tensor]) -> dict[str, ParameterPart]:
     """Of what :func:`named_state` gave, that which not every rank of its stage has all of."""
-    found: dict[int, Part] = {}
-    for resident in residents.values():
-        for name, tensor in (*resident.parameters.items(), *resident.buffers.items()):
-            part = resident.updates.parts.get(name)
+    by_id: dict[int, ParameterPart] = {}
+    for local_stage in local_stages.values():
+        for name, tensor in (*local_stage.parameters.items(), *local_stage.buffers.items()):
+            part = local_stage.updates.parts.get(name)
             if part is not None and part.is_divided:
-                found[id(tensor)] = part
-    return {name: found[id(tensor)] for name, tensor in named.items() if id(tensor) in found}
+                by_id[id(tensor)] = part
+    return {name: by_id[id(tensor)] for name, tensor in named.items() if id(tensor) in by_id}
 
 
-def named_slices(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) -> dict[str, tuple[PassShards, str]]:
+def named_slices(
+    local_stages: Mapping[int, LocalStage], named: Mapping[str, Tensor]
+) -> dict[str, tuple[PassShards, str]]:
     """Of what :func:`named_state` gave, that which ranks have in slices: what has them, and the parameter's name."""
-    found: dict[int, tuple[PassShards, str]] = {}
-    for resident in residents.values():
-        if (shards := resident.gathered) is not None:
-            found.update((id(resident.parameters[name]), (shards, name)) for name in sorted(shards.names))
-    return {name: found[id(tensor)] for name, tensor in named.items() if id(tensor) in found}
+    by_id: dict[int, tuple[PassShards, str]] = {}
+    for local_stage in local_stages.values():
+        if (shards := local_stage.gathered) is not None:
+            by_id.update((id(local_stage.parameters[name]), (shards, name)) for name in sorted(shards.names))
+    return {name: by_id[id(tensor)] for name, tensor in named.items() if id(tensor) in by_id}
 
 
 def speakers(model: CapturedModel, decision: Decision) -> dict[str, int]:

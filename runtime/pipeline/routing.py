@@ -99,7 +99,7 @@ class MessageSlice:
 Wires = dict[Route, tuple[MessageSlice, ...]]
 
 
-class Plumbing:
+class Routing:
     """The wires of ``rank``, by route (source stage, destination stage, micro-batch).
 
     Args:

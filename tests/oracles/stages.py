@@ -11,9 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.check.prices import LaidOut, LayerPrices
-from planner.check.slices import Sliced
-from planner.check.stage_memory import Holding
 from planner.check.structure import has_layouts, samples_of
 from planner.costs.communication.links import shares_memory
 from planner.costs.cost_model import PriceBook
@@ -23,11 +20,14 @@ from planner.ir.plan import Decision, Size, TokenSlice, samples_in
 from planner.ir.program import Program
 from planner.layers import throughout_sites
 from planner.layers.recomputed import layers_in_order
+from tests.oracles.prices import LaidOut, LayerPrices
+from tests.oracles.slices import Sliced
+from tests.oracles.stage_memory import Holding
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """By layer, as in :class:`planner.check.stage_memory.Holding`."""
+    """By layer, as in :class:`tests.oracles.stage_memory.Holding`."""
 
     kept: Sequence[float] = ()
     same: Sequence[float] = ()

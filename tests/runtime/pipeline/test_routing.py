@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from planner.ir.box import Box, Interval
-from runtime.pipeline.messages import add_up, assemble, slices
+from runtime.pipeline.routing import add_up, assemble, slices
 
 F64 = torch.float64
 

@@ -1,4 +1,4 @@
-"""A second, plain evaluation of a program: what each action lasts, when it runs, and what is held meanwhile.
+"""A second, plain evaluation of a decision: what each action lasts, when it runs, and what is held meanwhile.
 
 Prices of layers and links are those of the cost model (``prices``); sums over layers, ranks and micro-batches are made
 here, the order of events in ``events`` and memory in ``memory``, with none of the simulator's code.
@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.check.action_times import ActionTimes
-from planner.check.events import Spans, Step
-from planner.check.memory import Account
-from planner.check.stages import Stages
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Decision
 from planner.ir.profile import Profile
 from planner.ir.program import Program
 from planner.ir.schedule import COMPUTE, RECEIVE, SEND, Action, Op
+from planner.layers.boundary import Boundaries
+from tests.oracles.action_times import ActionTimes
+from tests.oracles.events import Spans, Step
+from tests.oracles.memory import peaks_of
+from tests.oracles.stages import Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Reckoning:
+class Evaluation:
     """The step, the most that each rank holds, and where its time goes.
 
     Attributes:
@@ -57,8 +58,8 @@ class Reckoning:
         return lost_s / (self.step_s * len(used)) if used and self.step_s > 0 else 0.0
 
 
-def reckon(profile: Profile | PriceBook, decision: Decision, program: Program) -> Reckoning:
-    """Evaluates a legal program.
+def evaluate(profile: Profile | PriceBook, decision: Decision) -> Evaluation:
+    """Of a decision whose program is legal.
 
     Args:
         profile: or its prices, looked up before.
@@ -68,21 +69,17 @@ def reckon(profile: Profile | PriceBook, decision: Decision, program: Program) -
         HalopipeError: the profile lacks a measurement.
     """
     book = profile if isinstance(profile, PriceBook) else PriceBook(profile)
+    program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
     stages = Stages(book, decision, program)
     plain = ActionTimes(stages)
-    places: dict[int, dict[Action, int]] = {}
-    ranks = range(len(program.rows))
-    times, found_bytes = 2 if plain.is_prepared else 1, book.preparations.found_bytes  # this step's, the next one's
-    sites = times * sum(found_bytes(rows, shared=plain.shares_sites) for rows in decision.micro_batches)
-    accounts = (Account(book.profile, decision, program, rank, stages.holding, places, sites) for rank in ranks)
-    peaks = tuple(account.peak_bytes() for account in accounts)
     step = Step(book.network, program, plain.action_s, plain.summed, plain.next_step(), plain.meetings())
     step_s = step.seconds()
-    spent = tuple(times_of(program, step.spans, step_s, plain.exchanged_s, step.left_s))
+    times = tuple(times_of(program, step.spans, step_s, plain.exchanged_s, step.left_s))
     sums = [sum_of_gradients_s(program.rows[rank], spans) for rank, spans in enumerate(step.spans)]
-    messages_s = max((each.communication_s - last for each, (_, last) in zip(spent, sums, strict=True)), default=0.0)
-    on_chip = tuple(stages.on_chip_bytes(rank) for rank in ranks)
-    return Reckoning(step_s, peaks, on_chip, spent, max((longest for longest, _ in sums), default=0.0), messages_s)
+    messages_s = max((rank.communication_s - last for rank, (_, last) in zip(times, sums, strict=True)), default=0.0)
+    on_chip = tuple(stages.on_chip_bytes(rank) for rank in range(len(program.rows)))
+    longest_s = max((longest for longest, _ in sums), default=0.0)
+    return Evaluation(step_s, peaks_of(stages), on_chip, times, longest_s, messages_s)
 
 
 def times_of(

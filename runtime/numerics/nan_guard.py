@@ -6,7 +6,7 @@
 
 Ranks so wait for nobody before an update, and no message is sent for it.  Where they meet before the update anyway, to
 clip gradients, or have to, as updates may be left out, they agree there
-(:class:`runtime.optim.finishing.Finishing`).
+(:class:`runtime.optim.gradient_sync.GradientSync`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch import Tensor
 from planner.ir.errors import NotFiniteError
 from runtime.monitor.activity import Activity
 from runtime.monitor.waits import BETWEEN, START
-from runtime.numerics.finite import Examiner, OnNan, Report, all_finite, explained, kind_of
-from runtime.optim.finishing import Finishing
-from runtime.pipeline.executor import BAD, NOTHING, Asking
+from runtime.numerics.finite import Examiner, NanReport, OnNan, all_finite, explained, kind_of
+from runtime.optim.gradient_sync import GradientSync
+from runtime.pipeline.executor import BAD, NOTHING, Vote
 from runtime.pipeline.microbatches import Batch
-from runtime.stage.local_stage import Resident
+from runtime.stage.local_stage import LocalStage
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class GuardedStep:
     """A training step that is over, with what it takes to run it again.
 
     What was made of the batch is not among that: of clouds these are maps, for which memory would be wanted twice while
@@ -60,52 +60,52 @@ class Ran:
     bad: tuple[str, ...] = ()
 
 
-class Guard:
+class NanGuard:
     """Of one rank.
 
     Args:
-        residents: the stages of this rank.
+        local_stages: the stages of this rank.
         loss: the value that is the loss.
         layers: in the order of forward.
         where: a rank in words, from its number and a layer.
-        again: runs a step once more.
-        asking: what ranks tell each other when a step begins.
+        rerun: runs a step once more.
+        vote: what ranks tell each other when a step begins.
     """
 
     def __init__(
         self,
         on_nan: OnNan,
-        residents: Mapping[int, Resident],
-        finishing: Finishing,
+        local_stages: Mapping[int, LocalStage],
+        gradient_sync: GradientSync,
         transport: Transport,
         activity: Activity,
         deadline_s: float,
         loss: str,
         layers: Iterable[str],
         where: Callable[[int, str], str],
-        again: Callable[[Ran], object],
-        asking: Asking,
+        rerun: Callable[[GuardedStep], object],
+        vote: Vote,
     ) -> None:
-        self.on_nan, self._residents, self._finishing = on_nan, residents, finishing
+        self.on_nan, self._local_stages, self._gradient_sync = on_nan, local_stages, gradient_sync
         self._transport, self._activity, self._deadline_s = transport, activity, deadline_s
         self._loss, self._order = loss, {name: place for place, name in enumerate(layers)}
-        self._where, self._again, self._asking = where, again, asking
+        self._where, self._rerun, self._vote = where, rerun, vote
         self._written = [
             tensor
-            for each in residents.values()
+            for each in local_stages.values()
             for name, tensor in each.buffers.items()
             if name in each.program.mutated
         ]
-        self._untold: Ran | None = None
+        self._untold: GuardedStep | None = None
         self._num_left_out = 0
         self._was_spoilt = False
 
     def begin(self) -> list[Tensor]:
         """Call when a step begins; gives what is to be put back where its update is left out."""
-        self._was_spoilt = self._finishing.is_spoilt
+        self._was_spoilt = self._gradient_sync.is_spoilt
         return [tensor.clone() for tensor in self._written] if self.on_nan is OnNan.SKIP else []
 
-    def judge(self, ran: Ran) -> str:
+    def judge(self, guarded: GuardedStep) -> str:
         """Call when a step is over.
 
         Returns:
@@ -114,22 +114,22 @@ class Guard:
         Raises:
             NotFiniteError: on all ranks, where they know already that the step ends the job.
         """
-        finishing = self._finishing
+        gradient_sync = self._gradient_sync
         if self.on_nan is OnNan.IGNORE or self._was_spoilt:
             return ""
-        if not finishing.is_agreed:
-            is_bad = finishing.is_spoilt or (ran.loss is not None and not math.isfinite(ran.loss))
-            self._untold, self._asking.is_bad = self._with_names(ran) if is_bad else ran, is_bad
+        if not gradient_sync.is_agreed:
+            is_bad = gradient_sync.is_spoilt or (guarded.loss is not None and not math.isfinite(guarded.loss))
+            self._untold, self._vote.is_bad = self._with_names(guarded) if is_bad else guarded, is_bad
             return ""
-        if not finishing.is_spoilt:
+        if not gradient_sync.is_spoilt:
             return ""
-        ran = self._with_names(ran)
+        guarded = self._with_names(guarded)
         if self.on_nan is OnNan.STOP:
-            raise self._explained(ran)
-        self._put_back(ran)
+            raise self._explained(guarded)
+        self._put_back(guarded)
         self._num_left_out += 1
-        error = self._explained(ran, runs_again=self._num_left_out <= _MOST_EXPLAINED)
-        self._put_back(ran)
+        error = self._explained(guarded, runs_again=self._num_left_out <= _MOST_EXPLAINED)
+        self._put_back(guarded)
         return error.title
 
     def settle(self, step: int) -> None:
@@ -142,15 +142,15 @@ class Guard:
             return
         self._activity.begin(START)
         self._activity.step, self._activity.deadline_s = step, self._deadline_s
-        agreed = self._transport.barrier(self._deadline_s, BAD if self._asking.is_bad else NOTHING)
+        agreed = self._transport.barrier(self._deadline_s, BAD if self._vote.is_bad else NOTHING)
         self._activity.begin(BETWEEN)
         self.heard(agreed)
 
     def heard(self, agreed: int) -> None:
         """The others' word has come.  Raises as :meth:`settle`."""
-        ran, self._untold, self._asking.is_bad = self._untold, None, False
-        if agreed == BAD and ran is not None:
-            raise self._explained(ran)
+        guarded, self._untold, self._vote.is_bad = self._untold, None, False
+        if agreed == BAD and guarded is not None:
+            raise self._explained(guarded)
 
     def require_finite(self, state: RankState, named: Mapping[str, Tensor], step: int) -> None:
         """Raises :class:`NotFiniteError` where what is to be saved after ``step`` is not.
@@ -164,7 +164,7 @@ class Guard:
             return
         from runtime.checkpoint.state import MODEL  # late, as all that saves
 
-        buffers = (tensor for each in self._residents.values() for tensor in each.buffers.values())
+        buffers = (tensor for each in self._local_stages.values() for tensor in each.buffers.values())
         fixed = {id(tensor) for tensor in buffers} - {id(tensor) for tensor in self._written}
         masks = {MODEL + name for name, tensor in named.items() if id(tensor) in fixed}
         held = {key: tensor for key, tensor in state.tensors.items() if key not in masks}
@@ -178,47 +178,47 @@ class Guard:
         )
 
     @torch.no_grad()
-    def _put_back(self, ran: Ran) -> None:
-        for tensor, before in zip(self._written, ran.kept, strict=True):
+    def _put_back(self, guarded: GuardedStep) -> None:
+        for tensor, before in zip(self._written, guarded.kept, strict=True):
             tensor.copy_(before)
 
-    def _with_names(self, ran: Ran) -> Ran:
+    def _with_names(self, guarded: GuardedStep) -> GuardedStep:
         """With the parameters whose gradients are not finite, while these are there."""
-        stages = [each.optimizer for each in self._residents.values() if each.optimizer is not None]
+        stages = [each.optimizer for each in self._local_stages.values() if each.optimizer is not None]
         gradients = {name: tensor.grad for each in stages for name, tensor in each.tensors.items()}
-        return replace(ran, bad=tuple(name for name, each in gradients.items() if kind_of(each)))
+        return replace(guarded, bad=tuple(name for name, each in gradients.items() if kind_of(each)))
 
-    def _explained(self, ran: Ran, *, runs_again: bool = True) -> NotFiniteError:
+    def _explained(self, guarded: GuardedStep, *, runs_again: bool = True) -> NotFiniteError:
         """Where it first appeared; all ranks call this together."""
         rank = self._transport.rank
-        own = Report(rank, ran.loss, ran.bad)
+        own = NanReport(rank, guarded.loss, guarded.bad)
         if runs_again:
-            own = self._examined(ran, own)
+            own = self._examined(guarded, own)
         reports = [own]
         if not own.trouble:
             from runtime.optim.whole_state import united  # late: most runs have no such step
 
-            told = united({f"rank {rank}": own.encoded()}, self._transport, self._deadline_s)
-            reports = sorted(map(Report.decoded, told.values()), key=lambda each: each.rank)
-        return explained(ran.number + 1, reports, self._loss, self._order, self._where)
+            by_rank = united({f"rank {rank}": own.encoded()}, self._transport, self._deadline_s)
+            reports = sorted(map(NanReport.decoded, by_rank.values()), key=lambda each: each.rank)
+        return explained(guarded.number + 1, reports, self._loss, self._order, self._where)
 
-    def _examined(self, ran: Ran, own: Report) -> Report:
+    def _examined(self, guarded: GuardedStep, own: NanReport) -> NanReport:
         """``own`` with what this rank finds when the step is run again, which updates nothing."""
-        examiner, residents = Examiner(own.rank), self._residents.values()
-        self._finishing.spoil()
-        for each in residents:
+        examiner, local_stages = Examiner(own.rank), self._local_stages.values()
+        self._gradient_sync.spoil()
+        for each in local_stages:
             each.forget_gradients()  # the examiner looks for the first micro-batch that spoils one
             each.program.examine(examiner)
             if each.gathered is not None:
                 each.gathered.stay(True)  # the examiner looks at parameters before operators do
         try:
-            self._again(ran)
+            self._rerun(guarded)
         except Exception as error:  # noqa: BLE001  # that the step is bad is known, and must be told whatever comes
             return replace(own, trouble=f"it could not be run again: {type(error).__name__}: {error}")
         finally:
             examiner.close()
-            for each in residents:
+            for each in local_stages:
                 each.program.examine(None)
                 if each.gathered is not None:
                     each.gathered.stay(False)
-        return replace(own, origins=tuple(examiner.found))
+        return replace(own, origins=tuple(examiner.origins))

@@ -33,7 +33,7 @@ from planner.ir.graph import Graph, Layer, producer
 from planner.ir.plan import Decision
 from planner.layers import kind
 from planner.layers.division import Division, LayerDivision, divides
-from runtime.pipeline.messages import cuts_of, narrowed
+from runtime.pipeline.routing import cuts_of, narrowed
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
 from runtime.transport.base import exchange_key
@@ -41,14 +41,14 @@ from runtime.transport.base import exchange_key
 
 def depends(value: Any) -> bool:
     """Whether an argument is, or holds, an integer that the graph computes."""
-    found: list[bool] = []
+    computed: list[bool] = []
 
     def look(node: fx.Node) -> fx.Node:
-        found.append(_is_integer(node))
+        computed.append(_is_integer(node))
         return node
 
     fx.map_arg(value, look)
-    return any(found)
+    return any(computed)
 
 
 def evaluate(value: Any, sizes: Mapping[str, int]) -> Any:
@@ -57,16 +57,16 @@ def evaluate(value: Any, sizes: Mapping[str, int]) -> Any:
     Args:
         sizes: by placeholder, the number of samples included.
     """
-    known: dict[fx.Node, Any] = {}
+    values: dict[fx.Node, Any] = {}
 
     def number(node: fx.Node) -> Any:
-        if node not in known:
+        if node not in values:
             if node.op == "placeholder":
-                known[node] = sizes[str(node.target)]
+                values[node] = sizes[str(node.target)]
             else:
                 function: Any = node.target
-                known[node] = function(*fx.map_arg(node.args, number), **fx.map_arg(node.kwargs, number))
-        return known[node]
+                values[node] = function(*fx.map_arg(node.args, number), **fx.map_arg(node.kwargs, number))
+        return values[node]
 
     return fx.map_arg(value, number)
 
@@ -83,7 +83,7 @@ InputIndex = int | tuple[int | None, ...] | None
 
 
 @dataclass(eq=False)
-class Step:
+class LayerShard:
     """One layer on this rank, for one number of samples.
 
     Attributes:
@@ -133,14 +133,14 @@ class Step:
 
     def exchange(self, index: int) -> Exchange:
         """How this rank gets what it needs of an input, as far as it lies inside the tensor."""
-        found = self._exchanges.get(index)
-        if found is None:
+        cached = self._exchanges.get(index)
+        if cached is None:
             name, value = self.layer.name, self.layer.inputs[index]
             held, wanted = self.whole.held(value), self.whole.wanted(name, index)
-            found = self._exchanges[index] = self.wire.exchange(
+            cached = self._exchanges[index] = self.wire.exchange(
                 held, wanted, self.whole.moves(name, index), self.key(index)
             )
-        return found
+        return cached
 
     def key(self, number: int) -> int | None:
         """Names exchange ``number`` of the layer: of its inputs, then that of statistics; even, and below 2**30."""
@@ -153,20 +153,20 @@ class Step:
         return redistribute(x, self.exchange(index))
 
 
-def gathered(step: Step, arguments: dict[str, Any]) -> dict[str, Any]:
+def gathered(shard: LayerShard, arguments: dict[str, Any]) -> dict[str, Any]:
     """``arguments``, in which every value of the graph covers what the part needs of it.
 
     Exchanges run in the order of the layer's inputs, which is the same on every rank.
     """
-    found = dict(arguments)
-    for name, index in step.inputs_of.items():
+    operands = dict(arguments)
+    for name, index in shard.inputs_of.items():
         if isinstance(index, int):
-            found[name] = step.get(index, arguments[name])
+            operands[name] = shard.get(index, arguments[name])
         elif index is not None:
-            found[name] = [
-                each if at is None else step.get(at, each) for at, each in zip(index, arguments[name], strict=True)
+            operands[name] = [
+                each if at is None else shard.get(at, each) for at, each in zip(index, arguments[name], strict=True)
             ]
-    return found
+    return operands
 
 
 def group_of(layer: LayerDivision, ranks: tuple[int, ...], position: int) -> tuple[int, ...]:
@@ -181,7 +181,7 @@ def group_of(layer: LayerDivision, ranks: tuple[int, ...], position: int) -> tup
 
 def groups_in(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
     """All groups of a plan that combine something, each once."""
-    found: dict[tuple[int, ...], None] = {}
+    combining: dict[tuple[int, ...], None] = {}
     for number, stage in enumerate(decision.stages):
         if not divides(decision, number, graph):
             continue
@@ -189,8 +189,8 @@ def groups_in(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
         for layer in division.layers.values():
             if kind(layer.layer.kind).REDUCTION:
                 groups = (group_of(layer, stage.ranks, position) for position in range(len(stage.ranks)))
-                found |= dict.fromkeys(group for group in groups if len(group) > 1)
-    return tuple(found)
+                combining |= dict.fromkeys(group for group in groups if len(group) > 1)
+    return tuple(combining)
 
 
 def _keys(layer: LayerDivision) -> list[object]:
@@ -206,7 +206,7 @@ def _keys(layer: LayerDivision) -> list[object]:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class NodeCall:
     """How one node is called, worked out once.
 
     Attributes:
@@ -224,22 +224,22 @@ class Call:
     integers: Mapping[str, Any]
 
     @classmethod
-    def of(cls, node: fx.Node, layer: Layer, value_of_node: Mapping[str, str]) -> Call:
+    def of(cls, node: fx.Node, layer: Layer, value_of_node: Mapping[str, str]) -> NodeCall:
         """The call of ``node``, of ``layer``; ``value_of_node`` says which values nodes are, by name."""
         schema = schema_of(node.target)
-        known = () if schema is None else tuple(schema.arguments)
-        names = tuple(argument.name for argument in known) or tuple(f"argument_{k}" for k in range(len(node.args)))
-        keywords = frozenset(argument.name for argument in known if argument.kwarg_only)
-        defaults = {argument.name: argument.default_value for argument in known if argument.has_default_value()}
-        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-        places = _Places(layer, value_of_node)
-        inputs = {name: places.of(value) for name, value in given.items()}
+        parameters = () if schema is None else tuple(schema.arguments)
+        names = tuple(argument.name for argument in parameters) or tuple(f"argument_{k}" for k in range(len(node.args)))
+        keywords = frozenset(argument.name for argument in parameters if argument.kwarg_only)
+        defaults = {argument.name: argument.default_value for argument in parameters if argument.has_default_value()}
+        arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        places = _InputPlaces(layer, value_of_node)
+        inputs = {name: places.of(value) for name, value in arguments.items()}
         return cls(
             names,
             keywords,
             defaults,
             {name: index for name, index in inputs.items() if index is not None},
-            {name: value for name, value in given.items() if depends(value)},
+            {name: value for name, value in arguments.items() if depends(value)},
         )
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class Call:
         return call
 
 
-class _Places:
+class _InputPlaces:
     """Which inputs of a layer the nodes are that it reads, in the order in which it reads them."""
 
     def __init__(self, layer: Layer, value_of_node: Mapping[str, str]) -> None:
@@ -270,8 +270,8 @@ class _Places:
         if isinstance(value, fx.Node):
             return self._index(value)
         if isinstance(value, (list, tuple)) and any(isinstance(each, fx.Node) for each in value):
-            found = tuple(self._index(each) if isinstance(each, fx.Node) else None for each in value)
-            return found if any(index is not None for index in found) else None
+            indices = tuple(self._index(each) if isinstance(each, fx.Node) else None for each in value)
+            return indices if any(index is not None for index in indices) else None
         return None
 
     def _index(self, node: fx.Node) -> int | None:
@@ -345,10 +345,10 @@ def global_places(places: Tensor, local: Sequence[int], starts: Sequence[int], e
         local: extents of the part.
         starts: where the part begins.
     """
-    found = torch.zeros_like(places)
+    flat = torch.zeros_like(places)
     step = 1
     for length, start, extent in reversed(list(zip(local, starts, extents, strict=True))):
-        found += (places % length + start) * step
+        flat += (places % length + start) * step
         places = places // length
         step *= extent
-    return found
+    return flat

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.check.prices import QUANTITIES, LayerPrices
 from planner.costs.layers.token_slices import SliceTable
 from planner.costs.shards.option import Reading
 from planner.ir.graph import Layer
+from tests.oracles.prices import QUANTITIES, LayerPrices
 
 
 @dataclass(frozen=True, eq=False)

