@@ -38,7 +38,7 @@ from planner.transformers.search import TIE
 from planner.transformers.step import BUBBLE, GRADIENTS, SENDS
 
 if TYPE_CHECKING:
-    from planner.solvers.candidates.candidate import Candidate
+    from planner.costs.candidate import Candidate
 
 _MOST_BYTES = 16 * 2**20
 _FULL = 0.9
@@ -255,7 +255,7 @@ def _require_room(profile: Profile, ways: ParallelDegrees, micro_batch: Sequence
 
 def _candidate(profile: Profile, ways: ParallelDegrees, count: int) -> Candidate:
     """What the way makes of the network, in ``count`` micro-batches."""
-    from planner.solvers.candidates.candidate import Candidate, Recomputes
+    from planner.costs.candidate import Candidate, Recomputes
     from planner.transformers.placement import degree_of, groups_of, placements, schedule_of
 
     size, placed = ways.micro_batch * ways.data, placements(profile.graph, ways)

@@ -171,10 +171,10 @@ def _unflushed(plan: Plan, profile: Profile, prediction: Prediction) -> str:
     """What a long run without a flush would take, of a schedule that needs none."""
     if plan.decision.schedule not in names() or traits(plan.decision.schedule).synchronous:
         return ""
-    from planner.costs.cost_model import PriceBook
     from planner.costs.predict import unflushed_step_s
+    from planner.costs.pricing import Pricing
 
-    step_s = unflushed_step_s(PriceBook(plan.inputs.as_seen(profile)), plan.decision)
+    step_s = unflushed_step_s(Pricing.of(plan.inputs.as_seen(profile)), plan.decision)
     less = units.percent(1 - step_s / prediction.step_s)
     return f"Without the flush between steps a step would take {units.seconds(step_s)}, {less} less"
 

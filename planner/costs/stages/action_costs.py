@@ -29,13 +29,11 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import Array, SizeTable, before, layers_of, span
 from planner.costs.stages.gradient_overlap import exposed_s
-from planner.costs.stages.placement import StagePlacement, placements
+from planner.costs.stages.placement import StagePlacement
 from planner.costs.stages.stage_sums import exchange_s
 from planner.ir.cluster import GRADIENT_SUMS, Evidence
 from planner.ir.plan import Size, TokenSlice, samples_in
 from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, RECEIVE, Action, Op
-
-__all__ = ["PriceBook", "StageCosts", "StagePlacement", "placements"]
 
 
 @dataclass(slots=True, eq=False)

@@ -26,6 +26,7 @@ from math import prod
 
 import numpy as np
 
+from planner.costs.candidate import Candidate
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.layers.shards import part_of
 from planner.costs.shards.device_mesh import factorisations, layout_on
@@ -46,7 +47,7 @@ from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget
-from planner.solvers.candidates.candidate import Candidate, group_shares, micro_batches, pools
+from planner.solvers.candidates.candidate import group_shares, micro_batches, pools
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator

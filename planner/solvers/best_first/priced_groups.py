@@ -10,6 +10,7 @@ from itertools import chain
 
 import numpy as np
 
+from planner.costs.candidate import Recomputes, again_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.shared_bound import SharedBound
@@ -23,14 +24,7 @@ from planner.layers.recomputed import cores_by_index
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts, Numbers
 from planner.solvers.best_first.search_space import Freedom
-from planner.solvers.candidates.candidate import (
-    Pool,
-    Recomputes,
-    again_of,
-    all_shares,
-    group_shares,
-    site_shares,
-)
+from planner.solvers.candidates.candidate import Pool, all_shares, group_shares, site_shares
 from planner.solvers.candidates.feasibility import usable
 
 _ROUNDING = 1e-9

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.memory.memory_bound import kept_by
 from planner.ir.constraints import CutDegrees
 from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.schedules import traits
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts
-from planner.solvers.candidates.candidate import Candidate, Recomputes
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import (
     mixing_layers,

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.constraints import CutDegrees, parse_rule
@@ -19,7 +20,7 @@ from planner.solvers.best_first.layout_search import beyond_samples, left_out, w
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.warm_start import SearchStart
 from planner.solvers.budget import Budget
-from planner.solvers.candidates.candidate import Candidate, micro_batches, with_options
+from planner.solvers.candidates.candidate import micro_batches, with_options
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import gives_all_work, joins_all_ranks
 from tests.oracles.plans import check
