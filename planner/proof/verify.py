@@ -87,9 +87,9 @@ class ProofAccount:
         each = [self.stage(group, size) for group in self.space.groups(devices, recompute, size)]
         if not each:
             return np.full((4, len(last)), inf)
-        *lows, most = zip(*each, strict=True)
+        (*lows, most), rest = zip(*each, strict=True), self.rest(size, left, devices)
         stage = LeastCost._make([*map(np.minimum.reduce, lows), np.maximum.reduce(most)])
-        return np.asarray(self.labels(stage, size, left, devices, last, self.space.inside).min(axis=2))
+        return np.asarray(self.labels(stage, size, rest, last, self.space.inside).min(axis=2))
 
     def stage(self, group: ProofGroup, size: int) -> LeastCost:
         """Stages of the group, by first and last cut."""
@@ -97,11 +97,11 @@ class ProofAccount:
             self._stages[group, size] = self.prices.stage(group, size)
         return self._stages[group, size]
 
-    def labels(self, stage: LeastCost, size: int, left: Counts, devices: Counts, last: Numbers, inside: Flags) -> Array:
-        """``[4, ...]`` of stages that end at ``last``, with the best that may follow; infinite from the claim on."""
+    def labels(self, stage: LeastCost, size: int, rest: Array, last: Numbers, inside: Flags) -> Array:
+        """``[4, ...]`` of stages that end at ``last``, with ``rest`` behind; infinite from the claim on."""
         count, is_end = len(self.space.micro_batches(size)), last == self.space.last
         linked, returns = (self.space.meeting[2:, last] > 0) & ~is_end
-        trip, end, total, free = np.where(is_end, 0.0, self.rest(size, left, devices)[:, last])
+        trip, end, total, free = np.where(is_end, 0.0, rest[:, last])
         trip = stage.head + np.where(returns, trip, 0.0) + stage.back
         late = np.where(returns, stage.head + end + stage.back, 0.0)
         end = np.maximum.reduce([stage.work, late, np.ceil(count / np.maximum(stage.window, 1)) * trip])
@@ -153,7 +153,7 @@ class ProofAccount:
                     _, there, _, back, *_ = self.prices.messages(ends, shares, size, facts[:2])
                     start = np.maximum(start, np.where(facts[2] > 0, prefix.done_s[s] + there, 0.0))
                     upstream = np.maximum(upstream, np.where(facts[3] > 0, back + prefix.after_s[s], 0.0))
-                _, end, total, free = self.labels(stage, size, left, devices, last, np.array(True))
+                _, end, total, free = self.labels(stage, size, self.rest(size, left, devices), last, np.array(True))
                 tail = np.maximum(stage.tail, upstream)
                 bound_s = np.maximum.reduce([free, start + np.maximum(end + tail, total)])
                 own_s = start + np.maximum(stage.work + tail, stage.all_work + stage.tail)

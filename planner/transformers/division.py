@@ -203,27 +203,26 @@ class DivisionSearch:
         room = self._room(label.used, label.seat)
         if room is None:
             return
-        place, used = room
         window, last = label.stages + 1, label.stages == 0
         left = self.shape.layers - label.blocks
         if self.stages is None or window == self.stages:
-            yield from self._numbers(label, seat, place, used, -1, (left,))
+            yield from self._numbers(label, seat, room, -1, (left,))
         if self.stages is not None and window == self.stages:
             return
         behind = left - (1 if self.stages is None else self.stages - window)
         most = min(behind, self._most_blocks(label.seat, window, False, last))
         for before in range(len(self.seats)):
-            yield from self._numbers(label, seat, place, used, before, range(1, most + 1))
+            yield from self._numbers(label, seat, room, before, range(1, most + 1))
 
     def _numbers(
         self,
         label: _Label,
         seat: StageSeat,
-        place: GpuRange,
-        used: tuple[int, ...],
+        room: tuple[GpuRange, tuple[int, ...]],
         before: int,
         numbers: Sequence[int],
     ) -> Iterator[tuple[_Label, float]]:
+        place, used = room
         window, last, first = label.stages + 1, label.stages == 0, before < 0
         hop_s = 0.0
         if not first:

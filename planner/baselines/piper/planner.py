@@ -107,33 +107,34 @@ def search(
     try:
         for each in lattices if degrees else []:
             kept = _kept(each, Room.of(instance, machine, each, high, degrees).hopeful)
-            best, high = _on_lattice(instance, machine, kept, degrees, best, high, out_of_time, fractional)
+
+            def sweep(of: Sequence[int], below: float, lattice: Lattice = kept) -> Sweep:
+                return Sweep(instance, machine, lattice, tuple(of), out_of_time, below, fractional)
+
+            best, high = _on_lattice(sweep, degrees, best, high)
     except TimeoutError:
         return best, min(high, _work_bound(instance, machine))
     return best, high if lattice is not None else min(high, _work_bound(instance, machine))
 
 
 def _on_lattice(
-    instance: PiperInstance,
-    machine: Machine,
-    lattice: Lattice,
-    degrees: Sequence[int],
-    best: LatticeStages | None,
-    high: float,
-    out_of_time: Callable[[], bool],
-    fractional: bool,
+    sweep: Callable[[Sequence[int], float], Sweep], degrees: Sequence[int], best: LatticeStages | None, high: float
 ) -> tuple[LatticeStages | None, float]:
-    """A better plan than ``best`` whose stages end in ideals of ``lattice``, and its value; else both as they are."""
+    """A better plan than ``best`` whose stages end in ideals of one lattice, and its value; else both as they are.
 
-    def sweep(of: Sequence[int]) -> Sweep:
-        return Sweep(instance, machine, lattice, tuple(of), out_of_time, high, fractional)
-
+    Args:
+        sweep: over the stages of some tensor degrees that take less than a time.
+    """
     for degree in degrees:
-        cuts = sweep([degree]).smallest()
+        of_degree = sweep([degree], high)
+        cuts = of_degree.smallest()
         if cuts:
-            best = LatticeStages(lattice, cuts)
+            best = LatticeStages(of_degree.lattice, cuts)
             high = best.value
-    return _halve(sweep(degrees), best, _work_bound(instance, machine), high) if len(degrees) > 1 else (best, high)
+    if len(degrees) < 2:
+        return best, high
+    of_all = sweep(degrees, high)
+    return _halve(of_all, best, _work_bound(of_all.instance, of_all.machine), high)
 
 
 def _halve(sweep: Sweep, best: LatticeStages | None, low: float, high: float) -> tuple[LatticeStages | None, float]:

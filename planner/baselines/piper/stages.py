@@ -164,7 +164,7 @@ class IdealCosts:
             time,
             crossing_bytes=crossing,
             parameter_bytes=self.parameter_bytes[above] - self.parameter_bytes[below],
-            extra=self._extra(below, above, *in_flight, most, fractional),
+            extra=self._extra(below, above, in_flight, most, fractional),
         )
 
     def _stages(self, room: Room, first: int, last: int) -> tuple[Ints, Ints, Floats]:
@@ -182,9 +182,9 @@ class IdealCosts:
         crossing = self._incoming[block][above] + self._outgoing[below] - shared[above, below]
         return below, above + first, crossing
 
-    def _extra(self, below: Ints, above: Ints, fewest: Ints, largest: Ints, most: int, fractional: bool) -> Floats:
-        """See ``IdealPairs.extra``; each pair is asked for ``fewest`` to ``largest`` in flight."""
-        extra = np.full((len(below), most + 1), inf)
+    def _extra(self, below: Ints, above: Ints, in_flight: tuple[Ints, Ints], most: int, fractional: bool) -> Floats:
+        """See ``IdealPairs.extra``; ``in_flight``: the fewest and the most that each pair is asked for."""
+        extra, (fewest, largest) = np.full((len(below), most + 1), inf), in_flight
         a, b = (self.fast[above] - self.fast[below]).T
         left = np.arange(len(below))
         for y in range(1, most + 1):

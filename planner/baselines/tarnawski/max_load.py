@@ -47,9 +47,24 @@ from numpy.typing import NDArray
 
 from planner.baselines.common.ideals import Bools, Ints, Lattice, bits_of, chain_of
 from planner.baselines.tarnawski.format import Blocks, Floats
-from planner.solvers.budget import check_time
+from planner.solvers.budget import Budget, check_time
 
 Singles = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TarnawskiDevices:
+    """What there is to place on.
+
+    Attributes:
+        memory_bytes: of each accelerator.
+        budget: when it is over, the best so far is the answer.
+    """
+
+    accelerators: int
+    cpus: int
+    memory_bytes: float
+    budget: Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +223,7 @@ def lower_bound(blocks: Blocks, accelerators: int, cpus: int) -> float:
 
 
 def search(
-    blocks: Blocks,
-    loads: Loads,
-    accelerators: int,
-    cpus: int,
-    start: DeviceChain | None,
-    bound: float,
-    out_of_time: Callable[[], bool],
+    blocks: Blocks, loads: Loads, devices: TarnawskiDevices, start: DeviceChain | None, bound: float
 ) -> tuple[DeviceChain | None, float]:
     """The best chain and the bound that is proved; equal (within ``SAME``) unless time ran out.
 
@@ -223,13 +232,14 @@ def search(
         bound: proved before.
     """
     anything = float(blocks.accelerator_ms.sum() + blocks.cpu_ms.sum()) + 2 * sum(cost for _, cost in blocks.values)
+    accelerators, cpus = devices.accelerators, devices.cpus
     best, low = start, bound
     high = best.value if best else anything * (1 + SAME)
     step = 0
     try:
         while best is None or low < high * (1 - SAME):
             limit = high if best is None else high * (1 - SAME) if step % 3 == 0 else (low + high) / 2
-            chain = Walk(blocks, loads, accelerators, cpus, limit, out_of_time).chain()
+            chain = Walk(blocks, loads, accelerators, cpus, limit, devices.budget.ends).chain()
             step += 1
             if chain is not None:
                 best = along(blocks, loads.memory_bytes, accelerators, cpus, chain)

@@ -36,7 +36,6 @@ same with one variable for sending and one for receiving.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -59,33 +58,19 @@ from planner.baselines.tarnawski.max_load import (
     SAME,
     DeviceChain,
     Loads,
+    TarnawskiDevices,
     direct,
     lower_bound,
     search,
 )
 from planner.ir.errors import UnknownNameError, UsageError
-from planner.solvers.budget import Budget, part_of_current
+from planner.solvers.budget import part_of_current
 
 if TYPE_CHECKING:
     import pulp
 
 _MOST_CELLS = 60_000_000
 """Numbers that the tables over all ideals may have."""
-
-
-@dataclass(frozen=True, slots=True)
-class TarnawskiDevices:
-    """What there is to place on.
-
-    Attributes:
-        memory_bytes: of each accelerator.
-        budget: when it is over, the best so far is the answer.
-    """
-
-    accelerators: int
-    cpus: int
-    memory_bytes: float
-    budget: Budget
 
 
 def solve(
@@ -156,7 +141,7 @@ def _over_ideals(instance: TarnawskiInstance, coloured: Coloured, devices: Tarna
     start, _ = _on_chain(blocks, devices, depth_first(coloured))
     loads = Loads.of(blocks, lattice, devices.memory_bytes)
     bound = lower_bound(blocks, devices.accelerators, devices.cpus)
-    chain, bound = search(blocks, loads, devices.accelerators, devices.cpus, start, bound, devices.budget.ends)
+    chain, bound = search(blocks, loads, devices, start, bound)
     return _answer(instance, blocks, chain, bound)
 
 
@@ -184,7 +169,7 @@ def _on_chain(blocks: Blocks, devices: TarnawskiDevices, order: Sequence[int]) -
         chain = direct(loads, devices.accelerators, devices.cpus)
         return chain, chain.value if chain else inf
     bound = lower_bound(blocks, devices.accelerators, devices.cpus)
-    return search(blocks, loads, devices.accelerators, devices.cpus, None, bound, devices.budget.ends)
+    return search(blocks, loads, devices, None, bound)
 
 
 def _single(instance: TarnawskiInstance, devices: TarnawskiDevices) -> RivalAnswer:

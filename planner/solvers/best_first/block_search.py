@@ -246,7 +246,7 @@ class _Parting:
             sized, whole = self.prices.sized(index), book.tables.columns(device, self.size)[:, index]
             share = whole * (prod(extents) / max(1, prod(sized.work.shape)))
             name, part, all_of_it = sized.layer.name, part_of(sized, extents), part_of(sized, sized.work.shape)
-            estimate = self.prices.parts.estimate(device, name, self.size, part, all_of_it, share)
+            estimate = self.prices.parts.estimate(device, name, (self.size, part), all_of_it, share)
             self._seconds[index, extents] = float(estimate[0])
         return self._seconds[index, extents]
 

@@ -13,9 +13,10 @@ from planner.baselines.common.answer import INFEASIBLE, OPTIMAL, TIME_LIMIT
 from planner.baselines.common.ideals import Ideals, lattice_of
 from planner.baselines.tarnawski import format as dnn_partitioning
 from planner.baselines.tarnawski.format import TarnawskiInstance, TarnawskiNode, blocks_of, depth_first
-from planner.baselines.tarnawski.max_load import Loads, direct, lower_bound, search, value_of
+from planner.baselines.tarnawski.max_load import Loads, TarnawskiDevices, direct, lower_bound, search, value_of
 from planner.baselines.tarnawski.planner import VARIANTS, load_of, solve
 from planner.ir.errors import UnknownNameError, UsageError
+from planner.solvers.budget import Budget
 from tests.planner.peers.placements import best_load, in_order, random_instance
 
 DATA = Path(__file__).parents[3] / "data"
@@ -143,8 +144,9 @@ def test_the_walk_finds_what_the_table_of_all_pairs_has(seed: int, training: boo
     lattice = lattice_of(Ideals.of(blocks.successors), 10_000)
     assert lattice is not None
     loads = Loads.of(blocks, lattice, instance.memory_bytes)
+    devices = TarnawskiDevices(a, c, instance.memory_bytes, Budget(inf))
     plain = direct(loads, a, c)
-    found, bound = search(blocks, loads, a, c, None, lower_bound(blocks, a, c), endless)
+    found, bound = search(blocks, loads, devices, None, lower_bound(blocks, a, c))
     assert (found is None) == (plain is None)
     if found is None or plain is None:
         assert bound == inf
