@@ -13,7 +13,7 @@ from planner.costs.layers.cost_table import Run, TiedParameter
 from planner.costs.layers.token_slices import SAVED, WORKSPACE
 from planner.costs.shards.option import Option
 from planner.costs.stages.blocks import stage_cost_in_blocks
-from planner.costs.stages.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayoutPrices
+from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import LayerBytes, StageCost, stage_cost
 from planner.costs.stages.stage_sums import Again, with_recompute
 from planner.ir.cluster import INTERPOLATED
@@ -202,28 +202,18 @@ def slice_cost(book: PriceBook, kind: str, layers: Sequence[int], size: TokenSli
     table = book.slices.table(kind, size)
     costs, received = table.costs[:, chosen], table.received[chosen]
     seconds = costs[:SAVED].sum(axis=1)
-    backward, of_input = with_recompute(seconds[BACKWARD], seconds[BACKWARD_INPUT], seconds[FORWARD] * recompute)
+    forward, backward, of_input, of_weight = seconds.tolist()
+    backward, of_input = with_recompute(backward, of_input, forward * recompute)
     parameters = np.diff(book.tables.graph.parameter_bytes)[chosen]
-    update = float(np.diff(book.tables.parameters(kind).update_s)[chosen].sum())
-    accumulate = float(np.diff(book.accumulate_s(kind, shared=False))[chosen].sum())
     kept = float(costs[SAVED].sum() + received.sum())
     one = np.array([1.0])
     return StageCost(
-        forward_s=seconds[FORWARD] * one,
-        backward_s=backward * one,
-        backward_input_s=of_input * one,
-        backward_weight_s=seconds[BACKWARD_WEIGHT] * one,
-        paced_forward_s=float(seconds[FORWARD]),
-        paced_backward_s=float(backward),
-        paced_backward_input_s=float(of_input),
-        paced_backward_weight_s=float(seconds[BACKWARD_WEIGHT]),
-        paced_update_s=update,
-        paced_accumulate_s=accumulate,
+        compute_s=((forward,), (backward,), (of_input,), (of_weight,)),
+        accumulate_s=(float(np.diff(book.accumulate_s(kind, shared=False))[chosen].sum()),),
         exchange_forward_s=0.0,
         exchange_backward_s=0.0,
+        update_s=float(np.diff(book.tables.parameters(kind).update_s)[chosen].sum()),
         reduction_s=0.0,
-        update_s=update * one,
-        accumulate_s=accumulate * one,
         saved_bytes=(float(received.sum()) if recompute else kept) * one,
         transient_bytes=(float(costs[SAVED].sum()) if recompute else 0.0) * one,
         workspace_bytes=float(costs[WORKSPACE].max(initial=0.0)) * one,
@@ -240,7 +230,6 @@ def slice_cost(book: PriceBook, kind: str, layers: Sequence[int], size: TokenSli
             np.zeros((len(chosen), 1)),
         ),
         standing_bytes=np.zeros(1),
-        moved_bytes=0.0,
         evidence=weakest((INTERPOLATED, *(book.tables.at(kind, size.samples).evidence[at] for at in chosen))),
     )
 
