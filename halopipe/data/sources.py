@@ -110,7 +110,7 @@ class LoaderData:
     repeats = True
 
     def __init__(self, loader: Iterable[Any], seed: int, form: BatchPytree, global_batch: int) -> None:
-        self._found, self._seed, self._form = loader, seed, form
+        self._loader, self._seed, self._form = loader, seed, form
         self.origin = f"{form.call} gave batches in epochs ({type(loader).__name__})"
         self.length = self._samples(global_batch)
 
@@ -118,7 +118,7 @@ class LoaderData:
         with self._form.told():
             self._begin(start.epoch)
             with drawing(self._seed, start.epoch):
-                iterator = iter(self._found)
+                iterator = iter(self._loader)
             number = 0
             while True:
                 with drawing(self._seed, start.epoch, number):
@@ -130,7 +130,7 @@ class LoaderData:
                     yield self._form.item(item)
 
     def _samples(self, global_batch: int) -> int:
-        loader = self._found
+        loader = self._loader
         if not isinstance(loader, DataLoader) or loader.drop_last or loader.batch_size != global_batch:
             return 0
         try:
@@ -139,7 +139,7 @@ class LoaderData:
             return 0
 
     def _begin(self, epoch: int) -> None:
-        loader: Any = self._found
+        loader: Any = self._loader
         batches = getattr(loader, "batch_sampler", None)
         owners: tuple[Any, ...] = loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)
         for owner in {id(each): each for each in (*owners, getattr(loader, "dataset", None))}.values():

@@ -181,7 +181,7 @@ class Execution:
                 self._watched = None
         if self.followed is not None and self._engine.has_updated:
             self.followed.updated()
-        return replace(result, loss=self._told(result.loss))
+        return replace(result, loss=self._loss_on_all(result.loss))
 
     def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "", outputs: Sequence[str] = ()) -> Score:
         """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
@@ -396,7 +396,7 @@ class Execution:
                 ["load after an update, or before the first step"],
             )
 
-    def _told(self, loss: float | None) -> float:
+    def _loss_on_all(self, loss: float | None) -> float:
         """The loss, which some ranks know, on all of them."""
         consumer = self._consumer
         is_mine = loss is not None and self.rank == consumer.loss_rank
