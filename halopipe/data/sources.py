@@ -78,6 +78,17 @@ class ExampleData:
             yield self.pair
 
 
+def _drawn(iterator: Iterator[Any], seed: int, start: Position) -> Iterator[Any]:
+    """The batches of an epoch from ``start`` on; what each draws depends on its number and the epoch alone."""
+    for number in count():
+        with drawing(seed, start.epoch, number):
+            item = next(iterator, _END)
+        if item is _END:
+            return
+        if number >= start.batches:
+            yield item
+
+
 class StreamData:
     """An iterator: one epoch; asked again, the factory is called again."""
 
@@ -92,13 +103,7 @@ class StreamData:
         with self._form.told():
             iterator = self._make() if self._first is None else self._first
             self._first = None
-            for number in count():
-                with drawing(self._seed, start.epoch, number):
-                    item = next(iterator, _END)
-                if item is _END:
-                    return
-                if number >= start.batches:
-                    yield self._form.item(item)
+            yield from map(self._form.item, _drawn(iterator, self._seed, start))
 
 
 class LoaderData:
@@ -119,15 +124,7 @@ class LoaderData:
             self._begin(start.epoch)
             with drawing(self._seed, start.epoch):
                 iterator = iter(self._loader)
-            number = 0
-            while True:
-                with drawing(self._seed, start.epoch, number):
-                    item = next(iterator, _END)
-                if item is _END:
-                    return
-                number += 1
-                if number > start.batches:
-                    yield self._form.item(item)
+            yield from map(self._form.item, _drawn(iterator, self._seed, start))
 
     def _samples(self, global_batch: int) -> int:
         loader = self._loader
