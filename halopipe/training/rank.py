@@ -152,6 +152,7 @@ class OpenedRank:
 
     engine: Engine
     consumer: Consumer
+    activity: Activity
     meet: Callable[[], object] = str
 
     def gather(self) -> None:
@@ -350,7 +351,7 @@ class Rank:
             spare_core=context.spare_core,
             gives_way=context.gives_way,
         )
-        return OpenedRank(engine, consumer, context.meet)
+        return OpenedRank(engine, consumer, context.activity, context.meet)
 
     @contextlib.contextmanager
     def limited(self, limit_bytes: int) -> Iterator[None]:
