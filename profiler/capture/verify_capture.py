@@ -82,7 +82,7 @@ def require_same_loss(traced: TracedModel, model: LoadedModel) -> frozenset[str]
             by_graph = _graph_result(traced, model, tensors, samples)
         except UnsupportedModelError:  # a condition under which it was captured
             continue
-        _require_alike(traced, expected.loss, by_graph.loss, traced.given(tensors, samples))
+        _require_alike(traced, expected.loss, by_graph.loss, traced.graph_inputs(tensors, samples))
     return frozenset(idle)
 
 
@@ -157,7 +157,7 @@ def correct_dtypes(traced: TracedModel, model: LoadedModel) -> None:
     torch's shapes of composite operators cast where the operators themselves do not.
     """
     samples, tensors = _example(traced, model)
-    graph_inputs = traced.given(tensors, samples)
+    graph_inputs = traced.graph_inputs(tensors, samples)
     with kept_state(*model.stateful), model.precision():
         _Correcting(traced.module).run(*graph_inputs.values())
 
@@ -171,7 +171,7 @@ def evaluation_fault(traced: TracedModel, model: LoadedModel) -> str:
     if any(draws_in_any_mode(node) for node in traced.module.graph.nodes):
         return ""
     samples, tensors = _example(traced, model)
-    graph_inputs = traced.given(tensors, samples)
+    graph_inputs = traced.graph_inputs(tensors, samples)
 
     def loss() -> Tensor:
         with model.precision():
@@ -234,7 +234,7 @@ def module_loss(model: LoadedModel, tensors: Iterable[Tensor], *, calm: bool = F
     calmed = _calm(model) if calm else nullcontext()
     with kept_state(*model.stateful), calmed:
         torch.manual_seed(0)
-        return model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
+        return model.loss_of_prepared(values[: len(model.inputs)], values[len(model.inputs) :])
 
 
 def _module_result(model: LoadedModel, tensors: Mapping[str, Tensor]) -> _Result:
@@ -252,7 +252,7 @@ def _loss_of(model: LoadedModel, values: Sequence[Tensor]) -> Tensor:
             step reaches; what it computes may be alike by chance.
     """
     before = drawn_so_far()
-    loss = model.loss_of_taken(tuple(values[: len(model.inputs)]), tuple(values[len(model.inputs) :]))
+    loss = model.loss_of_prepared(tuple(values[: len(model.inputs)]), tuple(values[len(model.inputs) :]))
     for who, was, is_now in zip(("the random module", "numpy.random"), before, drawn_so_far(), strict=True):
         if was != is_now:
             raise UnsupportedModelError(
@@ -305,7 +305,7 @@ def _graph_result(
 ) -> _Result:
     def loss_of(batch: Mapping[str, Tensor]) -> Tensor:
         with model.precision():
-            loss: Tensor = traced.module(*traced.given(batch, samples).values())
+            loss: Tensor = traced.module(*traced.graph_inputs(batch, samples).values())
             return loss
 
     try:
