@@ -38,6 +38,7 @@ from planner.schedules import positions, schedule
 from profiler import load_model
 from profiler.capture.graph import capture
 from runtime import Engine
+from runtime.monitor.activity import Activity
 from runtime.numerics.finite import OnNan
 from runtime.stage.captured import CapturedModel
 from runtime.transport import Transport
@@ -140,7 +141,7 @@ class Ours:
     def opened(self, deadline_s: float) -> OpenedRank:
         """The engine as a rank of a job has it."""
         decision, model, _, transport = self._ends
-        return OpenedRank(self.engine, consumer_of(decision, model, transport, deadline_s))
+        return OpenedRank(self.engine, consumer_of(decision, model, transport, deadline_s), Activity())
 
     def step(self) -> None:
         """One training step; the engine waits for the others itself."""

@@ -51,17 +51,17 @@ class AheadSource:
 
     def take(self) -> Batch | None:
         is_first = self._next is None
-        batch, self.position = self._next or self._taken()
+        batch, self.position = self._next or self._read_next()
         if batch is None:
             return None
         if is_first:
             self._expect(batch)
-        self._next = self._taken()
+        self._next = self._read_next()
         if self._next[0] is not None:
             self._expect(self._next[0])
         return batch
 
-    def _taken(self) -> tuple[Batch | None, Any]:
+    def _read_next(self) -> tuple[Batch | None, Any]:
         return self._source.take(), self._source.position
 
 

@@ -141,7 +141,7 @@ class Agreement:
         sample = f", sample {slot} of the batch" if self.slots > 1 else ""
         wrong = [name for name, is_wrong in zip(self.names, differs, strict=True) if is_wrong]
         details = [
-            f"{where}{sample}, {name}: {_told(digests[:, place].tolist())}"
+            f"{where}{sample}, {name}: {_digests_text(digests[:, place].tolist())}"
             for place, (name, is_wrong) in enumerate(zip(self.names, differs, strict=True))
             if is_wrong
         ]
@@ -155,7 +155,7 @@ def _joined(tensors: Sequence[Tensor]) -> int:
     return digests[0] if len(digests) == 1 else digest(torch.tensor(digests))
 
 
-def _told(digests: Sequence[int]) -> str:
+def _digests_text(digests: Sequence[int]) -> str:
     """``ranks 0, 2 read 5f3a12bc, rank 1 read 99ab0c1d``."""
     ranks: dict[int, list[int]] = {}
     for rank, value in enumerate(digests):

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.launch.job_environment import JobRank, job_rank
 from halopipe.launch.torchrun import job_stores
 from halopipe.planning.measure import no_model
@@ -37,7 +36,7 @@ from halopipe.training.optimizer_spec import (
 from halopipe.training.rank import JobConfig, Load, open_rank
 from halopipe.training.rank_device import DEVICES
 from halopipe.training.script_values import ScriptValues
-from halopipe.training.session import Execution, Tensors
+from halopipe.training.session import Execution, Tensors, users_module
 from halopipe.training.single_device import parameters_of
 from halopipe.training.watched_steps import KeptModel, WatchedSteps
 from planner.ir.errors import UsageError
@@ -179,9 +178,8 @@ def joined(
         kept = KeptModel.of(config, prepared, check=check) if rank == 0 else None  # before parameters are moved
         opened = own.open(prepared)
         watched = WatchedSteps(config, own.context, opened, kept) if check else None
-        user = _users(prepared.model.module)
         leave = stack.pop_all().close
-        return Execution(opened, user, leave, config, own.context.activity, prepared.model.batch, watched)
+        return Execution(opened, prepared.model, leave, config, watched)
 
 
 def _job(plan: Plan) -> JobRank:
@@ -210,7 +208,7 @@ def loaded_of_script(
     own = cast("TrainedLoss", made.loss_fn)  # of what a factory gives, ``load_model`` makes one
     function = own.function if loss_fn is None else loss_fn
     if example is not None:
-        return _of_example(_users(made.module), example, None if function is own_loss else function)
+        return _of_example(users_module(made.module), example, None if function is own_loss else function)
     if model is not None and made.clouds is not None:
         prepared: Any = made.module
         model = type(prepared)(model, prepared.recipe)
@@ -220,11 +218,6 @@ def loaded_of_script(
 def _of_example(model: nn.Module, example: Any, loss_fn: Callable[..., Any] | None) -> LoadedModel:
     has_targets = example[1] is not None and not (isinstance(example[1], (tuple, list)) and not example[1])
     return model_of("the example", (model, example if loss_fn is not None or has_targets else example[0], loss_fn))
-
-
-def _users(module: nn.Module) -> nn.Module:
-    """The user's own module."""
-    return module.user_module if isinstance(module, PreparedNetwork) else module
 
 
 def _maker(plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, scheduler: Any) -> MakeOptimizer:

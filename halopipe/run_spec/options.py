@@ -61,7 +61,7 @@ class OptionSpec:
         kind: ``path``: a file or folder, kept as absolute; ``metrics``: the same, perhaps behind ``tb:``; ``factory``:
             the name of one may begin with a path; ``size``: bytes, written such as ``2GiB``; ``duration``: seconds,
             written such as ``10min``; ``interval``: a number of steps, or text: a duration, or ``auto``; ``word``: a
-            flag (True), which one of ``words`` may follow.
+            flag (True), which one of ``choices`` may follow.
     """
 
     help: str
@@ -72,7 +72,7 @@ class OptionSpec:
     least: float | None = None
     most: float | None = None
     kind: str = ""
-    words: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
 
 
 def option(default: Any, help: str = "", metavar: str = "", panel: str = "", **others: Any) -> Any:
@@ -172,7 +172,7 @@ class RunOptions:
         "free",
         LOSSES,
         kind=WORD,
-        words=REPLAN,
+        choices=REPLAN,
     )
     patience_s: float = option(
         0.0,
@@ -240,7 +240,7 @@ class RunOptions:
         "auto",
         CHECKPOINTS,
         kind=WORD,
-        words=RESUME,
+        choices=RESUME,
     )
     resume_step: int = option(-1)
     restarts: int = option(

@@ -30,7 +30,6 @@ from planner.ir.plan import Decision
 from runtime import checkpoint
 from runtime.checkpoint.folders import complete_path
 from runtime.checkpoint.state import Number, RankState, joined
-from runtime.monitor.activity import Activity
 from runtime.pipeline.executor import NOTHING, SAVE, STOP
 
 if TYPE_CHECKING:
@@ -68,14 +67,13 @@ class Checkpoints:
         opened: OpenedRank,
         seed: int,
         history: tuple[int, float],
-        activity: Activity,
         end: EndRequest,
     ) -> None:
         engine, consumer = opened.engine, opened.consumer
         transport, decision = consumer.transport, consumer.decision
         self._folder, self._accumulate, self._steps = options.checkpoint, options.accumulate, options.steps
         self._last = engine.num_steps
-        self._engine, self._rank, self._activity, self._end = engine, transport.rank, activity, end
+        self._engine, self._rank, self._activity, self._end = engine, transport.rank, opened.activity, end
         self._fingerprints, self._seed, self._decision = fingerprints_of(consumer.graph), seed, decision
         self._times = SaveTimes.of(options, len(set(hosts_of(decision))), *history)
         self._has_history = options.checkpoint_every == AUTO_INTERVAL

@@ -78,7 +78,7 @@ def _in_the_graph(config: JobConfig, model: LoadedModel, captured: CapturedModul
         draw.at(MicrobatchShard(number, rows, 0, rows))
         run = _SketchingRun(model_graph, draw)
         with nullcontext() if model.autocast is None else torch.autocast(inputs[0].device.type, model.autocast):
-            loss = run.run(*_given(model_graph, rows, (*inputs, *targets)))
+            loss = run.run(*_graph_inputs(model_graph, rows, (*inputs, *targets)))
         loss.backward()
         for direction, values in (("forward", run.values), ("backward", dict(reversed(run.gradients.items())))):
             for value, sketch in values.items():
@@ -148,7 +148,7 @@ class _SketchingRun(fx.Interpreter):
         return made
 
 
-def _given(model: CapturedModel, rows: int, tensors: Sequence[Tensor]) -> Iterator[Any]:
+def _graph_inputs(model: CapturedModel, rows: int, tensors: Sequence[Tensor]) -> Iterator[Any]:
     """What the placeholders of the graph stand for, in their order."""
     named: Mapping[str, Tensor] = dict(zip(model.graph.inputs, tensors, strict=True))
     for node in model.graph_module.graph.nodes:

@@ -75,7 +75,7 @@ class JobConfig:
 
     Attributes:
         answers: whether ranks give what the module's output is made of (:meth:`runtime.engine.Engine.stream`).
-        said: the same as text, where a rank may have been told otherwise than rank 0; compared by name.
+        spelled: the same as text, where a rank may have been told otherwise than rank 0; compared by name.
     """
 
     plan: Plan
@@ -87,7 +87,7 @@ class JobConfig:
     deadline_s: float = 120.0
     compiler: Compiler | None = None
     transport: str = ""
-    said: Mapping[str, str] = field(default_factory=dict)
+    spelled: Mapping[str, str] = field(default_factory=dict)
     on_nan: OnNan = OnNan.STOP
     answers: bool = False
 
@@ -152,6 +152,7 @@ class OpenedRank:
 
     engine: Engine
     consumer: Consumer
+    activity: Activity
     meet: Callable[[], object] = str
 
     def gather(self) -> None:
@@ -240,7 +241,7 @@ def open_rank(
 def _watch(config: JobConfig) -> SlowWatch:
     """What finds slow ranks; where the job computes otherwise than the profile measured, by their first steps."""
     plan, planned = config.plan, config.plan.inputs.model.dtype
-    alike = not config.compiler and config.said.get("dtype", planned) == planned
+    alike = not config.compiler and config.spelled.get("dtype", planned) == planned
     return SlowWatch(plan.decision, plan.prediction if alike else replace(plan.prediction, ranks=()))
 
 
@@ -350,7 +351,7 @@ class Rank:
             spare_core=context.spare_core,
             gives_way=context.gives_way,
         )
-        return OpenedRank(engine, consumer, context.meet)
+        return OpenedRank(engine, consumer, context.activity, context.meet)
 
     @contextlib.contextmanager
     def limited(self, limit_bytes: int) -> Iterator[None]:
@@ -401,7 +402,7 @@ def _agree(config: JobConfig, context: RankContext, captured: CapturedModule) ->
             "clip_norm": f"{config.clip_norm:g}",
             "accumulate": str(config.accumulate),
             "on_nan": config.on_nan.value,
-            **config.said,
+            **config.spelled,
         },
         "weights": {name: _digest(tensor) for name, tensor in _state(captured).items()},
     }

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import runtime.pipeline.microbatches
 from cuda_ops.sampling.sampler import SampledGraph
 from cuda_ops.sparse.nn.tensor import SparseTensor
+from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.data.ahead import Announced, Upcoming
 from halopipe.data.batch_sources import COMPARING, Agreement, Consumer, agreement_of
 from halopipe.data.factories import BatchPytree, Item, Pair
@@ -34,10 +35,9 @@ from planner.ir.graph import LOSS_PREFIX
 from planner.ir.profile import Profile
 from profiler.source.clouds import samples_first
 from profiler.source.graphs import raw_of
-from profiler.source.structure import BatchStructure
+from profiler.source.model import LoadedModel
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
-from runtime.monitor.activity import Activity
 from runtime.numerics.compare import NumericsReport
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
@@ -58,6 +58,11 @@ Of a sparse network the inputs are a SparseTensor, and targets one a sample or o
 were given in; or all has samples first, padded: coordinates, features and counts, and the targets.  Of a graph network
 they are a SampledGraph, or seeds and draws.
 """
+
+
+def users_module(module: nn.Module) -> nn.Module:
+    """The user's own, where a sparse network is given what is prepared of its batches."""
+    return module.user_module if isinstance(module, PreparedNetwork) else module
 
 
 class Execution:
@@ -85,20 +90,19 @@ class Execution:
     def __init__(
         self,
         opened: OpenedRank,
-        model: nn.Module,
+        model: LoadedModel,
         leave: Callable[[], None],
         config: JobConfig,
-        activity: Activity,
-        batch: BatchStructure,
         watched: WatchedSteps | None = None,
     ) -> None:
         self._opened, self._engine, self._consumer = opened, opened.engine, opened.consumer
         self._leave, self._seed = leave, config.seed
         self.followed = config.optimizer if isinstance(config.optimizer, Followed) else None
-        self._watched, self.numerics, self.plan, self.activity = watched, None, config.plan, activity
-        self._form = BatchPytree("the batch", {}, batch)
+        self._watched, self.numerics, self.plan, self.activity = watched, None, config.plan, opened.activity
+        self._form = BatchPytree("the batch", {}, model.batch)
         transport = opened.consumer.transport
-        self.model, self.rank, self.num_ranks = model, transport.rank, transport.world_size
+        self.model = users_module(model.module)
+        self.rank, self.num_ranks = transport.rank, transport.world_size
         self._locks, self._claimed = contextlib.ExitStack(), set[Path]()
         self._upcoming, self._announced = Upcoming(self.looks_ahead, self.rank == 0), Announced()
         self._is_ahead = False
@@ -181,7 +185,7 @@ class Execution:
                 self._watched = None
         if self.followed is not None and self._engine.has_updated:
             self.followed.updated()
-        return replace(result, loss=self._told(result.loss))
+        return replace(result, loss=self._loss_on_all(result.loss))
 
     def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "", outputs: Sequence[str] = ()) -> Score:
         """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
@@ -396,7 +400,7 @@ class Execution:
                 ["load after an update, or before the first step"],
             )
 
-    def _told(self, loss: float | None) -> float:
+    def _loss_on_all(self, loss: float | None) -> float:
         """The loss, which some ranks know, on all of them."""
         consumer = self._consumer
         is_mine = loss is not None and self.rank == consumer.loss_rank

@@ -242,7 +242,7 @@ def losses_of(model: LoadedModel, captured: CapturedModule, config: JobConfig) -
         """Sites in the plan's order: numbers are drawn by row."""
         batch = preparing.batch(WholeBatch(specs, (*inputs, *targets), (inputs[0].shape[0],)))
         tensors = model.cast(tuple(batch.whole(name, 0).to(device) for name in model_graph.graph.inputs))
-        return model.loss_of_taken(tensors[: len(model.inputs)], tensors[len(model.inputs) :])
+        return model.loss_of_prepared(tensors[: len(model.inputs)], tensors[len(model.inputs) :])
 
     return loss_of
 

@@ -196,7 +196,6 @@ class _RankWork:
             opened,
             seed,
             (0, 0.0) if begun is None else begun.history,
-            self._activity,
             self._end,
         )
 

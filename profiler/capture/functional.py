@@ -99,7 +99,7 @@ class Views:
             made.meta = {**written.meta, "val": self._whole[part].meta.get("val")}
         return made
 
-    def again(self, graph: fx.Graph, view: fx.Node, written: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    def rebuilt(self, graph: fx.Graph, view: fx.Node, written: Mapping[fx.Node, fx.Node]) -> fx.Node:
         """A new node: ``view`` of what is now in the place of its whole."""
         maker, whole = self._maker[view], written[self._whole[view]]
         if maker.target is not operator.getitem:
@@ -324,7 +324,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, views: Views) -> None:
             last = made if made is not written[part] else last
         for view in others:
             with graph.inserting_after(last):
-                written[view] = last = views.again(graph, view, written)
+                written[view] = last = views.rebuilt(graph, view, written)
     for old, new in written.items():
         _replace_later(old, new, last)
     views.replace(written)

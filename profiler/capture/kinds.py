@@ -213,7 +213,7 @@ def part(node: fx.Node, arguments: Arguments) -> Attributes | None:
     start = arguments["index"] if drops else arguments.get("start") or 0
     if not isinstance(start, int) or (start < 0 and not isinstance(source.shape[at], int)):
         return None
-    start = min(max(start + source.shape[at], 0) if start < 0 else start, _known(source.shape[at], start))
+    start = min(max(start + source.shape[at], 0) if start < 0 else start, _size_or(source.shape[at], start))
     return {"dim": at, "starts": (start,), "step": int(arguments.get("step", 1)), "drops": drops}
 
 
@@ -293,7 +293,7 @@ def _inner(value: Tensor, place: int) -> str:
     return str(prod(value.shape[place + 1 :]))
 
 
-def _known(size: Any, otherwise: int) -> int:
+def _size_or(size: Any, otherwise: int) -> int:
     return size if isinstance(size, int) else otherwise
 
 

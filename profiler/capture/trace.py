@@ -109,7 +109,7 @@ class TracedModel:
         """Whether it reads a trained parameter."""
         return node.op == "get_attr" and node.target in self.parameters
 
-    def given(self, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Any]:
+    def graph_inputs(self, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Any]:
         """What the placeholders stand for, in their order, where ``tensors`` are the inputs for ``samples`` samples."""
         count = {NUM_SAMPLES: samples} if self.is_polymorphic else {}
         sizes = {name: tensors[tensor].shape[dim] for name, (tensor, dim) in self.sizes.items()}

@@ -101,7 +101,7 @@ def iteration_s(
     update = still_optimizer(optimizer, parameters) if parameters else None
 
     def step() -> None:
-        model.loss_of_taken(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
+        model.loss_of_prepared(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
         if update is not None:
             update.step()
             update.zero_grad(set_to_none=True)

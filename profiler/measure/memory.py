@@ -109,7 +109,7 @@ class SavedStorages:
 
     def __init__(self, existing: Iterable[Tensor]) -> None:
         self._seen = {storage_id(tensor): tensor for tensor in existing}
-        self._known = frozenset(self._seen)
+        self._existing = frozenset(self._seen)
         self.num_bytes = 0
         self.found: dict[int, int] = {}
         self.saved: dict[int, int] = {}
@@ -121,7 +121,7 @@ class SavedStorages:
             self._seen[address] = tensor
             self.num_bytes += num_bytes
             self.found[address] = num_bytes
-        if address not in self._known:
+        if address not in self._existing:
             self.saved[address] = num_bytes
         return tensor
 
@@ -190,7 +190,7 @@ def watched_passes(
 
 def saved_bytes(captured: CapturedModule, tensors: Mapping[str, Tensor], samples: int) -> dict[str, int]:
     """``Footprint.saved_bytes`` by layer."""
-    counter = SavedStorages(_known(captured, tensors))
+    counter = SavedStorages(_existing(captured, tensors))
     run = SegmentedPass(captured, tensors, samples)
     by_layer = {}
     for part in segments(captured):
@@ -285,8 +285,8 @@ class _Watched:
         clock: LapClock | None = None,
     ) -> None:
         self._parts, self._meter, self._halves = segments(captured), meter, halves
-        self._known = {_address(tensor) for tensor in _known(captured, tensors)}
-        self._counter = SavedStorages(_known(captured, tensors))
+        self._existing = {_address(tensor) for tensor in _existing(captured, tensors)}
+        self._counter = SavedStorages(_existing(captured, tensors))
         self.passed = SegmentedPass(captured, tensors, samples, clock, split=halves)
         self.layers = [_Layer() for _ in self._parts]
         self.gradients = _GradientsUnderWay([part.name for part in self._parts])
@@ -344,7 +344,7 @@ class _Watched:
         for address, tensor in held.items():
             if (maker := made.get(address, k)) != k:
                 layer.inputs_left[maker] = layer.inputs_left.get(maker, 0) + _size(tensor)
-            if address not in left and address not in self._known:
+            if address not in left and address not in self._existing:
                 left[address] = tensor
                 self.layers[first.get(address, k)].left += _size(tensor)
                 if (whose := self.gradients.maker(tensor)) is not None:
@@ -367,7 +367,7 @@ class _Watched:
         more = [0] * (len(self._parts) + 1)
         for address, (k, size) in made.items():
             until = min(last.get(address, k), saved.get(address, len(self._parts)))
-            if until > k and address not in self._known:
+            if until > k and address not in self._existing:
                 more[k + 1] += size
                 more[until + 1] -= size
         levels, level = [], 0
@@ -400,7 +400,7 @@ def _named(parts: Sequence[LayerSegment], by_layer: Mapping[int, int]) -> tuple[
     return tuple((parts[k].name, size) for k, size in by_layer.items() if size)
 
 
-def _known(captured: CapturedModule, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+def _existing(captured: CapturedModule, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     module = captured.graph_module
     return (*module.parameters(), *module.buffers(), *tensors.values())
 

@@ -161,8 +161,8 @@ class _Measuring:
         self._limits = Limits(
             most_sizes=_MOST_SIZES_QUICK if job.quick else _MOST_SIZES, passes=passes * job.num_processes
         )
-        self._given = given_sizes(job, captured.graph.samples, captured.polymorphic)
-        self._changes = () if self._given else _changes(captured)
+        self._given_sizes = given_sizes(job, captured.graph.samples, captured.polymorphic)
+        self._changes = () if self._given_sizes else _changes(captured)
         has_parts = bool(job.chosen.shapes) if job.chosen is not None else job.shapes is not None
         self._counter = ProgressCounter(report, passes, num_passes(self._of_parts), has_parts)
 
@@ -209,8 +209,8 @@ class _Measuring:
 
     def _expect(self, by_samples: Mapping[int, SizeCosts]) -> None:
         """Tells the progress what is likely to be measured still, by what was."""
-        if self._given or self._job.read is None:
-            sizes = tuple(size for size in self._given if size not in by_samples)
+        if self._given_sizes or self._job.read is None:
+            sizes = tuple(size for size in self._given_sizes if size not in by_samples)
         else:
             measured = {samples: size.measurements for samples, size in by_samples.items()}
             batch = self._captured.graph.samples
@@ -229,8 +229,8 @@ class _Measuring:
 
     def _sizes(self, by_samples: Mapping[int, SizeCosts]) -> Iterator[int]:
         """Sizes, one after another, each once the one before is in ``by_samples``."""
-        if self._given or self._job.read is None:
-            yield from self._given
+        if self._given_sizes or self._job.read is None:
+            yield from self._given_sizes
             return
         batch = self._captured.graph.samples
         while True:

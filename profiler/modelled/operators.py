@@ -184,7 +184,7 @@ def _attention(kernels: Kernels, name: str, arguments: Arguments) -> Estimate:
     shape = prod(outer), heads, key.shape[-3], queries, key.shape[-2], size, bool(arguments.get("is_causal"))
     is_backward = name.endswith(_BACKWARD)
     price = kernels.attention_backward if is_backward else kernels.attention
-    estimate: Estimate = price(*shape, fused=True)
+    estimate: Estimate = price(shape, fused=True)
     return estimate
 
 

@@ -66,11 +66,11 @@ def together(
             optimizer = Followed(made_by_user, own["scheduler"])
             optimizer.recognise(parameters_of(twin, captured))
         engine = Engine(plan.decision, given, twin.module, end, optimizer, **own)
-        opened = OpenedRank(engine, consumer_of(plan.decision, given, end, 20.0))
+        opened = OpenedRank(engine, consumer_of(plan.decision, given, end, 20.0), rank_heartbeat.activity)
         terms = JobConfig(plan, optimizer, seed=seed)
         with (
             rank_heartbeat,
-            Execution(opened, twin.module, engine.close, terms, rank_heartbeat.activity, twin.batch) as execution,
+            Execution(opened, twin, engine.close, terms) as execution,
         ):
             return do(execution)
 
