@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
@@ -17,9 +18,10 @@ import planner.ir.errors
 from halopipe.cli import app
 from halopipe.run_spec import job_file
 from planner.check import check
+from planner.check.statements import STATUSES
 from planner.ir import codec
 from planner.ir.errors import HalopipeError
-from planner.ir.plan import STATUSES, Plan
+from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from runtime.checkpoint.reader import Checkpoint, whole_state_dict
 from tests.frozen.files import FOLDER
@@ -35,6 +37,9 @@ ERRORS: Mapping[str, str] = {
     if isinstance(made, type) and issubclass(made, HalopipeError)
 }
 """Codes by the names of the classes."""
+
+FREE = re.compile(r"[\d.]+ GiB(?= +–)")
+"""The memory that a machine has free at the moment, in the table of ``cluster``."""
 
 TYPED: Mapping[str, tuple[str, ...]] = {
     "explain": ("explain", "plan.json"),
@@ -74,7 +79,8 @@ def said_of(*arguments: str) -> dict[str, Any]:
     """What a verb answers, line by line, of the newest files that are kept."""
     with contextlib.chdir(max(FILES.iterdir())):
         result = CliRunner().invoke(app.app, arguments, env={"COLUMNS": "120", "NO_COLOR": "1"})
-    return {"exit code": result.exit_code, "said": result.stdout.splitlines(), "errors": result.stderr.splitlines()}
+    answer = FREE.sub("GiB", result.stdout).splitlines()
+    return {"exit code": result.exit_code, "said": answer, "errors": result.stderr.splitlines()}
 
 
 def noticed(name: str) -> dict[str, list[str]]:

@@ -26,7 +26,7 @@ from planner.schedules import names as schedule_names
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.engine import Engine
-from runtime.numerics.guard import OnNan
+from runtime.numerics.finite import OnNan
 from runtime.stage.builder import check_layers
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime import plans

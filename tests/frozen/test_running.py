@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from tests.frozen.files import differences, read
 from tests.frozen.running import BESIDE, PAIRS, frozen
@@ -23,6 +24,8 @@ def test_sites_token_slices_and_what_training_asks_are_what_they_were(pair: str)
 
 def _assert_frozen(pair: str) -> None:
     now = json.loads(json.dumps(frozen(pair)))
+    if now.get("code") == "H204" and torch.__version__ < (2, 13):
+        pytest.skip(f"torch {torch.__version__} does not run this network")
     lines = [*differences(read("running", pair), now)]
     assert not lines, "\n".join([*lines, "if this is right: python -m tests.frozen running --why TEXT"])
 
