@@ -2,4 +2,6 @@
 
 pytest tests/frozen --all-cases               everything against its file
 python -m tests.frozen planning --why TEXT    files of today; TEXT is kept beside their names
+
+``caught.md`` lists changes made by hand, and which case noticed.
 """
