@@ -29,13 +29,14 @@ from benchmarks.report import Row, at_least, at_most
 from planner.baselines.common.as_profile import as_profile, hosts
 from planner.baselines.hpgo import HpgoMachines, HpgoPipeline, search
 from planner.baselines.pipedream.format import LayerGraph, read, states_of
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, Cluster, Collective
 from planner.ir.errors import HalopipeError
 from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
 from planner.solvers import solver
-from planner.solvers.candidates.candidate import Candidate, micro_batches
+from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import schedule_names
 

@@ -160,9 +160,7 @@ def _piper(row: dict[str, str], devices: int, bandwidth: float, expected: float,
     def solve() -> float:
         instance = piper.read(path)
         rate = bandwidth * GIB
-        answer = piper_peer.solve(
-            replace(instance, devices=devices, memory_bytes=memory, bandwidth_bytes_per_s=rate)
-        )
+        answer = piper_peer.solve(replace(instance, devices=devices, memory_bytes=memory, bandwidth_bytes_per_s=rate))
         return answer.value
 
     name = f"{row['instance']}, {row['devices']}, {row['memory_limit']}"

@@ -25,6 +25,7 @@ from benchmarks.seeds.schedules import MODEL
 from planner.baselines import bapipe
 from planner.baselines.common.problem import ChainCosts
 from planner.catalogue import device
+from planner.costs.candidate import Candidate
 from planner.costs.layers.roofline import on_cluster
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.constraints import parse_rule
@@ -33,7 +34,6 @@ from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, ParameterCost, Profile
 from planner.solvers import solver
 from planner.solvers.best_first.solver import solve
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.choose import best_plan as best_of_these
 
 NETWORKS = {

@@ -38,7 +38,7 @@ from planner.transformers.search import TIE
 from planner.transformers.step import BUBBLE, GRADIENTS, SENDS
 
 if TYPE_CHECKING:
-    from planner.solvers.candidates.candidate import Candidate
+    from planner.costs.candidate import Candidate
 
 _MOST_BYTES = 16 * 2**20
 _FULL = 0.9
@@ -53,12 +53,12 @@ class WaysReport:
     cluster: GpuCluster | Pools
     devices: int
     global_batch: int
-    found: BestDegrees
+    sweep: BestDegrees
     price_per_hour: float = 0.0
 
     def data(self) -> dict[str, Any]:
         """The answer as plain data; the file that ``-o`` writes."""
-        sweep = self.found
+        sweep = self.sweep
         return {
             "transformer": dataclasses.asdict(self.shape),
             "cluster": self.cluster.name,
@@ -100,7 +100,7 @@ class WaysReport:
 
     def render(self) -> str:
         """For people."""
-        best = self.found.best
+        best = self.sweep.best
         step = best.prediction.step
         cluster = self.cluster
         devices = f"{cluster.device} ({cluster.name})"
@@ -133,7 +133,7 @@ class WaysReport:
         return "\n".join(lines)
 
     def _spent(self) -> str:
-        best = self.found.best.prediction
+        best = self.sweep.best.prediction
         shares = sorted(best.parts.items(), key=lambda item: -item[1])
         texts = [f"{what} {100 * seconds / best.step.seconds:.0f} %" for what, seconds in shares]
         return ", ".join(text for text in texts if not text.endswith(" 0 %"))
@@ -142,11 +142,11 @@ class WaysReport:
         memory, gib = choice.prediction.memory, 2**30
         parts = (("state", memory.state), ("activations", memory.activations), ("one pass", memory.working))
         breakdown = ", ".join(f"{what} {size / gib:.1f}" for what, size in parts)
-        return f"{memory.total / gib:.1f} of {self.found.usable_bytes / gib:.1f} GiB ({breakdown})"
+        return f"{memory.total / gib:.1f} of {self.sweep.usable_bytes / gib:.1f} GiB ({breakdown})"
 
     def _bound(self) -> str:
         """What another device, link or batch would better."""
-        best, sweep = self.found.best.prediction, self.found
+        best, sweep = self.sweep.best.prediction, self.sweep
         exchanges = sum(best.parts.get(what, 0.0) for what in (EXCHANGE, GRADIENTS, SENDS))
         reasons = {
             "computing": best.step.seconds - exchanges - best.parts[BUBBLE],
@@ -159,7 +159,7 @@ class WaysReport:
         return f"{' and '.join(limits)}; {sweep.num_large} of {sweep.num_ways} ways do not fit"
 
     def _rivals(self) -> list[str]:
-        sweep = self.found
+        sweep = self.sweep
         if not sweep.rivals:
             return []
         first = sweep.best.prediction.step.seconds
@@ -173,7 +173,7 @@ class WaysReport:
         return [tables.table(head, rows), f"  (tie: within {100 * TIE:.0f} %, which the model cannot tell apart)", ""]
 
     def _proof(self) -> str:
-        sweep = self.found
+        sweep = self.sweep
         proof = "no way is better" if sweep.gap <= 0 else f"no way is better by more than {100 * sweep.gap:.2g} %"
         simulated = f"{sweep.num_simulated} simulated, the others bounded or too large"
         return f"  {proof} by this model: {sweep.num_ways} ways, {simulated}"
@@ -255,7 +255,7 @@ def _require_room(profile: Profile, ways: ParallelDegrees, micro_batch: Sequence
 
 def _candidate(profile: Profile, ways: ParallelDegrees, count: int) -> Candidate:
     """What the way makes of the network, in ``count`` micro-batches."""
-    from planner.solvers.candidates.candidate import Candidate, Recomputes
+    from planner.costs.candidate import Candidate, Recomputes
     from planner.transformers.placement import degree_of, groups_of, placements, schedule_of
 
     size, placed = ways.micro_batch * ways.data, placements(profile.graph, ways)
@@ -330,17 +330,13 @@ def read(path: Path) -> tuple[Transformer, ParallelDegrees, int]:
             "kernels": Fusion,
             **dict.fromkeys(("blocks", "tensors", "pools"), tuple),
         }
-        ways = ParallelDegrees(**{name: kinds.get(name, _same)(value) for name, value in best.items()})
+        ways = ParallelDegrees(**{name: kinds[name](value) if name in kinds else value for name, value in best.items()})
         shape = Transformer(**node["transformer"])
         ways.check(shape)
         ways.micro_batches(node["global_batch"])
     except (KeyError, TypeError, ValueError, ArithmeticError, UsageError) as error:
         raise CorruptFileError(f"{path} is no file of ways", [f"{type(error).__name__}: {error}"], remedies) from None
     return shape, ways, node["global_batch"]
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> GpuCluster | Pools:

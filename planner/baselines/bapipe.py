@@ -56,12 +56,13 @@ from planner.baselines.common.answer import (
     whole_network_s,
 )
 from planner.baselines.common.problem import ChainCosts, chain_of, network, require_positive, sums
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.schedules import names as schedule_names
 from planner.solvers.budget import check_time
-from planner.solvers.candidates.candidate import Candidate, micro_batches
+from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.feasibility import micro_batch_sizes, mixing_layers
 from planner.solvers.progress import Progress
 

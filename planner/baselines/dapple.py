@@ -74,12 +74,13 @@ from planner.baselines.common.problem import (
     searchable,
     sums,
 )
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.budget import Budget, check_time, part_of_current
-from planner.solvers.candidates.candidate import Candidate, micro_batches
+from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.feasibility import micro_batch_sizes, require_divisible
 from planner.solvers.progress import Progress
 

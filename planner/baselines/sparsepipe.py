@@ -50,12 +50,12 @@ from planner.baselines.common.answer import (
 from planner.baselines.common.problem import PricedNetwork, block_ends, blocks_at, network
 from planner.baselines.pipedream.format import Floats, LayerGraph, States, states_of
 from planner.baselines.pipedream.planner import stashes
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import FormatError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.budget import check_time
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.feasibility import micro_batch_sizes, require_divisible
 from planner.solvers.progress import Progress
 

@@ -13,6 +13,7 @@ from math import inf
 from planner.baselines.common.budgets import budget_s
 from planner.baselines.common.problem import priced
 from planner.costs.calibration.apply_corrections import corrected_cluster
+from planner.costs.candidate import Candidate
 from planner.costs.communication.collectives import collective_s
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import ALL_REDUCE
@@ -21,7 +22,7 @@ from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.budget import part_of_current
-from planner.solvers.candidates.candidate import Candidate, micro_batches
+from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.choose import best_of
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import heuristic_plan

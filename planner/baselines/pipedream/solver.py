@@ -32,10 +32,10 @@ from planner.baselines.common.answer import (
 from planner.baselines.common.problem import PricedNetwork, network, searchable
 from planner.baselines.pipedream import planner as pipedream
 from planner.baselines.pipedream.planner import PipeDreamOptions
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.feasibility import micro_batch_sizes, mixing_layers
 from planner.solvers.progress import Progress
 

@@ -29,10 +29,11 @@ from planner.baselines.common.answer import (
 from planner.baselines.common.problem import NodeBytes, PricedNetwork, held, network, searchable
 from planner.baselines.piper import planner as piper
 from planner.baselines.piper.format import PiperInstance, PiperNode, PiperOption
+from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, Problem
-from planner.solvers.candidates.candidate import Candidate, Recomputes, micro_batches
+from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.feasibility import mixing_layers
 from planner.solvers.progress import Progress
 

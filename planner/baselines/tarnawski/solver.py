@@ -24,10 +24,10 @@ from planner.baselines.common.answer import (
 from planner.baselines.common.problem import NodeBytes, PricedNetwork, held, network, searchable
 from planner.baselines.tarnawski import planner as tarnawski
 from planner.baselines.tarnawski.format import TarnawskiInstance, TarnawskiNode
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.progress import Progress
 
 _MS = 1e3

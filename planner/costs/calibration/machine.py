@@ -20,12 +20,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from planner.costs.candidate import candidate_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
-from planner.costs.stages.placement import placements
+from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision
 from planner.ir.profile import MACHINE, Correction, CostClass, Profile
-from planner.ir.schedule import FORWARD_PASS, Op
+from planner.ir.schedule import Op
 from planner.ir.timeline import Drift, LonePasses
 
 LEAST_CHANGE = 0.05
@@ -77,8 +78,8 @@ def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -
     if not passes:
         return None
     book = PriceBook(profile.bare)
-    placed = placements(book, decision)
-    trains = any(action.op not in FORWARD_PASS for row in decision.rows() for action in row)
+    candidate = candidate_of(profile.graph, decision)
+    placed, trains = Pricing(book).stages(candidate), candidate.trains
     now: dict[str, float] = defaultdict(float)
     then: dict[str, float] = defaultdict(float)
     for each in passes:

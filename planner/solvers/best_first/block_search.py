@@ -26,6 +26,7 @@ from math import prod
 
 import numpy as np
 
+from planner.costs.candidate import Candidate
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.layers.shards import part_of
 from planner.costs.shards.device_mesh import factorisations, layout_on
@@ -46,7 +47,7 @@ from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget
-from planner.solvers.candidates.candidate import Candidate, group_shares, micro_batches, pools
+from planner.solvers.candidates.candidate import group_shares, micro_batches, pools
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -119,7 +120,7 @@ def _space_of(problem: Problem) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _BlockPart:
     """A block from layer ``first`` on, in ``tiles``; what it takes and holds."""
 
     first: int
@@ -218,7 +219,7 @@ class _Parting:
         """The blocks of least time within ``free`` bytes of values; None if nothing fits."""
         ends = self._ends
         least: dict[int, float] = {0: 0.0}
-        last_part: dict[int, _Part] = {}
+        last_part: dict[int, _BlockPart] = {}
         for stop in ends[1:]:
             for first in ends:
                 if first >= stop or first not in least:
@@ -292,13 +293,13 @@ class _Stretch:
         self._kept_bytes = self._kept()
         self._known: dict[tuple[tuple[str, int], ...], tuple[float, float]] = {}
 
-    def cheapest(self, free: float) -> _Part | None:
+    def cheapest(self, free: float) -> _BlockPart | None:
         """The fewest tiles that fit, or the next finer ones, whichever takes less time."""
         if not self._is_open or (self._is_alone and len(self._names) > 1) or self._kept_bytes > free:
             return None
         whole_s, whole_bytes = self._cost(self._untiled)
         if whole_bytes <= free:
-            return _Part(self._first, self._untiled, whole_s)
+            return _BlockPart(self._first, self._untiled, whole_s)
         levels = self._levels
         if not levels or self._kept_bytes + self._all_ends > free:
             return None
@@ -315,7 +316,7 @@ class _Stretch:
         if not costs_that_fit:
             return None
         seconds, grid = min(costs_that_fit, key=lambda each: each[0])
-        return _Part(self._first, grid, seconds)
+        return _BlockPart(self._first, grid, seconds)
 
     @property
     def may_be_block(self) -> bool:

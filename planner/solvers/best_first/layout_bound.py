@@ -166,13 +166,8 @@ class TableMaker:
 
     def _options(self, prices: LayoutPrices) -> tuple[Options, ...]:
         recompute = ALWAYS if self.problem.recompute == ALWAYS else NEVER
-        every = options_of(prices, Question(tuple(range(len(prices.layers))), recompute=recompute))
-        if not self.constraints.rules:
-            return every
-        return tuple(
-            tuple(option for option in each if self.constraints.allows_layer(index, CutDegrees.of(dict(option.cuts))))
-            for index, each in enumerate(every)
-        )
+        layers = tuple(range(len(prices.layers)))
+        return allowed_options(self.constraints, layers, options_of(prices, Question(layers, recompute=recompute)))
 
     def _graph(self, prices: LayoutPrices, options: tuple[Options, ...]) -> LabelledGraph:
         """A step of all layers: full micro-batches, then the rest of the batch at its own price."""
@@ -261,6 +256,18 @@ class TableMaker:
             return forward_s, forward_s, forward_s
         whole_s, back_s = (of(self.backward == LEAST) for of in (sums.whole_back_s, sums.path_back_s))
         return forward_s + _between(whole_s), forward_s + _between(back_s), forward_s
+
+
+def allowed_options(
+    constraints: Constraints, layers: tuple[int, ...], options: tuple[Options, ...]
+) -> tuple[Options, ...]:
+    """The options of ``layers`` that side constraints allow."""
+    if not constraints.rules:
+        return options
+    return tuple(
+        tuple(option for option in each if constraints.allows_layer(index, CutDegrees.of(dict(option.cuts))))
+        for index, each in zip(layers, options, strict=True)
+    )
 
 
 def _less(graph: LabelledGraph, part: LabelledGraph) -> LabelledGraph:

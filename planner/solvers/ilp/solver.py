@@ -15,29 +15,21 @@ from heapq import heappop, heappush
 import numpy as np
 
 from planner.baselines import everyday
+from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.communication.stage_transfers import without_time
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import fewest_kept
-from planner.costs.predict import forecast
 from planner.costs.sentences import binding
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Plan, Rejected, Search, status_of
 from planner.ir.problem import SAMPLE_DIMS, THROUGHPUT, Problem
 from planner.schedules import traits
-from planner.solvers.candidates.candidate import (
-    FEW_SHARES,
-    Candidate,
-    Recomputes,
-    all_shares,
-    decision_of,
-    micro_batches,
-    plan_of,
-)
+from planner.solvers.candidates.candidate import FEW_SHARES, all_shares, micro_batches, plan_of
 from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import infeasible, out_of_time
+from planner.solvers.candidates.explain import infeasible, out_of_time, written
 from planner.solvers.candidates.feasibility import (
     as_asked,
     cut_positions,
@@ -86,8 +78,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         if closest is not None:
             raise infeasible(problem, closest)
         raise InfeasibleError("no plan fits", [f"on {len(problem.ranks)} devices"], ["use more devices"])
-    decision = decision_of(problem, outcome.best.candidate)
-    predicted = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
+    decision, predicted = written(problem, evaluator.pricing, outcome.best.candidate)
     step_s = predicted.prediction.step_s
     bound_s = min(outcome.bound_s, step_s)
     search = Search(
@@ -99,7 +90,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         num_simulated=evaluator.num_simulated,
         num_candidates=outcome.num_solutions,
         bounds_s={"integer program": bound_s, "root": min(outcome.root_s, bound_s)},
-        binding=binding(decision, predicted),
+        binding=binding(decision.stages, predicted),
         rejected=enumeration.rejected,
     )
     return plan_of(problem, decision, predicted.prediction, search)

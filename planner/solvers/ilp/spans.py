@@ -21,6 +21,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.candidate import Recomputes, again_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, Flags, running
 from planner.costs.stages.stage_bound import Stage, StageBounds
@@ -29,7 +30,6 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import Problem
 from planner.layers import throughout_sites
 from planner.layers.recomputed import cores_by_index
-from planner.solvers.candidates.candidate import Recomputes, again_of
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import recompute_choices
 from planner.solvers.ilp.device_groups import CutTraffic, DeviceClass, LeastMessages, StageGroup

@@ -16,6 +16,7 @@ import pytest
 
 import planner.proof
 from benchmarks.chains import chain_profile
+from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.plan import Plan
@@ -28,7 +29,7 @@ from planner.proof.space import PlanSpace
 from planner.proof.verify import ProofAccount, ProofPrefix, verify
 from planner.schedules import traits
 from planner.solvers.best_first.solver import solve
-from planner.solvers.candidates.candidate import Candidate, Recomputes, split_batch
+from planner.solvers.candidates.candidate import split_batch
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.networks import priced, residual
 from tests.planner.solvers.instances import (

@@ -5,16 +5,17 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
+from planner.costs.candidate import candidate_of
 from planner.costs.communication.links import NetworkPrices, transfer_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.messages import carried_by
 from planner.costs.predict import predict
+from planner.costs.pricing import Pricing
 from planner.costs.simulator import events
 from planner.costs.simulator.events import timeline
 from planner.costs.simulator.prices import prices_of, transfer_bytes, transfer_prices
 from planner.costs.simulator.program import compile_program
 from planner.costs.stages.action_costs import StageCosts
-from planner.costs.stages.placement import placements
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.errors import IllegalProgramError
 from planner.ir.layout import Layout
@@ -39,7 +40,7 @@ def program_of(profile: Profile, decision: Decision) -> Program:
 
 def run(profile: Profile, decision: Decision, program: Program | None = None) -> Timeline:
     book = PriceBook(profile)
-    costs = StageCosts(book, placements(book, decision), decision.micro_batches)
+    costs = StageCosts(book, Pricing(book).stages(candidate_of(book.profile.graph, decision)), decision.micro_batches)
     program = program or program_of(profile, decision)
     compiled = compile_program(program, costs.micro_batches)
     sizes = transfer_bytes(program, compiled)

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.chains import chain_profile
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.constraints import CutDegrees, broken, parse_rule
 from planner.ir.errors import InfeasibleError, UnknownNameError, UsageError
@@ -17,7 +18,7 @@ from planner.ir.problem import Problem
 from planner.schedules import names as schedules
 from planner.schedules import traits
 from planner.solvers import solver
-from planner.solvers.candidates.candidate import Candidate, micro_batches
+from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import cut_positions
