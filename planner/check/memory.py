@@ -1,6 +1,6 @@
 """A second, plain account of what a rank holds: one loop over its row, in each action one over the stage's layers.
 
-Follows the same model as ``planner.costs.memory.peak`` (its docstring says what that is) but none of its code; how high
+Follows the same model as ``planner.costs.memory.lifetimes`` (its docstring says what that is) but none of its code; how high
 memory rises in an action is worked out in ``stage_memory``, what one layer saves and needs is a price, and given.
 """
 

@@ -9,8 +9,8 @@ from planner.costs.communication.links import transport_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import layers_of
+from planner.costs.memory.lifetimes import RankMemory, rank_memories
 from planner.costs.memory.messages import carried_by
-from planner.costs.memory.peak import RankMemory, rank_memories
 from planner.costs.simulator.breakdown import Parts, breakdown
 from planner.costs.simulator.events import run, timeline
 from planner.costs.simulator.prices import Prices, prices_of, transfer_bytes

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from planner import schedules
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of, span
+from planner.costs.memory.lifetimes import RankMemory, rank_memories
 from planner.costs.memory.messages import Carried
-from planner.costs.memory.peak import RankMemory, rank_memories
 from planner.costs.predict import FURTHER, filling
 from planner.costs.simulator.events import least_s, run
 from planner.costs.simulator.prices import Prices, prices_of, resources

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from planner.costs.memory.peak import RankMemory
+from planner.costs.memory.lifetimes import RankMemory
 from planner.costs.predict import Forecast, forecast
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Alternative, Decision, Plan, Search

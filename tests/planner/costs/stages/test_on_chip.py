@@ -11,7 +11,7 @@ from planner.check import check
 from planner.check.recompute import reckon
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.roofline import on_cluster
-from planner.costs.memory.peak import RankMemory
+from planner.costs.memory.lifetimes import RankMemory, What
 from planner.costs.predict import forecast
 from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.errors import InfeasibleError
@@ -63,8 +63,8 @@ def test_a_stage_is_charged_for_what_is_in_the_larger_memory_alone() -> None:
     for one, other in zip(near, far, strict=True):
         assert one.on_chip_bytes == HELD
         moved = one.peak_bytes - (other.peak_bytes - HELD)  # without gradients another action may be the fullest
-        assert 0 <= moved <= other.activations + one.activations
-        assert (one.resident.parameters, one.resident.gradients, one.resident.optimizer) == (0, 0, 0)
+        assert 0 <= moved <= other.held[What.ACTIVATIONS] + one.held[What.ACTIVATIONS]
+        assert not any(one.held[what] for what in (What.PARAMETERS, What.GRADIENTS, What.OPTIMISER_STATE))
 
 
 def test_devices_decide_each_for_its_own_stage() -> None:
